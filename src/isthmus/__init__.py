@@ -1,0 +1,48 @@
+"""Isthmus: one definition of a feature, one contract, one verdict.
+
+Everything a `definitions.py` needs is here; importing it loads no third-party library.
+"""
+
+from isthmus.distill.declaration import Distillation
+from isthmus.features.errors import (
+    ConfigurationError,
+    ContractMismatch,
+    DataError,
+    DependencyError,
+    GateFailed,
+    IsthmusError,
+    PackageError,
+    RequestError,
+)
+from isthmus.features.spec import Entity, FeatureService, FeatureView, Field, RequestSource, Source, Spine
+from isthmus.features.types import Bool, Bytes, Float32, Float64, Int32, Int64, String, UnixTimestamp
+from isthmus.transforms.transform import spine, transform
+
+__all__ = [
+    "Bool",
+    "Bytes",
+    "ConfigurationError",
+    "ContractMismatch",
+    "DataError",
+    "DependencyError",
+    "Distillation",
+    "Entity",
+    "FeatureService",
+    "FeatureView",
+    "Field",
+    "Float32",
+    "Float64",
+    "GateFailed",
+    "Int32",
+    "Int64",
+    "IsthmusError",
+    "PackageError",
+    "RequestError",
+    "RequestSource",
+    "Source",
+    "Spine",
+    "String",
+    "UnixTimestamp",
+    "spine",
+    "transform",
+]

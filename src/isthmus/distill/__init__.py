@@ -1,0 +1,14 @@
+"""How a large model becomes a small one: teacher, student, evaluation, export.
+
+Importing this package loads no learning library; the modules that train and export load theirs.
+"""
+
+import os
+
+from isthmus.distill.declaration import Distillation
+
+# OpenMP reads this when torch or scikit-learn loads it. By default its waiting threads spin: the teacher took ten times
+# as long as soon as another process held one of two cores. Asleep they cost nothing on free cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+__all__ = ["Distillation"]

@@ -1,0 +1,141 @@
+"""One byte sequence for one model in ORT format.
+
+ONNX Runtime writes initializers and value types in the order of a hash map with a random seed, so two conversions of
+one model differ. `canonical` reads the file by its schema (onnxruntime/core/flatbuffers/schema/ort.fbs), sorts what
+has no order, and writes it again.
+"""
+
+import struct
+from typing import Any
+
+from flatbuffers import encode, packer
+from flatbuffers.builder import Builder
+from flatbuffers.table import Table
+
+IDENTIFIER = b"ORTM"
+ALIGNMENT = 16
+
+# A field is a struct format for a scalar, "str", a table's name, or a list of one of these or of raw bytes; "!" marks
+# a list without an order. None is a field that models do not use.
+_TABLES: dict[str, tuple[Any, ...]] = {
+    "Session": ("str", "Model", None, "Resolver"),
+    "Model": ("q", ["Opset"], "str", "str", "str", "q", "str", "Graph", "str", ["Entry"]),
+    "Graph": (["Tensor", "!"], ["Value", "!"], ["Node"], "I", ["Edge"], ["str"], ["str"], [None], "Optimizations"),
+    "Tensor": ("str", "str", ["q"], "i", ["B"], ["str"], "q"),
+    "Value": ("str", "str", "Type"),
+    "Type": ("str", "b", "TensorType"),
+    "TensorType": ("i", "Shape"),
+    "Shape": (["Dimension"],),
+    "Dimension": ("DimensionValue", "str"),
+    "DimensionValue": ("b", "q", "str"),
+    "Node": ("str", "str", "str", "i", "I", "str", "i", "str", ["str"], ["str"], ["Attribute"], ["i"], ["str"]),
+    "Edge": ("I", ["Iii"], ["Iii"]),
+    "Attribute": ("str", "str", "i", "f", "q", "str", "Tensor", None, ["f"], ["q"], ["str"], ["Tensor"], None),
+    "Opset": ("str", "q"),
+    "Entry": ("str", "str"),
+    "Optimizations": ([None],),
+    "Resolver": (["Operator", "!"],),
+    "Operator": ("str", ["Argument", "!"]),
+    "Argument": ("str", ["ArgumentIndex"]),
+    "ArgumentIndex": ("b", "I"),
+}
+_TENSOR_TYPE = (1,)
+
+
+def canonical(model: bytes) -> bytes:
+    """The model with everything that has no order sorted.
+
+    Raises:
+        ValueError: the file holds a field this schema does not know.
+    """
+    if model[4:8] != IDENTIFIER:
+        raise ValueError("not a model in ORT format")
+    root = encode.Get(packer.uoffset, model, 0)
+    builder = Builder(len(model))
+    session = _write(builder, "Session", _read("Session", Table(model, root)))
+    builder.Finish(session, file_identifier=IDENTIFIER)
+    return bytes(builder.Output())
+
+
+def _read(name: str, table: Table) -> list[Any]:
+    """The fields of a table in schema order; None for an absent one."""
+    fields = _TABLES[name]
+    vtable = table.Pos - encode.Get(packer.soffset, table.Bytes, table.Pos)
+    size = encode.Get(packer.voffset, table.Bytes, vtable)
+    values: list[Any] = []
+    for slot in range((size - 4) // 2):
+        offset = table.Offset(4 + 2 * slot)
+        if not offset:
+            values.append(None)
+        elif slot >= len(fields) or fields[slot] is None:
+            raise ValueError(f"unknown field {slot} of {name}")
+        else:
+            values.append(_field(fields[slot], table, table.Pos + offset))
+    if name == "Type" and values[1:2] not in ([], [None], [_TENSOR_TYPE]):
+        raise ValueError("a value that is no tensor")
+    return values
+
+
+def _field(kind: Any, table: Table, position: int) -> Any:
+    if isinstance(kind, list):
+        start = table.Vector(position - table.Pos)
+        count = table.VectorLen(position - table.Pos)
+        if kind[0] is None and count:
+            raise ValueError("a list of unknown tables")
+        if kind[0] == "B":
+            return bytes(table.Bytes[start : start + count])
+        step = 4 if kind[0] in _TABLES or kind[0] in ("str", None) else struct.calcsize("<" + kind[0])
+        items = [_field(kind[0], table, start + step * place) for place in range(count)]
+        return sorted(items, key=repr) if kind[-1] == "!" else items
+    if kind == "str":
+        return bytes(table.String(position))
+    if kind in _TABLES:
+        return _read(kind, Table(table.Bytes, position + encode.Get(packer.uoffset, table.Bytes, position)))
+    return struct.unpack_from("<" + kind, table.Bytes, position)
+
+
+def _write(builder: Builder, name: str, values: list[Any]) -> int:
+    fields = _TABLES[name]
+    placed = [
+        None if value is None else _place(builder, kind, value) for kind, value in zip(fields, values, strict=False)
+    ]
+    builder.StartObject(len(values))
+    for slot, (kind, value) in enumerate(zip(fields, placed, strict=False)):
+        if value is None:
+            continue
+        if isinstance(kind, list) or kind == "str" or kind in _TABLES:
+            builder.PrependUOffsetTRelative(value)
+        else:
+            _scalar(builder, kind, value)
+        builder.Slot(slot)
+    return int(builder.EndObject())
+
+
+def _place(builder: Builder, kind: Any, value: Any) -> Any:
+    """Writes what lies outside its table and gives its offset; a scalar stays itself."""
+    if kind == "str":
+        return builder.CreateString(value)
+    if isinstance(kind, str):
+        return _write(builder, kind, value) if kind in _TABLES else value
+    if kind[0] == "B":
+        builder.StartVector(1, len(value), ALIGNMENT)
+        builder.head -= len(value)
+        builder.Bytes[builder.head : builder.head + len(value)] = value
+        return builder.EndVector()
+    outside = kind[0] == "str" or kind[0] in _TABLES or kind[0] is None
+    items = [_place(builder, kind[0], item) for item in value]
+    size = 4 if outside else struct.calcsize("<" + kind[0])
+    builder.StartVector(size, len(items), 4 if outside or len(kind[0]) > 1 else size)
+    for item in reversed(items):
+        if outside:
+            builder.PrependUOffsetTRelative(item)
+        else:
+            _scalar(builder, kind[0], item)
+    return builder.EndVector()
+
+
+def _scalar(builder: Builder, kind: str, value: tuple[Any, ...]) -> None:
+    data = struct.pack("<" + kind, *value)
+    builder.Prep(len(data) if len(kind) == 1 else 4, 0 if len(kind) == 1 else len(data))
+    builder.head -= len(data)
+    builder.Bytes[builder.head : builder.head + len(data)] = data

@@ -1,0 +1,41 @@
+"""Resident memory of a model session, measured in a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from isthmus.distill.runtime import predict, session
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def footprint(model: Path, threads: int) -> float:
+    """MiB by which a fresh process grows when it opens the model and answers one row (Linux)."""
+    command = [sys.executable, "-m", "isthmus.distill.footprint", str(model), str(threads)]
+    # The command is this interpreter and this module; nothing in it comes from outside.
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
+    return round(float(answer.stdout), 2)
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * PAGE
+
+
+def _main(model: str, threads: str) -> None:
+    before = _resident()
+    opened = session(Path(model).read_bytes(), int(threads))
+    row = {
+        item.name: np.full((1, item.shape[1]), "", object)
+        if item.type == "tensor(string)"
+        else np.full((1, item.shape[1]), np.nan, np.float32)
+        for item in opened.get_inputs()
+    }
+    predict(opened, row)
+    sys.stdout.write(str((_resident() - before) / 2**20))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -1,0 +1,56 @@
+"""INT8 by static quantization."""
+
+import tempfile
+from pathlib import Path
+
+import onnx
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    QuantFormat,
+    QuantType,
+    quantize_static,
+)
+
+from isthmus.features.manifest import Feeds
+
+
+class _Calibration(CalibrationDataReader):  # type: ignore[misc]
+    """One batch of training rows."""
+
+    def __init__(self, feeds: Feeds) -> None:
+        self._batches = iter([feeds])
+
+    def get_next(self) -> Feeds | None:
+        return next(self._batches, None)
+
+
+def quantize(model: onnx.ModelProto, calibration: Feeds) -> bytes:
+    """The model with INT8 weights, one scale per output channel, and INT8 inputs of every layer but the last.
+
+    Static and not dynamic: a dynamic scale comes from the whole batch, so the answer for one row would depend on the
+    rows beside it. Signed inputs: with unsigned ones x86 processors without VNNI saturate, and answer otherwise than
+    the machine the package was checked on. The last layer, a few dozen weights, is the one whose rounding is seen.
+
+    Args:
+        model: float32.
+        calibration: rows from which the ranges of the layer inputs are taken.
+    """
+    source = onnx.ModelProto()
+    source.CopyFrom(model)
+    # The graph is built with known shapes and nothing to fold; without the mark the quantizer asks for its own pass.
+    onnx.helper.set_model_props(source, {"onnx.quant.pre_process": "onnxruntime.quant"})
+    last = [node.name for node in model.graph.node if node.op_type == "Gemm"][-1]
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "model.onnx"
+        quantize_static(
+            source,
+            target,
+            _Calibration(calibration),
+            quant_format=QuantFormat.QDQ,
+            activation_type=QuantType.QInt8,
+            weight_type=QuantType.QInt8,
+            per_channel=True,
+            op_types_to_quantize=["Gemm"],
+            nodes_to_exclude=[last],
+        )
+        return target.read_bytes()

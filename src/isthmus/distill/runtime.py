@@ -1,0 +1,53 @@
+"""ONNX Runtime: sessions, their answers, and the ORT format."""
+
+import tempfile
+from pathlib import Path
+
+import onnxruntime as ort
+
+from isthmus.distill.dataset import Array
+from isthmus.distill.flatbuffer import canonical
+from isthmus.features.errors import DependencyError
+from isthmus.features.manifest import Feeds
+
+
+def session(model: bytes, threads: int) -> ort.InferenceSession:
+    """A CPU session of a model in ONNX or ORT format that keeps to a number of threads."""
+    options = _options(threads)
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def predict(opened: ort.InferenceSession, feeds: Feeds) -> Array:
+    """Float32 probabilities (n,)."""
+    result: Array = opened.run(None, feeds)[0]
+    return result
+
+
+def _options(threads: int) -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
+
+
+def ort_format(model: bytes) -> bytes:
+    """A model in ORT format, optimized for CPUs in general and not for the one it is made on."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.ort"
+        options = _options(1)
+        options.optimized_model_filepath = str(file)
+        options.add_session_config_entry("session.save_model_format", "ORT")
+        # NCHWc layouts depend on the processor: the converter of ONNX Runtime leaves them out for other targets too.
+        ort.InferenceSession(
+            model, options, providers=["CPUExecutionProvider"], disabled_optimizers=["NchwcTransformer"]
+        )
+        try:
+            return canonical(file.read_bytes())
+        except ValueError as error:
+            raise DependencyError(
+                f"onnxruntime {ort.__version__}",
+                f"writes ORT files this release does not know: {error}",
+                expected="onnxruntime 1.31",
+                remedy="install onnxruntime 1.31",
+            ) from error

@@ -1,0 +1,100 @@
+"""The time-based split: what is learned from lies before what is tested on, and was known by then."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from isthmus.features import clock
+from isthmus.features.errors import DataError
+
+Index = np.ndarray[Any, np.dtype[np.int64]]
+PARTS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Row numbers of each part, ascending, and the two boundaries in microseconds since 1970 UTC.
+
+    Training rows lie before the first boundary, validation rows before the second, test rows from it on. A training or
+    validation row whose label became known after the boundary that ends its part is in no part.
+    """
+
+    train: Index
+    validation: Index
+    test: Index
+    boundaries: tuple[int, int]
+
+
+def split(event: Index, known: Index, shares: tuple[float, float, float]) -> Split:
+    """The split of rows by time.
+
+    Args:
+        event: (n,) event times in microseconds.
+        known: (n,) when each label became known, in microseconds.
+        shares: of the rows in order of event time. A boundary is the event time of the first row beyond the share, so
+            rows of one moment stay together.
+
+    Raises:
+        DataError: a part is empty.
+    """
+    if not len(event):
+        raise DataError("training set", "no rows", expected="at least one row in each part")
+    ordered = np.sort(event)
+    last = len(ordered) - 1
+    first = int(ordered[min(int(shares[0] * len(ordered)), last)])
+    second = int(ordered[min(int((shares[0] + shares[1]) * len(ordered)), last)])
+    parts = Split(
+        np.flatnonzero((event < first) & (known <= first)),
+        np.flatnonzero((event >= first) & (event < second) & (known <= second)),
+        np.flatnonzero(event >= second),
+        (first, second),
+    )
+    for name in PARTS:
+        if not len(getattr(parts, name)):
+            raise DataError(
+                f"training set: {name} part",
+                f"no rows with the boundaries {clock.moment(first).isoformat()} and {clock.moment(second).isoformat()}",
+                expected="at least one row whose label was known by the end of the part",
+                remedy="use a longer period or other shares",
+            )
+    return parts
+
+
+def split_table(table: pa.Table, label: str, shares: tuple[float, float, float]) -> tuple[Split, Index]:
+    """The split of a training set with the columns `event_timestamp`, `known_at` and the label, and the labels.
+
+    Raises:
+        DataError: a column is missing or has nulls, a label is not 0 or 1, a part is empty or holds one class.
+    """
+    labels = _integers(table, label, pa.int64())
+    wrong = labels[(labels != 0) & (labels != 1)]
+    if len(wrong):
+        raise DataError(f"label {label}", f"{len(wrong)} values such as {wrong[0]}", expected="0 or 1")
+    moments = pa.timestamp("us", tz="UTC")
+    parts = split(_integers(table, "event_timestamp", moments), _integers(table, "known_at", moments), shares)
+    for name in PARTS:
+        found = np.unique(labels[getattr(parts, name)])
+        if len(found) == 1:
+            raise DataError(
+                f"label {label}",
+                f"only {found[0]} in the {name} part",
+                expected="both 0 and 1",
+                remedy="use a longer period or other shares",
+            )
+    return parts, labels
+
+
+def _integers(table: pa.Table, name: str, dtype: pa.DataType) -> Index:
+    if name not in table.column_names:
+        raise DataError("training set", f"no column {name}", expected=f"{name} of type {dtype}")
+    column = table[name]
+    if column.null_count:
+        raise DataError(f"column {name}", f"{column.null_count} nulls", expected="a value in every row")
+    try:
+        values: Index = pc.cast(pc.cast(column, dtype), pa.int64()).to_numpy(zero_copy_only=False)
+    except pa.ArrowInvalid as error:
+        raise DataError(f"column {name}", str(error), expected=f"values of type {dtype}") from error
+    return values

@@ -1,0 +1,84 @@
+"""The time rules, as pure functions on microseconds since 1970 UTC.
+
+The value of a view for a key at time t is the row with the greatest (event, known, content) among the key's rows with
+event <= t and known <= t. If t - event > ttl, the value is expired; exactly ttl old is still valid.
+
+`as_of` is the rule as it reads: the oracle of every fast path in this package.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import IntEnum
+from typing import Any
+
+MICROSECOND = timedelta(microseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Status(IntEnum):
+    """What a view answers for a key at a time."""
+
+    PRESENT = 0
+    NULL = 1
+    """There is a valid row, and all its features are null."""
+    EXPIRED = 2
+    NOT_FOUND = 3
+
+    @property
+    def label(self) -> str:
+        """The word used in tables and reports."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One feature row of one key: times in microseconds, the content hash, the values (None is null)."""
+
+    event: int
+    known: int
+    content: int
+    values: tuple[Any, ...]
+
+
+def as_of(rows: Iterable[Row], at: int, ttl: int | None) -> tuple[Row | None, Status]:
+    """The row that a key's history answers with at time `at`, and the status.
+
+    Args:
+        rows: the history of one key, in any order.
+        at: the time of the question, in microseconds.
+        ttl: the view's time to live in microseconds, or None.
+
+    Returns:
+        The row and PRESENT or NULL; (None, EXPIRED) if the winning row is too old; (None, NOT_FOUND) without a row.
+    """
+    visible = [row for row in rows if row.event <= at and row.known <= at]
+    if not visible:
+        return None, Status.NOT_FOUND
+    winner = max(visible, key=lambda row: (row.event, row.known, row.content))
+    if expired(winner.event, at, ttl):
+        return None, Status.EXPIRED
+    return winner, Status.NULL if all(value is None for value in winner.values) else Status.PRESENT
+
+
+def expired(event: int, at: int, ttl: int | None) -> bool:
+    """Whether a value that became true at `event` is too old at `at`. Exactly `ttl` old is still valid."""
+    return ttl is not None and at - event > ttl
+
+
+def micros(moment: datetime) -> int:
+    """Microseconds since 1970 UTC of a moment that carries a time zone."""
+    if moment.utcoffset() is None:
+        raise ValueError(f"{moment.isoformat()} has no time zone; write it with one, for example with Z at its end")
+    return (moment - _EPOCH) // MICROSECOND
+
+
+def moment(at: int) -> datetime:
+    """The UTC datetime of microseconds since 1970."""
+    return _EPOCH + timedelta(microseconds=at)
+
+
+def now() -> int:
+    """The present time in microseconds since 1970 UTC."""
+    return time.time_ns() // 1000

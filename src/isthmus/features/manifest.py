@@ -1,0 +1,250 @@
+"""A model package as its readers see it: the manifest, the sums, the golden rows and the tensors the model is fed.
+
+Training, export, verification and serving all build their tensors with `feeds`, so a value is cast in one place only.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from isthmus.features.columns import Values
+from isthmus.features.errors import DataError, PackageError
+from isthmus.features.types import TYPES, DataType, String
+
+FORMAT_VERSION = 1
+SUMS = "SHA256SUMS"
+_REMEDY = "export the model again, or copy the package folder again from where it was made"
+
+Feeds = dict[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInput:
+    """One raw value a model is fed: the name of its column and its declared type.
+
+    String inputs are categories. Bool, Int32, Int64, Float32, Float64 and UnixTimestamp inputs are numbers.
+    """
+
+    name: str
+    dtype: DataType
+
+    @property
+    def is_category(self) -> bool:
+        """Whether the value goes into the tensor of categories."""
+        return self.dtype == String
+
+
+def feeds(inputs: Sequence[ModelInput], columns: Mapping[str, Values]) -> Feeds:
+    """The tensors of a model from raw columns.
+
+    Args:
+        inputs: the model's inputs in order; at least one.
+        columns: a column of n values for every input; others are ignored.
+
+    Returns:
+        "numeric": float32 (n, numbers), NaN for null, microseconds for a UnixTimestamp; "categories": str (n,
+        categories) with dtype object, "" for null. A tensor without columns is left out.
+
+    Raises:
+        DataError: a column is missing, or an input has the type Bytes.
+    """
+    missing = [item.name for item in inputs if item.name not in columns]
+    if missing:
+        raise DataError("model inputs", f"no column {', '.join(missing)}", expected="a column for every input")
+    if unusable := [item.name for item in inputs if item.dtype.name == "Bytes"]:
+        raise DataError(f"model input {unusable[0]}", "its type is Bytes", expected="a number or a String")
+    numbers = [columns[item.name] for item in inputs if not item.is_category]
+    categories = [columns[item.name] for item in inputs if item.is_category]
+    tensors: Feeds = {}
+    if numbers:
+        numeric = np.empty((len(numbers[0].data), len(numbers)), np.float32)
+        with np.errstate(over="ignore"):  # beyond float32 becomes infinite, and the model clips it
+            for position, values in enumerate(numbers):
+                numeric[:, position] = values.data
+                numeric[~values.valid, position] = np.nan
+        tensors["numeric"] = numeric
+    if categories:
+        texts = np.empty((len(categories[0].data), len(categories)), object)
+        for position, values in enumerate(categories):
+            texts[:, position] = values.data
+            texts[~values.valid, position] = ""
+        tensors["categories"] = texts
+    return tensors
+
+
+class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An input as the manifest writes it: `position` is its column in the tensor named `tensor`."""
+
+    name: str
+    dtype: str
+    tensor: Literal["numeric", "categories"]
+    position: int
+
+
+class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One model file.
+
+    Attributes:
+        tolerance: largest absolute difference of probability from the trained model that export let through.
+        worst: the largest difference it measured on the golden rows.
+        auc: on the test part.
+    """
+
+    file: str
+    precision: Literal["fp32", "int8"]
+    format: Literal["onnx", "ort"]
+    bytes: int
+    sha256: str
+    tolerance: float
+    worst: float
+    auc: float
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a package holds and which contract its inputs come from."""
+
+    format_version: int
+    name: str
+    contract: str
+    service: str
+    model: str
+    training_set: str
+    inputs: tuple[Input, ...]
+    output: str
+    variants: tuple[Variant, ...]
+
+    @property
+    def model_inputs(self) -> tuple[ModelInput, ...]:
+        """The inputs in order, for `feeds`."""
+        return tuple(ModelInput(item.name, TYPES[item.dtype]) for item in self.inputs)
+
+    def variant(self, precision: str, format: str = "ort") -> Variant:  # noqa: A002 - the manifest's own word
+        """The model file of a precision and a format."""
+        for variant in self.variants:
+            if (variant.precision, variant.format) == (precision, format):
+                return variant
+        raise PackageError(f"package {self.name}", f"no {precision} model in {format} format", remedy=_REMEDY)
+
+
+class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Rows with their expected outputs: `rows[i][j]` is input j of row i, `outputs[file][i]` a probability."""
+
+    inputs: tuple[str, ...]
+    rows: tuple[tuple[float | str | None, ...], ...]
+    outputs: dict[str, tuple[float, ...]]
+
+    def columns(self, inputs: Sequence[ModelInput]) -> dict[str, Values]:
+        """The rows as columns for `feeds`."""
+        columns = {}
+        for position, item in enumerate(inputs):
+            values = [row[position] for row in self.rows]
+            valid = np.array([value is not None for value in values], bool)
+            if item.is_category:
+                data: np.ndarray[Any, Any] = np.array(values, object)
+            else:
+                data = np.array([0.0 if value is None else value for value in values], np.float64)
+            columns[item.name] = Values(data, valid)
+        return columns
+
+
+def read_package(path: Path) -> Manifest:
+    """The manifest of a package, after every file of the folder was compared with its SHA-256 sum.
+
+    Raises:
+        PackageError: the file that is missing, altered, not listed, outside the folder or not understood.
+    """
+    sums = _read_sums(path)
+    for entry in sorted(path.rglob("*")):
+        if entry.is_symlink() or not entry.is_file():
+            raise PackageError(str(entry), "not a plain file", expected="files only", remedy=_REMEDY)
+        if entry.name not in {*sums, SUMS}:
+            raise PackageError(str(entry), f"not listed in {SUMS}", expected="no file but those listed", remedy=_REMEDY)
+    for name, expected in sums.items():
+        file = path / name
+        if not file.is_file():
+            raise PackageError(str(file), "missing", expected=f"a file with SHA-256 {expected}", remedy=_REMEDY)
+        found = hashlib.sha256(file.read_bytes()).hexdigest()
+        if found != expected:
+            raise PackageError(str(file), f"SHA-256 {found}", expected=expected, remedy=_REMEDY)
+    for name in ("manifest.json", "contract.json", "golden.json"):
+        if name not in sums:
+            raise PackageError(str(path / name), "missing", expected=f"listed in {SUMS}", remedy=_REMEDY)
+    try:
+        msgspec.json.decode((path / "contract.json").read_bytes(), type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise PackageError(str(path / "contract.json"), str(error), expected="a contract", remedy=_REMEDY) from error
+    return _read_manifest(path / "manifest.json", sums)
+
+
+def read_golden(path: Path) -> Golden:
+    """The golden rows of a package whose sums hold."""
+    file = path / "golden.json"
+    try:
+        golden = msgspec.json.decode(file.read_bytes(), type=Golden)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise PackageError(str(file), str(error), expected="golden rows", remedy=_REMEDY) from error
+    if any(len(row) != len(golden.inputs) for row in golden.rows):
+        raise PackageError(str(file), "rows of unequal length", expected="a value per input", remedy=_REMEDY)
+    if any(len(output) != len(golden.rows) for output in golden.outputs.values()):
+        raise PackageError(str(file), "rows without an output", expected="an output per row", remedy=_REMEDY)
+    return golden
+
+
+def package_digest(path: Path) -> str:
+    """What identifies a package: the SHA-256 of its sums."""
+    try:
+        return hashlib.sha256((path / SUMS).read_bytes()).hexdigest()
+    except OSError as error:
+        raise PackageError(str(path / SUMS), "cannot be read", expected="a package folder", remedy=_REMEDY) from error
+
+
+def _read_sums(path: Path) -> dict[str, str]:
+    try:
+        lines = (path / SUMS).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PackageError(str(path / SUMS), "cannot be read", expected="a package folder", remedy=_REMEDY) from error
+    sums: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        digest, _, name = line.partition("  ")
+        where = f"{path / SUMS} line {number}"
+        if len(digest) != 64 or not set(digest) <= set("0123456789abcdef") or not name:
+            raise PackageError(where, repr(line), expected="a SHA-256 sum and a file name", remedy=_REMEDY)
+        if Path(name).name != name or name == "..":
+            raise PackageError(where, f"{name} leaves the package folder", expected="a file name", remedy=_REMEDY)
+        if name in sums:
+            raise PackageError(where, f"{name} is listed twice", expected="one sum per file", remedy=_REMEDY)
+        sums[name] = digest
+    return sums
+
+
+class _Version(msgspec.Struct):
+    format_version: int
+
+
+def _read_manifest(file: Path, sums: Mapping[str, str]) -> Manifest:
+    data = file.read_bytes()
+    try:
+        version = msgspec.json.decode(data, type=_Version).format_version
+        if version != FORMAT_VERSION:
+            raise PackageError(
+                str(file),
+                f"format version {version}",
+                expected=str(FORMAT_VERSION),
+                remedy="use the release of Isthmus that wrote the package, or export the model again",
+            )
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise PackageError(str(file), str(error), expected="a manifest", remedy=_REMEDY) from error
+    for item in manifest.inputs:
+        if item.dtype not in TYPES:
+            raise PackageError(str(file), f"input {item.name} has type {item.dtype}", expected="|".join(TYPES))
+    for variant in manifest.variants:
+        if sums.get(variant.file) != variant.sha256:
+            found = sums.get(variant.file, "no sum")
+            raise PackageError(f"{file}: {variant.file}", found, expected=variant.sha256, remedy=_REMEDY)
+    return manifest

@@ -1,0 +1,149 @@
+"""Declarations: what a feature is, by Feast's names.
+
+Every class is frozen and light; importing this module loads no third-party library. A declaration does not check
+itself: `declarations.compile_contract` looks at all of them together, so that every problem is reported at once.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal
+
+from isthmus.features.types import DataType
+
+Available = Literal["server", "device"]
+"""Where a stored value can exist: only behind the API, or also on the device that runs the student."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One named, typed value.
+
+    Attributes:
+        name: unique within its view or request source.
+        dtype: one of the types of `isthmus.features.types`.
+        available: "device" if a device can have the value when it predicts (a table small enough to sync, a sensor);
+            "server" if only the API can.
+        description: for people; not part of the contract.
+    """
+
+    name: str
+    dtype: DataType
+    available: Available = "server"
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class Entity:
+    """What a feature describes: a carrier, an airport, an aircraft.
+
+    Attributes:
+        name: unique within the project.
+        join_keys: column name to type, in the order in which they make up the key.
+        description: for people; not part of the contract.
+    """
+
+    name: str
+    join_keys: Mapping[str, DataType]
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Raw data that transforms read.
+
+    Attributes:
+        name: the parameter name under which a transform receives it.
+        path: a Parquet file or folder, a CSV file (also inside a `.zip`), or an object-storage URL the engine can
+            read. Relative to the project; `package:NAME/FILE` is a file inside an installed Python package.
+        timestamp: column that says when a row became true; must carry a time zone.
+        known: column that says when a row could first be used; must carry a time zone.
+        null_values: texts that mean null in a CSV file.
+    """
+
+    name: str
+    path: str
+    timestamp: str | None = None
+    known: str | None = None
+    null_values: Sequence[str] = ("",)
+
+
+@dataclass(frozen=True)
+class FeatureView:
+    """A group of features that one transform computes for one set of entities.
+
+    Attributes:
+        name: unique within the project.
+        entities: whose join keys together identify a row, in order.
+        schema: the features.
+        sources: what the transform reads.
+        ttl: how old a value may be and still be served; None for as old as you like.
+        delay: how long after its event time a row becomes known, where the transform gives no `known_at` itself.
+        function: the PySpark transform; one DataFrame parameter per source, named like the source.
+        description: for people; not part of the contract.
+    """
+
+    name: str
+    entities: Sequence[Entity]
+    schema: Sequence[Field]
+    sources: Sequence[Source]
+    ttl: timedelta | None = None
+    delay: timedelta = timedelta(0)
+    function: Callable[..., Any] | None = field(default=None, repr=False)
+    description: str = ""
+
+    def __getitem__(self, features: Sequence[str]) -> "FeatureProjection":
+        """Only the named features of this view, for a feature service; a single name counts as a list of one."""
+        return FeatureProjection(self, (features,) if isinstance(features, str) else tuple(features))
+
+
+@dataclass(frozen=True)
+class FeatureProjection:
+    """Some features of a view."""
+
+    view: FeatureView
+    features: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RequestSource:
+    """Values that exist only in the request. A field named like a join key is that key's value."""
+
+    name: str
+    schema: Sequence[Field]
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class FeatureService:
+    """The features of one model: views, parts of views, and request fields, in the order of the model's inputs."""
+
+    name: str
+    features: Sequence[FeatureView | FeatureProjection | RequestSource]
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class Spine:
+    """The moments at which a model is asked, with the answer: one row per example.
+
+    Its function returns the join keys of all `entities`, `event_timestamp` (the moment of the question), `known_at`
+    (when the label became known), the fields of `request`, and the label.
+
+    Attributes:
+        name: unique within the project.
+        entities: whose keys the rows carry.
+        label: the answer; Int64 with values 0 and 1 for a binary question.
+        sources: what the function reads.
+        request: the request fields the rows carry.
+        function: PySpark; one DataFrame parameter per source, named like the source.
+        description: for people; not part of the contract.
+    """
+
+    name: str
+    entities: Sequence[Entity]
+    label: Field
+    sources: Sequence[Source]
+    request: RequestSource | None = None
+    function: Callable[..., Any] | None = field(default=None, repr=False)
+    description: str = ""

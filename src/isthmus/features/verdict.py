@@ -1,0 +1,173 @@
+"""The verdict: whether every value that serving answers is the value that training saw, to the bit."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from isthmus.features.columns import Values
+from isthmus.features.errors import GateFailed
+from isthmus.features.types import DataType
+
+EXAMPLES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One value that differs: the key it belongs to, and what each side says."""
+
+    key: str
+    offline: Any
+    online: Any
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureVerdict:
+    """The comparison of one feature over all compared keys.
+
+    Attributes:
+        compared: number of values compared, nulls included.
+        differing: number of values that are not the same to the bit.
+        worst: largest absolute difference of two numbers; infinity where only one side has a number.
+        examples: the first few differences.
+    """
+
+    compared: int
+    differing: int
+    worst: float
+    examples: Sequence[Difference] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The outcome of `isthmus verify`.
+
+    Attributes:
+        contract: hash of the contract both sides were read under.
+        at: the moment of the comparison, microseconds since 1970 UTC.
+        views: view to feature to its comparison; the view's own status is compared as feature `status`.
+        package: digest of the package whose output was compared, or None.
+        model: comparison of the package's output with the student's, or None.
+    """
+
+    contract: str
+    at: int
+    views: Mapping[str, Mapping[str, FeatureVerdict]]
+    package: str | None = None
+    model: FeatureVerdict | None = field(default=None)
+
+    @property
+    def compared(self) -> int:
+        """Values compared in all."""
+        return sum(feature.compared for feature in self._all())
+
+    @property
+    def differing(self) -> int:
+        """Values that differ in all."""
+        return sum(feature.differing for feature in self._all())
+
+    @property
+    def passed(self) -> bool:
+        """Whether something was compared, and nothing differs."""
+        return self.compared > 0 and self.differing == 0
+
+    def _all(self) -> list[FeatureVerdict]:
+        features = [feature for view in self.views.values() for feature in view.values()]
+        return features + ([self.model] if self.model else [])
+
+    def as_dict(self) -> dict[str, Any]:
+        """The machine-readable form, in strict JSON: an infinite `worst` is null, a value JSON lacks is its text."""
+        sums = {"passed": self.passed, "compared": self.compared, "differing": self.differing}
+        plain: dict[str, Any] = _plain({**sums, **asdict(self)})
+        for feature in [feature for view in plain["views"].values() for feature in view.values()] + [plain["model"]]:
+            if feature and feature["worst"] == str(math.inf):
+                feature["worst"] = None
+        return plain
+
+    def dumps(self) -> bytes:
+        """The verdict as a file."""
+        return json.dumps(self.as_dict(), indent=1, allow_nan=False).encode() + b"\n"
+
+    @classmethod
+    def loads(cls, text: bytes, where: str = "verdict.json") -> "Verdict":
+        """The inverse of `dumps`.
+
+        Raises:
+            GateFailed: the text is no verdict.
+        """
+        try:
+            data = json.loads(text)
+            views = {
+                view: {name: _feature(feature) for name, feature in features.items()}
+                for view, features in data["views"].items()
+            }
+            model = _feature(data["model"]) if data["model"] else None
+            return cls(data["contract"], data["at"], views, data["package"], model)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise GateFailed(where, f"is not a verdict ({error})", remedy="run `isthmus verify`") from error
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case dict():
+            return {key: _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case float() if not math.isfinite(value):
+            return str(value)
+        case None | bool() | int() | float() | str():
+            return value
+    return str(value)
+
+
+def _feature(data: Mapping[str, Any]) -> FeatureVerdict:
+    examples = [Difference(**example) for example in data["examples"]]
+    for name in ("compared", "differing"):
+        if type(data[name]) is not int or data[name] < 0:
+            raise ValueError(f"{name} is {data[name]!r}")
+    worst = math.inf if data["worst"] is None else float(data["worst"])
+    return FeatureVerdict(data["compared"], data["differing"], worst, examples)
+
+
+def compare(keys: Sequence[str], offline: Values, online: Values, dtype: DataType) -> FeatureVerdict:
+    """Compares two columns value by value: equal are two nulls, two NaNs, or two values with the same bits.
+
+    The bits of a NaN beyond its being one mean nothing, and engines do not keep them.
+
+    Args:
+        keys: what to call each row in an example.
+        offline: shape (n,).
+        online: shape (n,).
+        dtype: the type of both.
+    """
+    if not len(keys) == len(offline.data) == len(online.data):
+        raise ValueError(f"{len(keys)} keys, {len(offline.data)} offline and {len(online.data)} online values")
+    if dtype.numpy is None:
+        same = np.array([a == b for a, b in zip(offline.data, online.data, strict=True)], bool)
+    else:
+        bits = f"<u{np.dtype(dtype.numpy).itemsize}"
+        same = np.ascontiguousarray(offline.data).view(bits) == np.ascontiguousarray(online.data).view(bits)
+        if offline.data.dtype.kind == "f":
+            same |= np.isnan(offline.data) & np.isnan(online.data)
+    equal = (offline.valid == online.valid) & (same | ~offline.valid)
+    differing = np.flatnonzero(~equal)
+    worst = 0.0
+    if len(differing):
+        worst = math.inf
+        if dtype.numpy is not None and (offline.valid & online.valid)[differing].all():
+            worst = _gap(offline.data[differing], online.data[differing])
+    first = differing[:EXAMPLES].tolist()
+    left, right = offline.tolist(dtype), online.tolist(dtype)
+    return FeatureVerdict(len(keys), len(differing), worst, [Difference(keys[n], left[n], right[n]) for n in first])
+
+
+def _gap(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> float:
+    """The largest absolute difference; infinity where one of two is not a number."""
+    if left.dtype.kind in "iu":
+        return float(max(abs(a - b) for a, b in zip(left.tolist(), right.tolist(), strict=True)))
+    with np.errstate(invalid="ignore", over="ignore"):
+        gaps = np.abs(left.astype(np.float64) - right.astype(np.float64))
+    return float(np.max(np.where(np.isnan(gaps), math.inf, gaps)))

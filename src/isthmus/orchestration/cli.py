@@ -1,0 +1,265 @@
+"""The command line. Every verb calls the function its Dagster asset calls; nothing here has logic of its own.
+
+Exit codes: 0 done, 1 a gate or verdict failed or data were refused, 2 bad usage or configuration, 3 a dependency
+(Redis, Java, an engine, an optional library) is not available.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+
+from isthmus.features.errors import DependencyError, GateFailed, IsthmusError, RequestError
+
+if TYPE_CHECKING:
+    from isthmus.orchestration.project import Project
+
+app = typer.Typer(
+    name="isthmus",
+    help="A feature store and distillation framework: one definition, one contract, one verdict.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # importing the rich help costs more than everything else together
+)
+
+ProjectOption = Annotated[
+    Path | None, typer.Option("--project", help="Project folder; by default the nearest isthmus.toml upwards.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")]
+ViewsArgument = Annotated[list[str] | None, typer.Argument(help="Views; by default all.")]
+NameArgument = Annotated[str | None, typer.Argument(help="Distillation; may be left out where there is only one.")]
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """A feature store and distillation framework: one definition, one contract, one verdict."""
+
+
+@app.command()
+def apply(project: ProjectOption = None, as_json: JsonOption = False) -> None:
+    """Check the definitions, compile the contract, register the Feast objects."""
+    from isthmus.orchestration.registration import apply as run
+
+    _report(run(_project(project)).as_dict(), as_json=as_json)
+
+
+@app.command()
+def build(views: ViewsArgument = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
+    """Run the transforms and write the offline tables."""
+    from isthmus.orchestration.tables import build as run
+
+    with _progress() as progress:
+        built = run(_project(project), views, progress=progress)
+    _report({name: written.as_dict() for name, written in built.items()}, as_json=as_json)
+
+
+@app.command()
+def materialize(
+    views: ViewsArgument = None,
+    full: Annotated[bool, typer.Option("--full", help="Replace whatever differs in Redis, also newer rows.")] = False,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the latest row of every key to Redis."""
+    from isthmus.orchestration.materialization import materialize as run
+
+    with _progress() as progress:
+        done = run(_project(project), views, full=full, progress=progress)
+    _report({name: counts.as_dict() for name, counts in done.items()}, as_json=as_json)
+
+
+@app.command("training-set")
+def training_set(name: NameArgument = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
+    """Join the views to the spine of a distillation, point in time."""
+    from isthmus.orchestration.trainingset import training_set as run
+
+    with _progress() as progress:
+        made = run(_project(project), name, progress=progress)
+    _report(made.as_dict(), as_json=as_json)
+
+
+@app.command()
+def distill(name: NameArgument = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
+    """Train teacher, reference, student and control."""
+    from isthmus.orchestration.models import distill as run
+
+    with _progress() as progress:
+        report = run(_project(project), name, progress=progress)
+    _report(report.as_dict(), as_json=as_json)
+
+
+@app.command()
+def export(name: NameArgument = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
+    """Turn the student into a package for the API and the device."""
+    from isthmus.orchestration.models import export as run
+
+    with _progress() as progress:
+        report = run(_project(project), name, progress=progress)
+    _report(report.as_dict(), as_json=as_json)
+
+
+@app.command()
+def verify(
+    name: NameArgument = None,
+    every: Annotated[bool, typer.Option("--all", help="Compare every key, not a sample.")] = False,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare offline with online, and the package with its student. Exit code 1 if anything differs."""
+    from isthmus.orchestration.verification import require_passed
+    from isthmus.orchestration.verification import verify as run
+
+    with _progress() as progress:
+        verdict = run(_project(project), name, every=every, progress=progress)
+    _report(verdict.as_dict(), as_json=as_json)
+    try:
+        require_passed(verdict)
+    except GateFailed as error:
+        if not as_json:
+            raise
+        # The verdict is the one document on stdout.
+        _say(str(error))
+        raise typer.Exit(1) from error
+
+
+@app.command()
+def deploy(name: NameArgument = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
+    """Put the package behind the API. Refused without a passing verdict."""
+    from isthmus.orchestration.release import deploy as run
+    from isthmus.orchestration.release import deployed
+
+    _report(deployed(run(_project(project), name)), as_json=as_json)
+
+
+@app.command()
+def serve(
+    port: Annotated[int | None, typer.Option(help="Port; by default that of isthmus.toml.")] = None,
+    project: ProjectOption = None,
+) -> None:
+    """Run the API: online lookups and predictions."""
+    from isthmus.orchestration.release import serve as run
+
+    raise typer.Exit(run(_project(project), port=port))
+
+
+@app.command()
+def dev(project: ProjectOption = None) -> None:
+    """Run the Dagster UI over the project, and the API beside it."""
+    from isthmus.orchestration.dev import dev as run
+
+    raise typer.Exit(run(_project(project)))
+
+
+@app.command()
+def demo(project: ProjectOption = None, as_json: JsonOption = False) -> None:
+    """Run the whole project once, from raw data to predictions by the running API, and show what came of it."""
+    from isthmus.orchestration.demo import demo as run
+    from isthmus.orchestration.summary import show
+
+    with _progress() as progress:
+        outcome = run(_project(project), progress=progress)
+    if as_json:
+        _report(outcome, as_json=True)
+    else:
+        show(outcome)
+
+
+def main() -> None:
+    """The console script: turns errors into one sentence and an exit code."""
+    # `--debug` is taken wherever it stands: people add it to the end of the line that failed.
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    try:
+        code = app(arguments, prog_name="isthmus", standalone_mode=False)
+    except IsthmusError as error:
+        code = _failed(error.as_dict(), str(error), error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        code = error.exit_code
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        remedy = f"see `{context.command_path if context else 'isthmus'} --help`"
+        found, _, meant = error.format_message().partition(" Did you mean ")
+        usage = RequestError("command line", found.rstrip("."), expected=meant.partition("?")[0], remedy=remedy)
+        code = _failed(usage.as_dict(), str(usage), 2)
+    except OSError as error:
+        # A full disk, a folder that may not be written: the user's to mend.
+        trouble = DependencyError(str(error.filename or "file system"), error.strerror or str(error))
+        code = _failed(trouble.as_dict(), str(trouble), trouble.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        _say("stopped")
+        code = 130
+    code = code if isinstance(code, int) else 0
+    if "dagster" in sys.modules:
+        # With Dagster and torch in one process, DuckDB's binding prints pages about its own leaks while the interpreter
+        # is taken apart. Everything of ours is closed by now.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _failed(report: dict[str, object], sentence: str, code: int) -> int:
+    """Shows the error at hand as it was asked for; returns the exit code."""
+    if "--debug" in sys.argv:
+        traceback.print_exc()
+    if "--json" in sys.argv:
+        _write_json(report)
+    _say(sentence)
+    return code
+
+
+def _write_json(report: object) -> None:
+    """One document; NaN and the infinities, which JSON does not know, are null."""
+    import orjson
+
+    text = orjson.dumps(report, default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
+    sys.stdout.write(text.decode() + "\n")
+
+
+def _project(folder: Path | None) -> "Project":
+    from isthmus.orchestration.project import Project
+
+    return Project(folder) if folder else Project.find(Path.cwd())
+
+
+def _report(report: Any, *, as_json: bool) -> None:
+    if as_json:
+        _write_json(report)
+        return
+    from isthmus.orchestration.summary import show_report
+
+    show_report(report)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"isthmus: {text}\n")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, float], None]]:
+    """A bar on stderr while a step runs, if stderr is a terminal; the step's lines otherwise."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda text, done: _say(f"{done:4.0%} {text}")
+        return
+    columns = (
+        BarColumn(20),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=1.0)
+        yield lambda text, done: bar.update(task, description=text, completed=done)

@@ -1,0 +1,116 @@
+"""`dev`: the Dagster UI and its daemon over the project, and the API beside it."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from isthmus.features.errors import DependencyError
+from isthmus.orchestration.instance import dagster_home
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.release import serving
+
+
+def dev(project: Project) -> int:
+    """Runs Dagster and the API until Ctrl-C or SIGTERM, then ends both; returns the exit code.
+
+    Raises:
+        DependencyError: dagster is not installed, or a part of it ended by itself.
+    """
+    dagster = _dagster()
+    # What is wrong with the project is said now, not in a browser.
+    _ = project.definitions
+    home = dagster_home(project)
+    settings = project.settings
+    url = f"http://127.0.0.1:{settings.dev.port}"
+    command = [
+        dagster, "dev", "--module-name", "isthmus.orchestration.definitions", "--host", "127.0.0.1",
+        "--port", str(settings.dev.port), "--log-level", settings.dev.log_level,
+    ]  # fmt: skip
+    environment = {**os.environ, "DAGSTER_HOME": str(home), "ISTHMUS_ROOT": str(project.root)}
+    logs = project.state / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    stopping: list[int] = []
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        stopping.append(number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with (
+            (logs / "server.log").open("ab") as server_log,
+            (logs / "dagster.log").open("ab") as dagster_log,
+            serving(project, log=server_log) as api,
+            _running(command, environment, project.root, dagster_log) as ui,
+        ):
+            _say(f"starting Dagster and the API; they log to {logs}")
+            ready = False
+            while not stopping and ui.poll() is None and api.poll() is None:
+                if not ready and (ready := _answers(url)):
+                    _say(f"Dagster is ready: {url}/asset-groups")
+                    _say(f"the API is ready: http://{settings.server.host}:{settings.server.port}/docs")
+                    _say("Ctrl-C ends both")
+                time.sleep(0.2)
+            if not stopping:
+                ended = "dagster" if ui.poll() is not None else "server"
+                raise DependencyError("isthmus dev", f"the {ended} process ended by itself",
+                                      remedy=f"see {logs / ended}.log")  # fmt: skip
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return 0
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"isthmus: {text}\n")
+    sys.stderr.flush()
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/server_info", timeout=1):  # noqa: S310 - a server of ours on loopback
+            return True
+    except OSError:
+        return False
+
+
+@contextmanager
+def _running(
+    command: list[str], environment: dict[str, str], folder: Path, log: IO[bytes]
+) -> "Iterator[subprocess.Popen[bytes]]":
+    """A child with a session of its own: Ctrl-C comes to this process, which ends its children in order."""
+    child = subprocess.Popen(  # noqa: S603 - dagster, found beside this interpreter
+        command, env=environment, cwd=folder, stdout=log, stderr=log, start_new_session=True
+    )
+    try:
+        yield child
+    finally:
+        _end(child)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Ends a process and everything in its session, by asking first."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _dagster() -> str:
+    beside = Path(sys.executable).parent / "dagster"
+    found = str(beside) if beside.exists() else shutil.which("dagster")
+    if found is None:
+        raise DependencyError("isthmus dev", "dagster is not installed",
+                              remedy="install it with: pip install 'isthmus[orchestration]'")  # fmt: skip
+    return found

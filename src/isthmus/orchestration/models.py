@@ -1,0 +1,175 @@
+"""`distill` and `export`: from a training set to a student, from a student to a package."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from isthmus.distill.declaration import Distillation
+from isthmus.features.contract import Contract
+from isthmus.features.errors import ContractMismatch, DataError, DependencyError, GateFailed
+from isthmus.features.files import write_atomically
+from isthmus.features.manifest import ModelInput, package_digest, read_package
+from isthmus.features.verdict import FeatureVerdict
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.tables import Progress, silent
+from isthmus.orchestration.trainingset import distillation, last_training_set
+
+if TYPE_CHECKING:
+    from isthmus.distill.distillation import DistillationReport
+    from isthmus.distill.export import ExportReport
+
+CHECKED_ROWS = 2000
+"""Rows of the training set on which the verdict compares the package with its student."""
+
+
+def distill(project: Project, name: str | None = None, *, progress: Progress = silent) -> "DistillationReport":
+    """Trains teacher, reference, student and control on the last training set.
+
+    Args:
+        project: the project, with a training set.
+        name: the distillation; may be left out where there is only one.
+        progress: told what is being done and the share that is done.
+    """
+    try:
+        from isthmus.distill.distillation import distill as run
+    except ImportError as error:
+        raise _missing("distill", error) from error
+    declared = distillation(project, name)
+    contract = project.applied()
+    examples = last_training_set(project, declared)
+    report = run(
+        declared,
+        examples.table(),
+        teacher_inputs=_inputs(contract, declared.teacher.name),
+        student_inputs=_inputs(contract, declared.student.name),
+        label=declared.spine.label.name,
+        profile=project.settings.profiles.training,
+        folder=_models(project, declared),
+        cache=project.state / "teacher" / declared.name,
+        contract=contract.hash,
+        training_set=examples.id,
+        progress=progress,
+    )
+    write_atomically(_models(project, declared) / "latest", report.id.encode())
+    return report
+
+
+def export(project: Project, name: str | None = None, *, progress: Progress = silent) -> "ExportReport":
+    """Turns the last student into a package.
+
+    Args:
+        project: the project, with a student.
+        name: the distillation; may be left out where there is only one.
+        progress: told what is being done and the share that is done.
+    """
+    try:
+        from isthmus.distill.export import export as run
+        from isthmus.distill.student import read_record
+    except ImportError as error:
+        raise _missing("mobile", error) from error
+    declared = distillation(project, name)
+    contract = project.applied()
+    require_quality(project, declared)
+    model, examples = last_model(project, declared), last_training_set(project, declared)
+    learned = read_record(model).training_set
+    if learned != examples.id:
+        raise ContractMismatch(
+            f"student of {declared.name}",
+            f"learned from training set {learned}",
+            expected=f"the last one, {examples.id}",
+            remedy="run `isthmus distill`",
+        )
+    report = run(
+        model,
+        examples.table(),
+        project.state / "packages",
+        contract=json.loads(contract.dumps()),
+        contract_hash=contract.hash,
+        service=declared.student.name,
+        profile=project.settings.profiles.serving,
+        progress=progress,
+    )
+    write_atomically(_latest_package(project, declared), report.path.name.encode())
+    return report
+
+
+def check_last_package(project: Project, declared: Distillation) -> tuple[str, FeatureVerdict]:
+    """Digest of the last package, and the comparison of its output with its student's.
+
+    Raises:
+        DataError: nothing was exported.
+    """
+    package, model = last_package(project, declared), last_model(project, declared)
+    try:
+        from isthmus.distill.check import check_package
+    except ImportError as error:
+        raise _missing("distill", error) from error
+    table = last_training_set(project, declared).table()
+    return package_digest(package), FeatureVerdict(**check_package(package, model, table, CHECKED_ROWS))
+
+
+def is_exported(project: Project, declared: Distillation, contract: Contract) -> bool:
+    """Whether a package of the distillation is there that was made under the contract."""
+    if not _latest_package(project, declared).exists():
+        return False
+    return read_package(last_package(project, declared)).contract == contract.hash
+
+
+def last_model(project: Project, declared: Distillation) -> Path:
+    """The folder of the last student."""
+    return _last(_models(project, declared) / "latest", "student", declared, "distill")
+
+
+def require_quality(project: Project, declared: Distillation) -> dict[str, float]:
+    """The measures of the last student, if it keeps what was declared.
+
+    Raises:
+        GateFailed: it loses too much of the reference's lift, or the same student without the teacher is better.
+    """
+    report = last_report(project, declared)
+    auc = {name: model["auc"] for name, model in report["models"].items()}
+    kept = report["lift_kept"] or 0.0
+    if kept < declared.min_lift or auc["student"] < auc["control"]:
+        raise GateFailed(
+            f"student of {declared.name}",
+            f"keeps {kept:.1%} of the reference's lift, with an AUC of {auc['student']:.4f} and {auc['control']:.4f} "
+            "without the teacher",
+            expected=f"at least {declared.min_lift:.0%}, and not below the control",
+            remedy="train longer or on more data, or lower min_lift in the definitions",
+        )
+    return {"lift_kept": kept, "lift_required": declared.min_lift, **auc}
+
+
+def last_report(project: Project, declared: Distillation) -> dict[str, Any]:
+    """What the last distillation reported."""
+    report: dict[str, Any] = json.loads((last_model(project, declared) / "report.json").read_bytes())
+    return report
+
+
+def last_package(project: Project, declared: Distillation) -> Path:
+    """The folder of the last package."""
+    return _last(_latest_package(project, declared), "package", declared, "export")
+
+
+def _last(pointer: Path, what: str, declared: Distillation, verb: str) -> Path:
+    try:
+        return pointer.parent / pointer.read_text()
+    except FileNotFoundError as error:
+        raise DataError(f"{what} of {declared.name}", f"there is none in {pointer.parent}",
+                        remedy=f"run `isthmus {verb}`") from error  # fmt: skip
+
+
+def _models(project: Project, declared: Distillation) -> Path:
+    return project.state / "models" / declared.name
+
+
+def _latest_package(project: Project, declared: Distillation) -> Path:
+    return project.state / "packages" / f"{declared.name}.latest"
+
+
+def _inputs(contract: Contract, service: str) -> list[ModelInput]:
+    return [ModelInput(column.name, column.dtype) for column in contract.inputs(service)]
+
+
+def _missing(extra: str, error: ImportError) -> DependencyError:
+    return DependencyError(extra, f"cannot be imported ({error})", remedy=f"install it: pip install 'isthmus[{extra}]'")

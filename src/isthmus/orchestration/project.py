@@ -1,0 +1,262 @@
+"""A project: a folder with isthmus.toml, its definitions, and the state the steps leave in `.isthmus`."""
+
+import ast
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+
+from isthmus.distill.declaration import Distillation
+from isthmus.features import clock
+from isthmus.features.contract import Contract, differences
+from isthmus.features.declarations import Declaration, compile_contract
+from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem
+from isthmus.features.spec import Entity, FeatureProjection, FeatureService, FeatureView, RequestSource, Source, Spine
+from isthmus.orchestration.settings import FILE, Settings, load
+
+STATE = ".isthmus"
+_DECLARATIONS = (Entity, Source, FeatureView, RequestSource, FeatureService, Spine)
+
+
+@dataclass(frozen=True)
+class Definitions:
+    """What a definitions module declares.
+
+    Attributes:
+        views: by name, in the order in which they stand in the module.
+        spines: by name.
+        entities: by name, those that views and spines refer to included.
+        distillations: by name.
+        contract: all of it but the distillations, compiled.
+    """
+
+    views: Mapping[str, FeatureView]
+    spines: Mapping[str, Spine]
+    services: Mapping[str, FeatureService]
+    distillations: Mapping[str, Distillation]
+    contract: Contract
+
+
+class Project:
+    """A folder with an isthmus.toml.
+
+    Args:
+        root: the folder.
+
+    Raises:
+        ConfigurationError: isthmus.toml is missing or wrong.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+        self.settings: Settings = load(self.root / FILE)
+
+    @classmethod
+    def find(cls, start: Path) -> "Project":
+        """The project of the nearest isthmus.toml, from `start` upwards."""
+        for folder in (start.resolve(), *start.resolve().parents):
+            if (folder / FILE).is_file():
+                return cls(folder)
+        problem = Problem(FILE, "there is none here or above", "a project folder")
+        remedy = "go to the project's folder, or name it with --project"
+        raise ConfigurationError(str(start.resolve()), [problem], remedy=remedy)
+
+    @property
+    def name(self) -> str:
+        """The project's name."""
+        return self.settings.project.name
+
+    @property
+    def state(self) -> Path:
+        """The folder that holds what the steps write."""
+        return self.root / STATE
+
+    @property
+    def offline(self) -> str:
+        """Folder or URL of the Delta tables."""
+        place = self.settings.stores.offline
+        return place if "://" in place else str(self.root / place)
+
+    @property
+    def contract_file(self) -> Path:
+        """The applied contract."""
+        return self.state / "contract.json"
+
+    @property
+    def deployment_file(self) -> Path:
+        """What is deployed."""
+        return self.state / "deployment.json"
+
+    @property
+    def fixed_now(self) -> int | None:
+        """Where the project's clock stands, in microseconds, or None for the clock on the wall."""
+        fixed = self.settings.project.now
+        return None if fixed is None else clock.micros(fixed)
+
+    def now(self) -> int:
+        """The project's present, in microseconds since 1970 UTC."""
+        return clock.now() if self.fixed_now is None else self.fixed_now
+
+    @cached_property
+    def definitions(self) -> Definitions:
+        """The declarations, checked together.
+
+        Raises:
+            ConfigurationError: the module cannot be imported, or what it declares is wrong; every problem is named.
+        """
+        with self._imported(self.settings.project.definitions) as module:
+            return self._compiled(module)
+
+    def _compiled(self, module: ModuleType) -> Definitions:
+        found = [value for value in vars(module).values() if isinstance(value, (*_DECLARATIONS, Distillation))]
+        distillations = [value for value in found if isinstance(value, Distillation)]
+        declarations: list[Declaration] = [value for value in found if isinstance(value, _DECLARATIONS)]
+        for distillation in distillations:
+            declarations += [distillation.spine, distillation.teacher, distillation.student]
+        where = str(module.__file__)
+        problems = [problem for distillation in distillations for problem in distillation.problems()]
+        problems += _hidden(module)
+        contract = None
+        try:
+            contract = compile_contract(self.name, _each_once(declarations), where)
+            problems += _beyond_the_device(distillations, contract)
+        except ConfigurationError as error:
+            problems += error.problems
+        if problems or contract is None:
+            raise ConfigurationError(where, problems)
+        return Definitions(
+            views={value.name: value for value in _reached(declarations) if isinstance(value, FeatureView)},
+            spines={value.name: value for value in declarations if isinstance(value, Spine)},
+            services={value.name: value for value in declarations if isinstance(value, FeatureService)},
+            distillations={value.name: value for value in distillations},
+            contract=contract,
+        )
+
+    def applied(self) -> Contract:
+        """The contract of the last `apply`, which must be the contract of today's definitions.
+
+        Raises:
+            ContractMismatch: nothing was applied, or the definitions have changed since.
+        """
+        contract = self.definitions.contract
+        if not self.contract_file.exists():
+            raise ContractMismatch(f"project {self.name}", "nothing has been applied", remedy="run `isthmus apply`")
+        applied = Contract.loads(self.contract_file.read_bytes(), str(self.contract_file))
+        if applied.hash != contract.hash:
+            changes = "; ".join(differences(applied, contract))
+            raise ContractMismatch(
+                f"project {self.name}", f"the definitions have changed since the last apply ({changes})",
+                remedy="run `isthmus apply`",
+            )  # fmt: skip
+        return applied
+
+    @contextmanager
+    def _imported(self, name: str) -> Iterator[ModuleType]:
+        """The definitions, run afresh, with the project's folder first on the path for modules beside them."""
+        file = self.root.joinpath(*name.split(".")).with_suffix(".py")
+        where = str(file)
+        if not file.is_file():
+            raise ConfigurationError(where, [Problem("definitions", "there is no such file", "a Python module")])
+        with _first_on_path(self.root):
+            spec = importlib.util.spec_from_file_location(name, file)
+            assert spec is not None  # noqa: S101 - it is a .py file that exists
+            assert spec.loader is not None  # noqa: S101 - likewise
+            module = importlib.util.module_from_spec(spec)
+            # Classes are looked up by their module, by dataclasses as by the digest of the code.
+            hidden = sys.modules.get(name)
+            sys.modules[name] = module
+            try:
+                spec.loader.exec_module(module)
+            except (Exception, SystemExit) as error:  # the user's own code may raise anything
+                place = _place(error, self.root, file)
+                found = f"fails with {type(error).__name__}: {error}"
+                raise ConfigurationError(where, [Problem(place, found)], remedy="correct that line") from error
+            else:
+                yield module
+            finally:
+                del sys.modules[name]
+                if hidden is not None:
+                    sys.modules[name] = hidden
+
+
+@contextmanager
+def _first_on_path(folder: Path) -> Iterator[None]:
+    """Modules of the folder can be imported inside; afterwards they are forgotten, so that the next run is fresh."""
+    sys.path.insert(0, str(folder))
+    before = set(sys.modules)
+    written = sys.dont_write_bytecode
+    # Python takes cached bytecode for fresh if source time, in seconds, and size are equal: a quick edit would be lost.
+    sys.dont_write_bytecode = True
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = written
+        sys.path.remove(str(folder))
+        for name in set(sys.modules) - before:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file and Path(file).is_relative_to(folder) and "site-packages" not in file:
+                del sys.modules[name]
+
+
+def _place(error: BaseException, folder: Path, file: Path) -> str:
+    """The file and line of the project at which an import failed: where the error is, not where it was noticed."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        place, line = Path(error.filename), error.lineno
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f for f in frames if Path(f.filename).is_relative_to(folder) and "site-packages" not in f.filename]
+        if not own:
+            return file.name
+        place, line = Path(own[-1].filename), own[-1].lineno or 0
+    return f"line {line}" if place == file else f"{place.name}, line {line}"
+
+
+def _hidden(module: ModuleType) -> list[Problem]:
+    """Views and spines that are lost because a later function of the module has their name."""
+    file = Path(str(module.__file__))
+    problems = []
+    first: dict[str, int] = {}
+    for node in ast.parse(file.read_bytes()).body:
+        if isinstance(node, ast.FunctionDef) and isinstance(getattr(module, node.name, None), FeatureView | Spine):
+            line = first.setdefault(node.name, node.lineno)
+            if line != node.lineno:
+                problems.append(Problem(f"line {node.lineno}: {node.name!r}",
+                                        f"is declared in line {line} already", "one name each"))  # fmt: skip
+    return problems
+
+
+def _each_once(declarations: list[Declaration]) -> list[Declaration]:
+    return list({id(declaration): declaration for declaration in declarations}.values())
+
+
+def _reached(declarations: list[Declaration]) -> list[Declaration]:
+    """The declarations, and the views that services use without the module naming them."""
+    reached: list[Declaration] = list(declarations)
+    for declaration in declarations:
+        if isinstance(declaration, FeatureService):
+            reached += [part.view if isinstance(part, FeatureProjection) else part for part in declaration.features]
+    return _each_once(reached)
+
+
+def _beyond_the_device(distillations: list[Distillation], contract: Contract) -> list[Problem]:
+    """A student may use only what a device can have."""
+    problems = []
+    for distillation in distillations:
+        beyond = [c.name for c in contract.inputs(distillation.student.name) if c.available != "device"]
+        if beyond:
+            problems.append(Problem(f"distillation {distillation.name}, student", f"uses {', '.join(beyond)}",
+                                    'only fields with available="device" and request fields'))  # fmt: skip
+    return problems
+
+
+def environment_root() -> Path:
+    """The project that a Dagster code location was started for: `ISTHMUS_ROOT`, or the working folder."""
+    return Path(os.environ.get("ISTHMUS_ROOT", "."))

@@ -1,0 +1,66 @@
+"""`apply`: compiles the definitions, writes the contract, registers the Feast objects."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from isthmus.features.contract import Contract, differences
+from isthmus.features.errors import ContractMismatch, DependencyError
+from isthmus.features.files import write_atomically
+from isthmus.orchestration.project import Project
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What an apply did.
+
+    Attributes:
+        contract: hash of the contract.
+        changes: what is different from the contract before, a sentence each.
+        registered: the Feast objects.
+    """
+
+    contract: str
+    changes: list[str]
+    registered: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The machine-readable form."""
+        return {"contract": self.contract, "changes": self.changes, "registered": self.registered}
+
+
+def apply(project: Project) -> Applied:
+    """Checks the whole project and makes its contract the one in force.
+
+    Raises:
+        ConfigurationError: with every problem of the definitions.
+        DependencyError: feast is not installed.
+    """
+    definitions = project.definitions
+    contract = definitions.contract
+    changes = _changes(project, contract)
+    try:
+        from isthmus.features import _feast
+    except ImportError as error:
+        raise DependencyError("apply", f"feast cannot be imported ({error})",
+                              remedy="install it with: pip install 'isthmus[orchestration]'") from error  # fmt: skip
+    server = project.settings.server
+    registered = _feast.register(
+        contract,
+        definitions.views,
+        definitions.services,
+        folder=project.state / "feast",
+        offline=project.offline,
+        server=f"http://{server.host}:{server.port}",
+    )
+    # Last, because from here on the contract is in force.
+    write_atomically(project.contract_file, contract.dumps())
+    return Applied(contract.hash, changes, registered)
+
+
+def _changes(project: Project, contract: Contract) -> list[str]:
+    if not project.contract_file.exists():
+        return []
+    try:
+        return differences(Contract.loads(project.contract_file.read_bytes()), contract)
+    except ContractMismatch:
+        return ["the contract before was not readable"]

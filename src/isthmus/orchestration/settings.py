@@ -1,0 +1,221 @@
+"""isthmus.toml: what changes between environments, typed and checked once."""
+
+import json
+import os
+import re
+import tomllib
+from dataclasses import fields as fields_of
+from dataclasses import is_dataclass
+from datetime import date, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
+
+from isthmus.features.errors import ConfigurationError, Problem
+from isthmus.features.profiles import ServingProfile, TrainingProfile
+
+FILE = "isthmus.toml"
+_ENVIRONMENT = "ISTHMUS_"
+
+
+def _zoned(moment: object) -> datetime:
+    """A TOML time, or its text in an environment variable, with its zone."""
+    try:
+        zoned = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
+    except ValueError:
+        zoned = None
+    if not isinstance(zoned, datetime) or zoned.tzinfo is None:
+        raise ValueError("a time with its zone, for example 2013-12-31T12:00:00Z")
+    return zoned
+
+
+def _matching(pattern: str, expected: str) -> AfterValidator:
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(expected)
+        return text
+
+    return AfterValidator(check)
+
+
+def _engine(name: str) -> str:
+    if name not in ("sail", "spark") and not name.startswith("sc://"):
+        raise ValueError("sail, spark, or a Spark Connect URL like sc://host:15002")
+    return name
+
+
+def _online(url: str) -> str:
+    if url != "embedded" and not url.startswith(("redis://", "rediss://", "unix://")):
+        raise ValueError('"embedded", or a URL that begins with redis://, rediss:// or unix://')
+    return url
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ProjectTable(_Table):
+    """`[project]`.
+
+    Attributes:
+        name: stands first in every online key; lower-case letters, digits, `_` and `-`.
+        definitions: module of the declarations, in the project's folder.
+        now: fixes the project's clock, for replaying history; by default it is the clock on the wall.
+    """
+
+    name: Annotated[
+        str, _matching(r"[a-z0-9][a-z0-9_-]*", "lower-case letters, digits, _ and -, a letter or digit first")
+    ]
+    definitions: Annotated[
+        str, _matching(r"[^\W\d]\w*(\.[^\W\d]\w*)*", "the name of a Python module, for example definitions")
+    ] = "definitions"
+    now: Annotated[datetime | None, BeforeValidator(_zoned)] = None
+
+
+class StoresTable(_Table):
+    """`[stores]`.
+
+    Attributes:
+        offline: folder (relative to the project) or object-storage URL of the Delta tables.
+        online: "embedded", or the URL of a Redis.
+    """
+
+    offline: str = ".isthmus/offline"
+    online: Annotated[str, AfterValidator(_online)] = "embedded"
+
+
+class ProfilesTable(_Table):
+    """`[profiles.training]` and `[profiles.serving]`."""
+
+    training: TrainingProfile = TrainingProfile()
+    serving: ServingProfile = ServingProfile()
+
+
+class ServerTable(_Table):
+    """`[server]`: where the API listens. Not on Feast's 6566: browsers refuse to open that port."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 6570
+    workers: Annotated[int, Field(ge=1, le=64)] = 1
+
+
+class DevTable(_Table):
+    """`[dev]`: where `isthmus dev` shows Dagster."""
+
+    port: Annotated[int, Field(ge=1, le=65535)] = 3000
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+
+
+class Settings(BaseSettings):
+    """The whole file. `ISTHMUS_ENGINE`, `ISTHMUS_STORES__ONLINE` and so on override it."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=_ENVIRONMENT, env_nested_delimiter="__", extra="forbid", frozen=True, toml_file=FILE
+    )
+
+    project: ProjectTable
+    engine: Annotated[str, AfterValidator(_engine)] = "sail"
+    stores: StoresTable = StoresTable()
+    profiles: ProfilesTable = ProfilesTable()
+    server: ServerTable = ServerTable()
+    dev: DevTable = DevTable()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is the library's
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is the library's
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Environment before file; nothing else."""
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+
+def load(path: Path) -> Settings:
+    """The settings of an isthmus.toml, with the environment on top.
+
+    Raises:
+        ConfigurationError: the file is missing, is not TOML, or holds wrong values; every one of them is named.
+    """
+    if not path.is_file():
+        problem = Problem(FILE, "there is none", "a file with a [project] table")
+        raise ConfigurationError(str(path.parent), [problem], remedy="name the project's folder with --project")
+
+    class Located(Settings):
+        model_config = SettingsConfigDict(toml_file=path)
+
+    try:
+        return Located()  # type: ignore[call-arg]  # from its sources
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(str(path), [Problem("TOML syntax", str(error))]) from error
+    except SettingsError as error:
+        raise ConfigurationError(str(path), _not_json() or [Problem("environment", str(error))]) from error
+    except ValidationError as error:
+        problems = [_problem(tuple(map(str, detail["loc"])), dict(detail)) for detail in error.errors()]
+        raise ConfigurationError(str(path), problems) from error
+
+
+_EXPECTED = {
+    "string_type": "a text",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+}
+
+
+def _problem(place: tuple[str, ...], detail: dict[str, Any]) -> Problem:
+    """A pydantic finding as a sentence: the key, the value, what would be accepted."""
+    key, kind = ".".join(place), detail["type"]
+    variable = _ENVIRONMENT + "__".join(place).upper()
+    if variable in {name.upper() for name in os.environ}:
+        key = variable
+    table = _fields(place)
+    if kind == "missing":
+        return Problem(key, "is missing", f"a table [{key}]" if table else "a value")
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        return Problem(key, "is not a setting", "one of " + ", ".join(sorted(_fields(place[:-1]))))
+    found = _shown(detail["input"].isoformat() if isinstance(detail["input"], date) else detail["input"])
+    message = str(detail["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
+    return Problem(key, found, f"a table [{'.'.join(place)}]" if table else _EXPECTED.get(kind, message))
+
+
+def _fields(place: tuple[str, ...]) -> list[str]:
+    """The keys of the table at a place; none if it is no table."""
+    table: Any = Settings
+    for key in place:
+        fields = get_type_hints(table) if is_dataclass(table) else getattr(table, "model_fields", {})
+        found = fields.get(key)
+        table = getattr(found, "annotation", found)
+    if is_dataclass(table):
+        return [field.name for field in fields_of(table)]
+    return list(getattr(table, "model_fields", {}))
+
+
+def _shown(value: object) -> str:
+    """A value as it may be shown: what a URL says of a user, a password or a token is left out."""
+    return re.sub(r"(token|password)=[^;&'\"]*", r"\1=***", re.sub(r"//[^@\s]*@", "//***@", repr(value)))
+
+
+def _not_json() -> list[Problem]:
+    """The variables that stand for a whole table and are not JSON, which the library does not name."""
+    problems = []
+    for name, value in os.environ.items():
+        key = name.upper().removeprefix(_ENVIRONMENT).lower()
+        if name.upper().startswith(_ENVIRONMENT) and _fields((key,)):
+            try:
+                json.loads(value)
+            except ValueError:
+                problems.append(Problem(name, _shown(value), f"a table [{key}] as JSON"))
+    return problems

@@ -1,0 +1,129 @@
+"""What a person reads at the end of a step."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+_MODELS = {
+    "teacher": "all server-side features",
+    "reference": "the teacher's learner on the student's features",
+    "student": "small, taught by the teacher",
+    "control": "small, without the teacher",
+}
+
+
+def show_report(report: Mapping[str, Any]) -> None:
+    """Prints the report of one step: a table where it has a row per view, lines otherwise."""
+    console = _console()
+    if report and all(isinstance(value, Mapping) for value in report.values()):
+        first = next(iter(report.values()))
+        table = _table("", *first)
+        for name, row in report.items():
+            table.add_row(name, *(_cell(value) for value in row.values()))
+        console.print(table)
+        return
+    for key, value in report.items():
+        if isinstance(value, list):
+            value = f"{len(value)}" if len(value) > 6 else ", ".join(map(str, value)) or "none"
+        elif isinstance(value, Mapping):
+            value = f"{len(value)} entries, see --json"
+        console.print(f"[dim]{key:>16}[/]  {_cell(value)}", highlight=False, soft_wrap=True)
+
+
+def show(outcome: Mapping[str, Any]) -> None:
+    """Prints the outcome of a demo."""
+    console = _console()
+    console.print(f"\n[bold]{outcome['project']}[/]  contract {outcome['contract'][:12]}\n", highlight=False)
+    console.print(_views(outcome))
+    examples = outcome["training_set"]
+    console.print(f"Training set: {examples['rows_in']:,} rows in, {examples['rows_out']:,} rows out.", highlight=False)
+    console.print(_models(outcome["models"]))
+    console.print(_kept(outcome), highlight=False)
+    package = outcome["package"]
+    sizes = ", ".join(f"{name} {size / 1000:.1f} kB" for name, size in package["bytes"].items())
+    console.print(f"Package: {package['path']} ({sizes})", highlight=False, soft_wrap=True)
+    verdict = outcome["verdict"]
+    word = "[green]passed[/]" if verdict["passed"] else "[red]failed[/]"
+    console.print(
+        f"Verdict: {word}, {verdict['compared']:,} values compared, {verdict['differing']:,} differ.\n", highlight=False
+    )
+    for n, (lookup, prediction) in enumerate(zip(outcome["lookups"], outcome["predictions"], strict=True)):
+        console.print(_answer(n, lookup, prediction))
+    seconds = dict(outcome["seconds"])
+    total = seconds.pop("total")
+    steps = "  ".join(f"{step} {value:.1f}" for step, value in seconds.items())
+    console.print(f"Seconds: {steps}  [bold]total {total:.1f}[/]\n", highlight=False)
+
+
+def _views(outcome: Mapping[str, Any]) -> Table:
+    table = _table("view", "rows", "keys", "changed", "written", "verified", "differing")
+    for name, built in outcome["views"].items():
+        counts = outcome["materialize"][name]
+        features = outcome["verdict"]["views"][name].values()
+        verified = sum(feature["compared"] for feature in features)
+        differing = sum(feature["differing"] for feature in features)
+        row = (built["rows"], counts["compared"], counts["changed"], counts["written"], verified, differing)
+        table.add_row(name, *map(_cell, row))
+    return table
+
+
+def _models(models: Mapping[str, Mapping[str, float]]) -> Table:
+    table = _table("model", "AUC", "log loss", "ECE", "parameters", "kB", "p50 µs", "p99 µs")
+    for name, m in models.items():
+        figures = (f"{m['auc']:.4f}", f"{m['log_loss']:.4f}", f"{m['ece']:.4f}", f"{m['parameters']:,}")
+        times = (f"{m['bytes'] / 1000:,.1f}", f"{m['p50_us']:,.0f}", f"{m['p99_us']:,.0f}")
+        table.add_row(name, *figures, *times)
+    table.caption = "\n".join(f"{name}: {about}" for name, about in _MODELS.items())
+    table.caption_justify = "left"
+    return table
+
+
+def _kept(outcome: Mapping[str, Any]) -> str:
+    auc = {name: model["auc"] for name, model in outcome["models"].items()}
+    gain = auc["student"] - auc["control"]
+    return (
+        f"The student keeps {outcome['lift_kept']:.1%} of the reference's lift over chance; "
+        f"the teacher's part in its AUC is {gain:+.4f}."
+    )
+
+
+def _answer(n: int, lookup: Mapping[str, Any], prediction: Mapping[str, Any]) -> Table:
+    answer = lookup["answer"]
+    names, results = answer["metadata"]["feature_names"], answer["results"]
+    asked = ", ".join(f"{key}={values[0]}" for key, values in lookup["request"]["entities"].items())
+    probability = prediction["answer"]["predictions"][0]
+    table = Table(title=f"{asked}: probability {probability:.3f}", title_justify="left", box=box.SIMPLE, pad_edge=False)
+    table.add_column("feature")
+    table.add_column("value", justify="right")
+    table.add_column("status")
+    features = [i for i, name in enumerate(names) if "__" in name]
+    shown = features[:: max(1, len(features) // 5)][:5]
+    for i in shown:
+        table.add_row(names[i], _cell(results[i]["values"][0]), results[i]["statuses"][0])
+    if n == 0:
+        table.caption = f"{len(shown)} of {len(features)} features of the answer"
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for n, column in enumerate(columns):
+        table.add_column(column, justify="left" if n == 0 else "right", no_wrap=True)
+    return table
+
+
+def _console() -> Console:
+    """As wide as the terminal; wide enough for every table where there is none."""
+    console = Console()
+    return console if console.is_terminal else Console(width=110)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "-"}[value]
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,1 @@
+"""The API: lookups, predictions and deployments. It stands on `isthmus.features` alone."""

@@ -1,0 +1,148 @@
+"""The deployment: which package answers `/predict`, on whose verdict, in one small file."""
+
+from pathlib import Path
+
+import msgspec
+
+from isthmus.features.contract import Contract
+from isthmus.features.errors import ContractMismatch, GateFailed, PackageError
+from isthmus.features.files import write_atomically
+from isthmus.features.manifest import package_digest, read_package
+from isthmus.features.profiles import ServingProfile
+from isthmus.features.verdict import Verdict
+
+_VERIFY = "run `isthmus verify` and deploy again"
+
+
+class Approval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The verdict a deployment rests on: when it was reached, and how many values it compared."""
+
+    at: int
+    compared: int
+
+
+class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A deployed package.
+
+    Attributes:
+        model: name by which `/predict` knows it.
+        package: path of the package folder.
+        digest: digest of the package.
+        contract: hash of the contract the package was made under.
+        service: feature service whose values the model reads.
+        precision: variant of the package that runs.
+        threads: CPU threads of one prediction.
+        deployed_at: microseconds since 1970 UTC.
+        verdict: what the deployment rests on.
+    """
+
+    model: str
+    package: str
+    digest: str
+    contract: str
+    service: str
+    precision: str
+    threads: int
+    deployed_at: int
+    verdict: Approval
+
+    def dumps(self) -> bytes:
+        """The deployment as a file."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
+
+    @classmethod
+    def loads(cls, text: bytes, where: str = "deployment.json") -> "Deployment":
+        """The inverse of `dumps`.
+
+        Raises:
+            PackageError: the text is no deployment.
+        """
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.DecodeError as error:
+            raise PackageError(where, f"is not a deployment ({error})", remedy="run `isthmus deploy`") from error
+
+
+def deploy(
+    package: Path, verdict: Verdict | None, contract: Contract, profile: ServingProfile, file: Path, *, at: int
+) -> Deployment:
+    """Puts a package behind the API: a running server takes it up within a second.
+
+    Args:
+        package: the package folder.
+        verdict: the outcome of `isthmus verify` for this package, if there is one.
+        contract: the contract in use.
+        profile: precision and threads.
+        file: where the deployment is written, all at once.
+        at: the present time in microseconds since 1970 UTC.
+
+    Raises:
+        PackageError: the package is damaged, or lacks the profile's precision.
+        ContractMismatch: the package was made under another contract.
+        GateFailed: there is no verdict, or it did not pass, or it is about something else.
+    """
+    manifest = read_package(package)
+    digest = package_digest(package)
+    where = f"package {manifest.name}"
+    if manifest.contract != contract.hash:
+        raise ContractMismatch(
+            where, f"made under contract {manifest.contract[:12]}", expected=contract.hash[:12],
+            remedy="run `isthmus distill` and `isthmus export` again",
+        )  # fmt: skip
+    manifest.variant(profile.precision)
+    approval = _approve(where, digest, contract, verdict)
+    _require_coverage(where, contract, manifest.service, verdict)
+    deployment = Deployment(
+        model=manifest.name,
+        package=str(package.resolve()),
+        digest=digest,
+        contract=contract.hash,
+        service=manifest.service,
+        precision=profile.precision,
+        threads=profile.threads,
+        deployed_at=at,
+        verdict=approval,
+    )
+    write_atomically(file, deployment.dumps())
+    return deployment
+
+
+def _require_coverage(where: str, contract: Contract, service: str, verdict: Verdict | None) -> None:
+    """Refuses a verdict that did not compare every stored feature the model reads."""
+    compared = verdict.views if verdict else {}
+    missing = [
+        f"{view}.{feature}"
+        for view, feature in contract.service(service).features
+        if feature not in compared.get(view, {}) or compared[view][feature].compared == 0
+    ]
+    if missing:
+        raise GateFailed(
+            where,
+            f"its verdict did not compare {', '.join(missing[:3])}" + (" and more" if len(missing) > 3 else ""),
+            expected="every stored feature of the model",
+            remedy=_VERIFY,
+        )
+
+
+def _approve(where: str, digest: str, contract: Contract, verdict: Verdict | None) -> Approval:
+    """What the verdict has to say for a package; every way in which it does not speak for it is refused."""
+    if verdict is None:
+        raise GateFailed(where, "has no verdict", expected="a verdict that passed", remedy=_VERIFY)
+    if verdict.contract != contract.hash:
+        raise GateFailed(
+            where, f"its verdict is about contract {verdict.contract[:12]}", expected=contract.hash[:12], remedy=_VERIFY
+        )
+    if verdict.package is None or verdict.model is None:
+        raise GateFailed(
+            where, "its verdict compared no model output", expected=f"package {digest[:12]}", remedy=_VERIFY
+        )
+    if verdict.package != digest:
+        raise GateFailed(
+            where, f"its verdict is about package {verdict.package[:12]}", expected=digest[:12], remedy=_VERIFY
+        )
+    if not verdict.passed:
+        raise GateFailed(
+            where, f"its verdict failed: {verdict.differing:,} of {verdict.compared:,} values differ",
+            expected="none", remedy="run `isthmus verify`, mend what differs, and deploy again",
+        )  # fmt: skip
+    return Approval(verdict.at, verdict.compared)

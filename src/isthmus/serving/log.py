@@ -1,0 +1,50 @@
+"""The server's log: one JSON object per line on stderr, no stack traces."""
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any
+
+import orjson
+import structlog
+
+
+def configure() -> None:
+    """Sends our own lines, and the warnings of the libraries, to stderr as JSON."""
+    shared: list[Any] = [structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso", utc=True)]
+    structlog.configure(
+        processors=[*shared, structlog.processors.JSONRenderer(orjson.dumps)],
+        logger_factory=structlog.BytesLoggerFactory(sys.stderr.buffer),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                _without_trace,
+                structlog.processors.JSONRenderer(lambda event, **_: orjson.dumps(event).decode()),
+            ],
+        )
+    )
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+
+
+def place(error: Exception) -> str:
+    """Where an error was raised, without the stack that led there."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{trace.tb_frame.f_code.co_qualname}:{trace.tb_lineno}" if trace else "unknown"
+
+
+def _without_trace(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Names the exception instead of printing its stack."""
+    trace = event.pop("exc_info", None)
+    if isinstance(trace, tuple) and trace[0] is not None:
+        event["exception"] = trace[0].__name__
+    if str(event["event"]).startswith("Traceback "):
+        # Starlette logs a failed start as formatted text: its last line says what went wrong.
+        event["event"] = str(event["event"]).rstrip().rpartition("\n")[2]
+    return event

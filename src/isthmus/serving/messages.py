@@ -1,0 +1,134 @@
+"""What the API takes and gives: the types behind its decoding and its OpenAPI document."""
+
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+FieldStatus = Literal["PRESENT", "NULL_VALUE", "NOT_FOUND", "OUTSIDE_MAX_AGE"]
+
+Scalar = bool | int | float | str | None
+
+Columns = dict[str, Raw]
+"""Column name to its values, undecoded: the contract says which type each column has."""
+
+
+class LookupRequest(Struct, forbid_unknown_fields=True):
+    """A lookup: features as `view:feature`, or the name of a feature service, for the rows of `entities`."""
+
+    entities: Annotated[
+        Columns,
+        Meta(
+            description="Join key to its values, one per row. The answer has the same order.",
+            examples=[{"carrier": ["UA", "AA"]}],
+        ),
+    ]
+    features: list[str] | None = None
+    feature_service: str | None = None
+    full_feature_names: Annotated[bool, Meta(description="Name features `view__feature`, not `feature`.")] = False
+    include_feature_view_version_metadata: Annotated[
+        bool, Meta(description="Sent by Feast's client; the contract hash is this API's version.")
+    ] = False
+
+
+class Metadata(Struct):
+    """The names of the result columns, and the contract that they were read under."""
+
+    feature_names: list[str]
+    contract: str
+
+
+class FeatureVector(Struct):
+    """One column of an answer. Non-finite numbers are "NaN", "Infinity" and "-Infinity"; bytes are Base64."""
+
+    values: list[Scalar]
+    statuses: list[FieldStatus]
+    event_timestamps: list[Annotated[str, Meta(extra_json_schema={"format": "date-time"})]]
+
+
+class LookupAnswer(Struct):
+    """One column per join key given, then one per feature."""
+
+    metadata: Metadata
+    results: list[FeatureVector]
+
+
+class PredictRequest(Struct, forbid_unknown_fields=True):
+    """A prediction for each row of join keys and request fields."""
+
+    model: str | None = None
+    entities: Annotated[Columns, Meta(description="Join key to its values, one per row.")] = {}
+    request: Annotated[
+        Columns,
+        Meta(description="Request field to its values, one per row. A field named like a join key may be left out."),
+    ] = {}
+
+
+class PredictAnswer(Struct):
+    """One prediction per row, and what each view had to say about the row."""
+
+    model: str
+    contract: str
+    package: str
+    predictions: list[float | Literal["NaN", "Infinity", "-Infinity"]]
+    statuses: dict[str, list[FieldStatus]]
+
+
+class ModelInput(Struct):
+    """A value that a model reads."""
+
+    name: str
+    dtype: str
+
+
+class ModelState(Struct):
+    """A deployed model; `current` is false when the contract has changed since it was deployed."""
+
+    model: str
+    package: str
+    contract: str
+    service: str
+    precision: str
+    threads: int
+    deployed_at: Annotated[int, Meta(description="Microseconds since 1970 UTC.")]
+    current: bool
+    inputs: list[ModelInput]
+
+
+class Models(Struct):
+    """The deployed models."""
+
+    models: list[ModelState]
+
+
+class Health(Struct):
+    """The process is up."""
+
+    status: Literal["up"]
+
+
+class Ready(Struct):
+    """The contract is loaded and Redis answers; `model` is the deployed model, if there is one."""
+
+    status: Literal["ready"]
+    project: str
+    contract: str
+    model: str | None
+
+
+class ProblemAnswer(Struct):
+    """One problem among several."""
+
+    where: str
+    found: str
+    expected: str
+
+
+class ErrorAnswer(Struct, omit_defaults=True):
+    """What went wrong, where, what would have been accepted, and what to do."""
+
+    error: str
+    where: str
+    found: str
+    expected: str
+    remedy: str
+    problems: list[ProblemAnswer] | UnsetType = UNSET

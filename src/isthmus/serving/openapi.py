@@ -1,0 +1,121 @@
+"""The OpenAPI document: made from the types that requests are decoded with.
+
+OpenAPI 3.0, because the bundled Swagger UI shows nothing newer. Its schemas have `nullable` in place of a null type.
+"""
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+
+from isthmus.serving import messages
+
+_ERRORS = {
+    400: "The body is no JSON in UTF-8.",
+    404: "A view, feature, service or model is not there.",
+    409: "Rows or the model were made under another contract.",
+    413: "The body is too long, or asks for too many rows.",
+    422: "The request lacks something, or something has another type.",
+    503: "There is no contract or no model yet, or Redis does not answer.",
+}
+
+_SCALAR = {"anyOf": [{"type": kind, "nullable": True} for kind in ("boolean", "number", "string")]}
+
+
+def document() -> dict[str, Any]:
+    """The OpenAPI document of the API."""
+    types = [
+        messages.LookupRequest, messages.LookupAnswer, messages.PredictRequest, messages.PredictAnswer,
+        messages.Models, messages.Health, messages.Ready, messages.ErrorAnswer,
+    ]  # fmt: skip
+    _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    return {
+        "openapi": "3.0.3",
+        "info": {
+            "title": "Isthmus",
+            "version": version("isthmus"),
+            "description": "Features by Feast's online API, and predictions from the same values.",
+        },
+        "paths": {
+            "/get-online-features": {
+                "post": _operation(
+                    "lookUp", "Looks up the latest features of some keys", messages.LookupAnswer,
+                    errors=(400, 404, 409, 413, 422, 503), body=messages.LookupRequest, contract=True,
+                )
+            },
+            "/predict": {
+                "post": _operation(
+                    "predict", "Predicts from join keys and request fields", messages.PredictAnswer,
+                    errors=(400, 404, 409, 413, 422, 503), body=messages.PredictRequest, contract=True,
+                )
+            },
+            "/models": {"get": _operation("listModels", "Lists the deployed models", messages.Models)},
+            "/healthz": {"get": _operation("isUp", "Whether the process is up", messages.Health)},
+            "/readyz": {
+                "get": _operation(
+                    "isReady", "Whether lookups can be answered", messages.Ready, errors=(503,), contract=True
+                )
+            },
+        },
+        "components": {"schemas": {name: _dialect(schema) for name, schema in schemas.items()}},
+    }  # fmt: skip
+
+
+def _operation(
+    name: str,
+    summary: str,
+    answer: type[msgspec.Struct],
+    *,
+    errors: tuple[int, ...] = (),
+    body: type[msgspec.Struct] | None = None,
+    contract: bool = False,
+) -> dict[str, Any]:
+    headers = {"X-Request-Id": {"description": "The caller's id, or a new one.", "schema": {"type": "string"}}}
+    if contract:
+        headers["Isthmus-Contract"] = {"description": "Hash of the contract.", "schema": {"type": "string"}}
+    responses = {
+        "200": {"description": (answer.__doc__ or "").split("\n")[0], "headers": headers, "content": _json(answer)}
+    }
+    for status in errors:
+        content = _json(messages.ErrorAnswer)
+        responses[str(status)] = {"description": _ERRORS[status], "headers": _error_headers(status), "content": content}
+    operation: dict[str, Any] = {"operationId": name, "summary": summary, "responses": responses}
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": _json(body)}
+    return operation
+
+
+def _error_headers(status: int) -> dict[str, Any]:
+    headers = {"X-Request-Id": {"schema": {"type": "string"}}}
+    if status == 503:
+        headers["Retry-After"] = {"schema": {"type": "string"}}
+    return headers
+
+
+def _json(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
+
+
+def _dialect(schema: Any) -> Any:
+    """A schema of JSON Schema 2020-12 in the dialect of OpenAPI 3.0."""
+    if isinstance(schema, list):
+        return [_dialect(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    schema = {name: _dialect(value) for name, value in schema.items()}
+    if schema.get("additionalProperties") == {}:
+        # Raw JSON, to msgspec: a column, which is decoded by the contract's type.
+        schema["additionalProperties"] = {"type": "array", "minItems": 1, "items": _SCALAR}
+    if schema.get("required") == []:
+        del schema["required"]
+    if examples := schema.pop("examples", None):
+        schema["example"] = examples[0]
+    kinds = schema.get("anyOf", [])
+    typed = [kind for kind in kinds if kind != {"type": "null"}]
+    if len(typed) == len(kinds):
+        return schema
+    # `nullable` counts only beside a `type`, so it stands with each alternative.
+    typed = [{**kind, "nullable": True} for kind in typed]
+    del schema["anyOf"]
+    return {**schema, **typed[0]} if len(typed) == 1 else {**schema, "anyOf": typed}

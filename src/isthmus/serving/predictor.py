@@ -1,0 +1,101 @@
+"""A prediction: from join keys and request fields to the model's output."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import orjson
+
+from isthmus.features.columns import Values
+from isthmus.features.contract import Column, Contract
+from isthmus.features.errors import ContractMismatch, RequestError
+from isthmus.features.online import LookupPlan, ViewAnswer
+from isthmus.features.types import Float32
+from isthmus.serving import columns
+from isthmus.serving.lookup import OPTIONS, json_values, labels
+from isthmus.serving.model import Model
+
+Raws = Mapping[str, msgspec.Raw]
+
+
+class Predictor:
+    """A model with the views and request fields it reads.
+
+    Raises:
+        ContractMismatch: the model was deployed under another contract.
+    """
+
+    def __init__(self, contract: Contract, model: Model) -> None:
+        deployment = model.deployment
+        if deployment.contract != contract.hash:
+            raise ContractMismatch(
+                f"model {deployment.model}", f"deployed under contract {deployment.contract[:12]}",
+                expected=contract.hash[:12], remedy="run `isthmus export`, `isthmus verify` and `isthmus deploy` again",
+            )  # fmt: skip
+        self.model = model
+        service = contract.service(deployment.service)
+        needed = {item.name for item in model.inputs}
+        self._features = [
+            (view, feature, full)
+            for view, feature in service.features
+            if (full := contract.views[view].full_name(feature)) in needed
+        ]
+        self.plan = LookupPlan(contract, [view for view, _, _ in self._features])
+        self._fields = {column.name: column for column in service.request}
+        self._needed = [name for name in self._fields if name in needed]
+
+    def read(
+        self, entities: Raws, request: Raws, join_keys: Mapping[str, Column]
+    ) -> tuple[dict[str, list[Any]], dict[str, Values], int]:
+        """The join keys, the request fields and the number of rows of a request.
+
+        A value that is a join key and a request field may be given as either.
+
+        Raises:
+            RequestError: something is missing, unknown, of another type, or said twice and differently.
+        """
+        for name in request:
+            if name not in self._fields:
+                expected = "one of " + (", ".join(self._fields) or "none")
+                raise RequestError(f"request.{name}", "is no request field of the model", expected=expected)
+        entities = {**{name: request[name] for name in self.plan.keys if name in request}, **entities}
+        request = {**{name: entities[name] for name in self._needed if name in entities}, **request}
+        keys = columns.keys(entities, join_keys)
+        fields = {name: columns.field(raw, self._fields[name]) for name, raw in request.items()}
+        require_keys(self.plan, keys)
+        for name in self._needed:
+            if name not in fields:
+                raise RequestError(f"request.{name}", "is missing", expected=f"{self._fields[name].dtype}, one per row")
+        rows = columns.rows("entities and request", {**fields, **keys})
+        for name in fields.keys() & keys.keys():
+            if fields[name] != keys[name]:
+                raise RequestError(f"request.{name}", f"differs from entities.{name}", expected="one of the two")
+        return keys, {name: columns.values(fields[name], self._fields[name]) for name in self._needed}, rows
+
+    def encode(self, fields: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> bytes:
+        """The JSON answer: the model's output for what the request and the views hold."""
+        inputs = {full: answers[view].columns[feature] for view, feature, full in self._features}
+        output = self.model.predict({**inputs, **fields})
+        deployment = self.model.deployment
+        return orjson.dumps(
+            {
+                "model": deployment.model,
+                "contract": deployment.contract,
+                "package": deployment.digest,
+                "predictions": json_values(Values(output, np.ones(len(output), bool)), Float32, complete=True),
+                "statuses": {view: labels(answer.status) for view, answer in answers.items()},
+            },
+            option=OPTIONS,
+        )
+
+
+def require_keys(plan: LookupPlan, given: Mapping[str, object]) -> None:
+    """Checks that every join key of a plan is given.
+
+    Raises:
+        RequestError: one is missing.
+    """
+    for name, column in plan.keys.items():
+        if name not in given:
+            raise RequestError(f"entities.{name}", "is missing", expected=f"a list of {column.dtype} values")

@@ -1,0 +1,110 @@
+"""What a server process is told: one frozen record, handed over as JSON in one environment variable."""
+
+import ipaddress
+import os
+import signal
+import subprocess
+import sys
+from types import FrameType
+
+import msgspec
+from redis.connection import parse_url
+
+from isthmus.features.errors import ConfigurationError, Problem
+from isthmus.features.online import without_credentials
+
+VARIABLE = "ISTHMUS_SERVER"
+
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings of a server.
+
+    Attributes:
+        contract: path of `contract.json`; the file may appear and change while the server runs.
+        deployment: path of the deployment file; likewise.
+        redis: URL of the online store.
+        host: address to listen on.
+        port: port to listen on; 0 for any free one.
+        workers: server processes that share the port.
+        now: the present time in microseconds since 1970 UTC for projects that replay history; None for the clock.
+    """
+
+    contract: str
+    deployment: str
+    redis: str
+    host: str = "127.0.0.1"
+    port: int = 6570
+    workers: int = 1
+    now: int | None = None
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not _loopback(self.host):
+            problems.append(
+                Problem("host", f"{self.host!r} is open to other machines, and the API asks for no credentials",
+                        "127.0.0.1, ::1 or localhost")
+            )  # fmt: skip
+        try:
+            parse_url(self.redis)  # type: ignore[no-untyped-call]
+        except ValueError:
+            # What the parser says quotes the URL, and with it the password.
+            shown = without_credentials(self.redis)
+            problems.append(Problem("redis", f"{shown!r} is not the URL of a Redis", "redis://, rediss:// or unix://"))
+        if not 0 <= self.port <= 65535:
+            problems.append(Problem("port", str(self.port), "0 to 65535"))
+        if self.workers < 1:
+            problems.append(Problem("workers", str(self.workers), "1 or more"))
+        if problems:
+            raise ConfigurationError("server", problems)
+
+    @classmethod
+    def from_environment(cls) -> "ServerSettings":
+        """The settings this process was started with.
+
+        Raises:
+            ConfigurationError: there are none, or they are not settings.
+        """
+        text = os.environ.get(VARIABLE)
+        if text is None:
+            problem = Problem(VARIABLE, "is not set", "the server's settings as JSON")
+            raise ConfigurationError("server", [problem], remedy="start the server with `isthmus serve`")
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.DecodeError as error:
+            raise ConfigurationError("server", [Problem(VARIABLE, str(error), "the server's settings")]) from error
+
+
+def command(settings: ServerSettings) -> tuple[list[str], dict[str, str]]:
+    """The arguments and the whole environment that start a server with these settings in a child process."""
+    environment = {**os.environ, VARIABLE: msgspec.json.encode(settings).decode()}
+    return [sys.executable, "-m", "isthmus.serving"], environment
+
+
+def serve(settings: ServerSettings) -> int:
+    """Runs a server in a child process until it ends; returns its exit code.
+
+    The server is a child so that it loads nothing this process has loaded. SIGTERM is passed on; Ctrl-C reaches the
+    whole terminal group by itself. Call it from the main thread.
+    """
+    arguments, environment = command(settings)
+    child = subprocess.Popen(arguments, env=environment)  # noqa: S603 - this interpreter, our own module
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGTERM:
+            child.terminate()
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,85 @@
+"""What a server answers from: the contract and the model, replaced together and never changed in place."""
+
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
+
+from isthmus.features.contract import Column, Contract
+from isthmus.features.errors import IsthmusError
+from isthmus.serving.lookup import Lookup, resolve, service_features
+from isthmus.serving.model import Model
+from isthmus.serving.predictor import Predictor
+from isthmus.serving.refusals import NotFoundError, NotReadyError
+
+LOOKUPS = 256
+"""Lists of features that are kept compiled."""
+
+
+class State:
+    """A contract and a model, if they are there, and what is compiled from them.
+
+    Args:
+        contract: the contract, or why there is none.
+        model: the model, or why there is none; None if nothing is deployed.
+    """
+
+    def __init__(
+        self, contract: Contract | IsthmusError | None = None, model: Model | IsthmusError | None = None
+    ) -> None:
+        self._contract = contract
+        self._model = model
+        self.lookup = lru_cache(LOOKUPS)(self._compile)
+        self.service_lookup = lru_cache(LOOKUPS)(self._compile_service)
+
+    @property
+    def contract(self) -> Contract:
+        """The contract.
+
+        Raises:
+            NotReadyError: there is none.
+        """
+        if isinstance(self._contract, Contract):
+            return self._contract
+        raise _not_ready(self._contract, "contract", "there is none yet", "run `isthmus apply`")
+
+    @property
+    def model(self) -> Model | None:
+        """The model, if there is one."""
+        return self._model if isinstance(self._model, Model) else None
+
+    @cached_property
+    def join_keys(self) -> Mapping[str, Column]:
+        """Every join key of the contract by its name."""
+        return {column.name: column for view in self.contract.views.values() for column in view.keys}
+
+    @cached_property
+    def _predictor(self) -> Predictor:
+        assert isinstance(self._model, Model)  # noqa: S101 - `predictor` has seen to it
+        return Predictor(self.contract, self._model)
+
+    def predictor(self, name: str | None) -> Predictor:
+        """What answers a prediction of the named model, or of the only one.
+
+        Raises:
+            NotReadyError: no model is deployed.
+            NotFoundError: there is a model, but not this one.
+            ContractMismatch: the contract has changed since the model was deployed.
+        """
+        if not isinstance(self._model, Model):
+            raise _not_ready(self._model, "model", "none is deployed", "run `isthmus deploy`")
+        known = self._model.deployment.model
+        if name is not None and name != known:
+            raise NotFoundError("model", f"no model {name!r}", expected=known)
+        return self._predictor
+
+    def _compile(self, references: tuple[str, ...], full_names: bool) -> Lookup:
+        return Lookup(self.contract, resolve(self.contract, references), full_names=full_names)
+
+    def _compile_service(self, service: str, full_names: bool) -> Lookup:
+        return Lookup(self.contract, service_features(self.contract, service), full_names=full_names)
+
+
+def _not_ready(problem: IsthmusError | None, where: str, found: str, remedy: str) -> NotReadyError:
+    """What to say when a file is broken, or when there is none."""
+    if problem is None:
+        return NotReadyError(where, found, remedy=remedy)
+    return NotReadyError(problem.where, problem.found, expected=problem.expected, remedy=problem.remedy)

@@ -1,0 +1,105 @@
+"""Takes up a new contract or a new deployment while the server runs."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import structlog
+
+from isthmus.features.contract import Contract
+from isthmus.features.errors import DataError, IsthmusError
+from isthmus.serving.deployment import Deployment
+from isthmus.serving.log import place
+from isthmus.serving.model import Model
+from isthmus.serving.state import State
+
+POLL_SECONDS = 0.5
+
+T = TypeVar("T")
+
+
+class Watch:
+    """The state of a server, kept up with two files.
+
+    Attributes:
+        state: what to answer from. A request takes it once and keeps it: the next state is another object.
+    """
+
+    def __init__(self, contract: Path, deployment: Path) -> None:
+        self._contract = _File(contract, _contract)
+        self._deployment = _File(deployment, _model)
+        self.state = State()
+
+    def load(self) -> None:
+        """Reads what has changed, and replaces the state if something has."""
+        changed = [file.load() for file in (self._contract, self._deployment) if file.changed()]
+        if any(changed):
+            self.state = State(self._contract.content, self._deployment.content)
+
+    async def run(self) -> None:
+        """Follows the files until it is canceled."""
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            if self._contract.changed() or self._deployment.changed():
+                # A model takes a while to load, and the event loop has requests to answer.
+                try:
+                    await asyncio.to_thread(self.load)
+                except Exception as error:  # noqa: BLE001 - a defect, and the next change may be without it
+                    structlog.get_logger().warning("reload failed", exception=type(error).__name__, at=place(error))
+
+
+class _File(Generic[T]):
+    """A file and what it holds: its content, or what is wrong with it, or None if there is no such file."""
+
+    def __init__(self, path: Path, parse: Callable[[Path], T]) -> None:
+        self._path = path
+        self._parse = parse
+        self._stamp: tuple[int, int, int] | None = None
+        self.content: T | IsthmusError | None = None
+
+    def changed(self) -> bool:
+        return _stamp(self._path) != self._stamp
+
+    def load(self) -> bool:
+        """Reads the file; whether there is another content now. A broken file does not replace a good one."""
+        log = structlog.get_logger()
+        # Taken first: a file that changes while it is read is read again.
+        self._stamp = _stamp(self._path)
+        if self._stamp is None:
+            log.warning("file is gone", path=str(self._path))
+            self.content = None
+            return True
+        try:
+            self.content = self._parse(self._path)
+        except IsthmusError as error:
+            kept = self.content is not None and not isinstance(self.content, IsthmusError)
+            log.warning("file refused", path=str(self._path), problem=str(error), previous="kept" if kept else "none")
+            if not kept:
+                self.content = error
+            return not kept
+        log.info("file loaded", path=str(self._path))
+        return True
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _contract(path: Path) -> Contract:
+    return Contract.loads(_read(path), str(path))
+
+
+def _model(path: Path) -> Model:
+    return Model(Deployment.loads(_read(path), str(path)))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(str(path), f"cannot be read ({error.strerror})") from error

@@ -1,0 +1,1 @@
+"""How a feature is computed: declarations as decorators, engines, sources. The only importer of pyspark."""

@@ -1,0 +1,55 @@
+"""The decorators that turn a PySpark function into a declaration. Importing this loads no pyspark."""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from isthmus.features.spec import Entity, FeatureView, Field, RequestSource, Source, Spine
+
+Function = Callable[..., Any]
+
+
+def transform(
+    *,
+    entities: Sequence[Entity],
+    sources: Sequence[Source],
+    schema: Sequence[Field],
+    ttl: timedelta | None = None,
+    delay: timedelta = timedelta(0),
+) -> Callable[[Function], FeatureView]:
+    """Declares the decorated PySpark function as a feature view of the function's name.
+
+    The function takes one DataFrame per source, named like the source, and returns one with the join keys,
+    `event_timestamp`, the features, and `known_at` unless every row is known `delay` after its event time. A source's
+    own `timestamp` and `known` columns, kept under their names, stand for `event_timestamp` and `known_at`.
+    """
+
+    def declare(function: Function) -> FeatureView:
+        return FeatureView(
+            function.__name__, tuple(entities), tuple(schema), tuple(sources), ttl, delay, function, _about(function)
+        )
+
+    return declare
+
+
+def spine(
+    *,
+    entities: Sequence[Entity],
+    sources: Sequence[Source],
+    label: Field,
+    request: RequestSource | None = None,
+) -> Callable[[Function], Spine]:
+    """Declares the decorated PySpark function as a spine: the moments at which a model is asked, with the answer.
+
+    The function returns the join keys, `event_timestamp`, `known_at` (when the label became known), the request
+    fields and the label.
+    """
+
+    def declare(function: Function) -> Spine:
+        return Spine(function.__name__, tuple(entities), label, tuple(sources), request, function, _about(function))
+
+    return declare
+
+
+def _about(function: Function) -> str:
+    return (function.__doc__ or "").strip().partition("\n")[0]

@@ -1,0 +1,32 @@
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from isthmus.distill.distillation import DistillationReport
+from isthmus.distill.export import ExportReport, export
+from isthmus.features.profiles import ServingProfile
+from tests.distill.support import CONTRACT, run, training_set
+
+SERVING = ServingProfile(latency_objective_ms=50)
+
+
+@pytest.fixture(scope="session")
+def table() -> pa.Table:
+    return training_set()
+
+
+@pytest.fixture(scope="session")
+def trained(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> DistillationReport:
+    return run(tmp_path_factory.mktemp("distill"), table)
+
+
+@pytest.fixture(scope="session")
+def exported(table: pa.Table, trained: DistillationReport, tmp_path_factory: pytest.TempPathFactory) -> ExportReport:
+    return make_package(trained.path, table, tmp_path_factory.mktemp("packages"))
+
+
+def make_package(model: Path, table: pa.Table, packages: Path, profile: ServingProfile = SERVING) -> ExportReport:
+    return export(
+        model, table, packages, contract={"views": {}}, contract_hash=CONTRACT, service="device", profile=profile
+    )

@@ -1,0 +1,79 @@
+"""A small training set with every awkward column, and the declaration that learns from it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from isthmus.distill.declaration import Distillation
+from isthmus.distill.distillation import DistillationReport, distill
+from isthmus.features.manifest import ModelInput
+from isthmus.features.profiles import TrainingProfile
+from isthmus.features.spec import FeatureService, Field, Spine
+from isthmus.features.types import Bool, Float32, Float64, Int64, String, UnixTimestamp
+
+HOUR = 3_600_000_000
+CONTRACT = "c" * 64
+STUDENT = (
+    ModelInput("carrier", String),
+    ModelInput("distance", Float32),
+    ModelInput("hour", Int64),
+    ModelInput("weekend", Bool),
+    ModelInput("scheduled", UnixTimestamp),
+    ModelInput("empty", Float64),
+    ModelInput("constant", Float64),
+    ModelInput("silent", String),
+)
+TEACHER = (*STUDENT, ModelInput("secret", Float64))
+PROFILE = TrainingProfile(epochs=4, batch=64, threads=1)
+
+
+def training_set(rows: int = 2000, seed: int = 0) -> pa.Table:
+    draw = np.random.default_rng(seed)
+    event = np.sort(draw.integers(0, rows, rows)) * HOUR
+    distance, hour = draw.normal(800, 300, rows), draw.integers(0, 24, rows)
+    carrier = draw.choice(["AA", "UA", "émile", ""], rows)
+    secret = draw.normal(size=rows)
+    logit = (distance - 800) / 300 + (hour > 12) + (carrier == "AA") + secret - 1
+    label = (draw.random(rows) < 1 / (1 + np.exp(-logit))).astype(np.int64)
+    moments = pa.timestamp("us", tz="UTC")
+    return pa.table(
+        {
+            "event_timestamp": pa.array(event, moments),
+            "known_at": pa.array(event + HOUR, moments),
+            "late": label,
+            "carrier": pa.array(carrier.tolist(), pa.string(), mask=draw.random(rows) < 0.1),
+            "distance": pa.array(distance, pa.float32(), mask=draw.random(rows) < 0.2),
+            "hour": hour,
+            "weekend": draw.random(rows) < 0.3,
+            "scheduled": pa.array(event, moments),
+            "empty": pa.nulls(rows, pa.float64()),
+            "constant": np.full(rows, 7.0),
+            "silent": pa.nulls(rows, pa.string()),
+            "secret": secret,
+        }
+    )
+
+
+def declaration(**changes: Any) -> Distillation:
+    nothing = FeatureService("features", [])
+    settings = {"teacher_rounds": 10, "hidden": (16, 8), "learning_rate": 1e-2, **changes}
+    return Distillation("late", Spine("flights", [], Field("late", Int64), []), nothing, nothing, **settings)
+
+
+def run(folder: Path, table: pa.Table, profile: TrainingProfile = PROFILE, **changes: Any) -> DistillationReport:
+    notes: list[str] = changes.pop("notes", [])
+    return distill(
+        declaration(**changes),
+        table,
+        teacher_inputs=TEACHER,
+        student_inputs=STUDENT,
+        label="late",
+        profile=profile,
+        folder=folder / "models",
+        cache=folder / "cache",
+        contract=CONTRACT,
+        training_set="set-1",
+        progress=lambda text, _done: notes.append(text),
+    )

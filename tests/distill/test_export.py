@@ -1,0 +1,127 @@
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from isthmus.distill.check import check_package
+from isthmus.distill.dataset import Preprocessing, Tensors
+from isthmus.distill.distillation import DistillationReport
+from isthmus.distill.evaluate import sigmoid
+from isthmus.distill.export import TOLERANCE, ExportReport, export
+from isthmus.distill.flatbuffer import canonical
+from isthmus.distill.graph import graph
+from isthmus.distill.runtime import ort_format, predict, session
+from isthmus.distill.student import Student
+from isthmus.features.errors import ContractMismatch, DataError, GateFailed, PackageError
+from isthmus.features.manifest import SUMS, feeds, package_digest, read_golden, read_package
+from tests.distill.conftest import SERVING, make_package
+from tests.distill.support import CONTRACT, STUDENT, run, training_set
+
+
+def test_the_package_is_whole(exported: ExportReport, trained: DistillationReport) -> None:
+    manifest = read_package(exported.path)
+    assert {file.name for file in exported.path.iterdir()} == {
+        "README.md",
+        SUMS,
+        "contract.json",
+        "golden.json",
+        "manifest.json",
+        *(f"model.{precision}.{form}" for precision in ("fp32", "int8") for form in ("onnx", "ort")),
+    }
+    assert exported.path.name == f"late-{exported.digest[:12]}"
+    assert exported.digest == package_digest(exported.path)
+    assert (manifest.model, manifest.contract, manifest.service) == (trained.id, CONTRACT, "device")
+    assert manifest.model_inputs == STUDENT
+    assert max(exported.bytes.values()) < 200_000
+
+
+def test_every_variant_keeps_its_tolerance(exported: ExportReport) -> None:
+    for variant in read_package(exported.path).variants:
+        assert variant.worst <= variant.tolerance == TOLERANCE[variant.precision]
+        assert abs(variant.auc - read_package(exported.path).variant("fp32").auc) < 0.01
+
+
+def test_the_same_student_gives_the_same_bytes(
+    exported: ExportReport, trained: DistillationReport, table: pa.Table, tmp_path: Path
+) -> None:
+    again = make_package(trained.path, table, tmp_path)
+    assert again.digest == exported.digest
+    for file in exported.path.iterdir():
+        assert file.read_bytes() == (again.path / file.name).read_bytes()
+    make_package(trained.path, table, tmp_path)
+    assert [folder.name for folder in tmp_path.iterdir()] == [again.path.name]
+
+
+def test_golden_rows_hold_the_edges(exported: ExportReport) -> None:
+    golden, manifest = read_golden(exported.path), read_package(exported.path)
+    assert len(golden.rows) == 69
+    assert (None,) * len(STUDENT) in golden.rows
+    assert any(value == float(np.finfo(np.float32).max) for row in golden.rows for value in row)
+    fed = feeds(manifest.model_inputs, golden.columns(manifest.model_inputs))
+    assert "\x7fnever in training" in fed["categories"]
+    for variant in manifest.variants:
+        opened = session((exported.path / variant.file).read_bytes(), 1)
+        np.testing.assert_allclose(predict(opened, fed), golden.outputs[variant.file], atol=1e-6)
+
+
+def test_the_readme_runs(exported: ExportReport, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(exported.path)
+    readme = (exported.path / "README.md").read_text(encoding="utf-8")
+    code = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert len(code) == 1
+    exec(code[0], {})  # noqa: S102 - the example is what is tested
+
+
+def test_the_package_answers_as_the_student(
+    exported: ExportReport, trained: DistillationReport, table: pa.Table, tmp_path: Path
+) -> None:
+    result = check_package(exported.path, trained.path, table, 500)
+    assert result["compared"] == 4 * 500 + 4 * 69
+    assert result["differing"] == 0
+    assert result["worst"] <= 1e-5
+    other = run(tmp_path, table, seed=1)
+    with pytest.raises(PackageError, match="made from student"):
+        check_package(exported.path, other.path, table, 5)
+    # A student swapped behind the same record is what the comparison is for.
+    shutil.copy(trained.path / "student.json", other.path)
+    assert check_package(exported.path, other.path, table, 500)["differing"] > 0
+
+
+def test_what_must_not_be_exported(trained: DistillationReport, table: pa.Table, tmp_path: Path) -> None:
+    with pytest.raises(GateFailed, match="p99 of one row"):
+        make_package(trained.path, table, tmp_path, replace(SERVING, latency_objective_ms=1e-6))
+    with pytest.raises(GateFailed, match="session of the model takes"):
+        make_package(trained.path, table, tmp_path, replace(SERVING, memory_mb=0))
+    with pytest.raises(ContractMismatch, match="trained under contract cccccccccccc; expected dddddddddddd"):
+        export(trained.path, table, tmp_path, contract={}, contract_hash="d" * 64, service="device", profile=SERVING)
+    with pytest.raises(DataError, match="training set set-1 of student"):
+        make_package(trained.path, training_set(seed=5), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("numbers", "words"), [(2, ()), (0, (("a", "é"),)), (1, ((), ("x",)))])
+def test_graphs_of_every_shape_answer_like_torch(numbers: int, words: tuple[tuple[str, ...], ...]) -> None:
+    indicators = tuple(range(numbers))[:1]
+    student = Student(Preprocessing((0.5,) * numbers, (2.0,) * numbers, indicators, words), (5,), 0.1)
+    numeric = np.array([[np.nan, 1e38], [-1, 3], [0.1, -np.inf]], np.float32)[:, :numbers]
+    categories = np.array([["é", "x"], ["", ""], ["?", "x"]], object)[:, : len(words)]
+    data = Tensors(numeric, categories)
+    model = graph(student).SerializeToString()
+    for form in (model, ort_format(model)):
+        for rows in (data, data[:1]):
+            answer = predict(session(form, 1), rows.feeds)
+            np.testing.assert_allclose(answer, sigmoid(student.logits(rows)), atol=1e-6)
+
+
+def test_an_ort_file_is_written_one_way(exported: ExportReport) -> None:
+    for precision in ("fp32", "int8"):
+        source = (exported.path / f"model.{precision}.onnx").read_bytes()
+        kept = (exported.path / f"model.{precision}.ort").read_bytes()
+        assert {ort_format(source) for _ in range(5)} == {kept}
+        assert canonical(kept) == kept
+    with pytest.raises(ValueError, match="not a model in ORT format"):
+        canonical(source)

@@ -1,0 +1,125 @@
+"""The main job on the real flights, as `make demo` runs it, held against its bars."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from isthmus.features.offline import OfflineStore
+from isthmus.features.pointintime import join_naively
+from isthmus.orchestration.project import Project
+
+FLIGHTS = Path(__file__).parents[2] / "examples" / "flights"
+ISTHMUS = [str(Path(sys.executable).with_name("isthmus"))]
+
+
+@pytest.fixture(scope="module")
+def flights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("demo") / "flights"
+    shutil.copytree(FLIGHTS, folder, ignore=shutil.ignore_patterns(".isthmus", "__pycache__"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def outcome(flights: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(_isthmus(flights, "demo", "--json"))
+    return result
+
+
+def _isthmus(folder: Path, *arguments: str) -> str:
+    done = subprocess.run([*ISTHMUS, *arguments, "--project", str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+@pytest.mark.timeout(900)
+def test_the_verdict_finds_no_difference_in_any_value_of_any_key(outcome: dict[str, Any]) -> None:
+    verdict = outcome["verdict"]
+    assert verdict["passed"]
+    assert verdict["differing"] == 0
+    for view, counts in outcome["materialize"].items():
+        assert all(feature["compared"] == counts["compared"] or view != "aircraft_facts"
+                   for feature in verdict["views"][view].values())  # fmt: skip
+        assert min(feature["compared"] for feature in verdict["views"][view].values()) >= counts["compared"] > 0
+    assert verdict["model"]["compared"] > 2000
+
+
+def test_no_row_is_lost(outcome: dict[str, Any]) -> None:
+    assert outcome["training_set"]["rows_in"] == outcome["training_set"]["rows_out"] == 327_346
+    assert {view: built["rows"] > 0 for view, built in outcome["views"].items()} == dict.fromkeys(
+        outcome["views"], True
+    )
+    assert len(outcome["views"]) >= 6
+
+
+def test_a_sample_of_the_training_set_equals_the_oracle(outcome: dict[str, Any], flights: Path) -> None:
+    project = Project(flights)
+    table = pq.read_table(Path(outcome["training_set"]["path"]) / "data.parquet")
+    rows = np.sort(np.random.default_rng(7).choice(len(table), 400, replace=False))
+    sample = table.take(pa.array(rows))
+    spine = sample.select([name for name in sample.column_names if "__" not in name])
+    for view in project.applied().views.values():
+        expected = join_naively(spine, OfflineStore(project.offline).history(view))
+        for name in expected.column_names:
+            assert expected[name].to_pylist() == sample[name].to_pylist(), name
+
+
+def test_the_student_keeps_the_lift_and_fits_the_budget(outcome: dict[str, Any]) -> None:
+    models = outcome["models"]
+    assert list(models) == ["teacher", "reference", "student", "control"]
+    auc = {name: model["auc"] for name, model in models.items()}
+    assert auc["student"] - 0.5 >= 0.95 * (auc["reference"] - 0.5)
+    assert auc["student"] >= auc["control"]
+    assert 0.7 < auc["reference"] <= auc["teacher"]
+    for model in models.values():
+        assert {"auc", "log_loss", "ece", "parameters", "bytes", "p50_us", "p99_us"} <= set(model)
+    assert outcome["package"]["bytes"]["int8"] < 200_000
+    files = [file.stat().st_size for file in Path(outcome["package"]["path"]).iterdir() if "fp32" not in file.name]
+    assert sum(files) < 200_000
+
+
+def test_the_api_answered_with_features_and_probabilities(outcome: dict[str, Any]) -> None:
+    assert len(outcome["lookups"]) == len(outcome["predictions"]) == 2
+    for lookup in outcome["lookups"]:
+        statuses = {status for result in lookup["answer"]["results"] for status in result["statuses"]}
+        assert "PRESENT" in statuses
+    for prediction in outcome["predictions"]:
+        assert 0 < prediction["answer"]["predictions"][0] < 1
+        assert prediction["answer"]["contract"] == outcome["contract"] == outcome["package"]["contract"]
+
+
+def test_a_second_build_changes_no_byte(outcome: dict[str, Any], flights: Path) -> None:
+    before = _bytes(flights / ".isthmus" / "offline")
+    again = json.loads(_isthmus(flights, "build", "--json"))
+    assert {view: built["added"] for view, built in again.items()} == dict.fromkeys(outcome["views"], 0)
+    assert _bytes(flights / ".isthmus" / "offline") == before
+    written = json.loads(_isthmus(flights, "materialize", "--json"))
+    assert {view: counts["written"] for view, counts in written.items()} == dict.fromkeys(outcome["views"], 0)
+
+
+def _bytes(folder: Path) -> dict[str, str]:
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def test_no_arrival_is_known_before_the_flight_was_over(outcome: dict[str, Any], flights: Path) -> None:
+    (raw,) = (flights / ".isthmus" / "sources").glob("flights-*.parquet")
+    flown = pq.read_table(raw).to_pandas().dropna(subset=["arr_delay"])
+    departed = flown["time_hour"] + (flown["minute"] + flown["dep_delay"]).astype("timedelta64[m]")
+    landed = departed + flown["air_time"].astype("timedelta64[m]")
+    spine = pq.read_table(Path(outcome["training_set"]["path"]) / "data.parquet").to_pandas()
+    flown = flown.assign(landed=landed, scheduled=flown["time_hour"] + flown["minute"].astype("timedelta64[m]"))
+    keys = ["carrier", "origin", "dest", "tailnum"]
+    earliest = flown.groupby(["scheduled", *keys], as_index=False)["landed"].min()
+    joined = spine.merge(earliest, left_on=["event_timestamp", *keys], right_on=["scheduled", *keys])
+    assert len(joined) == len(spine)
+    assert (joined["landed"] <= joined["known_at"]).all()

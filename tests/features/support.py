@@ -1,0 +1,153 @@
+"""What the tests of this folder share: contracts by hand, and strategies for values to the bit."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import strategies as st
+
+from isthmus.features.columns import ARROW, Values
+from isthmus.features.contract import Column, Contract, ViewContract
+from isthmus.features.rows import RowCodec
+from isthmus.features.types import TYPES, DataType, Int64
+
+SECOND = 1_000_000
+DAY = 86_400 * SECOND
+FIRST, LAST = -62_135_596_800 * SECOND, 253_402_300_799 * SECOND + 999_999
+"""The first and the last microsecond that a datetime can hold."""
+
+
+def make_view(
+    fields: Mapping[str, DataType],
+    keys: Mapping[str, DataType] | None = None,
+    ttl: int | None = None,
+    name: str = "traffic",
+    code: str = "1",
+) -> ViewContract:
+    columns = tuple(Column(field, dtype) for field, dtype in fields.items())
+    key_columns = tuple(Column(key, dtype) for key, dtype in ({"k": Int64} if keys is None else keys).items())
+    return ViewContract(name, ("thing",), key_columns, columns, ttl, 0, ("source",), code)
+
+
+def make_contract(*views: ViewContract, project: str = "prod") -> Contract:
+    return Contract(project, {view.name: view for view in views}, {}, {}, {})
+
+
+def _of_bits(bits: bytes, dtype: str) -> float:
+    return float(np.frombuffer(bits, dtype)[0])
+
+
+def _edges(*values: Any) -> st.SearchStrategy[Any]:
+    return st.sampled_from(values)
+
+
+def integers(bits: int) -> st.SearchStrategy[int]:
+    low, high = -(1 << bits - 1), (1 << bits - 1) - 1
+    return st.integers(low, high) | _edges(low, -1, 0, 1, high)
+
+
+# Signalling NaNs of Float32 are left out here: a Python float cannot carry one.
+_QUIET_NANS = st.integers(0x7FC00000, 0x7FFFFFFF).map(lambda n: _of_bits(n.to_bytes(4, "little"), "<f4"))
+
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "Bool": st.booleans(),
+    "Int32": integers(32),
+    "Int64": integers(64),
+    "Float32": st.floats(width=32) | _QUIET_NANS | _edges(-0.0, 0.0, float("inf"), float("-inf")),
+    "Float64": st.binary(min_size=8, max_size=8).map(lambda bits: _of_bits(bits, "<f8")) | st.floats(),
+    "UnixTimestamp": st.integers(FIRST, LAST) | _edges(FIRST, -1, 0, LAST),
+    "String": st.text(max_size=12) | _edges("", "\0", "München", "東京", "🛫"),
+    "Bytes": st.binary(max_size=12) | _edges(b"", b"\0", b"\0\0", b"\xff"),
+}
+
+DTYPES = st.sampled_from(list(TYPES.values()))
+MOMENTS = integers(64)
+
+
+def schemas(smallest: int, largest: int) -> st.SearchStrategy[dict[str, DataType]]:
+    return st.lists(DTYPES, min_size=smallest, max_size=largest).map(
+        lambda dtypes: {f"f{n}": dtype for n, dtype in enumerate(dtypes)}
+    )
+
+
+def values_of(fields: Mapping[str, DataType]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({name: st.none() | VALUES[dtype.name] for name, dtype in fields.items()})
+
+
+def column(values: Sequence[Any], dtype: DataType) -> Values:
+    """A column of Python values, None for null."""
+    valid = np.array([value is not None for value in values], bool)
+    if dtype.numpy is None:
+        data = np.full(len(values), None, dtype=object)
+        data[:] = values
+        return Values(data, valid)
+    return Values(np.array([0 if value is None else value for value in values], dtype.numpy), valid)
+
+
+def columns_of(view: ViewContract, rows: Sequence[Mapping[str, Any]]) -> dict[str, Values]:
+    return {field.name: column([row[field.name] for row in rows], field.dtype) for field in view.fields}
+
+
+def bits(value: Any, dtype: DataType) -> bytes | None:
+    """The value as bytes, so that NaN equals itself and -0.0 does not equal 0.0."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes):
+        return value
+    return np.array(value, dtype.numpy).tobytes()
+
+
+def bits_of(values: Values, dtype: DataType) -> list[bytes | None]:
+    if dtype.numpy is None:
+        return [bits(value, dtype) if valid else None for value, valid in zip(values.data, values.valid, strict=True)]
+    return [values.data[n : n + 1].tobytes() if valid else None for n, valid in enumerate(values.valid.tolist())]
+
+
+def arrow(values: Sequence[Any], dtype: DataType) -> pa.Array:
+    """An Arrow column of Python values, NaNs to the bit."""
+    mask = np.array([value is None for value in values], bool)
+    if dtype.name in ("Float32", "Float64"):
+        return pa.array(np.array([0 if value is None else value for value in values], dtype.numpy), mask=mask)
+    if dtype.name == "UnixTimestamp":
+        return pa.array(values, pa.int64()).cast(ARROW[dtype.name])
+    return pa.array(values, ARROW[dtype.name])
+
+
+def times(values: Sequence[int]) -> pa.Array:
+    return pa.array(values, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+
+
+def table(view: ViewContract, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """An offline table: each row holds the keys, `_event`, `_known` and the features."""
+    data = {key.name: pa.array([row[key.name] for row in rows], ARROW[key.dtype.name]) for key in view.keys}
+    data["event_timestamp"] = times([row["_event"] for row in rows])
+    data["known_at"] = times([row["_known"] for row in rows])
+    for field in view.fields:
+        data[field.name] = arrow([row[field.name] for row in rows], field.dtype)
+    data["content_hash"] = pa.array(RowCodec(view).content(columns_of(view, rows), len(rows)), pa.int64())
+    return pa.table(data)
+
+
+def same_bits(left: pa.Table, right: pa.Table) -> bool:
+    """Whether two tables hold the same values to the bit, in the same order, under the same names."""
+    if left.column_names != right.column_names or len(left) != len(right):
+        return False
+    return all(_plain(left[name]) == _plain(right[name]) for name in left.column_names)
+
+
+def _plain(values: pa.ChunkedArray) -> list[Any]:
+    found = values.combine_chunks()
+    if pa.types.is_floating(found.type):
+        # By Arrow's own bytes: a Python float does not carry every NaN.
+        code = f"<u{found.type.bit_width // 8}"
+        whole = np.frombuffer(found.buffers()[1] or b"", code)[found.offset : found.offset + len(found)]
+        return [
+            value if valid else None for value, valid in zip(whole.tolist(), found.is_valid().to_pylist(), strict=True)
+        ]
+    if pa.types.is_timestamp(found.type):
+        found = found.cast(pa.int64())
+    listed: list[Any] = found.to_pylist()
+    return listed

@@ -1,0 +1,356 @@
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.features import clock
+from isthmus.features.clock import Status
+from isthmus.features.columns import to_arrow
+from isthmus.features.contract import Column, Contract, ViewContract
+from isthmus.features.embedded import EmbeddedRedis
+from isthmus.features.errors import ContractMismatch, DataError, DependencyError, RequestError
+from isthmus.features.online import (
+    CHUNK,
+    LookupPlan,
+    OnlineStore,
+    WriteCounts,
+    connect,
+    entity_key,
+    entity_keys,
+    without_credentials,
+)
+from isthmus.features.rows import RowCodec
+from isthmus.features.types import Float64, Int32, Int64, String, UnixTimestamp
+from tests.features.support import bits, bits_of, columns_of, integers, make_contract, make_view, values_of
+
+VIEW = make_view({"a": Int64, "b": String}, {"k": String}, ttl=10)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
+    with EmbeddedRedis(tmp_path_factory.mktemp("redis")) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: EmbeddedRedis) -> Iterator[redis.Redis]:
+    with connect(server.url) as connected:
+        connected.flushall()
+        yield connected
+
+
+def _write(store: OnlineStore, view: ViewContract, rows: list[dict[str, Any]], *, full: bool = False) -> WriteCounts:
+    """Rows hold the keys, `_event`, `_known` and the features."""
+    event, known = (np.array([row[name] for row in rows], np.int64) for name in ("_event", "_known"))
+    keys = {key.name: [row[key.name] for row in rows] for key in view.keys}
+    return store.write(view, keys, event, known, columns_of(view, rows), full=full)
+
+
+def _row(key: str, event: int, known: int, a: int | None = 0, b: str | None = "") -> dict[str, Any]:
+    return {"k": key, "_event": event, "_known": known, "a": a, "b": b}
+
+
+def _state(client: redis.Redis) -> dict[bytes, Any]:
+    return {name: client.hgetall(name) for name in client.scan_iter()}
+
+
+_FIELDS = {"a": Int64, "b": String, "c": Float64}
+_WIDE = make_view(_FIELDS, {"k": String, "n": Int32}, ttl=5)
+_TIMES = st.integers(-3, 3) | integers(64)
+_TEXTS, _NUMBERS = st.sampled_from(["1", "11", "", "ü"]), st.sampled_from([1, 11, -1])
+_ROWS = st.lists(
+    st.tuples(_TEXTS, _NUMBERS, _TIMES, _TIMES, values_of(_FIELDS)).map(
+        lambda row: {"k": row[0], "n": row[1], "_event": row[2], "_known": row[3], **row[4]}
+    ),
+    min_size=1, max_size=10,
+)  # fmt: skip
+
+
+def _order(row: dict[str, Any]) -> tuple[int, int, int]:
+    content = RowCodec(_WIDE).content(columns_of(_WIDE, [row]), 1).tolist()[0]
+    return row["_event"], row["_known"], content
+
+
+def _cut(random: Any, rows: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    while rows:
+        size = random.randint(1, len(rows))
+        yield rows[:size]
+        rows = rows[size:]
+
+
+@given(rows=_ROWS, random=st.randoms(use_true_random=False))
+def test_any_order_and_chunking_ends_in_the_same_state(server: EmbeddedRedis, rows: list[Any], random: Any) -> None:
+    with connect(server.url) as client:
+        states = []
+        store = OnlineStore(client, make_contract(_WIDE))
+        for _ in range(2):
+            client.flushall()
+            offered = [*rows, *random.sample(rows, len(rows) // 2)]
+            random.shuffle(offered)
+            for chunk in _cut(random, offered):
+                _write(store, _WIDE, chunk)
+            states.append(_state(client))
+        assert states[0] == states[1]
+        expected: dict[bytes, Any] = {}
+        for row in sorted(rows, key=_order):
+            keys = [(column, row[column.name]) for column in _WIDE.keys]
+            event, known = (np.array([row[name]], np.int64) for name in ("_event", "_known"))
+            packed = RowCodec(_WIDE).encode(event, known, columns_of(_WIDE, [row]))[0]
+            expected[entity_key("prod", keys)] = {b"traffic": packed}
+        assert states[0] == expected
+
+
+@given(rows=_ROWS, at=st.integers(-3, 8))
+def test_reading_is_the_time_rule(server: EmbeddedRedis, rows: list[Any], at: int) -> None:
+    with connect(server.url) as client:
+        client.flushall()
+        store = OnlineStore(client, make_contract(_WIDE))
+        rows = [row for row in rows if row["_event"] <= at and row["_known"] <= at and row["_event"] > -1000]
+        if rows:
+            _write(store, _WIDE, rows)
+        keys: dict[str, list[Any]] = {"k": ["1", "11", "1", "", "ü", "1"], "n": [11, 1, 1, -1, 1, 11]}
+        answer = store.read(_WIDE, keys, at)
+        for n, key in enumerate(zip(keys["k"], keys["n"], strict=True)):
+            own = [(*_order(row), row) for row in rows if (row["k"], row["n"]) == key]
+            history = [
+                clock.Row(event, known, content, tuple(row[name] for name in _FIELDS))
+                for event, known, content, row in own
+            ]
+            winner, status = clock.as_of(history, at, _WIDE.ttl)
+            assert answer.status[n] == status
+            for position, field in enumerate(_WIDE.fields):
+                expected = bits(winner.values[position], field.dtype) if winner else None
+                assert bits_of(answer.columns[field.name], field.dtype)[n] == expected
+
+
+def test_counts_say_what_happened(client: redis.Redis) -> None:
+    store = OnlineStore(client, make_contract(VIEW))
+    rows = [_row("x", 5, 5, 1), _row("y", 5, 5, 2), _row("z", 5, 5, 3)]
+    assert _write(store, VIEW, []) == WriteCounts(0, 0, 0)
+    assert _write(store, VIEW, rows) == WriteCounts(3, 3, 3)
+    assert _write(store, VIEW, rows) == WriteCounts(3, 0, 0)
+    # Same content at a later time: written, since age decides about expiry, but no content changed.
+    assert _write(store, VIEW, [_row("x", 6, 6, 1), *rows[1:]]) == WriteCounts(3, 0, 1)
+    assert _write(store, VIEW, [_row("x", 6, 7, 9), _row("y", 4, 9, 9), rows[2]]) == WriteCounts(3, 1, 1)
+    assert store.read(VIEW, {"k": ["x", "y", "z"]}, 10).columns["a"].tolist(Int64) == [9, 2, 3]
+
+
+def test_full_puts_the_table_over_newer_rows(client: redis.Redis) -> None:
+    store = OnlineStore(client, make_contract(VIEW))
+    _write(store, VIEW, [_row("x", 9, 9, 9), _row("y", 5, 5, 2)])
+    table = [_row("x", 5, 5, 1), _row("y", 5, 5, 2)]
+    assert _write(store, VIEW, table) == WriteCounts(2, 0, 0)
+    assert _write(store, VIEW, table, full=True) == WriteCounts(2, 1, 1)
+    assert _write(store, VIEW, table, full=True) == WriteCounts(2, 0, 0)
+    assert store.read(VIEW, {"k": ["x"]}, 10).columns["a"].tolist(Int64) == [1]
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_row_of_another_contract_is_refused_and_replaced(client: redis.Redis, full: bool) -> None:
+    other = replace(VIEW, code="2")
+    _write(OnlineStore(client, make_contract(other)), other, [_row("x", 99, 99, 1)])
+    store = OnlineStore(client, make_contract(VIEW))
+    with pytest.raises(ContractMismatch, match="isthmus materialize"):
+        store.read(VIEW, {"k": ["x"]}, 100)
+    assert _write(store, VIEW, [_row("x", 1, 1, 7)], full=full) == WriteCounts(1, 1, 1)
+    assert store.read(VIEW, {"k": ["x"]}, 5).columns["a"].tolist(Int64) == [7]
+
+
+@pytest.mark.parametrize("junk", [b"", b"junk", b"\0" * 50])
+def test_junk_in_a_field_is_refused_and_replaced(client: redis.Redis, junk: bytes) -> None:
+    store = OnlineStore(client, make_contract(VIEW))
+    key = entity_key("prod", [(VIEW.keys[0], "x")])
+    client.execute_command("HSET", key, "traffic", junk)  # type: ignore[no-untyped-call]  # so in redis-py
+    with pytest.raises(DataError, match="traffic"):
+        store.read(VIEW, {"k": ["x"]}, 0)
+    assert _write(store, VIEW, [_row("x", 0, 0, 7)]) == WriteCounts(1, 1, 1)
+    assert store.read(VIEW, {"k": ["x"]}, 0).columns["a"].tolist(Int64) == [7]
+
+
+def test_statuses_at_the_edges(client: redis.Redis) -> None:
+    store = OnlineStore(client, make_contract(VIEW))
+    _write(store, VIEW, [_row("x", 100, 103, 1, "s"), _row("n", 100, 100, None, None)])
+    for at, status in [(102, Status.NOT_FOUND), (103, Status.PRESENT), (110, Status.PRESENT), (111, Status.EXPIRED)]:
+        answer = store.read(VIEW, {"k": ["x", "nobody"]}, at)
+        assert answer.status.tolist() == [status, Status.NOT_FOUND]
+        values = [1 if status is Status.PRESENT else None, None]
+        assert answer.columns["a"].tolist(Int64) == values
+        assert answer.columns["b"].tolist(String) == ["s" if status is Status.PRESENT else None, None]
+    assert store.read(VIEW, {"k": ["n"]}, 110).status.tolist() == [Status.NULL]
+    assert store.read(VIEW, {"k": ["n"]}, 111).status.tolist() == [Status.EXPIRED]
+    assert store.read(VIEW, {"k": ["n"]}, 99).status.tolist() == [Status.NOT_FOUND]
+
+
+def test_nothing_of_an_expired_or_future_row_leaks(client: redis.Redis) -> None:
+    store = OnlineStore(client, make_contract(VIEW))
+    _write(store, VIEW, [_row("x", 100, 100, 77, "secret"), _row("y", 105, 105, 5, "fresh")])
+    for at in (50, 111):
+        answer = store.read(VIEW, {"k": ["x", "y"]}, at)
+        assert to_arrow(answer.columns["b"], String)[0].as_py() is None
+        assert to_arrow(answer.columns["a"], Int64)[0].as_py() is None
+        assert answer.columns["a"].data[0] == 0
+        assert answer.columns["b"].data[0] is None
+    assert to_arrow(answer.columns["b"], String).to_pylist() == [None, "fresh"]
+
+
+def test_more_rows_than_one_chunk(client: redis.Redis) -> None:
+    store = OnlineStore(client, make_contract(VIEW))
+    for count in (CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 7):
+        client.flushall()
+        rows = [_row(str(n), n, n, n, str(n)) for n in range(count)]
+        assert _write(store, VIEW, rows) == WriteCounts(count, count, count)
+        assert _write(store, VIEW, [*rows[:-1], _row(str(count - 1), count, count, -1)]) == WriteCounts(count, 1, 1)
+        answer = store.read(VIEW, {"k": [str(n) for n in range(count + 1)]}, count)
+        assert answer.columns["a"].data.tolist()[:-2] == [n if n >= count - 10 else 0 for n in range(count - 1)]
+
+
+def test_projects_do_not_touch_each_other(client: redis.Redis) -> None:
+    stores = {
+        name: OnlineStore(client, make_contract(VIEW, project=name)) for name in ("prod", "preprod", "prod2", "pro")
+    }
+    for n, store in enumerate(stores.values()):
+        _write(store, VIEW, [_row("x", 1, 1, n)])
+    assert client.dbsize() == 4
+    client.delete(*client.scan_iter(match="prod:*"))
+    found = [store.read(VIEW, {"k": ["x"]}, 1).columns["a"].tolist(Int64)[0] for store in stores.values()]
+    assert found == [None, 1, 2, 3]
+
+
+def test_views_of_one_key_share_a_hash_and_one_round_trip(client: redis.Redis) -> None:
+    other = make_view({"t": UnixTimestamp}, {"k": String}, name="other")
+    third = make_view({"t": Int32}, {"l": Int64}, name="third")
+    contract = make_contract(VIEW, other, third)
+    store = OnlineStore(client, contract)
+    _write(store, VIEW, [_row("x", 1, 1, 5)])
+    _write(store, other, [{"k": "x", "_event": 1, "_known": 1, "t": -7}])
+    _write(store, third, [{"l": 3, "_event": 1, "_known": 1, "t": 9}])
+    assert client.dbsize() == 2
+    plan = LookupPlan(contract, ["third", "traffic", "other", "third"])
+    keys: dict[str, list[Any]] = {"k": ["x", "y"], "l": [3, 4]}
+    assert len(plan.commands(keys)) == 4
+    answers = plan.read(client, keys, 1)
+    assert answers["traffic"].columns["a"].tolist(Int64) == [5, None]
+    assert answers["other"].columns["t"].tolist(UnixTimestamp) == [-7, None]
+    assert answers["third"].columns["t"].tolist(Int32) == [9, None]
+    with pytest.raises(RequestError, match="'nothing'"):
+        LookupPlan(contract, ["nothing"])
+
+
+_KEY_VALUES = (
+    st.text(max_size=4) | st.integers(-(1 << 63), (1 << 63) - 1) | st.sampled_from(["1", "11", "i", "s", ":", ","])
+)
+_NAMES = st.sampled_from(["a", "b", "ab", "a_b"])
+_KEY = st.tuples(
+    st.sampled_from(["p", "p-a", "a"]),
+    st.lists(st.tuples(_NAMES, _KEY_VALUES), min_size=1, max_size=3, unique_by=lambda k: k[0]),
+)
+
+
+@given(_KEY, _KEY)
+def test_different_keys_have_different_names(left: Any, right: Any) -> None:
+    names = []
+    for project, values in (left, right):
+        pairs = [(Column(name, String if isinstance(value, str) else Int64), value) for name, value in values]
+        names.append(entity_key(project, pairs))
+        assert names[-1] == entity_key(project, pairs[::-1])
+        assert names[-1] == entity_keys(project, [pair[0] for pair in pairs], {name: [v] for name, v in values})[0]
+        assert names[-1].startswith(project.encode() + b":")
+    assert (names[0] == names[1]) == (left[0] == right[0] and sorted(left[1]) == sorted(right[1]))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://127.0.0.1:1/0",
+        "redis://user:hunter2@127.0.0.1:1/0",
+        "redis://:hun%24ter2@127.0.0.1:1/0",
+        "redis://:hunter2/more@127.0.0.1:6379/0",
+        "redis://:hunter2#x@127.0.0.1:6379/0",
+        "redis://:a@hunter2@127.0.0.1:1",
+        "redis://127.0.0.1:1?password=hunter2",
+        "unix:///nowhere/redis.sock?password=hunter2",
+        "unix:///nowhere/redis.sock",
+        "user:hunter2@127.0.0.1",
+        "http://user:hunter2@127.0.0.1",
+        "redis://127.0.0.1:99999",
+        "redis://127.0.0.1:port",
+        "redis://127.0.0.1?socket_timeout=soon",
+        "redis://127.0.0.1?unknown=hunter2",
+        "redis://[::1",
+        "redis://" + "x" * 300,
+        "",
+        "garbage",
+    ],
+)
+def test_a_redis_that_is_not_there(url: str) -> None:
+    with pytest.raises(DependencyError) as caught:
+        connect(url, timeout=0.2)
+    text = str(caught.value) + repr(caught.value.as_dict()) + str(caught.value.__cause__)
+    for secret in ("hunter2", "hun%24ter2", "hun$ter2"):
+        assert secret not in text
+    assert "stores.online" in str(caught.value)
+
+
+def test_a_wrong_password_is_named_without_it(server: EmbeddedRedis, client: redis.Redis) -> None:
+    client.config_set("requirepass", "right")
+    try:
+        for url in (server.url.replace("unix://", "unix://:hunter2@"), f"{server.url}?password=hunter2", server.url):
+            with pytest.raises(DependencyError) as caught:
+                connect(url)
+            assert "hunter2" not in str(caught.value)
+        with connect(server.url.replace("unix://", "unix://:right@")) as allowed:
+            assert allowed.ping()
+    finally:
+        client.config_set("requirepass", "")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://h:1/0", "redis://h:1/0"),
+        ("rediss://u:p@h:1/0", "rediss://h:1/0"),
+        ("redis://h?password=p&db=1", "redis://h"),
+        ("unix://:p@/a/b.sock", "unix:///a/b.sock"),
+        ("u:p@h", "h"),
+        ("redis://:p://q@h", "redis://h"),
+        ("redis://:p?q@h", "redis://..."),
+    ],
+)
+def test_urls_are_shown_without_credentials(url: str, shown: str) -> None:
+    assert without_credentials(url) == shown
+
+
+def test_a_key_that_is_no_text_is_a_request_error() -> None:
+    contract: Contract = make_contract(VIEW)
+    with pytest.raises(RequestError, match="UTF-8"):
+        LookupPlan(contract, ["traffic"]).commands({"k": ["\ud800"]})
+
+
+def test_rows_survive_the_server(tmp_path: Path) -> None:
+    rows = [_row("x", 5, 5, 1, "é")]
+    with EmbeddedRedis(tmp_path) as own, connect(own.url) as connected:
+        _write(OnlineStore(connected, make_contract(VIEW)), VIEW, rows)
+    with EmbeddedRedis(tmp_path) as own, connect(own.url) as connected:
+        store = OnlineStore(connected, make_contract(VIEW))
+        assert _write(store, VIEW, rows) == WriteCounts(1, 0, 0)
+        assert store.read(VIEW, {"k": ["x"]}, 5).columns["b"].tolist(String) == ["é"]
+
+
+def test_at_equal_times_the_table_wins_whatever_the_hash(client: redis.Redis) -> None:
+    store = OnlineStore(client, make_contract(VIEW))
+    for value in range(20):
+        # About half of these corrections have the smaller content hash.
+        columns = columns_of(VIEW, [_row("x", 1, 1, value)])
+        at = np.array([1], np.int64)
+        counts = store.write(VIEW, {"k": ["x"]}, at, at, columns, table=True)
+        assert counts == WriteCounts(1, 1, 1)
+        assert store.read(VIEW, {"k": ["x"]}, 5).columns["a"].tolist(Int64) == [value]
+    older = np.array([0], np.int64)
+    columns = columns_of(VIEW, [_row("x", 0, 0, 99)])
+    assert store.write(VIEW, {"k": ["x"]}, older, older, columns, table=True) == WriteCounts(1, 0, 0)

@@ -1,0 +1,320 @@
+"""The real console script in a process of its own: exit codes, one sentence on stderr, one document on stdout."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import isthmus
+from isthmus.features.embedded import EmbeddedRedis
+from isthmus.features.online import connect
+from tests.orchestration.shop import Shop
+
+SCRIPT = Path(sys.executable).with_name("isthmus")
+VERBS = [
+    "apply",
+    "build",
+    "materialize",
+    "training-set",
+    "distill",
+    "export",
+    "verify",
+    "deploy",
+    "serve",
+    "dev",
+    "demo",
+]
+PROGRESS = re.compile(r"isthmus: +\d+% ")
+
+
+def run(*arguments: str, cwd: Path | None = None, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [SCRIPT, *arguments], cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120,
+        check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def refused(shop: Shop, *arguments: str, code: int, **environment: str) -> str:
+    """The one sentence that is said; the same error as the one document of `--json`."""
+    done = run(*arguments, "--json", cwd=shop.root, **environment)
+    assert done.returncode == code, done.stderr
+    document = strictly(done.stdout)
+    assert set(document) >= {"error", "where", "found", "expected", "remedy"}
+    lines = [line for line in done.stderr.splitlines() if not PROGRESS.match(line)]
+    assert "Traceback" not in done.stderr
+    assert lines[0].startswith("isthmus: ")
+    assert all(line.startswith("  - ") for line in lines[1:])
+    return "\n".join(lines)
+
+
+def strictly(text: str) -> dict[str, Any]:
+    """One JSON document by the standard: no NaN, no Infinity, nothing before or after it."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no JSON")
+
+    document: dict[str, Any] = json.loads(text, parse_constant=refuse)
+    return document
+
+
+# --- the shape
+
+
+def test_help_names_every_verb() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    assert [line.split()[0] for line in done.stdout.partition("Commands:\n")[2].splitlines()] == VERBS
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help(verb: str) -> None:
+    done = run(verb, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"isthmus {verb} [OPTIONS]" in done.stdout
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; sys.argv = ['isthmus', '--help']\n"
+        "from isthmus.orchestration.cli import main\n"
+        "try:\n    main()\nfinally:\n    print(sorted(sys.modules), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {
+        "pyarrow",
+        "numpy",
+        "feast",
+        "torch",
+        "pyspark",
+        "pysail",
+        "rich",
+        "dagster",
+        "pydantic",
+        "duckdb",
+        "orjson",
+    }
+    assert "Commands:" in done.stdout
+    assert "'typer'" in done.stderr
+    assert not heavy & set(re.findall(r"'(\w+)'", done.stderr))
+
+
+def test_importing_the_package_loads_nothing_but_the_standard_library() -> None:
+    code = "import sys; before = set(sys.modules); import isthmus; print(*(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    roots = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "isthmus" in roots
+    assert roots - {"isthmus"} <= sys.stdlib_module_names
+
+
+def test_public_names_are_sorted_and_there() -> None:
+    assert isthmus.__all__ == sorted(isthmus.__all__)
+    assert len(set(isthmus.__all__)) == len(isthmus.__all__)
+    assert all(hasattr(isthmus, name) for name in isthmus.__all__)
+
+
+# --- bad usage
+
+
+def test_no_verb_shows_the_help() -> None:
+    done = run()
+    assert done.returncode == 2
+    assert "Commands:" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["bild"], "command line: No such command 'bild'; expected 'build'. See `isthmus --help`"),
+        (["build", "--fast"], "command line: No such option '--fast'. See `isthmus build --help`"),
+        (["apply", "now"], "command line: Got unexpected extra argument (now). See `isthmus apply --help`"),
+        (["build", "--project"], "command line: Option '--project' requires an argument. See `isthmus --help`"),
+    ],
+)
+def test_bad_usage(shop: Shop, arguments: list[str], sentence: str) -> None:
+    done = run(*arguments, cwd=shop.root)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"isthmus: {sentence}\n"
+    if arguments[-1] != "--project":
+        assert refused(shop, *arguments, code=2) in done.stderr
+
+
+def test_no_project(tmp_path: Path) -> None:
+    assert refused(Shop(tmp_path), "apply", code=2) == (
+        f"isthmus: {tmp_path}: isthmus.toml: there is none here or above; expected a project folder. "
+        "Go to the project's folder, or name it with --project"
+    )
+
+
+def test_a_project_that_is_not_there(tmp_path: Path) -> None:
+    said = refused(Shop(tmp_path), "apply", "--project", "nowhere", code=2)
+    assert said.startswith(
+        f"isthmus: {tmp_path}/nowhere: isthmus.toml: there is none; expected a file with a [project]"
+    )
+
+
+# --- bad configuration
+
+
+def test_wrong_settings(shop: Shop) -> None:
+    shop.append('[server]\nport = "http"\n[stores]\nonline = "there"\n', "isthmus.toml")
+    said = refused(shop, "apply", code=2)
+    assert said.splitlines()[0] == f"isthmus: {shop.toml}: 2 problems"
+    assert sorted(said.splitlines()[1:]) == [
+        "  - server.port: 'http'; expected a whole number",
+        "  - stores.online: 'there'; expected \"embedded\", or a URL that begins with redis://, rediss:// or unix://",
+    ]
+
+
+def test_definitions_that_fail(shop: Shop) -> None:
+    shop.append("1 / 0\n")
+    line = len(shop.definitions.read_text().splitlines())
+    assert refused(shop, "apply", code=2) == (
+        f"isthmus: {shop.definitions}: line {line}: fails with ZeroDivisionError: division by zero. Correct that line"
+    )
+    assert not shop.state.exists()
+
+
+def test_debug_shows_the_traceback_and_keeps_the_code(shop: Shop) -> None:
+    shop.append("1 / 0\n")
+    for arguments in (["--debug", "apply"], ["apply", "--debug"]):
+        done = run(*arguments, cwd=shop.root)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "Traceback (most recent call last)" in done.stderr
+        assert "ZeroDivisionError" in done.stderr
+        assert done.stderr.splitlines()[-1].startswith(f"isthmus: {shop.definitions}: line")
+
+
+def test_nothing_applied(shop: Shop) -> None:
+    assert refused(shop, "build", code=1) == "isthmus: project shop: nothing has been applied. Run `isthmus apply`"
+
+
+def test_edited_definitions(built: Shop) -> None:
+    built.replace("SLOW = 60", "SLOW = 61")
+    said = refused(built, "materialize", code=1)
+    assert said.startswith(
+        "isthmus: project shop: the definitions have changed since the last apply (view shelf_demand"
+    )
+    assert said.endswith("Run `isthmus apply`")
+
+
+def test_unknown_view(built: Shop) -> None:
+    assert refused(built, "build", "demand", code=2) == (
+        "isthmus: view 'demand': is not declared; expected one of customer_orders, shelf_demand, customer_facts"
+    )
+
+
+# --- bad data
+
+
+def test_missing_data(built: Shop) -> None:
+    built.orders.unlink()
+    assert refused(built, "build", code=2) == (
+        f"isthmus: definitions.py: source orders: there is no {built.orders}; expected an existing file or folder. "
+        "Correct its path or bring the file there"
+    )
+
+
+def test_damaged_data(built: Shop) -> None:
+    built.orders.write_bytes(b"PAR1" * 9)
+    assert refused(built, "build", code=1).startswith(
+        f"isthmus: source orders: {built.orders} cannot be read as Parquet ("
+    )
+
+
+def test_half_written_table(built: Shop) -> None:
+    for file in (built.state / "offline" / "shelf_demand").glob("*.parquet"):
+        file.write_bytes(b"PAR1")
+    said = refused(built, "materialize", code=1)
+    assert said.startswith(
+        f"isthmus: offline table of shelf_demand: {built.state}/offline/shelf_demand cannot be read ("
+    )
+    assert said.endswith("remove that folder and run `isthmus build`, which computes it again")
+
+
+# --- what is not available
+
+
+def test_redis_unreachable(built: Shop) -> None:
+    said = refused(built, "materialize", code=3, ISTHMUS_STORES__ONLINE="redis://127.0.0.1:1")
+    assert said.startswith("isthmus: Redis at redis://127.0.0.1:1: does not answer (")
+    assert 'correct stores.online in isthmus.toml, or set it to "embedded"' in said
+
+
+def test_java_missing(built: Shop, tmp_path: Path) -> None:
+    said = refused(built, "build", code=3, ISTHMUS_ENGINE="spark", PATH=str(tmp_path), JAVA_HOME="")
+    assert said == (
+        "isthmus: engine spark: Java is not installed; expected Java 17 or later. "
+        'Install the package openjdk-17-jre-headless, or set engine = "sail"'
+    )
+
+
+def test_no_spark_connect_server(built: Shop) -> None:
+    said = refused(built, "build", code=3, ISTHMUS_ENGINE="sc://127.0.0.1:1")
+    assert said.startswith("isthmus: engine sc://127.0.0.1:1: does not answer (")
+
+
+def test_a_folder_that_cannot_be_written(built: Shop) -> None:
+    (built.root / "taken").touch()
+    said = refused(built, "training-set", code=1, ISTHMUS_STORES__OFFLINE="taken")
+    assert said.startswith(f"isthmus: offline table of customer_orders: nothing at {built.root}/taken/customer_orders.")
+    redis = built.state / "redis"
+    for file in sorted(redis.rglob("*"), reverse=True):
+        file.rmdir() if file.is_dir() else file.unlink()
+    redis.rmdir()
+    redis.touch()
+    assert refused(built, "materialize", code=3) == f"isthmus: {redis}: File exists"
+
+
+# --- what goes well
+
+
+def test_the_reports_are_one_document_each(built: Shop) -> None:
+    views = {"customer_orders", "shelf_demand", "customer_facts"}
+    done = run("build", "--json", cwd=built.root)
+    assert done.returncode == 0, done.stderr
+    assert {name: (row["added"], row["changed"]) for name, row in strictly(done.stdout).items()} == dict.fromkeys(
+        views, (0, False)
+    )
+    assert all(PROGRESS.match(line) for line in done.stderr.splitlines())
+    done = run("materialize", "--json", "shelf_demand", cwd=built.root)
+    (row,) = strictly(done.stdout).values()
+    assert set(row) == {"compared", "changed", "written", "expired", "seconds"}
+    done = run("training-set", "--json", "--project", str(built.root))
+    made = strictly(done.stdout)
+    assert (made["rows_in"], made["rows_out"], set(made["tables"])) == (2400, 2400, views)
+    done = run("verify", "--all", "--json", cwd=built.root)
+    assert done.returncode == 0
+    verdict = strictly(done.stdout)
+    assert (verdict["passed"], verdict["differing"], set(verdict["views"])) == (True, 0, views)
+
+
+def test_a_failed_verdict_is_a_document_too(built: Shop) -> None:
+    with EmbeddedRedis(built.state / "redis") as server, connect(server.url) as client:
+        client.hdel(sorted(client.keys("shop:customer:*"))[0], "customer_orders")
+    done = run("verify", "--all", "--json", cwd=built.root)
+    assert done.returncode == 1
+    verdict = strictly(done.stdout)
+    assert verdict["passed"] is False
+    assert verdict["views"]["customer_orders"]["orders_7d"]["differing"] == 1
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith(
+        f"isthmus: verdict: {verdict['differing']} of {verdict['compared']} values differ: customer_orders"
+    )
+    done = run("verify", "--all", cwd=built.root)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == said
+
+
+def test_apply_reports_what_changed(built: Shop) -> None:
+    built.replace("SLOW = 60", "SLOW = 61")
+    done = run("apply", "--json", cwd=built.root)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    report = strictly(done.stdout)
+    assert report["changes"][0] == "view shelf_demand changed: code"
+    assert "FeatureView shelf_demand" in report["registered"]

@@ -1,0 +1,165 @@
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from isthmus import ConfigurationError
+from isthmus.orchestration.settings import Settings, load
+
+SMALLEST = '[project]\nname = "shop"\n'
+
+
+def settings(folder: Path, text: str) -> Settings:
+    path = folder / "isthmus.toml"
+    path.write_text(text)
+    return load(path)
+
+
+def problems(folder: Path, text: str) -> list[str]:
+    with pytest.raises(ConfigurationError) as caught:
+        settings(folder, text)
+    assert caught.value.exit_code == 2
+    assert caught.value.where == str(folder / "isthmus.toml")
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_the_smallest_file_has_every_default(tmp_path: Path) -> None:
+    read = settings(tmp_path, SMALLEST)
+    assert (read.engine, read.stores.online, read.stores.offline) == ("sail", "embedded", ".isthmus/offline")
+    assert (read.project.definitions, read.project.now) == ("definitions", None)
+    assert read.profiles.training.batch == 1024
+    assert read.server.port == 6570
+
+
+def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
+    text = """
+        engine = "flink"
+        colour = "red"
+        [project]
+        name = "My Shop"
+        now = 2013-12-31T12:00:00
+        definitions = "my definitions"
+        [stores]
+        online = "localhost:6379"
+        onlin = "embedded"
+        [profiles.training]
+        device = "tpu"
+        batch = 0
+        epochs = "four"
+        [profiles.serving]
+        thread = 1
+        latency_objective_ms = -1
+        [server]
+        port = 70000
+        workers = 0
+        [dev]
+        log_level = "loud"
+    """
+    found = dict(line.split(": ", 1) for line in problems(tmp_path, text))
+    assert found == {
+        "engine": "'flink'; expected sail, spark, or a Spark Connect URL like sc://host:15002",
+        "colour": "is not a setting; expected one of dev, engine, profiles, project, server, stores",
+        "project.name": "'My Shop'; expected lower-case letters, digits, _ and -, a letter or digit first",
+        "project.now": "'2013-12-31T12:00:00'; expected a time with its zone, for example 2013-12-31T12:00:00Z",
+        "project.definitions": "'my definitions'; expected the name of a Python module, for example definitions",
+        "stores.online": (
+            "'localhost:6379'; expected \"embedded\", or a URL that begins with redis://, rediss:// or unix://"
+        ),
+        "stores.onlin": "is not a setting; expected one of offline, online",
+        "profiles.training.device": "'tpu'; expected 'cpu', 'cuda' or 'auto'",
+        "profiles.training.batch": "0; expected greater than or equal to 1",
+        "profiles.training.epochs": "'four'; expected a whole number",
+        "profiles.serving.thread": (
+            "is not a setting; expected one of latency_objective_ms, memory_mb, precision, runtime, threads"
+        ),
+        "profiles.serving.latency_objective_ms": "-1; expected greater than 0",
+        "server.port": "70000; expected less than or equal to 65535",
+        "server.workers": "0; expected greater than or equal to 1",
+        "dev.log_level": "'loud'; expected 'debug', 'info', 'warning' or 'error'",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "project: is missing; expected a table [project]"),
+        ("[project]\n", "project.name: is missing; expected a value"),
+        ('project = "shop"\n', "project: 'shop'; expected a table [project]"),
+        (SMALLEST + "[profiles]\ntraining = 3\n", "profiles.training: 3; expected a table [profiles.training]"),
+        (SMALLEST + "now = 2013-12-31\n", "project.now: '2013-12-31'; expected a time with its zone, for example"),
+        (SMALLEST + 'now = "soon"\n', "project.now: 'soon'; expected a time with its zone, for example"),
+        ("engine = 3\n" + SMALLEST, "engine: 3; expected a text"),
+        ('engine = "sail\n' + SMALLEST, "TOML syntax: Illegal character '\\n' (at line 1, column 15)"),
+        (SMALLEST + SMALLEST, "TOML syntax: Cannot declare ('project',) twice (at line 3, column 9)"),
+    ],
+)
+def test_one_problem(tmp_path: Path, text: str, problem: str) -> None:
+    (found,) = problems(tmp_path, text)
+    assert found.startswith(problem)
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "isthmus.toml").write_bytes(b'[project]\nname = "\xff"\n')
+    with pytest.raises(ConfigurationError, match=r"isthmus.toml: TOML syntax: .*utf-8"):
+        load(tmp_path / "isthmus.toml")
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load(tmp_path / "isthmus.toml")
+    assert str(caught.value) == (
+        f"{tmp_path}: isthmus.toml: there is none; expected a file with a [project] table. "
+        "Name the project's folder with --project"
+    )
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"ISTHMUS_ENGINE": "spark", "ISTHMUS_STORES__ONLINE": "redis://there",
+         "ISTHMUS_PROFILES__TRAINING__BATCH": "64"},
+        {"isthmus_engine": "spark", "ISTHMUS_STORES": '{"online": "redis://there"}',
+         "ISTHMUS_PROFILES": '{"training": {"batch": 64}}'},
+    ],
+)  # fmt: skip
+def test_the_environment_overrides_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str]
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    text = SMALLEST + '[stores]\noffline = "here"\nonline = "embedded"\n[profiles.training]\nbatch = 8\nepochs = 3\n'
+    read = settings(tmp_path, text)
+    assert (read.engine, read.stores.online, read.stores.offline) == ("spark", "redis://there", "here")
+    assert (read.profiles.training.batch, read.profiles.training.epochs) == (64, 3)
+
+
+def test_a_wrong_variable_is_named_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ISTHMUS_SERVER__PORT", "http")
+    monkeypatch.setenv("ISTHMUS_PROJECT__NOW", "2013-12-31T12:00:00")
+    monkeypatch.setenv("ISTHMUS_STORES__ONLIN", "embedded")
+    assert sorted(problems(tmp_path, SMALLEST)) == [
+        "ISTHMUS_PROJECT__NOW: '2013-12-31T12:00:00'; expected a time with its zone, for example 2013-12-31T12:00:00Z",
+        "ISTHMUS_SERVER__PORT: 'http'; expected a whole number",
+        "ISTHMUS_STORES__ONLIN: is not a setting; expected one of offline, online",
+    ]
+
+
+def test_a_table_in_a_variable_must_be_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ISTHMUS_STORES", "embedded")
+    assert problems(tmp_path, SMALLEST) == ["ISTHMUS_STORES: 'embedded'; expected a table [stores] as JSON"]
+
+
+def test_variables_that_are_no_settings_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ISTHMUS_ROOT", str(tmp_path))
+    assert settings(tmp_path, SMALLEST).project.name == "shop"
+
+
+def test_a_refused_url_is_shown_without_its_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "isthmus.toml").write_text('[project]\nname = "shop"\n')
+    for variable in ("ISTHMUS_STORES__ONLINE", "ISTHMUS_STORES"):
+        monkeypatch.setenv(variable, "http://:hunter2@host")
+        with pytest.raises(ConfigurationError) as refused:
+            load(tmp_path / "isthmus.toml")
+        assert "hunter2" not in str(refused.value)
+        assert "host" in str(refused.value)
+        monkeypatch.delenv(variable)

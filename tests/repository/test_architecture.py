@@ -1,0 +1,44 @@
+"""Who imports whom, and what a command or a server loads."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_imports_go_one_way_with_no_exception() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    assert contracts
+    assert not any(key.startswith("ignore") for contract in contracts for key in contract)
+    lint = [str(Path(sys.executable).with_name("lint-imports"))]
+    done = subprocess.run(lint, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "owner"), [("pyspark", "transforms"), ("pysail", "transforms"), ("feast", "features/_feast.py")]
+)
+def test_only_its_owner_imports_a_heavy_library(module: str, owner: str) -> None:
+    importing = [
+        str(file.relative_to(ROOT / "src" / "isthmus"))
+        for file in (ROOT / "src" / "isthmus").rglob("*.py")
+        if any(
+            line.strip().startswith((f"import {module}", f"from {module}")) for line in file.read_text().splitlines()
+        )
+    ]
+    assert importing
+    assert all(name.startswith(owner) for name in importing)
+
+
+def test_loading_the_serving_modules_loads_no_heavy_library() -> None:
+    script = (
+        "import sys, isthmus.serving.app, isthmus.serving.server;"
+        "heavy = ('feast', 'torch', 'pyspark', 'dagster', 'sklearn', 'duckdb', 'deltalake');"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    assert shown.strip() == "[]"

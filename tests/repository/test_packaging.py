@@ -1,0 +1,74 @@
+"""What is built from the repository, and what a serving host needs of it."""
+
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("features", "transforms", "distill", "serving", "orchestration")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+def test_the_five_folders_are_relative_links_into_the_package() -> None:
+    for name in PACKAGES:
+        assert (ROOT / name).readlink() == Path("src") / "isthmus" / name
+
+
+def test_the_wheel_holds_every_module_once_under_one_name(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    names = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")]
+    assert names
+    assert len(names) == len(set(names))
+    assert all(name.startswith("isthmus/") for name in names)
+    assert {str(file.relative_to(ROOT / "src")) for file in (ROOT / "src").rglob("*.py")} == set(names)
+
+
+def test_the_sdist_holds_every_module_once(built: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        modules = [name for name in archive.getnames() if name.endswith("rows.py") and "/test" not in name]
+    assert len(modules) == 1
+
+
+def test_the_wheel_imports_from_an_empty_environment(built: Path, tmp_path: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    venv.create(tmp_path / "empty", with_pip=True)
+    python = str(tmp_path / "empty" / "bin" / "python")
+    install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
+    subprocess.run(install, check=True, capture_output=True)
+    imports = "; ".join(f"import isthmus.{name}" for name in PACKAGES)
+    flat = f"import importlib.util as u; assert not any(u.find_spec(n) for n in {PACKAGES!r})"
+    command = [python, "-W", "error", "-c", f"import isthmus; {imports}; {flat}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_base_install_asks_for_no_trainer_engine_or_orchestrator(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("METADATA")]
+        lines = archive.read(name).decode().splitlines()
+    base = [line for line in lines if line.startswith("Requires-Dist:") and "extra ==" not in line]
+    assert base
+    for heavy in ("torch", "pyspark", "pysail", "dagster", "feast", "scikit-learn"):
+        assert not any(line.startswith(f"Requires-Dist: {heavy}") for line in base)
+
+
+def test_the_constraints_pin_every_package_of_this_environment() -> None:
+    frozen = subprocess.run(
+        [sys.executable, "-m", "pip", "freeze", "--exclude-editable"], check=True, capture_output=True, text=True
+    ).stdout
+    pinned = {line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert {line.split("==")[0].lower() for line in frozen.splitlines()} - pinned == set()

@@ -1,0 +1,275 @@
+"""A small project made by hand: its contract, its rows, a package, and a server process over them."""
+
+import json
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper
+
+from isthmus.features.columns import Values
+from isthmus.features.contract import Column, Contract, ServiceContract, ViewContract
+from isthmus.features.manifest import Golden, Input, Manifest, Variant, package_digest
+from isthmus.features.online import OnlineStore, connect
+from isthmus.features.profiles import ServingProfile
+from isthmus.features.types import (
+    Bool,
+    Bytes,
+    DataType,
+    Float32,
+    Float64,
+    Int32,
+    Int64,
+    String,
+    UnixTimestamp,
+)
+from isthmus.features.verdict import FeatureVerdict, Verdict
+from isthmus.serving.deployment import Deployment, deploy
+from isthmus.serving.settings import ServerSettings, command
+
+HOUR = 3_600_000_000
+NOW = 500_000 * HOUR
+CARRIER = Column("carrier", String)
+FLIGHT = Column("flight", Int64)
+
+
+def view(
+    name: str, keys: Sequence[Column], fields: Sequence[tuple[str, DataType]], ttl: int | None = None
+) -> ViewContract:
+    columns = tuple(Column(field, dtype) for field, dtype in fields)
+    return ViewContract(name, ("e",), tuple(keys), columns, ttl, 0, ("s",), "code of " + name)
+
+
+PUNCTUALITY = view("punctuality", [CARRIER], [("late_rate", Float32), ("flights", Int64)], ttl=24 * HOUR)
+EVERYTHING = view(
+    "everything",
+    [FLIGHT],
+    [("a", Bool), ("b", Int32), ("c", Int64), ("d", Float32), ("e", Float64), ("f", UnixTimestamp), ("g", String),
+     ("h", Bytes)],
+)  # fmt: skip
+ROUTE = view("route", [CARRIER, FLIGHT], [("flights", Int32)])
+
+
+def contract_of(*views: ViewContract, request: Sequence[Column] = (Column("distance", Float64), CARRIER)) -> Contract:
+    """A contract with one service over `punctuality` and some request fields."""
+    features = (("punctuality", "late_rate"), ("punctuality", "flights"))
+    described = {
+        "features": [list(pair) for pair in features],
+        "request": [[column.name, column.dtype.name] for column in request],
+    }
+    service = ServiceContract("late", features, tuple(request), "replaced on loading")
+    contract = Contract("flights", {one.name: one for one in views}, {"late": service}, {}, {})
+    assert contract.as_dict()["services"]["late"] == described
+    return Contract.loads(contract.dumps())
+
+
+CONTRACT = contract_of(PUNCTUALITY, EVERYTHING, ROUTE)
+
+
+def values(dtype: DataType, data: Sequence[Any]) -> Values:
+    valid = np.array([value is not None for value in data], bool)
+    if dtype.numpy is None:
+        return Values(np.array([*data, None], dtype=object)[:-1], valid)
+    return Values(np.array([0 if value is None else value for value in data]).astype(dtype.numpy), valid)
+
+
+def write(
+    store: OnlineStore, view: ViewContract, keys: dict[str, list[Any]], events: Sequence[int], **columns: Sequence[Any]
+) -> None:
+    event = np.array(events, np.int64)
+    typed = {field.name: values(field.dtype, columns[field.name]) for field in view.fields}
+    store.write(view, keys, event, event, typed)
+
+
+def fill(url: str, contract: Contract = CONTRACT) -> None:
+    """Writes the rows every test reads. AA has nulls, B6 a null and a value, OO is old, ZZ is from the future."""
+    with connect(url) as client:
+        client.flushall()
+        store = OnlineStore(client, contract)
+        write(
+            store, contract.view("punctuality"), {"carrier": ["UA", "AA", "B6", "OO", "ZZ", "EX"]},
+            [NOW - HOUR, NOW - HOUR, NOW - HOUR - 1, NOW - 24 * HOUR - 1, NOW + 1, NOW - 24 * HOUR],
+            late_rate=[0.1, None, None, 0.5, 0.6, 0.7], flights=[2**60 + 1, None, 7, 8, 9, 10],
+        )  # fmt: skip
+        write(
+            store, contract.view("everything"), {"flight": [1, 2, 2**62 + 1]}, [NOW - HOUR] * 3,
+            a=[True, None, False], b=[-(2**31), 5, 6], c=[2**63 - 1, None, -(2**63)],
+            d=[float("nan"), float("inf"), 0.5], e=[float("-inf"), None, 1e300],
+            f=[1_700_000_000_000_000, 1_700_000_000_123_456, None], g=["é😀", "", None], h=[b"\x00\xff", None, b""],
+        )  # fmt: skip
+        routes: dict[str, list[Any]] = {"carrier": ["UA", "AA"], "flight": [1, 1]}
+        write(store, contract.view("route"), routes, [NOW - HOUR] * 2, flights=[3, 4])
+
+
+def make_package(
+    folder: Path,
+    contract: Contract = CONTRACT,
+    *,
+    inputs: Sequence[tuple[str, DataType]] = (
+        ("punctuality__late_rate", Float32),
+        ("punctuality__flights", Int64),
+        ("distance", Float64),
+        ("carrier", String),
+    ),
+    weight: float = 1.0,
+    shift: float = 0.0,
+) -> Path:
+    """A package whose model is sigmoid(weight * the sum of the numbers, null as 0), + 1 inside for carrier UA."""
+    folder.mkdir(parents=True)
+    numbers = [name for name, dtype in inputs if dtype is not String]
+    texts = [name for name, dtype in inputs if dtype is String]
+    file = folder / "model.int8.ort"
+    _save_model(file, len(numbers), len(texts), weight)
+    rows: tuple[tuple[float | str | None, ...], ...] = tuple(
+        tuple(text if dtype is String else number for _, dtype in inputs)
+        for number, text in ((0.25, "UA"), (None, "AA"), (-1.5, None))
+    )
+    golden = [weight * sum(x for x in row if isinstance(x, float)) + sum(1.0 for x in row if x == "UA") for row in rows]
+    outputs = {file.name: tuple(float(1 / (1 + np.exp(-x))) + shift for x in golden)}
+    positions = {name: position for group in (numbers, texts) for position, name in enumerate(group)}
+    manifest = Manifest(
+        format_version=1,
+        name="late",
+        contract=contract.hash,
+        service="late",
+        model="student",
+        training_set="none",
+        inputs=tuple(
+            Input(name, dtype.name, "categories" if dtype is String else "numeric", positions[name])
+            for name, dtype in inputs
+        ),
+        output="probability",
+        variants=(Variant(file.name, "int8", "ort", file.stat().st_size, _sum(file), 1e-5, 0.0, 0.5),),
+    )
+    (folder / "manifest.json").write_bytes(msgspec.json.encode(manifest))
+    (folder / "contract.json").write_bytes(contract.dumps())
+    names = tuple(name for name, _ in inputs)
+    (folder / "golden.json").write_bytes(msgspec.json.encode(Golden(names, rows, outputs)))
+    sums = [f"{_sum(entry)}  {entry.name}\n" for entry in sorted(folder.iterdir())]
+    (folder / "SHA256SUMS").write_text("".join(sums))
+    return folder
+
+
+def _sum(file: Path) -> str:
+    return sha256(file.read_bytes()).hexdigest()
+
+
+def _save_model(file: Path, numbers: int, texts: int, weight: float) -> None:
+    tensors = [helper.make_tensor_value_info("numeric", TensorProto.FLOAT, ["n", numbers])]
+    nodes = [
+        helper.make_node("IsNaN", ["numeric"], ["missing"]),
+        helper.make_node("Where", ["missing", "zero", "numeric"], ["filled"]),
+        helper.make_node("ReduceSum", ["filled", "axes"], ["sum"], keepdims=0),
+        helper.make_node("Mul", ["sum", "weight"], ["scaled"]),
+    ]
+    total = "scaled"
+    if texts:
+        tensors.append(helper.make_tensor_value_info("categories", TensorProto.STRING, ["n", texts]))
+        nodes += [
+            helper.make_node(
+                "LabelEncoder", ["categories"], ["codes"], domain="ai.onnx.ml",
+                keys_strings=["UA"], values_floats=[1.0], default_float=0.0,
+            ),
+            helper.make_node("ReduceSum", ["codes", "axes"], ["code"], keepdims=0),
+            helper.make_node("Add", ["scaled", "code"], ["total"]),
+        ]  # fmt: skip
+        total = "total"
+    nodes.append(helper.make_node("Sigmoid", [total], ["probability"]))
+    graph = helper.make_graph(
+        nodes, "late", tensors, [helper.make_tensor_value_info("probability", TensorProto.FLOAT, ["n"])],
+        [helper.make_tensor("zero", TensorProto.FLOAT, [], [0.0]),
+         helper.make_tensor("axes", TensorProto.INT64, [1], [1]),
+         helper.make_tensor("weight", TensorProto.FLOAT, [], [weight])],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.ml", 3)]
+    model: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(file)
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def verdict_of(package: Path, contract: Contract = CONTRACT, differing: int = 0) -> Verdict:
+    compared = FeatureVerdict(10, differing, 0.0)
+    return Verdict(contract.hash, NOW, {"punctuality": {"flights": compared}}, package_digest(package), compared)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server process and what it was given."""
+
+    process: subprocess.Popen[bytes]
+    http: httpx.Client
+    contract: Path
+    deployment: Path
+    log: Path
+
+    def lookup(self, **asked: Any) -> httpx.Response:
+        return self.http.post("/get-online-features", json=asked)
+
+    def predict(self, **asked: Any) -> httpx.Response:
+        return self.http.post("/predict", json=asked)
+
+    def deploy(self, package: Path, contract: Contract = CONTRACT) -> Deployment:
+        verdict = verdict_of(package, contract)
+        return deploy(package, verdict, contract, ServingProfile(), self.deployment, at=NOW)
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.read_bytes().splitlines()]
+
+
+@contextmanager
+def serving(folder: Path, redis: str, **settings: Any) -> Iterator[Server]:
+    """A server process; it has to end by SIGTERM with exit code 0."""
+    folder.mkdir(parents=True, exist_ok=True)
+    chosen = ServerSettings(
+        contract=str(folder / "contract.json"), deployment=str(folder / "deployment.json"), redis=redis,
+        port=free_port(), **{"now": NOW, **settings},
+    )  # fmt: skip
+    arguments, environment = command(chosen)
+    log = folder / "server.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(arguments, env=environment, stderr=output)
+    with httpx.Client(base_url=f"http://127.0.0.1:{chosen.port}", timeout=10) as http:
+        try:
+            wait(lambda: process.poll() is not None or _up(http), "the server to answer")
+            yield Server(process, http, Path(chosen.contract), Path(chosen.deployment), log)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            code = process.wait(15)
+    assert code == 0, log.read_text()
+    assert "Traceback" not in log.read_text()
+
+
+def _up(http: httpx.Client) -> bool:
+    try:
+        return http.get("/healthz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def wait(condition: Any, what: str, seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

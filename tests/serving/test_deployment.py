@@ -1,0 +1,78 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from isthmus.features.errors import ContractMismatch, GateFailed, IsthmusError, PackageError
+from isthmus.features.manifest import package_digest
+from isthmus.features.profiles import ServingProfile
+from isthmus.features.verdict import Verdict
+from isthmus.serving.deployment import Approval, Deployment, deploy
+from tests.serving.support import CONTRACT, EVERYTHING, NOW, PUNCTUALITY, contract_of, make_package, verdict_of
+
+OTHER = contract_of(PUNCTUALITY, EVERYTHING)
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    return make_package(tmp_path / "package")
+
+
+def test_a_deployment_is_written_and_read_back(package: Path, tmp_path: Path) -> None:
+    file = tmp_path / "state" / "deployment.json"
+    deployment = deploy(package, verdict_of(package), CONTRACT, ServingProfile(threads=3), file, at=NOW)
+    assert deployment == Deployment.loads(file.read_bytes())
+    assert deployment == Deployment(
+        model="late", package=str(package), digest=package_digest(package), contract=CONTRACT.hash, service="late",
+        precision="int8", threads=3, deployed_at=NOW, verdict=Approval(at=NOW, compared=20),
+    )  # fmt: skip
+    assert [entry.name for entry in file.parent.iterdir()] == ["deployment.json"]
+
+
+def refused(package: Path, verdict: Verdict | None, profile: ServingProfile | None = None) -> IsthmusError:
+    file = package.parent / "deployment.json"
+    with pytest.raises(IsthmusError) as caught:
+        deploy(package, verdict, CONTRACT, profile or ServingProfile(), file, at=NOW)
+    assert not file.exists()
+    assert caught.value.remedy
+    return caught.value
+
+
+def test_each_reason_for_refusal_has_its_sentence(package: Path) -> None:
+    verdict = verdict_of(package)
+    reasons = {
+        "no verdict": None,
+        "failed: 2 of 20 values": verdict_of(package, differing=1),
+        "failed: 0 of 0 values": replace(verdict, views={}, model=replace(verdict.model, compared=0)),  # type: ignore[type-var]
+        "about contract": replace(verdict, contract=OTHER.hash),
+        "about package": replace(verdict, package="0" * 64),
+        "compared no model output": replace(verdict, package=None, model=None),
+    }
+    for words, given in reasons.items():
+        error = refused(package, given)
+        assert isinstance(error, GateFailed)
+        assert words in str(error)
+
+
+def test_a_package_of_another_contract_is_refused(tmp_path: Path) -> None:
+    package = make_package(tmp_path / "package", OTHER)
+    assert isinstance(refused(package, verdict_of(package)), ContractMismatch)
+
+
+def test_a_damaged_package_is_refused(package: Path) -> None:
+    verdict = verdict_of(package)
+    model = package / "model.int8.ort"
+    model.write_bytes(model.read_bytes()[:-1] + b"\1")
+    assert isinstance(refused(package, verdict), PackageError)
+
+
+def test_a_package_without_the_precision_is_refused(package: Path) -> None:
+    error = refused(package, verdict_of(package), ServingProfile(precision="fp32"))
+    assert isinstance(error, PackageError)
+    assert "fp32" in str(error)
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b'{"model": 1}', b"\xff"])
+def test_a_broken_deployment_is_named(text: bytes) -> None:
+    with pytest.raises(PackageError, match="is not a deployment"):
+        Deployment.loads(text)

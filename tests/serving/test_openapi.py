@@ -1,0 +1,57 @@
+from typing import Any
+
+import pytest
+from openapi_schema_validator import OAS30Validator
+from openapi_spec_validator import validate
+
+from tests.serving.support import Server
+
+LOOKUP = {"features": ["punctuality:flights", "punctuality:late_rate"], "entities": {"carrier": ["UA", "AA", "??"]}}
+PREDICT = {"entities": {"carrier": ["UA", "AA"]}, "request": {"distance": [1, None]}}
+
+
+def resolved(document: dict[str, Any], schema: Any) -> Any:
+    """A schema with its references replaced by what they name."""
+    if isinstance(schema, list):
+        return [resolved(document, item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return resolved(document, document["components"]["schemas"][schema["$ref"].rpartition("/")[2]])
+    return {name: resolved(document, value) for name, value in schema.items()}
+
+
+def test_the_document_is_valid(server: Server) -> None:
+    document = server.http.get("/openapi.json").json()
+    validate(document)
+    assert set(document["paths"]) == {"/get-online-features", "/predict", "/models", "/healthz", "/readyz"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("post", "/get-online-features", LOOKUP, 200),
+        ("post", "/get-online-features", {"features": [f"everything:{c}" for c in "abcdefgh"],
+                                          "entities": {"flight": [1, 2, 3]}}, 200),
+        ("post", "/get-online-features", {**LOOKUP, "features": ["a:b"]}, 404),
+        ("post", "/get-online-features", {**LOOKUP, "entities": {}}, 422),
+        ("post", "/predict", PREDICT, 200),
+        ("post", "/predict", {}, 422),
+        ("get", "/models", None, 200),
+        ("get", "/healthz", None, 200),
+        ("get", "/readyz", None, 200),
+    ],
+)  # fmt: skip
+def test_real_answers_are_what_the_document_says(
+    server: Server, method: str, path: str, body: object, status: int
+) -> None:
+    document = server.http.get("/openapi.json").json()
+    operation = document["paths"][path][method]
+    answer = server.http.request(method, path, json=body) if body is not None else server.http.request(method, path)
+    assert answer.status_code == status
+    described = operation["responses"][str(status)]
+    OAS30Validator(resolved(document, described["content"]["application/json"]["schema"])).validate(answer.json())
+    assert {name.lower() for name in described["headers"]} <= set(answer.headers)
+    if status == 200 and body is not None:
+        asked = operation["requestBody"]["content"]["application/json"]["schema"]
+        OAS30Validator(resolved(document, asked)).validate(body)

