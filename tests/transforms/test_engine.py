@@ -109,9 +109,11 @@ def outcomes(data: Path) -> Iterator[tuple[dict[str, Any], int]]:
             departed = scheduled + timedelta(minutes=flight["dep_delay"])
             local = departed.astimezone(ZoneInfo("America/New_York")).replace(hour=0, minute=0, second=0, tzinfo=None)
             local += timedelta(minutes=flight["arr_time"] // 100 * 60 + flight["arr_time"] % 100)
-            known = local.replace(tzinfo=ZoneInfo(zones.get(flight["dest"], "America/Puerto_Rico"))).astimezone(UTC)
+            zone = ZoneInfo(zones.get(flight["dest"], "America/Puerto_Rico"))
+            known = local.replace(tzinfo=zone).astimezone(UTC)
             if known < departed:
-                known += timedelta(days=1)
+                # The next day by the clock on the wall, which is an hour off in the night summer time begins.
+                known = (local + timedelta(days=1)).replace(tzinfo=zone).astimezone(UTC)
         yield flight, math.ceil(known.timestamp() / TICK) * TICK
 
 
