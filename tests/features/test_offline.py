@@ -63,7 +63,7 @@ def store(tmp_path: Path) -> OfflineStore:
 
 
 def test_what_is_written_is_read_sorted_with_content_hashes(store: OfflineStore) -> None:
-    assert store.write(VIEW, _plain(_rows())) == Written(20, 20, 0, changed=True)
+    assert store.write(store.prepare(VIEW, _plain(_rows()))) == Written(20, 20, 0, changed=True)
     found = _read(store)
     assert found.schema.equals(table_schema(VIEW))
     assert same_bits(found, table(VIEW, _sorted(_rows())))
@@ -72,9 +72,9 @@ def test_what_is_written_is_read_sorted_with_content_hashes(store: OfflineStore)
 
 def test_the_same_rows_are_not_written_again(store: OfflineStore) -> None:
     rows = _rows()
-    store.write(VIEW, _plain(rows))
+    store.write(store.prepare(VIEW, _plain(rows)))
     before = _files(Path(store.root))
-    assert store.write(VIEW, _plain(rows)) == Written(20, 0, 0, changed=False)
+    assert store.write(store.prepare(VIEW, _plain(rows))) == Written(20, 0, 0, changed=False)
     random.Random(3).shuffle(rows)
     shuffled = _plain(rows)
     variants = [
@@ -89,7 +89,7 @@ def test_the_same_rows_are_not_written_again(store: OfflineStore) -> None:
         ),
     ]
     for variant in variants:
-        assert store.write(VIEW, variant) == Written(20, 0, 0, changed=False)
+        assert store.write(store.prepare(VIEW, variant)) == Written(20, 0, 0, changed=False)
     assert _files(Path(store.root)) == before
 
 
@@ -99,7 +99,7 @@ def test_shuffled_rows_make_the_same_table(tmp_path: Path) -> None:
     for n in range(3):
         random.Random(n).shuffle(rows)
         store = OfflineStore(tmp_path / str(n))
-        store.write(VIEW, _plain(rows))
+        store.write(store.prepare(VIEW, _plain(rows)))
         tables.append(_read(store))
     assert same_bits(tables[0], tables[1])
     assert same_bits(tables[0], tables[2])
@@ -107,22 +107,22 @@ def test_shuffled_rows_make_the_same_table(tmp_path: Path) -> None:
 
 def test_no_rows(store: OfflineStore) -> None:
     empty = _plain([])
-    assert store.write(VIEW, empty) == Written(0, 0, 0, changed=True)
+    assert store.write(store.prepare(VIEW, empty)) == Written(0, 0, 0, changed=True)
     no_chunks = pa.table({name: pa.chunked_array([], empty[name].type) for name in empty.column_names})
-    assert store.write(VIEW, no_chunks) == Written(0, 0, 0, changed=False)
+    assert store.write(store.prepare(VIEW, no_chunks)) == Written(0, 0, 0, changed=False)
     assert len(_read(store)) == 0
-    assert store.write(VIEW, _plain(_rows(1))) == Written(1, 1, 1, changed=True)
-    assert store.write(VIEW, empty) == Written(0, -1, 2, changed=True)
+    assert store.write(store.prepare(VIEW, _plain(_rows(1)))) == Written(1, 1, 1, changed=True)
+    assert store.write(store.prepare(VIEW, empty)) == Written(0, -1, 2, changed=True)
 
 
 def test_any_change_is_a_new_version_and_the_old_one_stays(store: OfflineStore) -> None:
-    store.write(VIEW, _plain(_rows()))
+    store.write(store.prepare(VIEW, _plain(_rows())))
     negative_zero = _rows()
     negative_zero[0]["a"] = -0.0
-    assert store.write(VIEW, _plain(negative_zero)) == Written(20, 0, 1, changed=True)
-    assert store.write(VIEW, _plain(_rows(25))) == Written(25, 5, 2, changed=True)
+    assert store.write(store.prepare(VIEW, _plain(negative_zero))) == Written(20, 0, 1, changed=True)
+    assert store.write(store.prepare(VIEW, _plain(_rows(25)))) == Written(25, 5, 2, changed=True)
     later = [{**row, "_known": row["_known"] + 1} for row in _rows(25)]
-    assert store.write(VIEW, _plain(later)) == Written(25, 0, 3, changed=True)
+    assert store.write(store.prepare(VIEW, _plain(later))) == Written(25, 0, 3, changed=True)
     for version, rows in enumerate([_rows(), negative_zero, _rows(25), later]):
         assert same_bits(_read(store, version), table(VIEW, _sorted(rows)))
         assert store.history(VIEW, version).version == version
@@ -132,23 +132,23 @@ def test_duplicates_are_refused_with_their_key_and_nothing_is_written(store: Off
     rows = _rows()
     twice = [*rows, {**rows[7], "a": 99.0}, {**rows[7], "a": 100.0}, {**rows[8]}]
     with pytest.raises(DataError) as caught:
-        store.write(VIEW, _plain(twice))
+        store.write(store.prepare(VIEW, _plain(twice)))
     assert (
         "3 rows have the key and times of another row, first k=k2, n=1, event_timestamp=1970-01-01 00:00:00.007"
         in str(caught.value)
     )
     assert not Path(store.root).exists()
-    store.write(VIEW, _plain(rows))
+    store.write(store.prepare(VIEW, _plain(rows)))
     before = _files(Path(store.root))
     with pytest.raises(DataError):
-        store.write(VIEW, _plain(twice))
+        store.write(store.prepare(VIEW, _plain(twice)))
     assert _files(Path(store.root)) == before
 
 
 def test_rows_that_differ_in_one_part_of_their_identity_are_no_duplicates(store: OfflineStore) -> None:
     row = {"k": "1", "n": 11, "_event": 0, "_known": 0, "a": 1.0, "b": ""}
     rows = [row, {**row, "k": "11", "n": 1}, {**row, "n": 12}, {**row, "_event": 1}, {**row, "_known": 1}]
-    assert store.write(VIEW, _plain(rows)).rows == 5
+    assert store.write(store.prepare(VIEW, _plain(rows))).rows == 5
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_rows_of_another_form_are_a_data_error_and_nothing_is_written(
     store: OfflineStore, change: Any, message: str
 ) -> None:
     with pytest.raises(DataError) as caught:
-        store.write(VIEW, change(_plain(_rows())))
+        store.write(store.prepare(VIEW, change(_plain(_rows()))))
     assert "traffic" in str(caught.value)
     assert message in str(caught.value)
     assert not Path(store.root).exists()
@@ -184,7 +184,7 @@ def test_the_content_hash_is_that_of_the_stored_value(store: OfflineStore) -> No
     rows = pa.table(
         {"k": [1], "event_timestamp": times([0]), "known_at": times([0]), "t": seconds, "i": pa.array([5], pa.int8())}
     )
-    store.write(view, rows)
+    store.write(store.prepare(view, rows))
     expected = RowCodec(view).content(columns_of(view, [{"t": 7_000_000, "i": 5}]), 1)
     assert _read(store, view=view)["content_hash"].to_pylist() == expected.tolist()
 
@@ -198,19 +198,19 @@ def test_every_value_is_stored_to_the_bit(
     view = make_view(fields)
     store = OfflineStore(tmp_path_factory.mktemp("offline"))
     full = [{"k": n, "_event": -n, "_known": n, **row} for n, row in enumerate(rows)]
-    store.write(view, _plain(full, view))
+    store.write(store.prepare(view, _plain(full, view)))
     assert same_bits(_read(store, view=view), table(view, full))
-    assert not store.write(view, _plain(seed.sample(full, len(full)), view)).changed
+    assert not store.write(store.prepare(view, _plain(seed.sample(full, len(full)), view))).changed
 
 
 def test_another_contract_is_a_mismatch_until_the_table_is_written_under_it(store: OfflineStore) -> None:
     other = make_view({"a": Float64, "b": String}, {"k": String, "n": Int32}, code="2")
-    store.write(VIEW, _plain(_rows()))
+    store.write(store.prepare(VIEW, _plain(_rows())))
     with pytest.raises(ContractMismatch) as caught:
         store.history(other)
     assert VIEW.hash[:12] in str(caught.value)
     assert other.hash[:12] in str(caught.value)
-    assert store.write(other, _plain(_rows())) == Written(20, 0, 1, changed=True)
+    assert store.write(store.prepare(other, _plain(_rows()))) == Written(20, 0, 1, changed=True)
     assert same_bits(_read(store, view=other), _read(store, 0))
     with pytest.raises(ContractMismatch):
         store.history(VIEW)
@@ -220,9 +220,9 @@ def test_another_contract_is_a_mismatch_until_the_table_is_written_under_it(stor
 
 def test_a_contract_with_other_columns_replaces_the_table(store: OfflineStore) -> None:
     other = make_view({"c": Int64}, {"k": Int64})
-    store.write(VIEW, _plain(_rows()))
+    store.write(store.prepare(VIEW, _plain(_rows())))
     rows = [{"k": 1, "_event": 0, "_known": 0, "c": 5}]
-    store.write(other, _plain(rows, other))
+    store.write(store.prepare(other, _plain(rows, other)))
     assert same_bits(_read(store, view=other), table(other, rows))
     assert same_bits(_read(store, 0), table(VIEW, _sorted(_rows())))
 
@@ -230,7 +230,7 @@ def test_a_contract_with_other_columns_replaces_the_table(store: OfflineStore) -
 def test_no_table_and_no_version(store: OfflineStore) -> None:
     with pytest.raises(DataError, match=r"offline table of traffic: nothing at .*isthmus build"):
         store.history(VIEW)
-    store.write(VIEW, _plain(_rows()))
+    store.write(store.prepare(VIEW, _plain(_rows())))
     with pytest.raises(DataError, match="traffic"):
         store.history(VIEW, 7)
 
@@ -273,7 +273,7 @@ def test_a_damaged_table_is_a_data_error_with_its_path_and_remedy(
     store: OfflineStore, damage: str, commits: int
 ) -> None:
     for commit in range(commits):
-        store.write(VIEW, _plain(_rows(20 + commit)))
+        store.write(store.prepare(VIEW, _plain(_rows(20 + commit))))
     folder = Path(store.path(VIEW.name))
     DAMAGE[damage](folder)
     with pytest.raises(DataError) as caught:
@@ -281,26 +281,26 @@ def test_a_damaged_table_is_a_data_error_with_its_path_and_remedy(
     assert str(folder) in str(caught.value)
     assert "isthmus build" in str(caught.value)
     shutil.rmtree(folder)
-    assert store.write(VIEW, _plain(_rows())).version == 0
+    assert store.write(store.prepare(VIEW, _plain(_rows()))).version == 0
     assert same_bits(_read(store), table(VIEW, _sorted(_rows())))
 
 
 @pytest.mark.parametrize("damage", ["data file removed", "data file truncated", "data file emptied"])
 def test_a_write_does_not_take_a_damaged_table_for_done(store: OfflineStore, damage: str) -> None:
-    store.write(VIEW, _plain(_rows()))
+    store.write(store.prepare(VIEW, _plain(_rows())))
     DAMAGE[damage](Path(store.path(VIEW.name)))
     with pytest.raises(DataError, match="remove that folder"):
-        store.write(VIEW, _plain(_rows()))
+        store.write(store.prepare(VIEW, _plain(_rows())))
 
 
 def test_a_lost_last_commit_is_the_version_before(store: OfflineStore) -> None:
     # A Delta log without its last file is a whole table: the one before that commit.
-    store.write(VIEW, _plain(_rows(20)))
-    store.write(VIEW, _plain(_rows(21)))
+    store.write(store.prepare(VIEW, _plain(_rows(20))))
+    store.write(store.prepare(VIEW, _plain(_rows(21))))
     _log(Path(store.path(VIEW.name))).unlink()
     assert store.history(VIEW).version == 0
     assert len(_read(store)) == 20
-    assert store.write(VIEW, _plain(_rows(21))) == Written(21, 1, 1, changed=True)
+    assert store.write(store.prepare(VIEW, _plain(_rows(21)))) == Written(21, 1, 1, changed=True)
 
 
 WRITER = """
@@ -311,7 +311,7 @@ from tests.features.test_offline import VIEW, big
 store = OfflineStore(sys.argv[1])
 rows = big(1.0)
 print("ready", flush=True)
-store.write(VIEW, rows)
+store.write(store.prepare(VIEW, rows))
 """
 
 
@@ -325,10 +325,10 @@ def big(offset: float) -> pa.Table:
 
 
 def test_a_killed_writer_leaves_the_old_rows_and_a_rerun_finishes(store: OfflineStore, tmp_path: Path) -> None:
-    store.write(VIEW, big(0.0))
+    store.write(store.prepare(VIEW, big(0.0)))
     old = _read(store)
     undisturbed = OfflineStore(tmp_path / "other")
-    undisturbed.write(VIEW, big(1.0))
+    undisturbed.write(undisturbed.prepare(VIEW, big(1.0)))
     new = _read(undisturbed)
     root = Path(__file__).resolve().parents[2]
     chance = random.Random(11)
@@ -343,6 +343,6 @@ def test_a_killed_writer_leaves_the_old_rows_and_a_rerun_finishes(store: Offline
             writer.send_signal(signal.SIGKILL)
         found = _read(store)
         assert found.equals(old) or found.equals(new)
-    store.write(VIEW, big(1.0))
+    store.write(store.prepare(VIEW, big(1.0)))
     assert _read(store).equals(new)
-    assert not store.write(VIEW, big(1.0)).changed
+    assert not store.write(store.prepare(VIEW, big(1.0))).changed

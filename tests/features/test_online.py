@@ -17,6 +17,7 @@ from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.errors import ContractMismatch, DataError, DependencyError, RequestError
 from isthmus.features.online import (
     CHUNK,
+    EVERYTHING,
     LookupPlan,
     OnlineStore,
     WriteCounts,
@@ -45,11 +46,11 @@ def client(server: EmbeddedRedis) -> Iterator[redis.Redis]:
         yield connected
 
 
-def _write(store: OnlineStore, view: ViewContract, rows: list[dict[str, Any]], *, full: bool = False) -> WriteCounts:
+def _write(store: OnlineStore, view: ViewContract, rows: list[dict[str, Any]], **how: int) -> WriteCounts:
     """Rows hold the keys, `_event`, `_known` and the features."""
     event, known = (np.array([row[name] for row in rows], np.int64) for name in ("_event", "_known"))
     keys = {key.name: [row[key.name] for row in rows] for key in view.keys}
-    return store.write(view, keys, event, known, columns_of(view, rows), full=full)
+    return store.write(view, keys, event, known, columns_of(view, rows), **how)
 
 
 def _row(key: str, event: int, known: int, a: int | None = 0, b: str | None = "") -> dict[str, Any]:
@@ -62,6 +63,7 @@ def _state(client: redis.Redis) -> dict[bytes, Any]:
 
 _FIELDS = {"a": Int64, "b": String, "c": Float64}
 _WIDE = make_view(_FIELDS, {"k": String, "n": Int32}, ttl=5)
+_OTHER = replace(VIEW, name="other")
 _TIMES = st.integers(-3, 3) | integers(64)
 _TEXTS, _NUMBERS = st.sampled_from(["1", "11", "", "ü"]), st.sampled_from([1, 11, -1])
 _ROWS = st.lists(
@@ -146,19 +148,56 @@ def test_full_puts_the_table_over_newer_rows(client: redis.Redis) -> None:
     _write(store, VIEW, [_row("x", 9, 9, 9), _row("y", 5, 5, 2)])
     table = [_row("x", 5, 5, 1), _row("y", 5, 5, 2)]
     assert _write(store, VIEW, table) == WriteCounts(2, 0, 0)
-    assert _write(store, VIEW, table, full=True) == WriteCounts(2, 1, 1)
-    assert _write(store, VIEW, table, full=True) == WriteCounts(2, 0, 0)
+    assert _write(store, VIEW, table, horizon=EVERYTHING) == WriteCounts(2, 1, 1)
+    assert _write(store, VIEW, table, horizon=EVERYTHING) == WriteCounts(2, 0, 0)
     assert store.read(VIEW, {"k": ["x"]}, 10).columns["a"].tolist(Int64) == [1]
 
 
-@pytest.mark.parametrize("full", [False, True])
-def test_a_row_of_another_contract_is_refused_and_replaced(client: redis.Redis, full: bool) -> None:
+@given(rows=_ROWS, table=_ROWS, horizon=_TIMES)
+def test_the_table_decides_what_was_known_by_its_horizon(
+    server: EmbeddedRedis, rows: list[Any], table: list[Any], horizon: int
+) -> None:
+    with connect(server.url) as client:
+        client.flushall()
+        store = OnlineStore(client, make_contract(_WIDE, _OTHER))
+        _write(store, _OTHER, [_row("1", 5, 5)])
+        _write(store, _WIDE, rows)
+        stored, offered = _latest(rows), _latest(table)
+        assert {*zip(*store.keys(_WIDE).values(), strict=True)} == set(stored)
+        _write(store, _WIDE, list(offered.values()), horizon=horizon)
+        keys = {"k": [key[0] for key in offered], "n": [key[1] for key in offered]}
+        store.remove_others(_WIDE, keys, horizon)
+        expected = {key: row for key, row in stored.items() if row["_known"] > horizon}
+        for key, row in offered.items():
+            if key not in expected or _order(row) > _order(expected[key]):
+                expected[key] = row
+        found = store.read(_WIDE, {"k": [key[0] for key in expected], "n": [key[1] for key in expected]}, 2**63 - 1)
+        assert {*zip(*store.keys(_WIDE).values(), strict=True)} == set(expected)
+        assert found.event.tolist() == [row["_event"] for row in expected.values()]
+        assert found.known.tolist() == [row["_known"] for row in expected.values()]
+        assert store.keys(_OTHER) == {"k": ["1"]}
+
+
+def _latest(rows: list[Any]) -> dict[Any, Any]:
+    return {(row["k"], row["n"]): row for row in sorted(rows, key=_order)}
+
+
+def test_a_horizon_never_goes_back_and_an_older_table_has_none(client: redis.Redis) -> None:
+    store = OnlineStore(client, make_contract(VIEW))
+    assert store.claim(VIEW, 5, built=1) == 5
+    assert store.claim(VIEW, 3, built=2) == 5
+    assert store.claim(VIEW, 9, built=1) is None
+    assert store.claim(VIEW, 9, built=2) == 9
+
+
+@pytest.mark.parametrize("how", [{}, {"horizon": EVERYTHING}])
+def test_a_row_of_another_contract_is_refused_and_replaced(client: redis.Redis, how: dict[str, int]) -> None:
     other = replace(VIEW, code="2")
     _write(OnlineStore(client, make_contract(other)), other, [_row("x", 99, 99, 1)])
     store = OnlineStore(client, make_contract(VIEW))
     with pytest.raises(ContractMismatch, match="isthmus materialize"):
         store.read(VIEW, {"k": ["x"]}, 100)
-    assert _write(store, VIEW, [_row("x", 1, 1, 7)], full=full) == WriteCounts(1, 1, 1)
+    assert _write(store, VIEW, [_row("x", 1, 1, 7)], **how) == WriteCounts(1, 1, 1)
     assert store.read(VIEW, {"k": ["x"]}, 5).columns["a"].tolist(Int64) == [7]
 
 
@@ -348,9 +387,9 @@ def test_at_equal_times_the_table_wins_whatever_the_hash(client: redis.Redis) ->
         # About half of these corrections have the smaller content hash.
         columns = columns_of(VIEW, [_row("x", 1, 1, value)])
         at = np.array([1], np.int64)
-        counts = store.write(VIEW, {"k": ["x"]}, at, at, columns, table=True)
+        counts = store.write(VIEW, {"k": ["x"]}, at, at, columns, horizon=1)
         assert counts == WriteCounts(1, 1, 1)
         assert store.read(VIEW, {"k": ["x"]}, 5).columns["a"].tolist(Int64) == [value]
     older = np.array([0], np.int64)
     columns = columns_of(VIEW, [_row("x", 0, 0, 99)])
-    assert store.write(VIEW, {"k": ["x"]}, older, older, columns, table=True) == WriteCounts(1, 0, 0)
+    assert store.write(VIEW, {"k": ["x"]}, older, older, columns, horizon=0) == WriteCounts(1, 0, 0)

@@ -88,6 +88,7 @@ def _verdict(**features: FeatureVerdict) -> Verdict:
 
 
 GOOD, BAD, EMPTY = FeatureVerdict(3, 0, 0.0), FeatureVerdict(3, 1, 2.0), FeatureVerdict(0, 0, 0.0)
+EXAMPLE = FeatureVerdict(4, 2, 0.25, [Difference("k=1", None, 1.5)])
 
 
 def test_passed_needs_something_compared_and_nothing_differing() -> None:
@@ -97,8 +98,17 @@ def test_passed_needs_something_compared_and_nothing_differing() -> None:
     assert not Verdict("c", 0, {}).passed
     assert not _verdict(a=EMPTY).passed
     assert not _verdict(a=GOOD, b=BAD).passed
-    assert not Verdict("c", 0, {"traffic": {"a": GOOD}}, "p", BAD).passed
+    assert not Verdict("c", 0, {"traffic": {"a": GOOD}}, {}, "p", BAD).passed
     assert (_verdict(a=GOOD, b=BAD).compared, _verdict(a=GOOD, b=BAD).differing) == (6, 1)
+
+
+def test_a_verdict_whose_sums_are_not_its_own_is_refused() -> None:
+    text = _verdict(a=BAD).dumps()
+    for what, instead in ((b'"passed": false', b'"passed": true'), (b'"differing": 1', b'"differing": 0')):
+        altered = text.replace(what, instead, 1)
+        assert altered != text
+        with pytest.raises(GateFailed, match="It was altered"):
+            Verdict.loads(altered)
 
 
 def _strictly(text: bytes) -> Any:
@@ -113,7 +123,7 @@ def _strictly(text: bytes) -> Any:
     [
         Verdict("c", 0, {}),
         _verdict(a=GOOD, status=EMPTY),
-        Verdict("c", -1, {"v": {"a": FeatureVerdict(4, 2, 0.25, [Difference("k=1", None, 1.5)])}}, "pkg", BAD),
+        Verdict("c", -1, {"v": {"a": EXAMPLE}}, {"v": "f00d"}, "pkg", BAD),
         _verdict(a=FeatureVerdict(1, 1, float("inf"), [Difference("k", "x", None)])),
     ],
 )

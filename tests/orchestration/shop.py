@@ -1,5 +1,7 @@
 """A small real project: orders of a shop, and whether they came late. Written afresh for every test that asks."""
 
+import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,6 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from isthmus.orchestration.project import Project
+
+Open = Callable[["Shop"], Project]
+"""Opens a project as a new process would."""
+
+VIEWS = ["customer_orders", "shelf_demand", "customer_facts"]
 NOW = "2024-03-01T00:00:00Z"
 START = 1_704_067_200_000_000
 """2024-01-01 in microseconds: the first order."""
@@ -253,3 +261,18 @@ def customer_rows() -> str:
         facts = ",,," if n % 7 == 0 else f"Zürich,{'true' if n % 2 else 'false'},{1950 + n},2023-12-24T18:30:00.123456Z"
         lines.append(f"{key},{joined},{facts}")
     return "\n".join(lines) + "\n"
+
+
+def files(folder: Path) -> dict[str, str]:
+    """Every file of a folder, with the hash of its bytes."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+
+
+def data_file(shop: Shop, view: str) -> Path:
+    (file,) = (shop.state / "offline" / view).glob("*.parquet")
+    return file
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-200])

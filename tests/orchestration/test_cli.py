@@ -3,17 +3,19 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 import isthmus
 from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.online import connect
-from tests.orchestration.shop import Shop
+from tests.orchestration.shop import Shop, files, order_rows
 
 SCRIPT = Path(sys.executable).with_name("isthmus")
 VERBS = [
@@ -236,6 +238,28 @@ def test_half_written_table(built: Shop) -> None:
     assert said.endswith("remove that folder and run `isthmus build`, which computes it again")
 
 
+# --- stopped
+
+
+def test_ctrl_c_ends_a_build_at_once_and_writes_nothing(built: Shop) -> None:
+    """The signal goes to the whole group, as a terminal sends it: neither the engine nor its client may hold it up."""
+    orders = order_rows(400_000)
+    pq.write_table(orders, built.orders)
+    before = files(built.state / "offline")
+    child = subprocess.Popen(
+        [SCRIPT, "build"], cwd=built.root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert child.stderr is not None
+    assert "computing customer_orders" in child.stderr.readline()
+    os.killpg(child.pid, signal.SIGINT)
+    _, said = child.communicate(timeout=30)
+    assert child.returncode == 130
+    assert said.endswith("isthmus: stopped; what was not finished was not written\n")
+    assert "Traceback" not in said
+    assert files(built.state / "offline") == before
+
+
 # --- what is not available
 
 
@@ -283,7 +307,7 @@ def test_the_reports_are_one_document_each(built: Shop) -> None:
     assert all(PROGRESS.match(line) for line in done.stderr.splitlines())
     done = run("materialize", "--json", "shelf_demand", cwd=built.root)
     (row,) = strictly(done.stdout).values()
-    assert set(row) == {"compared", "changed", "written", "expired", "seconds"}
+    assert set(row) == {"compared", "changed", "written", "expired", "removed", "seconds"}
     done = run("training-set", "--json", "--project", str(built.root))
     made = strictly(done.stdout)
     assert (made["rows_in"], made["rows_out"], set(made["tables"])) == (2400, 2400, views)

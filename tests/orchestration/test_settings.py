@@ -154,6 +154,14 @@ def test_variables_that_are_no_settings_are_left_alone(tmp_path: Path, monkeypat
     assert settings(tmp_path, SMALLEST).project.name == "shop"
 
 
+def test_a_misspelled_variable_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ISTHMUS_ENGIN", "spark")
+    (problem,) = problems(tmp_path, SMALLEST)
+    assert problem.startswith(
+        "ISTHMUS_ENGIN: is not a setting; expected a name that begins with ISTHMUS_DEV, ISTHMUS_E"
+    )
+
+
 def test_a_refused_url_is_shown_without_its_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "isthmus.toml").write_text('[project]\nname = "shop"\n')
     for variable in ("ISTHMUS_STORES__ONLINE", "ISTHMUS_STORES"):

@@ -1,6 +1,5 @@
 """The steps on a real project: Sail, Delta tables, the embedded Redis, Feast's registry."""
 
-import hashlib
 import shutil
 import time
 import warnings
@@ -10,31 +9,16 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import CommitProperties, DeltaTable, write_deltalake
 
-from isthmus import ConfigurationError, ContractMismatch, DataError, DependencyError, GateFailed, RequestError
+from isthmus import ConfigurationError, ContractMismatch, DataError, DependencyError, RequestError
 from isthmus.features import clock
-from isthmus.features.embedded import EmbeddedRedis
-from isthmus.features.offline import OfflineStore
-from isthmus.features.online import connect
-from isthmus.features.pointintime import join_naively
 from isthmus.orchestration.materialization import materialize
-from isthmus.orchestration.project import Project
 from isthmus.orchestration.registration import apply
 from isthmus.orchestration.tables import build
-from isthmus.orchestration.trainingset import last_training_set, training_set
+from isthmus.orchestration.trainingset import training_set
 from isthmus.orchestration.verification import require_passed, verify
-from tests.orchestration.shop import HOUR, Shop, order_rows
-
-Open = Callable[[Shop], Project]
-VIEWS = ["customer_orders", "shelf_demand", "customer_facts"]
-
-
-def files(folder: Path) -> dict[str, str]:
-    """Every file of a folder, with the hash of its bytes."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
-
+from tests.orchestration.shop import VIEWS, Open, Shop, cut, data_file, files, order_rows
+from tests.orchestration.test_verification import failed
 
 # --- apply
 
@@ -203,15 +187,6 @@ def test_a_bad_view_keeps_all_tables_as_they_were(
     assert files(built.state / "offline") == before
 
 
-def data_file(shop: Shop, view: str) -> Path:
-    (file,) = (shop.state / "offline" / view).glob("*.parquet")
-    return file
-
-
-def cut(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-200])
-
-
 @pytest.mark.parametrize("damage", [cut, Path.unlink])
 def test_a_half_written_table(built: Shop, project: Open, damage: Callable[[Path], None]) -> None:
     damage(data_file(built, "shelf_demand"))
@@ -224,6 +199,15 @@ def test_a_half_written_table(built: Shop, project: Open, damage: Callable[[Path
     shutil.rmtree(table)
     build(project(built))
     require_passed(verify(project(built)))
+
+
+def test_a_damaged_table_is_found_before_another_one_is_written(built: Shop, project: Open) -> None:
+    pq.write_table(order_rows(1200), built.orders)
+    cut(data_file(built, "customer_facts"))
+    before = files(built.state / "offline")
+    with pytest.raises(DataError, match=r"offline table of customer_facts: .* cannot be read"):
+        build(project(built))
+    assert files(built.state / "offline") == before
 
 
 def test_a_commit_that_was_never_finished(built: Shop, project: Open) -> None:
@@ -275,6 +259,35 @@ def test_what_is_not_known_yet_is_not_served(built: Shop, project: Open) -> None
     require_passed(verify(project(built), every=True))
 
 
+def without_customer(shop: Shop, number: int) -> None:
+    """One customer's orders are gone from the source."""
+    orders = pq.read_table(shop.orders)
+    pq.write_table(orders.filter(pa.compute.not_equal(orders["customer"], number)), shop.orders)
+
+
+@pytest.mark.parametrize("which", ["any", "last"])
+def test_a_key_that_is_gone_is_not_served(built: Shop, project: Open, which: str) -> None:
+    orders = order_rows()
+    # Of the customer with the latest arrival, no row of the table is newer than what Redis has.
+    row = 5 if which == "any" else pa.compute.index(orders["delivered_at"], pa.compute.max(orders["delivered_at"]))
+    without_customer(built, orders["customer"][int(str(row))].as_py())
+    build(project(built))
+    assert failed(built, project)["customer_orders.status"] == 1
+    counts = materialize(project(built))
+    assert {name: m.removed for name, m in counts.items()} == {**dict.fromkeys(VIEWS, 0), "customer_orders": 1}
+    require_passed(verify(project(built), every=True))
+    assert {m.removed for m in materialize(project(built)).values()} == {0}
+
+
+def test_a_key_that_is_gone_under_a_new_contract_is_not_served(built: Shop, project: Open) -> None:
+    without_customer(built, order_rows()["customer"][5].as_py())
+    built.replace("ttl=timedelta(days=7)", "ttl=timedelta(days=8)")
+    apply(project(built))
+    build(project(built))
+    assert materialize(project(built))["customer_orders"].removed == 1
+    require_passed(verify(project(built), every=True))
+
+
 def test_redis_unreachable(built: Shop, project: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ISTHMUS_STORES__ONLINE", "redis://user:secret@127.0.0.1:1")
     for step in (materialize, verify):
@@ -285,159 +298,3 @@ def test_redis_unreachable(built: Shop, project: Open, monkeypatch: pytest.Monke
             step(project(built))
         assert time.monotonic() - started < 10
         assert "secret" not in str(caught.value)
-
-
-# --- training-set
-
-
-def test_a_training_set_is_what_the_oracle_says(built: Shop, project: Open) -> None:
-    orders = pq.read_table(built.orders)
-    pq.write_table(pa.concat_tables([orders, orders.slice(700, 9)]), built.orders)
-    opened = project(built)
-    # The surplus rows are questions asked twice; the views would refuse them, so they are not built again.
-    made = training_set(opened)
-    table = made.table()
-    assert (made.rows_in, made.rows_out, len(table)) == (2409, 2409, 2409)
-    spine = table.select([name for name in table.column_names if "__" not in name])
-    assert spine["event_timestamp"].to_pylist() == sorted(spine["event_timestamp"].to_pylist())
-    assert sorted(spine["event_timestamp"].to_pylist()) == sorted(pq.read_table(built.orders)["ordered_at"].to_pylist())
-    offline = OfflineStore(opened.offline)
-    for view in opened.definitions.contract.views.values():
-        expected = join_naively(spine, offline.history(view))
-        for name in expected.column_names[len(spine.column_names) :]:
-            assert table[name].to_pylist() == expected[name].to_pylist()
-    statuses = {status for view in VIEWS for status in table[f"{view}__status"].to_pylist()}
-    assert statuses == {"present", "null", "expired", "not_found"}
-
-
-def test_a_training_set_is_made_once(built: Shop, project: Open) -> None:
-    first = training_set(project(built))
-    before = files(built.state / "training")
-    second = training_set(project(built))
-    assert second == first
-    assert files(built.state / "training") == before
-    assert first.tables == dict.fromkeys(VIEWS, 0)
-    folder = built.state / "training" / "late_order"
-    assert (folder / "latest").read_text() == first.id
-    opened = project(built)
-    assert last_training_set(opened, opened.definitions.distillations["late_order"]) == first
-
-
-def test_a_table_built_anew_from_other_data_makes_another_training_set(built: Shop, project: Open) -> None:
-    first = training_set(project(built))
-    customers = built.root / "data" / "customers.csv"
-    customers.write_text(customers.read_text().replace("1951", "1851"))
-    shutil.rmtree(built.state / "offline" / "customer_facts")
-    build(project(built))
-    second = training_set(project(built))
-    assert second.tables == first.tables
-    assert second.id != first.id
-    assert second.table()["customer_facts__born"].to_pylist().count(1851) > 0
-
-
-def test_a_moved_project_keeps_its_training_set(built: Shop, project: Open, tmp_path: Path) -> None:
-    training_set(project(built))
-    moved = Shop(built.root.rename(tmp_path / "elsewhere"))
-    opened = project(moved)
-    found = last_training_set(opened, opened.definitions.distillations["late_order"])
-    assert found.path.is_relative_to(moved.root)
-    assert len(found.table()) == 2400
-
-
-def test_a_training_set_that_is_damaged(built: Shop, project: Open) -> None:
-    made = training_set(project(built))
-    cut(made.path / "data.parquet")
-    with pytest.raises(DataError, match=rf"training set {made.id}: .*cannot be read .*Remove {made.path} and run"):
-        made.table()
-    (made.path / "record.json").write_text("{}")
-    opened = project(built)
-    with pytest.raises(
-        DataError, match=r"training set of late_order: its record cannot be read .*Run `isthmus training-set`"
-    ):
-        last_training_set(opened, opened.definitions.distillations["late_order"])
-
-
-def test_unknown_distillation(built: Shop, project: Open) -> None:
-    with pytest.raises(RequestError, match="distillation: 'early' is not declared; expected one of late_order"):
-        training_set(project(built), "early")
-
-
-# --- verify
-
-
-def test_verify_passes_on_every_key(built: Shop, project: Open) -> None:
-    verdict = verify(project(built), every=True)
-    assert (verdict.passed, verdict.differing) == (True, 0)
-    assert verdict.compared == 60 * 4 + 60 * 3 + 50 * 6
-    assert (built.state / "verdicts" / "late_order.json").exists()
-    require_passed(verdict)
-
-
-def failed(shop: Shop, project: Open) -> dict[str, int]:
-    """What `verify` finds to differ; it must refuse."""
-    verdict = verify(project(shop), every=True)
-    with pytest.raises(
-        GateFailed, match=rf"verdict: {verdict.differing} of {verdict.compared} values differ: "
-    ) as caught:
-        require_passed(verdict)
-    assert caught.value.exit_code == 1
-    found = {
-        f"{view}.{feature}": result.differing
-        for view, features in verdict.views.items()
-        for feature, result in features.items()
-        if result.differing
-    }
-    assert all(name in str(caught.value) for name in list(found)[:5])
-    return found
-
-
-def test_verify_names_an_online_value_that_was_altered(built: Shop, project: Open) -> None:
-    with EmbeddedRedis(built.state / "redis") as server, connect(server.url) as client:
-        key = sorted(client.keys("shop:customer:*"))[0]
-        row = bytearray(client.hget(key, "customer_orders"))
-        row[-1] ^= 1
-        client.hset(key, "customer_orders", bytes(row))
-    assert failed(built, project) == {"customer_orders.late_rate_7d": 1}
-
-
-def test_verify_names_an_online_row_that_is_gone(built: Shop, project: Open) -> None:
-    with EmbeddedRedis(built.state / "redis") as server, connect(server.url) as client:
-        client.hdel(sorted(client.keys("shop:product,store:*"))[0], "shelf_demand")
-    found = failed(built, project)
-    assert found["shelf_demand.status"] == 1
-    assert set(found) <= {"shelf_demand.status", "shelf_demand.sold_1d", "shelf_demand.distance"}
-
-
-def test_verify_names_an_offline_row_that_was_altered(built: Shop, project: Open) -> None:
-    path = built.state / "offline" / "customer_facts"
-    table = DeltaTable(path)
-    commit = {key: value for key, value in table.history(1)[0].items() if key.startswith("isthmus.")}
-    rows = pa.table(table.to_pyarrow_table())
-    born = rows["born"].to_pylist()
-    born[1] += 1
-    rows = rows.set_column(
-        rows.column_names.index("born"), rows.schema.field("born"), pa.chunked_array([born], pa.int32())
-    )
-    write_deltalake(path, rows, mode="overwrite", commit_properties=CommitProperties(custom_metadata=commit))
-    assert failed(built, project) == {"customer_facts.born": 1}
-
-
-def test_verify_sees_that_redis_is_behind_the_tables(built: Shop, project: Open) -> None:
-    orders = pq.read_table(built.orders)
-    last = orders.slice(len(orders) - 1)
-    later = pa.array(
-        [clock.moment(clock.micros(last["ordered_at"][0].as_py()) + HOUR)], orders.schema.field("ordered_at").type
-    )
-    more = last.set_column(3, "ordered_at", later).set_column(4, "delivered_at", later)
-    pq.write_table(pa.concat_tables([orders, more]), built.orders)
-    build(project(built))
-    found = failed(built, project)
-    assert found["customer_orders.orders_7d"] == 1
-    materialize(project(built))
-    require_passed(verify(project(built), every=True))
-
-
-def test_a_verdict_is_of_the_contract(built: Shop, project: Open) -> None:
-    verdict = verify(project(built))
-    assert verdict.contract == project(built).definitions.contract.hash
-    assert verdict.at == project(built).now()

@@ -76,6 +76,7 @@ def contract_of(*views: ViewContract, request: Sequence[Column] = (Column("dista
 
 
 CONTRACT = contract_of(PUNCTUALITY, EVERYTHING, ROUTE)
+TABLES = {"punctuality": "f00d"}
 
 
 def values(dtype: DataType, data: Sequence[Any]) -> Values:
@@ -204,7 +205,10 @@ def _save_model(file: Path, numbers: int, texts: int, weight: float) -> None:
 
 def verdict_of(package: Path, contract: Contract = CONTRACT, differing: int = 0) -> Verdict:
     compared = FeatureVerdict(10, differing, 0.0)
-    return Verdict(contract.hash, NOW, {"punctuality": {"flights": compared}}, package_digest(package), compared)
+    views: dict[str, dict[str, FeatureVerdict]] = {}
+    for view, feature in contract.service("late").features:
+        views.setdefault(view, {})[feature] = compared
+    return Verdict(contract.hash, NOW, views, TABLES, package_digest(package), compared)
 
 
 @dataclass(frozen=True)
@@ -225,7 +229,7 @@ class Server:
 
     def deploy(self, package: Path, contract: Contract = CONTRACT) -> Deployment:
         verdict = verdict_of(package, contract)
-        return deploy(package, verdict, contract, ServingProfile(), self.deployment, at=NOW)
+        return deploy(package, verdict, contract, ServingProfile(), self.deployment, tables=TABLES, at=NOW)
 
     def lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.log.read_bytes().splitlines()]

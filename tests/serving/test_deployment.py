@@ -6,11 +6,12 @@ import pytest
 from isthmus.features.errors import ContractMismatch, GateFailed, IsthmusError, PackageError
 from isthmus.features.manifest import package_digest
 from isthmus.features.profiles import ServingProfile
-from isthmus.features.verdict import Verdict
+from isthmus.features.verdict import FeatureVerdict, Verdict
 from isthmus.serving.deployment import Approval, Deployment, deploy
-from tests.serving.support import CONTRACT, EVERYTHING, NOW, PUNCTUALITY, contract_of, make_package, verdict_of
+from tests.serving.support import CONTRACT, EVERYTHING, NOW, PUNCTUALITY, TABLES, contract_of, make_package, verdict_of
 
 OTHER = contract_of(PUNCTUALITY, EVERYTHING)
+ONE = FeatureVerdict(1, 0, 0.0)
 
 
 @pytest.fixture
@@ -20,11 +21,11 @@ def package(tmp_path: Path) -> Path:
 
 def test_a_deployment_is_written_and_read_back(package: Path, tmp_path: Path) -> None:
     file = tmp_path / "state" / "deployment.json"
-    deployment = deploy(package, verdict_of(package), CONTRACT, ServingProfile(threads=3), file, at=NOW)
+    deployment = deploy(package, verdict_of(package), CONTRACT, ServingProfile(threads=3), file, tables=TABLES, at=NOW)
     assert deployment == Deployment.loads(file.read_bytes())
     assert deployment == Deployment(
         model="late", package=str(package), digest=package_digest(package), contract=CONTRACT.hash, service="late",
-        precision="int8", threads=3, deployed_at=NOW, verdict=Approval(at=NOW, compared=20),
+        precision="int8", threads=3, deployed_at=NOW, verdict=Approval(at=NOW, compared=30),
     )  # fmt: skip
     assert [entry.name for entry in file.parent.iterdir()] == ["deployment.json"]
 
@@ -32,7 +33,7 @@ def test_a_deployment_is_written_and_read_back(package: Path, tmp_path: Path) ->
 def refused(package: Path, verdict: Verdict | None, profile: ServingProfile | None = None) -> IsthmusError:
     file = package.parent / "deployment.json"
     with pytest.raises(IsthmusError) as caught:
-        deploy(package, verdict, CONTRACT, profile or ServingProfile(), file, at=NOW)
+        deploy(package, verdict, CONTRACT, profile or ServingProfile(), file, tables=TABLES, at=NOW)
     assert not file.exists()
     assert caught.value.remedy
     return caught.value
@@ -42,8 +43,14 @@ def test_each_reason_for_refusal_has_its_sentence(package: Path) -> None:
     verdict = verdict_of(package)
     reasons = {
         "no verdict": None,
-        "failed: 2 of 20 values": verdict_of(package, differing=1),
+        "failed: 3 of 30 values": verdict_of(package, differing=1),
         "failed: 0 of 0 values": replace(verdict, views={}, model=replace(verdict.model, compared=0)),  # type: ignore[type-var]
+        "did not compare punctuality.late_rate, punctuality.flights": replace(verdict, views={}),
+        "did not compare punctuality.late_rate;": replace(
+            verdict,
+            views={"punctuality": {"flights": FeatureVerdict(1, 0, 0.0), "late_rate": FeatureVerdict(0, 0, 0.0)}},
+        ),
+        "the tables of punctuality have changed since its verdict": replace(verdict, tables={"punctuality": "beef"}),
         "about contract": replace(verdict, contract=OTHER.hash),
         "about package": replace(verdict, package="0" * 64),
         "compared no model output": replace(verdict, package=None, model=None),

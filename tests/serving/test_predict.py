@@ -9,7 +9,7 @@ from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Float64, Int64, String
 from isthmus.serving.deployment import Deployment, deploy
 from isthmus.serving.model import Model
-from tests.serving.support import CONTRACT, NOW, Server, make_package, serving, verdict_of, wait
+from tests.serving.support import CONTRACT, NOW, TABLES, Server, make_package, serving, verdict_of, wait
 
 
 def sigmoid(x: float) -> float:
@@ -131,5 +131,5 @@ def test_a_damaged_package_is_refused(tmp_path: Path) -> None:
 def test_threads_come_from_the_deployment(tmp_path: Path) -> None:
     package = make_package(tmp_path / "package")
     file = tmp_path / "deployment.json"
-    deploy(package, verdict_of(package), CONTRACT, ServingProfile(threads=2), file, at=NOW)
+    deploy(package, verdict_of(package), CONTRACT, ServingProfile(threads=2), file, tables=TABLES, at=NOW)
     assert Model(Deployment.loads(file.read_bytes())).threads == 2

@@ -27,6 +27,7 @@ with warnings.catch_warnings():
 
 from isthmus.features.contract import Contract
 from isthmus.features.errors import DependencyError
+from isthmus.features.files import write_atomically
 from isthmus.features.spec import Entity, FeatureProjection, FeatureService, FeatureView, RequestSource
 from isthmus.features.types import DataType
 
@@ -71,8 +72,7 @@ def register(
         "entity_key_serialization_version": 3,
         "telemetry": False,
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "feature_store.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    write_atomically(folder / "feature_store.yaml", yaml.safe_dump(config, sort_keys=False).encode())
     with warnings.catch_warnings(), _usable(folder):
         warnings.simplefilter("ignore")
         store = feast.FeatureStore(config=RepoConfig(repo_path=folder, **config))

@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -10,11 +11,31 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Replaces a file's content so that a reader, or a crash, meets the old or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        # A full disk must not stay full of what did not fit.
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+    _sync(path.parent)
+
+
+def read_pointer(file: Path) -> Path:
+    """The folder beside a file that holds nothing but the folder's name.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: what it holds is not the name of a folder there.
+    """
+    name = file.read_text()
+    if not name or Path(name).name != name or not (file.parent / name).is_dir():
+        raise ValueError(f"{file.name} names {name[:40]!r}, which is no folder there")
+    return file.parent / name
 
 
 def publish(target: Path, write: Callable[[Path], None]) -> None:

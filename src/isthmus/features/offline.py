@@ -6,16 +6,17 @@ are not written again.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, write_deltalake
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from isthmus.features.columns import from_arrow
 from isthmus.features.contract import ViewContract
@@ -47,6 +48,25 @@ class Written:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Rows that may become the history of a view.
+
+    Attributes:
+        view: the view.
+        rows: the rows as they will be stored.
+        fingerprint: SHA-256 of the rows.
+        before: what the commit of the table says of itself, empty if there is no table.
+        version: version of the table, if there is one.
+    """
+
+    view: ViewContract
+    rows: pa.Table
+    fingerprint: str
+    before: Mapping[str, str]
+    version: int | None
+
+
 class OfflineStore:
     """The tables of one project.
 
@@ -61,8 +81,8 @@ class OfflineStore:
         """Where the table of a view is."""
         return f"{self.root}/{view}"
 
-    def write(self, view: ViewContract, rows: pa.Table) -> Written:
-        """Makes `rows` the history of a view, unless it already is.
+    def prepare(self, view: ViewContract, rows: pa.Table) -> "Prepared":
+        """Checks everything that can keep `rows` from becoming the history of a view; writes nothing.
 
         Args:
             view: the view.
@@ -71,20 +91,52 @@ class OfflineStore:
         Raises:
             DataError: two rows have the same key and times, or the table at the path is damaged.
         """
-        rows = _canonical(view, rows)
-        fingerprint = _fingerprint(rows)
         table = self._table(view.name)
         before = self._commit(view.name, table) if table else {}
-        if table and before.get(_CONTRACT) == view.hash and before.get(_FINGERPRINT) == fingerprint:
-            return Written(len(rows), 0, table.version(), changed=False)
-        metadata = {_CONTRACT: view.hash, _FINGERPRINT: fingerprint, _ROWS: str(len(rows))}
+        rows = _canonical(view, rows)
+        return Prepared(view, rows, _fingerprint(rows), before, table.version() if table else None)
+
+    def write(self, prepared: "Prepared") -> Written:
+        """Makes prepared rows the history of their view, unless they already are.
+
+        Raises:
+            DataError: another process wrote to the table meanwhile.
+        """
+        view, rows, before = prepared.view, prepared.rows, prepared.before
+        if (
+            prepared.version is not None
+            and before.get(_CONTRACT) == view.hash
+            and before.get(_FINGERPRINT) == prepared.fingerprint
+        ):
+            return Written(len(rows), 0, prepared.version, changed=False)
+        metadata = {_CONTRACT: view.hash, _FINGERPRINT: prepared.fingerprint, _ROWS: str(len(rows))}
         with _damage(view.name, self.path(view.name)):
-            write_deltalake(
-                self.path(view.name), rows, mode="overwrite", schema_mode="overwrite",
-                commit_properties=CommitProperties(custom_metadata=metadata),
-            )  # fmt: skip
+            try:
+                write_deltalake(
+                    self.path(view.name), rows, mode="overwrite", schema_mode="overwrite",
+                    commit_properties=CommitProperties(custom_metadata=metadata),
+                )  # fmt: skip
+            except CommitFailedError as error:
+                raise DataError(
+                    f"offline table of {view.name}", "another process wrote to it at the same moment",
+                    remedy="its rows are whole: run `isthmus build` again once the other run has ended",
+                ) from error  # fmt: skip
             version = DeltaTable(self.path(view.name)).version()
         return Written(len(rows), len(rows) - int(before.get(_ROWS, "0")), version, changed=True)
+
+    def check(self, history: History) -> None:
+        """Reads a history whole and computes the content hash of every row again.
+
+        Raises:
+            DataError: a row is not what was written.
+        """
+        view = history.view
+        with self.reading(view.name):
+            rows = history.data if isinstance(history.data, pa.Table) else history.data.to_table()
+            values = {column.name: from_arrow(rows[column.name], column.dtype) for column in view.fields}
+            altered = np.flatnonzero(RowCodec(view).content(values, len(rows)) != rows["content_hash"].to_numpy())
+            if len(altered):
+                raise OSError(f"{len(altered)} of {len(rows)} rows are not what was written")
 
     def history(self, view: ViewContract, version: int | None = None) -> History:
         """The history of a view, now or at a version of its table.
@@ -109,6 +161,11 @@ class OfflineStore:
         """SHA-256 of the rows of a history, by its commit: in a table that was removed, versions begin anew."""
         table = self._table(history.view.name, history.version)
         return self._commit(history.view.name, table).get(_FINGERPRINT, "") if table else ""
+
+    def built(self, history: History) -> int:
+        """When the table of a history was written, in milliseconds since 1970 UTC."""
+        table = self._table(history.view.name, history.version)
+        return int(self._commit(history.view.name, table).get("timestamp", "0")) if table else 0
 
     @contextmanager
     def reading(self, view: str) -> Iterator[None]:

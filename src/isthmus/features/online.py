@@ -6,7 +6,7 @@ round trip, whatever the number of views and keys.
 
 import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -18,34 +18,39 @@ from isthmus.features.clock import Status
 from isthmus.features.columns import Values
 from isthmus.features.contract import Column, Contract, ViewContract
 from isthmus.features.errors import DependencyError, RequestError
-from isthmus.features.rows import Int64, RowCodec
+from isthmus.features.rows import VERSION, Int64, RowCodec
 
 CHUNK = 1000
 """Rows in one call of the write script: long enough to make round trips rare, short enough not to block Redis."""
+
+EVERYTHING = (1 << 63) - 1
+"""The horizon behind which every row lies."""
 
 KeyValue = int | str
 
 # Decides for many rows in one call which of them replace what is stored. Lua's numbers are doubles, which hold
 # microseconds only to the year 2255: the 64-bit header numbers are compared as a signed and an unsigned half.
 _WRITE = """
-local field, full, table_wins = ARGV[1], ARGV[2] == '1', ARGV[3] == '1'
+local field, decided = ARGV[1], ARGV[2] ~= ''
+local hl, hh = 0, 0
+if decided then hl, hh = struct.unpack('<I4i4', ARGV[2]) end
 local changed, written = 0, 0
 local function parts(row)
   local el, eh, kl, kh, cl, ch = struct.unpack('<I4i4I4i4I4I4', row, 10)
   return {eh, el, kh, kl, ch, cl}
 end
 for i, key in ipairs(KEYS) do
-  local new = ARGV[i + 3]
+  local new = ARGV[i + 2]
   local old = redis.call('HGET', key, field)
   local write, differs = true, true
   if old and #old >= 33 and string.sub(old, 1, 9) == string.sub(new, 1, 9) then
     differs = string.sub(old, 26, 33) ~= string.sub(new, 26, 33)
-    write = full and old ~= new
-    if not full then
-      local was, is = parts(old), parts(new)
-      local times_only = table_wins and 4 or 6
-      write = table_wins and old ~= new
-      for j = 1, times_only do
+    local was, is = parts(old), parts(new)
+    if decided and (was[3] < hh or (was[3] == hh and was[4] <= hl)) then
+      write = old ~= new
+    else
+      write = false
+      for j = 1, 6 do
         if is[j] ~= was[j] then write = is[j] > was[j]; break end
       end
     end
@@ -57,6 +62,25 @@ for i, key in ipairs(KEYS) do
   end
 end
 return {changed, written}
+"""
+
+# Removes the rows of a view that stand under another contract, or became known no later than the horizon.
+_REMOVE = """
+local field, prefix = ARGV[1], ARGV[2]
+local hl, hh = struct.unpack('<I4i4', ARGV[3])
+local removed = 0
+for _, key in ipairs(KEYS) do
+  local row = redis.call('HGET', key, field)
+  if row then
+    local old = #row < 33 or string.sub(row, 1, 9) ~= prefix
+    if not old then
+      local l, h = struct.unpack('<I4i4', row, 18)
+      old = h < hh or (h == hh and l <= hl)
+    end
+    if old then removed = removed + redis.call('HDEL', key, field) end
+  end
+end
+return removed
 """
 
 
@@ -156,6 +180,21 @@ def _encode(value: KeyValue) -> bytes:
     return b"i" + struct.pack("<q", value)
 
 
+def decode_key(project: str, columns: Sequence[Column], name: bytes) -> tuple[KeyValue, ...]:
+    """The inverse of `entity_key`: the values in the alphabetical order of their join keys."""
+    rest = name.removeprefix(_prefix(project, columns))
+    values: list[KeyValue] = []
+    while rest:
+        if rest[:1] == b"i":
+            values += struct.unpack_from("<q", rest, 1)
+            rest = rest[9:]
+        else:
+            end = 5 + struct.unpack_from("<I", rest, 1)[0]
+            values.append(rest[5:end].decode())
+            rest = rest[end:]
+    return tuple(values)
+
+
 def entity_keys(project: str, columns: Sequence[Column], values: Mapping[str, Sequence[KeyValue]]) -> list[bytes]:
     """`entity_key` for n rows of key columns."""
     names = sorted(column.name for column in columns)
@@ -177,6 +216,7 @@ class OnlineStore:
         self.client = client
         self.contract = contract
         self._write = client.register_script(_WRITE)
+        self._remove = client.register_script(_REMOVE)
 
     def write(
         self,
@@ -186,8 +226,7 @@ class OnlineStore:
         known: Int64,
         columns: Mapping[str, Values],
         *,
-        full: bool = False,
-        table: bool = False,
+        horizon: int | None = None,
     ) -> WriteCounts:
         """Writes n rows of a view; a row replaces what is stored unless that is newer by (event, known, content).
 
@@ -197,21 +236,81 @@ class OnlineStore:
             event: shape (n,) int64 microseconds.
             known: shape (n,) int64 microseconds.
             columns: feature name to its values, shape (n,).
-            full: replace every row that differs, also a newer one.
-            table: the rows come from the offline table: at equal times they replace what differs, whatever its hash.
+            horizon: of rows that come from the offline table, what `claim` has said: whatever is stored and was known
+                by then is replaced, be it newer, since the table would still have it if it were true.
         """
         names = entity_keys(self.contract.project, view.keys, keys)
         rows = RowCodec(view).encode(event, known, columns)
         changed = written = 0
+        decided = b"" if horizon is None else struct.pack("<q", horizon)
         for start in range(0, len(rows), CHUNK):
             batch = slice(start, start + CHUNK)
-            reply = self._write(
-                keys=names[batch], args=[view.name, int(full), int(table), *rows[batch]], client=self.client
-            )
+            reply = self._write(keys=names[batch], args=[view.name, decided, *rows[batch]], client=self.client)
             more_changed, more_written = cast("list[int]", reply)
             changed += more_changed
             written += more_written
         return WriteCounts(len(rows), changed, written)
+
+    def claim(self, view: ViewContract, horizon: int, built: int) -> int | None:
+        """Announces that the rows of an offline table come next; returns until when the table decides what is stored.
+
+        The table holds everything that was known at its horizon, so a stored row that was known by then and that it
+        lacks is not true any more. A row that became known later may come from another writer, which the table has yet
+        to catch up with. The last table's horizon counts on: its newest row may be what is not true any more.
+
+        Args:
+            view: the view.
+            horizon: the latest known time of the table, microseconds.
+            built: when the table was written, in any unit that does not change.
+
+        Returns:
+            The horizon for `write` and `remove_others`; None if Redis has rows of a table that was built later, where
+            this one decides nothing.
+        """
+        name = f"{self.contract.project}:tables"
+        last = str(cast("bytes | None", self.client.hget(name, view.name)) or b"", "ascii").split()
+        if last and int(last[1]) > built:
+            return None
+        horizon = max(horizon, int(last[0])) if last else horizon
+        self.client.hset(name, view.name, f"{horizon} {built}")
+        return horizon
+
+    def remove_others(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]], horizon: int) -> int:
+        """Removes the rows of other keys that were known by the horizon; returns how many those were.
+
+        A row of another contract, which nothing can read, is removed whatever its time.
+        """
+        kept = set(entity_keys(self.contract.project, view.keys, keys))
+        args: list[bytes | str] = [view.name, bytes([VERSION]) + view.prefix, struct.pack("<q", horizon)]
+        removed = 0
+        for names in self._names(view):
+            others = [name for name in names if name not in kept]
+            if others:
+                removed += cast("int", self._remove(keys=others, args=args, client=self.client))
+        return removed
+
+    def keys(self, view: ViewContract) -> dict[str, list[KeyValue]]:
+        """Join key name to the values of every key that has a row of the view, in no order."""
+        rows: set[tuple[KeyValue, ...]] = set()
+        for names in self._names(view):
+            pipeline = self.client.pipeline(transaction=False)
+            for name in names:
+                pipeline.hexists(cast("str", name), view.name)
+            held = zip(names, pipeline.execute(), strict=True)
+            rows.update(decode_key(self.contract.project, view.keys, name) for name, has in held if has)
+        ordered = sorted(column.name for column in view.keys)
+        return {name: [row[n] for row in rows] for n, name in enumerate(ordered)}
+
+    def _names(self, view: ViewContract) -> Iterator[list[bytes]]:
+        """The names of all hashes with the join keys of the view, some at a time and some perhaps twice."""
+        pattern = re.sub(rb"([*?\[\]\\])", rb"\\\1", _prefix(self.contract.project, view.keys)) + b"*"
+        cursor = 0
+        while True:
+            cursor, names = cast("tuple[int, list[bytes]]", self.client.scan(cursor, match=pattern, count=CHUNK))
+            if names:
+                yield names
+            if cursor == 0:
+                return
 
     def read(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]], at: int) -> ViewAnswer:
         """What a view answers for n keys at time `at`, in microseconds."""

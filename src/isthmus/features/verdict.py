@@ -49,6 +49,7 @@ class Verdict:
         contract: hash of the contract both sides were read under.
         at: the moment of the comparison, microseconds since 1970 UTC.
         views: view to feature to its comparison; the view's own status is compared as feature `status`.
+        tables: view to the fingerprint of the offline table that was compared.
         package: digest of the package whose output was compared, or None.
         model: comparison of the package's output with the student's, or None.
     """
@@ -56,6 +57,7 @@ class Verdict:
     contract: str
     at: int
     views: Mapping[str, Mapping[str, FeatureVerdict]]
+    tables: Mapping[str, str] = field(default_factory=dict)
     package: str | None = None
     model: FeatureVerdict | None = field(default=None)
 
@@ -105,9 +107,15 @@ class Verdict:
                 for view, features in data["views"].items()
             }
             model = _feature(data["model"]) if data["model"] else None
-            return cls(data["contract"], data["at"], views, data["package"], model)
+            tables = {str(view): str(fingerprint) for view, fingerprint in data["tables"].items()}
+            verdict = cls(data["contract"], data["at"], views, tables, data["package"], model)
+            altered = [n for n in ("passed", "compared", "differing") if data[n] != getattr(verdict, n)]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise GateFailed(where, f"is not a verdict ({error})", remedy="run `isthmus verify`") from error
+        if altered:
+            found = f"says {altered[0]} {data[altered[0]]!r}, its values {getattr(verdict, altered[0])!r}"
+            raise GateFailed(where, found, remedy="it was altered: run `isthmus verify`")
+        return verdict
 
 
 def _plain(value: Any) -> Any:

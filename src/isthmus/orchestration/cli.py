@@ -20,6 +20,9 @@ from isthmus.features.errors import DependencyError, GateFailed, IsthmusError, R
 if TYPE_CHECKING:
     from isthmus.orchestration.project import Project
 
+_INTERRUPTED = 130
+"""What typer makes of Ctrl-C."""
+
 app = typer.Typer(
     name="isthmus",
     help="A feature store and distillation framework: one definition, one contract, one verdict.",
@@ -194,10 +197,9 @@ def main() -> None:
         # A full disk, a folder that may not be written: the user's to mend.
         trouble = DependencyError(str(error.filename or "file system"), error.strerror or str(error))
         code = _failed(trouble.as_dict(), str(trouble), trouble.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        _say("stopped")
-        code = 130
     code = code if isinstance(code, int) else 0
+    if code == _INTERRUPTED:
+        _say("stopped; what was not finished was not written")
     if "dagster" in sys.modules:
         # With Dagster and torch in one process, DuckDB's binding prints pages about its own leaks while the interpreter
         # is taken apart. Everything of ours is closed by now.

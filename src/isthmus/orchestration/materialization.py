@@ -13,7 +13,7 @@ from isthmus.features import columns as columnar
 from isthmus.features.contract import ViewContract
 from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.offline import OfflineStore
-from isthmus.features.online import OnlineStore, answering, connect
+from isthmus.features.online import EVERYTHING, OnlineStore, answering, connect
 from isthmus.features.pointintime import latest
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables import Progress, selected, silent
@@ -28,6 +28,7 @@ class Materialized:
         changed: keys whose content is not what Redis had.
         written: keys whose row was replaced, be it only by newer times.
         expired: keys whose row is older than the ttl; they answer so.
+        removed: keys that Redis had and the view does not have any more.
         seconds: how long it took.
     """
 
@@ -35,6 +36,7 @@ class Materialized:
     changed: int
     written: int
     expired: int
+    removed: int
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
@@ -45,12 +47,12 @@ class Materialized:
 def materialize(
     project: Project, views: Sequence[str] | None = None, *, full: bool = False, progress: Progress = silent
 ) -> dict[str, Materialized]:
-    """Writes what each key answers with now; rows that Redis holds already stay untouched.
+    """Writes what each key answers with now, and removes keys that are gone; what Redis holds already is not written.
 
     Args:
         project: the project, applied and built.
         views: names of the views, or None for all.
-        full: replace whatever differs in Redis, also what claims to be newer.
+        full: replace whatever differs in Redis and remove what the view lacks, also what claims to be newer.
         progress: told the view at hand and the share that is done.
     """
     contract = project.applied()
@@ -68,20 +70,17 @@ def materialize(
             view = contract.views[name]
             with offline.reading(name):
                 rows = latest(history, at)
-            event = columnar.micros(rows["event_timestamp"])
+            keys = key_values(view, rows)
+            event, known = columnar.micros(rows["event_timestamp"]), columnar.micros(rows["known_at"])
+            values = {column.name: columnar.from_arrow(rows[column.name], column.dtype) for column in view.fields}
             with answering(url):
-                counts = store.write(
-                    view,
-                    key_values(view, rows),
-                    event,
-                    columnar.micros(rows["known_at"]),
-                    {column.name: columnar.from_arrow(rows[column.name], column.dtype) for column in view.fields},
-                    full=full,
-                    table=True,
-                )
+                horizon = store.claim(view, int(known.max(initial=0)), offline.built(history))
+                horizon = EVERYTHING if full else horizon
+                counts = store.write(view, keys, event, known, values, horizon=horizon)
+                removed = 0 if horizon is None else store.remove_others(view, keys, horizon)
             expired = 0 if view.ttl is None else int(np.count_nonzero(at - event > view.ttl))
             seconds = round(time.perf_counter() - started, 3)
-            done[name] = Materialized(counts.compared, counts.changed, counts.written, expired, seconds)
+            done[name] = Materialized(counts.compared, counts.changed, counts.written, expired, removed, seconds)
     progress("all rows are written", 1.0)
     return done
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from isthmus.distill.declaration import Distillation
 from isthmus.features.contract import Contract
 from isthmus.features.errors import ContractMismatch, DataError, DependencyError, GateFailed
-from isthmus.features.files import write_atomically
+from isthmus.features.files import read_pointer, write_atomically
 from isthmus.features.manifest import ModelInput, package_digest, read_package
 from isthmus.features.verdict import FeatureVerdict
 from isthmus.orchestration.project import Project
@@ -152,11 +152,13 @@ def last_package(project: Project, declared: Distillation) -> Path:
 
 
 def _last(pointer: Path, what: str, declared: Distillation, verb: str) -> Path:
+    where, remedy = f"{what} of {declared.name}", f"run `isthmus {verb}`"
     try:
-        return pointer.parent / pointer.read_text()
+        return read_pointer(pointer)
     except FileNotFoundError as error:
-        raise DataError(f"{what} of {declared.name}", f"there is none in {pointer.parent}",
-                        remedy=f"run `isthmus {verb}`") from error  # fmt: skip
+        raise DataError(where, f"there is none in {pointer.parent}", remedy=remedy) from error
+    except ValueError as error:
+        raise DataError(where, f"{pointer.parent} is damaged ({error})", remedy=remedy) from error
 
 
 def _models(project: Project, declared: Distillation) -> Path:

@@ -123,6 +123,8 @@ class Project:
         where = str(module.__file__)
         problems = [problem for distillation in distillations for problem in distillation.problems()]
         problems += _hidden(module)
+        if not any(isinstance(value, FeatureView) for value in _reached(declarations)):
+            problems.append(Problem(Path(where).name, "declares no feature view", "at least one"))
         contract = None
         try:
             contract = compile_contract(self.name, _each_once(declarations), where)

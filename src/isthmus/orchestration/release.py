@@ -8,6 +8,7 @@ from typing import IO, Any
 import msgspec
 
 from isthmus.features import clock
+from isthmus.features.offline import OfflineStore
 from isthmus.features.verdict import Verdict
 from isthmus.orchestration.materialization import redis_url
 from isthmus.orchestration.models import last_package
@@ -32,14 +33,17 @@ def deploy(project: Project, name: str | None = None) -> Deployment:
         PackageError: the package is damaged or altered.
     """
     declared = distillation(project, name)
+    contract, store = project.applied(), OfflineStore(project.offline)
+    views = [contract.view(view) for view in {view for view, _ in contract.service(declared.student.name).features}]
     file = verdict_file(project, declared)
     verdict = Verdict.loads(file.read_bytes(), str(file)) if file.exists() else None
     return deployment.deploy(
         last_package(project, declared),
         verdict,
-        project.applied(),
+        contract,
         project.settings.profiles.serving,
         project.deployment_file,
+        tables={view.name: store.fingerprint(store.history(view)) for view in views},
         at=clock.now(),
     )
 

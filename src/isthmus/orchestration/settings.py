@@ -24,6 +24,8 @@ from isthmus.features.profiles import ServingProfile, TrainingProfile
 
 FILE = "isthmus.toml"
 _ENVIRONMENT = "ISTHMUS_"
+_OTHERS = ("ISTHMUS_ROOT", "ISTHMUS_SERVER")
+"""Variables that one process of ours sets for another."""
 
 
 def _zoned(moment: object) -> datetime:
@@ -151,6 +153,10 @@ def load(path: Path) -> Settings:
         problem = Problem(FILE, "there is none", "a file with a [project] table")
         raise ConfigurationError(str(path.parent), [problem], remedy="name the project's folder with --project")
 
+    unknown = _unknown_variables()
+    if unknown:
+        raise ConfigurationError(str(path), unknown)
+
     class Located(Settings):
         model_config = SettingsConfigDict(toml_file=path)
 
@@ -206,6 +212,17 @@ def _fields(place: tuple[str, ...]) -> list[str]:
 def _shown(value: object) -> str:
     """A value as it may be shown: what a URL says of a user, a password or a token is left out."""
     return re.sub(r"(token|password)=[^;&'\"]*", r"\1=***", re.sub(r"//[^@\s]*@", "//***@", repr(value)))
+
+
+def _unknown_variables() -> list[Problem]:
+    """The variables with our prefix that set nothing: a misspelled one would be ignored without a word."""
+    known = {f"{_ENVIRONMENT}{name}".upper() for name in Settings.model_fields}
+    problems = []
+    for name in os.environ:
+        table = name.upper().partition("__")[0]
+        if name.upper().startswith(_ENVIRONMENT) and table not in known and name not in _OTHERS:
+            problems.append(Problem(name, "is not a setting", f"a name that begins with {', '.join(sorted(known))}"))
+    return problems
 
 
 def _not_json() -> list[Problem]:

@@ -30,11 +30,12 @@ def build(project: Project, views: Sequence[str] | None = None, *, progress: Pro
     store = OfflineStore(project.offline)
     with reading(project, chosen) as frames:
         # Everything is computed and checked before the first table changes: a bad view leaves all of them as they were.
-        computed = {}
+        prepared = {}
         for n, view in enumerate(chosen):
             progress(f"computing {view.name}", n / len(chosen))
-            computed[view.name] = compute_view(view, contract.views[view.name], frames)
-    built = {name: store.write(contract.views[name], rows) for name, rows in computed.items()}
+            rows = compute_view(view, contract.views[view.name], frames)
+            prepared[view.name] = store.prepare(contract.views[view.name], rows)
+    built = {name: store.write(rows) for name, rows in prepared.items()}
     progress("all tables are written", 1.0)
     return built
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from isthmus.distill.declaration import Distillation
 from isthmus.features.contract import Column, Contract
 from isthmus.features.errors import DataError, RequestError
-from isthmus.features.files import publish, write_atomically
+from isthmus.features.files import publish, read_pointer, write_atomically
 from isthmus.features.offline import OfflineStore
 from isthmus.features.pointintime import point_in_time
 from isthmus.features.types import TYPES
@@ -125,7 +125,7 @@ def last_training_set(project: Project, declared: Distillation) -> TrainingSet:
     where = f"training set of {declared.name}"
     try:
         # The place is where it is found, not where it was made: a project can be moved.
-        path = folder / (folder / "latest").read_text()
+        path = read_pointer(folder / "latest")
         result = TrainingSet(**{**json.loads((path / _RECORD).read_text()), "path": path})
     except FileNotFoundError as error:
         raise DataError(where, f"there is none in {folder}", remedy=remedy) from error

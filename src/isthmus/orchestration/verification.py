@@ -1,6 +1,7 @@
 """`verify`: compares what training saw with what serving answers, value by value, and the package with its student."""
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from isthmus.features.columns import Values
 from isthmus.features.errors import GateFailed
 from isthmus.features.files import write_atomically
 from isthmus.features.offline import OfflineStore
-from isthmus.features.online import OnlineStore, ViewAnswer, answering, connect
+from isthmus.features.online import KeyValue, OnlineStore, ViewAnswer, answering, connect
 from isthmus.features.pointintime import History, point_in_time, status_column
 from isthmus.features.types import String
 from isthmus.features.verdict import FeatureVerdict, Verdict, compare
@@ -38,7 +39,7 @@ def verify(project: Project, name: str | None = None, *, every: bool = False, pr
     Args:
         project: the project, materialized.
         name: the distillation; may be left out where there is only one, or none.
-        every: compare every key, not a sample.
+        every: compare every key that either side has, not a sample, and the offline rows with their content hashes.
         progress: told the view at hand and the share that is done.
     """
     declared = distillation(project, name) if name or project.definitions.distillations else None
@@ -52,8 +53,12 @@ def verify(project: Project, name: str | None = None, *, every: bool = False, pr
         for n, history in enumerate(histories):
             view = history.view
             progress(f"comparing {view.name}", n / len(histories))
+            with answering(url):
+                served_keys = store.keys(view) if every else None
+            if every:
+                offline.check(history)
             with offline.reading(view.name):
-                keys = _keys(history, at, every=every)
+                keys = _keys(history, at, served_keys)
                 trained = _trained(keys, history)
             with answering(url):
                 served = store.read(view, key_values(view, keys), at)
@@ -62,7 +67,8 @@ def verify(project: Project, name: str | None = None, *, every: bool = False, pr
     if declared and is_exported(project, declared, contract):
         progress("comparing the package with its student", 0.9)
         package, outputs = check_last_package(project, declared)
-    verdict = Verdict(contract.hash, at, views, package, outputs)
+    tables = {history.view.name: offline.fingerprint(history) for history in histories}
+    verdict = Verdict(contract.hash, at, views, tables, package, outputs)
     write_atomically(verdict_file(project, declared), verdict.dumps())
     progress("the verdict is written", 1.0)
     return verdict
@@ -109,12 +115,16 @@ def compare_view(
     return {name: compare(names, trained[name], online[name], dtype) for name, dtype in types.items()}
 
 
-def _keys(history: History, at: int, *, every: bool) -> pa.Table:
-    """The keys of a view, all or a sample that is the same each time, as questions at time `at`."""
+def _keys(history: History, at: int, served: Mapping[str, Sequence[KeyValue]] | None) -> pa.Table:
+    """The keys of a view as questions at time `at`: all, with those served, or a sample that is the same each time."""
     names = [column.name for column in history.view.keys]
     data = history.data if isinstance(history.data, pa.Table) else history.data.to_table(columns=names)
-    keys = data.select(names).group_by(names).aggregate([]).sort_by([(name, "ascending") for name in names])
-    if not every and len(keys) > SAMPLE:
+    keys = data.select(names)
+    if served is not None:
+        more = pa.table([pa.array(served[name], keys[name].type) for name in names], keys.schema)
+        keys = pa.concat_tables([keys, more])
+    keys = keys.group_by(names).aggregate([]).sort_by([(name, "ascending") for name in names])
+    if served is None and len(keys) > SAMPLE:
         seed = int.from_bytes(hashlib.sha256(history.view.name.encode()).digest()[:8], "little")
         keys = keys.take(pa.array(np.sort(np.random.default_rng(seed).choice(len(keys), SAMPLE, replace=False))))
     moment = pa.array(np.full(len(keys), at), pa.int64()).cast(pa.timestamp("us", tz="UTC"))

@@ -83,7 +83,7 @@ class Api:
         state = self._watch.state
         model = state.model
         if model is None:
-            return _answer(msgspec.json.encode(Models([])))
+            return _answer(msgspec.json.encode(Models([], state.refused)))
         deployment = model.deployment
         described = ModelState(
             model=deployment.model,

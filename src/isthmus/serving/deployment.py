@@ -1,5 +1,6 @@
 """The deployment: which package answers `/predict`, on whose verdict, in one small file."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -64,7 +65,14 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def deploy(
-    package: Path, verdict: Verdict | None, contract: Contract, profile: ServingProfile, file: Path, *, at: int
+    package: Path,
+    verdict: Verdict | None,
+    contract: Contract,
+    profile: ServingProfile,
+    file: Path,
+    *,
+    tables: Mapping[str, str],
+    at: int,
 ) -> Deployment:
     """Puts a package behind the API: a running server takes it up within a second.
 
@@ -74,12 +82,13 @@ def deploy(
         contract: the contract in use.
         profile: precision and threads.
         file: where the deployment is written, all at once.
+        tables: view to the fingerprint of its offline table now; the verdict must be about these.
         at: the present time in microseconds since 1970 UTC.
 
     Raises:
         PackageError: the package is damaged, or lacks the profile's precision.
         ContractMismatch: the package was made under another contract.
-        GateFailed: there is no verdict, or it did not pass, or it is about something else.
+        GateFailed: there is no verdict, or it did not pass, or it is about something else or not about everything.
     """
     manifest = read_package(package)
     digest = package_digest(package)
@@ -90,8 +99,8 @@ def deploy(
             remedy="run `isthmus distill` and `isthmus export` again",
         )  # fmt: skip
     manifest.variant(profile.precision)
-    approval = _approve(where, digest, contract, verdict)
-    _require_coverage(where, contract, manifest.service, verdict)
+    verdict = _approve(where, digest, contract, verdict)
+    _require_coverage(where, contract, manifest.service, verdict, tables)
     deployment = Deployment(
         model=manifest.name,
         package=str(package.resolve()),
@@ -101,20 +110,22 @@ def deploy(
         precision=profile.precision,
         threads=profile.threads,
         deployed_at=at,
-        verdict=approval,
+        verdict=Approval(verdict.at, verdict.compared),
     )
     write_atomically(file, deployment.dumps())
     return deployment
 
 
-def _require_coverage(where: str, contract: Contract, service: str, verdict: Verdict | None) -> None:
-    """Refuses a verdict that did not compare every stored feature the model reads."""
-    compared = verdict.views if verdict else {}
-    missing = [
-        f"{view}.{feature}"
-        for view, feature in contract.service(service).features
-        if feature not in compared.get(view, {}) or compared[view][feature].compared == 0
-    ]
+def _require_coverage(
+    where: str, contract: Contract, service: str, verdict: Verdict, tables: Mapping[str, str]
+) -> None:
+    """Refuses a verdict that did not compare every stored feature the model reads, as the tables have them now."""
+    features = contract.service(service).features
+    missing = []
+    for view, feature in features:
+        compared = verdict.views.get(view, {}).get(feature)
+        if compared is None or compared.compared == 0:
+            missing.append(f"{view}.{feature}")
     if missing:
         raise GateFailed(
             where,
@@ -122,10 +133,18 @@ def _require_coverage(where: str, contract: Contract, service: str, verdict: Ver
             expected="every stored feature of the model",
             remedy=_VERIFY,
         )
+    rebuilt = sorted({view for view, _ in features if tables.get(view) != verdict.tables.get(view)})
+    if rebuilt:
+        raise GateFailed(
+            where,
+            f"the tables of {', '.join(rebuilt)} have changed since its verdict",
+            expected="the tables that were compared",
+            remedy="run `isthmus materialize` and `isthmus verify`, then deploy again",
+        )
 
 
-def _approve(where: str, digest: str, contract: Contract, verdict: Verdict | None) -> Approval:
-    """What the verdict has to say for a package; every way in which it does not speak for it is refused."""
+def _approve(where: str, digest: str, contract: Contract, verdict: Verdict | None) -> Verdict:
+    """The verdict on a package; every way in which it does not speak for it is refused."""
     if verdict is None:
         raise GateFailed(where, "has no verdict", expected="a verdict that passed", remedy=_VERIFY)
     if verdict.contract != contract.hash:
@@ -145,4 +164,4 @@ def _approve(where: str, digest: str, contract: Contract, verdict: Verdict | Non
             where, f"its verdict failed: {verdict.differing:,} of {verdict.compared:,} values differ",
             expected="none", remedy="run `isthmus verify`, mend what differs, and deploy again",
         )  # fmt: skip
-    return Approval(verdict.at, verdict.compared)
+    return verdict

@@ -95,9 +95,10 @@ class ModelState(Struct):
 
 
 class Models(Struct):
-    """The deployed models."""
+    """The deployed models, and why a deployment that is there does not answer."""
 
     models: list[ModelState]
+    refused: str | None = None
 
 
 class Health(Struct):

@@ -46,6 +46,11 @@ class State:
         """The model, if there is one."""
         return self._model if isinstance(self._model, Model) else None
 
+    @property
+    def refused(self) -> str | None:
+        """Why what is deployed does not answer, if it does not."""
+        return str(self._model) if isinstance(self._model, IsthmusError) else None
+
     @cached_property
     def join_keys(self) -> Mapping[str, Column]:
         """Every join key of the contract by its name."""

@@ -31,6 +31,7 @@ _SPARK = {
     "String": "string",
     "Bytes": "binary",
 }
+_CORRECT = "correct it, or what its sources hold; nothing was written"
 _TIME = pa.timestamp("us", tz="UTC")
 
 
@@ -93,7 +94,7 @@ def _compute(
         frame = function(**{source.name: frames[source.name] for source in declaration.sources})
     except Exception as error:  # the user's own code may raise anything
         found = f"its function failed{_line(error, function)} with {type(error).__name__}: {first_line(error)}"
-        raise DataError(place, found) from error
+        raise DataError(place, found, remedy=_CORRECT) from error
     if not isinstance(frame, DataFrame):
         problem = Problem(place, f"its function returned {type(frame).__name__}", "a PySpark DataFrame")
         raise ConfigurationError("definitions.py", [problem])
@@ -103,7 +104,7 @@ def _compute(
         times = [name for name in ("event_timestamp", "known_at") if name in frame.columns]
         table = frame.select(*(column.name for column in columns), *times).toArrow()
     except PySparkException as error:
-        raise DataError(place, f"the engine refused it: {first_line(error)}") from error
+        raise DataError(place, f"the engine refused it: {first_line(error)}", remedy=_CORRECT) from error
     if table.num_rows == 0:
         raise DataError(place, "returned no row", expected="at least one", remedy="look at its sources and filters")
     types = {column.name: ARROW[column.dtype.name] for column in columns} | dict.fromkeys(times, _TIME)

@@ -9,8 +9,10 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -48,6 +50,7 @@ def session(engine: str, threads: int = 2) -> "Iterator[SparkSession]":
         raise _missing("pyspark") from error
     if engine == "sail":
         with _token(None), _sail() as url, _connect(url) as spark:
+            _keep_interrupts()
             yield spark
     elif engine == "spark":
         _require_java()
@@ -143,6 +146,12 @@ def _sail() -> Iterator[str]:
         yield f"sc://127.0.0.1:{server.listening_address[1]}"
     finally:
         server.stop()
+
+
+def _keep_interrupts() -> None:
+    """Takes Ctrl-C back from Sail, whose server would end on it and leave its client retrying for ten minutes."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.getsignal(signal.SIGINT))
 
 
 def _missing(package: str) -> DependencyError:

@@ -7,7 +7,6 @@ same types and the same microseconds, also of a file inside a `.zip`, which Spar
 import hashlib
 import importlib.util
 import io
-import os
 import zipfile
 import zlib
 from pathlib import Path
@@ -19,12 +18,14 @@ import pyarrow.dataset
 import pyarrow.parquet
 
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem
+from isthmus.features.files import write_atomically
 from isthmus.features.spec import Source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _PACKAGE = "package:"
+_REPAIR = "bring the whole file there, or correct the source's path"
 _STACK = "Traceback (most recent call last):"
 
 
@@ -56,10 +57,11 @@ def read(spark: "SparkSession", source: Source, root: Path, staging: Path) -> "D
         types = dict(frame.dtypes)
     except PySparkException as error:
         found = f"{place} cannot be read by the engine ({first_line(error)})"
-        raise DataError(f"source {source.name}", found) from error
+        raise DataError(f"source {source.name}", found, remedy=_REPAIR) from error
     if not types:
         # Sail takes a URL where nothing is for a table without columns.
-        raise DataError(f"source {source.name}", f"{place} cannot be read by the engine (there is nothing)")
+        found = f"{place} cannot be read by the engine (there is nothing)"
+        raise DataError(f"source {source.name}", found, remedy=_REPAIR)
     _check_times(source, types)
     return frame
 
@@ -104,19 +106,17 @@ def _stage(source: Source, path: Path, staging: Path) -> Path:
     staged = staging / f"{source.name}-{digest}.parquet"
     if staged.exists():
         return staged
-    staging.mkdir(parents=True, exist_ok=True)
-    partial = staged.with_suffix(f".{os.getpid()}.partial")
     try:
         if path.suffix.lower() == ".zip":
             content = _only_file(where, path, content)
         stream = pa.input_stream(io.BytesIO(content), compression="gzip" if path.suffix.lower() == ".gz" else None)
         options = pa.csv.ConvertOptions(null_values=list(source.null_values), strings_can_be_null=True)
         table = pa.csv.read_csv(stream, convert_options=options)
-        pa.parquet.write_table(_without_null_type(table), partial, coerce_timestamps="us")
+        rows = pa.BufferOutputStream()
+        pa.parquet.write_table(_without_null_type(table), rows, coerce_timestamps="us")
     except (pa.ArrowException, zipfile.BadZipFile, zlib.error, RuntimeError, OSError, EOFError) as error:
-        partial.unlink(missing_ok=True)
-        raise DataError(where, f"{path} cannot be read as CSV ({first_line(error)})") from error
-    partial.rename(staged)
+        raise DataError(where, f"{path} cannot be read as CSV ({first_line(error)})", remedy=_REPAIR) from error
+    write_atomically(staged, rows.getvalue())
     return staged
 
 
@@ -142,7 +142,7 @@ def _require_rows(source: Source, path: Path, file: Path) -> None:
         dataset = pa.dataset.dataset(file, format="parquet")
         rows = dataset.count_rows()
     except (pa.ArrowException, OSError) as error:
-        raise DataError(where, f"{path} cannot be read as Parquet ({first_line(error)})") from error
+        raise DataError(where, f"{path} cannot be read as Parquet ({first_line(error)})", remedy=_REPAIR) from error
     if rows == 0:
         raise DataError(where, f"{path} holds no row", remedy="bring the data there before a build")
     fine = [field.name for field in dataset.schema if pa.types.is_timestamp(field.type) and field.type.unit == "ns"]

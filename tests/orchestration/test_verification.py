@@ -1,0 +1,112 @@
+"""The verdict over a real project: every way in which the two sides can differ is found and named."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import CommitProperties, DeltaTable, write_deltalake
+
+from isthmus import DataError, GateFailed
+from isthmus.features import clock
+from isthmus.features.embedded import EmbeddedRedis
+from isthmus.features.online import connect
+from isthmus.orchestration.materialization import materialize
+from isthmus.orchestration.tables import build
+from isthmus.orchestration.verification import require_passed, verify
+from tests.orchestration.shop import HOUR, Open, Shop
+
+
+def test_verify_passes_on_every_key(built: Shop, project: Open) -> None:
+    verdict = verify(project(built), every=True)
+    assert (verdict.passed, verdict.differing) == (True, 0)
+    assert verdict.compared == 60 * 4 + 60 * 3 + 50 * 6
+    assert (built.state / "verdicts" / "late_order.json").exists()
+    require_passed(verdict)
+
+
+def failed(shop: Shop, project: Open, *, every: bool = True) -> dict[str, int]:
+    """What `verify` finds to differ; it must refuse."""
+    verdict = verify(project(shop), every=every)
+    with pytest.raises(
+        GateFailed, match=rf"verdict: {verdict.differing} of {verdict.compared} values differ: "
+    ) as caught:
+        require_passed(verdict)
+    assert caught.value.exit_code == 1
+    found = {
+        f"{view}.{feature}": result.differing
+        for view, features in verdict.views.items()
+        for feature, result in features.items()
+        if result.differing
+    }
+    assert all(name in str(caught.value) for name in list(found)[:5])
+    return found
+
+
+def test_verify_names_an_online_value_that_was_altered(built: Shop, project: Open) -> None:
+    with EmbeddedRedis(built.state / "redis") as server, connect(server.url) as client:
+        key = sorted(client.keys("shop:customer:*"))[0]
+        row = bytearray(client.hget(key, "customer_orders"))
+        row[-1] ^= 1
+        client.hset(key, "customer_orders", bytes(row))
+    assert failed(built, project) == {"customer_orders.late_rate_7d": 1}
+
+
+def test_verify_names_an_online_row_that_is_gone(built: Shop, project: Open) -> None:
+    with EmbeddedRedis(built.state / "redis") as server, connect(server.url) as client:
+        client.hdel(sorted(client.keys("shop:product,store:*"))[0], "shelf_demand")
+    found = failed(built, project)
+    assert found["shelf_demand.status"] == 1
+    assert set(found) <= {"shelf_demand.status", "shelf_demand.sold_1d", "shelf_demand.distance"}
+
+
+def alter_born(shop: Shop) -> None:
+    """Changes one value of the table of customers and leaves its hashes and its commit as they were."""
+    path = shop.state / "offline" / "customer_facts"
+    table = DeltaTable(path)
+    commit = {key: value for key, value in table.history(1)[0].items() if key.startswith("isthmus.")}
+    rows = pa.table(table.to_pyarrow_table())
+    born = rows["born"].to_pylist()
+    born[1] += 1
+    rows = rows.set_column(
+        rows.column_names.index("born"), rows.schema.field("born"), pa.chunked_array([born], pa.int32())
+    )
+    write_deltalake(path, rows, mode="overwrite", commit_properties=CommitProperties(custom_metadata=commit))
+
+
+def test_verify_names_an_offline_row_that_was_altered(built: Shop, project: Open) -> None:
+    alter_born(built)
+    assert failed(built, project, every=False) == {"customer_facts.born": 1}
+
+
+def test_verify_finds_an_offline_row_whose_content_is_not_what_was_written(built: Shop, project: Open) -> None:
+    alter_born(built)
+    with pytest.raises(DataError, match=r"customer_facts: .*\(1 of 50 rows are not what was written\)"):
+        verify(project(built), every=True)
+
+
+def test_verify_finds_a_key_that_only_redis_has(built: Shop, project: Open) -> None:
+    with EmbeddedRedis(built.state / "redis") as server, connect(server.url) as client:
+        key = sorted(client.keys("shop:customer:*"))[0]
+        client.hset(key[:-8] + b"\x07" * 8, "customer_facts", client.hget(key, "customer_facts"))
+    found = failed(built, project)
+    assert found["customer_facts.status"] == 1
+
+
+def test_verify_sees_that_redis_is_behind_the_tables(built: Shop, project: Open) -> None:
+    orders = pq.read_table(built.orders)
+    last = orders.slice(len(orders) - 1)
+    later = pa.array(
+        [clock.moment(clock.micros(last["ordered_at"][0].as_py()) + HOUR)], orders.schema.field("ordered_at").type
+    )
+    more = last.set_column(3, "ordered_at", later).set_column(4, "delivered_at", later)
+    pq.write_table(pa.concat_tables([orders, more]), built.orders)
+    build(project(built))
+    found = failed(built, project)
+    assert found["customer_orders.orders_7d"] == 1
+    materialize(project(built))
+    require_passed(verify(project(built), every=True))
+
+
+def test_a_verdict_is_of_the_contract(built: Shop, project: Open) -> None:
+    verdict = verify(project(built))
+    assert verdict.contract == project(built).definitions.contract.hash
+    assert verdict.at == project(built).now()
