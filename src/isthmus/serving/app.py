@@ -96,7 +96,7 @@ class Api:
             current=deployment.contract == state.contract.hash,
             inputs=[ModelInput(item.name, item.dtype.name) for item in model.inputs],
         )
-        return _answer(msgspec.json.encode(Models([described])))
+        return _answer(msgspec.json.encode(Models([described], state.refused)))
 
     async def health(self, _request: Request) -> Response:
         """The process is up."""
