@@ -4,7 +4,7 @@ import contextlib
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,7 @@ def write_tables(folder: Path, rows: dict[str, int]) -> dict[str, pa.Table]:
     tables = {}
     for seed, (view, features) in enumerate(VIEWS.items()):
         chance = np.random.default_rng(seed)
-        columns = {"user_id": np.arange(rows[view])}
+        columns: dict[str, Any] = {"user_id": np.arange(rows[view])}
         columns |= {f"f{n}": chance.standard_normal(rows[view], dtype=np.float32) for n in range(features)}
         at = np.datetime64(START.replace(tzinfo=None), "us") + chance.integers(0, 3_600_000_000, rows[view])
         table = pa.table({**columns, "event_timestamp": pa.array(at, pa.timestamp("us", tz="UTC"))})

@@ -119,4 +119,4 @@ def redis_server(folder: Path) -> "Iterator[redis.Redis]":
 
 def resident_mb(process: "subprocess.Popen[bytes]", module: str) -> float:
     """Resident memory in megabytes of the largest process of a family that runs a Python module."""
-    return max(member.memory_info().rss for member in family(process.pid) if module in member.cmdline()) / 1e6
+    return float(max(member.memory_info().rss for member in family(process.pid) if module in member.cmdline())) / 1e6
