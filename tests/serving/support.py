@@ -241,7 +241,7 @@ def serving(folder: Path, redis: str, **settings: Any) -> Iterator[Server]:
     folder.mkdir(parents=True, exist_ok=True)
     chosen = ServerSettings(
         contract=str(folder / "contract.json"), deployment=str(folder / "deployment.json"), redis=redis,
-        port=free_port(), **{"now": NOW, **settings},
+        keys=str(folder / "keys.json"), port=free_port(), **{"now": NOW, **settings},
     )  # fmt: skip
     arguments, environment = command(chosen)
     log = folder / "server.log"

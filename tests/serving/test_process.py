@@ -18,8 +18,8 @@ HEAVY = ("feast", "torch", "pyspark", "dagster", "pandas", "deltalake", "duckdb"
 
 
 def settings(folder: Path, **changed: object) -> ServerSettings:
-    given = {"contract": str(folder / "c"), "deployment": str(folder / "d"), "redis": "redis://127.0.0.1:1", **changed}
-    return msgspec.convert(given, ServerSettings)
+    given = {"contract": str(folder / "c"), "deployment": str(folder / "d"), "keys": str(folder / "k")}
+    return msgspec.convert({**given, "redis": "redis://127.0.0.1:1", **changed}, ServerSettings)
 
 
 def test_the_process_loads_nothing_heavy(server: Server) -> None:
@@ -95,7 +95,7 @@ def test_a_process_without_settings_says_so(text: str | None) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])  # noqa: S104
 def test_listening_beyond_loopback_is_refused(tmp_path: Path, host: str) -> None:
-    with pytest.raises(ConfigurationError, match="credentials"):
+    with pytest.raises(ConfigurationError, match="there is no API key"):
         settings(tmp_path, host=host)
 
 

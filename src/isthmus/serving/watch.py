@@ -27,8 +27,8 @@ class Watch:
     """
 
     def __init__(self, contract: Path, deployment: Path) -> None:
-        self._contract = _File(contract, _contract)
-        self._deployment = _File(deployment, _model)
+        self._contract = File(contract, _contract)
+        self._deployment = File(deployment, _model)
         self.state = State()
 
     def load(self) -> None:
@@ -49,7 +49,7 @@ class Watch:
                     structlog.get_logger().warning("reload failed", exception=type(error).__name__, at=place(error))
 
 
-class _File(Generic[T]):
+class File(Generic[T]):
     """A file and what it holds: its content, or what is wrong with it, or None if there is no such file."""
 
     def __init__(self, path: Path, parse: Callable[[Path], T]) -> None:
@@ -59,6 +59,7 @@ class _File(Generic[T]):
         self.content: T | IsthmusError | None = None
 
     def changed(self) -> bool:
+        """Whether it is another file than the one that was read last."""
         return _stamp(self._path) != self._stamp
 
     def load(self) -> bool:
