@@ -30,6 +30,7 @@ VERBS = [
     "serve",
     "dev",
     "demo",
+    "keys",
 ]
 PROGRESS = re.compile(r"isthmus: +\d+% ")
 

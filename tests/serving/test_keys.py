@@ -10,9 +10,11 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openapi_schema_validator import OAS30Validator
 
 from isthmus.features.errors import ConfigurationError, DataError
 from isthmus.serving.keys import PATTERN, Grants, Keyring, make, problems
+from isthmus.serving.limits import Limits
 from isthmus.serving.refusals import ForbiddenError
 from isthmus.serving.settings import ServerSettings
 from tests.serving.support import (
@@ -26,6 +28,7 @@ from tests.serving.support import (
     wait,
     write_keys,
 )
+from tests.serving.test_openapi import resolved
 
 UA = {"carrier": ["UA"]}
 BY_SERVICE = {"feature_service": "late", "entities": UA}
@@ -233,3 +236,29 @@ def test_the_key_file_is_read_as_it_is_written(tmp_path: Path) -> None:
     (tmp_path / "keys.json").write_bytes(Keyring(keys=keys).dumps())
     assert Keyring.read(tmp_path / "keys.json").keys == keys
     assert json.loads((tmp_path / "keys.json").read_text())["format_version"] == 1
+
+
+@pytest.mark.parametrize(
+    ("scopes", "rate", "path", "body", "status"),
+    [
+        (None, None, "/get-online-features", BY_FEATURES, 401),
+        ("push:*", None, "/get-online-features", BY_FEATURES, 403),
+        ("push:*", None, "/predict", PREDICT, 403),
+        (None, None, "/models", None, 401),
+        ("push:*", 1, "/models", None, 429),
+    ],
+)
+def test_refusals_are_what_the_document_says(
+    tmp_path: Path, redis_url: str, scopes: str | None, rate: int | None, path: str, body: object, status: int
+) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    with serving(tmp_path, redis_url, limits=Limits(requests_per_second=rate)) as server:
+        server.deploy(make_package(tmp_path / "package"))
+        wait(lambda: server.http.get("/readyz").json().get("model") == "late", "the model")
+        document = server.http.get("/openapi.json").json()
+        keys = server.grant(owner=scopes or "read:*")
+        answer = [ask(server, path, body, keys["owner"] if scopes else None) for _ in range(2)][-1]
+    assert answer.status_code == status
+    described = document["paths"][path]["get" if body is None else "post"]["responses"][str(status)]
+    assert {name.lower() for name in described["headers"]} <= set(answer.headers)
+    OAS30Validator(resolved(document, described["content"]["application/json"]["schema"])).validate(answer.json())
