@@ -201,6 +201,7 @@ def test_a_key_is_long_and_random_and_only_its_hash_is_stored(tmp_path: Path) ->
         (b"\xff", "is no file of API keys"),
         (b"[" * 5000, "is no file of API keys"),
         (b'{"keys": [], "more": 1}', "is no file of API keys"),
+        ('{"keys": [{"name": "a", "sha256": "é", "scopes": [], "created_at": 1}]}'.encode(), "is no file of API keys"),
         (b'{"format_version": 2}', "has format 2; expected 1"),
     ],
 )

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -36,7 +37,7 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     name: str
-    sha256: str
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
     scopes: tuple[str, ...]
     created_at: int
 
@@ -127,7 +128,7 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         digest = sha256(presented).hexdigest()
         found = None
         for key in self.keys:
-            if hmac.compare_digest(key.sha256.encode(), digest.encode()):
+            if hmac.compare_digest(key.sha256, digest):
                 found = key
         return found
 

@@ -1,6 +1,7 @@
 """The server process: uvicorn, which answered half again as many requests as granian when one worker was measured."""
 
 import math
+import resource
 import signal
 import socket
 from collections.abc import Iterator
@@ -33,6 +34,9 @@ def run(settings: ServerSettings) -> None:
     Raises:
         ConfigurationError: the address cannot be listened on.
     """
+    # A connection is an open file, and the usual limit of 1,024 is for programs that use select().
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     listener = _listen(settings)
     host, port = listener.getsockname()[:2]
     structlog.get_logger().info("listening", host=host, port=port, workers=settings.workers)
