@@ -32,6 +32,7 @@ VERBS = [
     "serve",
     "dev",
     "demo",
+    "keys",
 ]
 PROGRESS = re.compile(r"isthmus: +\d+% ")
 

@@ -85,9 +85,11 @@ def settings(project: Project, url: str, port: int | None = None) -> ServerSetti
         contract=str(project.contract_file),
         deployment=str(project.deployment_file),
         redis=url,
+        keys=str(project.keys_file),
         host=server.host,
         port=server.port if port is None else port,
         workers=server.workers,
+        limits=server.limits,
         now=project.fixed_now,
     )
 

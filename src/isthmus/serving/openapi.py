@@ -13,12 +13,22 @@ from isthmus.serving import messages
 
 _ERRORS = {
     400: "The body is no JSON in UTF-8.",
+    401: "There are API keys, and the request carries none of them.",
+    403: "The API key has no scope for what is asked.",
     404: "A view, feature, service or model is not there.",
+    408: "The body did not arrive in time.",
     409: "Rows or the model were made under another contract.",
-    413: "The body is too long, or asks for too many rows.",
+    413: "The body is too long, or asks for too many rows or values.",
     422: "The request lacks something, or something has another type.",
-    503: "There is no contract or no model yet, or Redis does not answer.",
+    429: "The API key is used more often than it may be.",
+    503: "There is no contract or no model yet, Redis does not answer, or too many requests are under way.",
 }
+
+_ANY = (401, 429, 503)
+"""The errors of any request but that for health."""
+
+_ASKED = (400, 401, 403, 404, 408, 409, 413, 422, 429, 503)
+"""The errors of a request with a body."""
 
 _SCALAR = {"anyOf": [{"type": kind, "nullable": True} for kind in ("boolean", "number", "string")]}
 
@@ -41,24 +51,33 @@ def document() -> dict[str, Any]:
             "/get-online-features": {
                 "post": _operation(
                     "lookUp", "Looks up the latest features of some keys", messages.LookupAnswer,
-                    errors=(400, 404, 409, 413, 422, 503), body=messages.LookupRequest, contract=True,
+                    errors=_ASKED, body=messages.LookupRequest, contract=True,
                 )
             },
             "/predict": {
                 "post": _operation(
                     "predict", "Predicts from join keys and request fields", messages.PredictAnswer,
-                    errors=(400, 404, 409, 413, 422, 503), body=messages.PredictRequest, contract=True,
+                    errors=_ASKED, body=messages.PredictRequest, contract=True,
                 )
             },
-            "/models": {"get": _operation("listModels", "Lists the deployed models", messages.Models)},
-            "/healthz": {"get": _operation("isUp", "Whether the process is up", messages.Health)},
+            "/models": {
+                "get": _operation("listModels", "Lists the deployed models", messages.Models, errors=_ANY)
+            },
+            "/healthz": {"get": _operation("isUp", "Whether the process is up", messages.Health, key=False)},
             "/readyz": {
                 "get": _operation(
-                    "isReady", "Whether lookups can be answered", messages.Ready, errors=(503,), contract=True
+                    "isReady", "Whether lookups can be answered", messages.Ready, errors=_ANY, contract=True
                 )
             },
         },
-        "components": {"schemas": {name: _dialect(schema) for name, schema in schemas.items()}},
+        "components": {
+            "schemas": {name: _dialect(schema) for name, schema in schemas.items()},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer", "description": "A key of `isthmus keys create`."}
+            },
+        },
+        # One of the two: nothing, which is enough while there are no keys, or a key.
+        "security": [{}, {"key": []}],
     }  # fmt: skip
 
 
@@ -70,6 +89,7 @@ def _operation(
     errors: tuple[int, ...] = (),
     body: type[msgspec.Struct] | None = None,
     contract: bool = False,
+    key: bool = True,
 ) -> dict[str, Any]:
     headers = {"X-Request-Id": {"description": "The caller's id, or a new one.", "schema": {"type": "string"}}}
     if contract:
@@ -81,6 +101,8 @@ def _operation(
         content = _json(messages.ErrorAnswer)
         responses[str(status)] = {"description": _ERRORS[status], "headers": _error_headers(status), "content": content}
     operation: dict[str, Any] = {"operationId": name, "summary": summary, "responses": responses}
+    if not key:
+        operation["security"] = []
     if body is not None:
         operation["requestBody"] = {"required": True, "content": _json(body)}
     return operation
@@ -88,7 +110,9 @@ def _operation(
 
 def _error_headers(status: int) -> dict[str, Any]:
     headers = {"X-Request-Id": {"schema": {"type": "string"}}}
-    if status == 503:
+    if status == 401:
+        headers["WWW-Authenticate"] = {"schema": {"type": "string"}}
+    if status in (429, 503):
         headers["Retry-After"] = {"schema": {"type": "string"}}
     return headers
 

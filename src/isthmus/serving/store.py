@@ -8,9 +8,11 @@ import hiredis
 import redis.asyncio
 
 from isthmus.features.online import LookupPlan, ViewAnswer, answering
+from isthmus.serving.limits import Limits
 
 TIMEOUT_SECONDS = 2.0
-CONNECTIONS = 256
+_SPARE = 32
+"""Connections beyond those of the requests that are counted: for the state of the server."""
 
 
 class Store:
@@ -21,11 +23,14 @@ class Store:
 
     Args:
         url: `redis://`, `rediss://` or `unix://`; the settings have checked it.
+        limits: of the server: each request has a connection, and half of the time it has left for Redis at most.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, limits: Limits) -> None:
         self._url = url
-        self._pool = redis.asyncio.ConnectionPool.from_url(url, max_connections=CONNECTIONS, socket_timeout=None)
+        self._seconds = min(TIMEOUT_SECONDS, limits.deadline_seconds / 2)
+        connections = limits.concurrency + _SPARE
+        self._pool = redis.asyncio.ConnectionPool.from_url(url, max_connections=connections, socket_timeout=None)
 
     async def read(
         self, plan: LookupPlan, keys: Mapping[str, Sequence[Any]], rows: int, at: int
@@ -54,7 +59,7 @@ class Store:
         """The replies to some commands."""
         packed = b"".join([hiredis.pack_command(cast("Any", command)) for command in commands])
         with answering(self._url):
-            async with asyncio.timeout(TIMEOUT_SECONDS):
+            async with asyncio.timeout(self._seconds):
                 try:
                     return await self._exchange(packed, len(commands))
                 except redis.ConnectionError:

@@ -27,8 +27,8 @@ class Watch:
     """
 
     def __init__(self, contract: Path, deployment: Path) -> None:
-        self._contract = _File(contract, _contract)
-        self._deployment = _File(deployment, _model)
+        self._contract = File(contract, _contract)
+        self._deployment = File(deployment, _model)
         self.state = State()
 
     def load(self) -> None:
@@ -51,7 +51,7 @@ class Watch:
                     structlog.get_logger().warning("reload failed", exception=type(error).__name__, at=place(error))
 
 
-class _File(Generic[T]):
+class File(Generic[T]):
     """A file and what it holds: its content, or what is wrong with it, or None if there is no such file.
 
     A broken file does not replace a good one: `content` stays, and `problem` says what is wrong with the file.
@@ -65,6 +65,7 @@ class _File(Generic[T]):
         self.problem: IsthmusError | None = None
 
     def changed(self) -> bool:
+        """Whether it is another file than the one that was read last."""
         return _stamp(self._path) != self._stamp
 
     def load(self) -> None:
