@@ -1,10 +1,10 @@
 """The ASGI application: lookups, predictions and the state of the server."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import orjson
@@ -17,9 +17,11 @@ from starlette.types import ASGIApp
 
 from isthmus.features import clock
 from isthmus.features.errors import IsthmusError, RequestError
+from isthmus.features.online import LookupPlan, ViewAnswer
 from isthmus.serving import columns, documentation, log, openapi, refusals
 from isthmus.serving.lookup import Lookup
 from isthmus.serving.messages import LookupRequest, ModelInput, Models, ModelState, PredictRequest, Ready
+from isthmus.serving.metrics import REFUSAL, Metrics
 from isthmus.serving.observe import Observed
 from isthmus.serving.predictor import require_keys
 from isthmus.serving.settings import ServerSettings
@@ -43,6 +45,7 @@ class Api:
         self._now = settings.now
         self._store = Store(settings.redis)
         self._watch = Watch(Path(settings.contract), Path(settings.deployment))
+        self.metrics = Metrics(lambda: self._watch.state, self._at)
         self._document = orjson.dumps(openapi.document())
 
     @asynccontextmanager
@@ -66,7 +69,7 @@ class Api:
         keys = columns.keys(asked.entities, state.join_keys)
         require_keys(lookup.plan, keys)
         rows = columns.rows("entities", keys)
-        answers = await self._store.read(lookup.plan, keys, rows, self._at())
+        answers = await self._read(lookup.plan, keys, rows)
         return _answer(lookup.encode(keys, rows, answers), state.contract.hash)
 
     async def predict(self, request: Request) -> Response:
@@ -75,8 +78,10 @@ class Api:
         state = self._watch.state
         predictor = state.predictor(asked.model)
         keys, fields, rows = predictor.read(asked.entities, asked.request, state.join_keys)
-        answers = await self._store.read(predictor.plan, keys, rows, self._at()) if predictor.plan.views else {}
-        return _answer(predictor.encode(fields, answers), state.contract.hash)
+        answers = await self._read(predictor.plan, keys, rows) if predictor.plan.views else {}
+        with self.metrics.run(predictor.model.deployment.model, rows):
+            output = predictor.predict(fields, answers)
+        return _answer(predictor.encode(output, answers), state.contract.hash)
 
     async def models(self, _request: Request) -> Response:
         """The deployed models."""
@@ -110,9 +115,19 @@ class Api:
         model = state.model.deployment.model if state.model else None
         return _answer(msgspec.json.encode(Ready("ready", contract.project, contract.hash, model)), contract.hash)
 
+    async def exposition(self, request: Request) -> Response:
+        """The metrics, in the format that Prometheus asks for."""
+        body, kind = self.metrics.exposition(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": kind})
+
     async def openapi(self, _request: Request) -> Response:
         """The OpenAPI document."""
         return _answer(self._document)
+
+    async def _read(self, plan: LookupPlan, keys: Mapping[str, Sequence[Any]], rows: int) -> dict[str, ViewAnswer]:
+        answers = await self._store.read(plan, keys, rows, self._at())
+        self.metrics.read(answers)
+        return answers
 
     def _at(self) -> int:
         return clock.now() if self._now is None else self._now
@@ -133,13 +148,14 @@ def create(settings: ServerSettings | None = None) -> ASGIApp:
             Route("/models", api.models),
             Route("/healthz", api.health),
             Route("/readyz", api.ready),
+            Route("/metrics", api.exposition),
             Route("/openapi.json", api.openapi),
             *documentation.routes(),
         ],
         lifespan=api.lifespan,
         exception_handlers={IsthmusError: _refuse, HTTPException: _no_route, Exception: _fail},
     )
-    return Observed(app)
+    return Observed(app, api.metrics)
 
 
 def _find(state: State, asked: LookupRequest) -> Lookup:
@@ -182,8 +198,9 @@ def _answer(body: bytes, contract: str | None = None) -> Response:
     return Response(body, media_type="application/json", headers={"isthmus-contract": contract} if contract else None)
 
 
-async def _refuse(_request: Request, error: Exception) -> Response:
+async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, IsthmusError)  # noqa: S101 - Starlette passes what was asked for
+    request.scope[REFUSAL] = type(error).__name__
     status = refusals.status(error)
     headers = {"retry-after": str(refusals.RETRY_SECONDS)} if status == 503 else None
     return Response(orjson.dumps(error.as_dict()), status, headers, media_type="application/json")

@@ -57,6 +57,7 @@ def document() -> dict[str, Any]:
                     "isReady", "Whether lookups can be answered", messages.Ready, errors=(503,), contract=True
                 )
             },
+            "/metrics": {"get": _metrics()},
         },
         "components": {"schemas": {name: _dialect(schema) for name, schema in schemas.items()}},
     }  # fmt: skip
@@ -84,6 +85,16 @@ def _operation(
     if body is not None:
         operation["requestBody"] = {"required": True, "content": _json(body)}
     return operation
+
+
+def _metrics() -> dict[str, Any]:
+    formats = ("text/plain", "application/openmetrics-text")
+    answer = {
+        "description": "The metrics of all workers, in the format that `Accept` names.",
+        "headers": {"X-Request-Id": {"schema": {"type": "string"}}},
+        "content": {kind: {"schema": {"type": "string"}} for kind in formats},
+    }
+    return {"operationId": "readMetrics", "summary": "Reads the metrics for Prometheus", "responses": {"200": answer}}
 
 
 def _error_headers(status: int) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """The server process: uvicorn, which answered half again as many requests as granian when one worker was measured."""
 
+import os
 import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from tempfile import TemporaryDirectory
 
 import structlog
 import uvicorn
@@ -11,7 +13,7 @@ from uvicorn.supervisors import Multiprocess
 
 from isthmus.features.errors import ConfigurationError, IsthmusError, Problem
 from isthmus.serving import log
-from isthmus.serving.settings import ServerSettings
+from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
 
 DRAIN_SECONDS = 10
 
@@ -49,10 +51,14 @@ def run(settings: ServerSettings) -> None:
         ws="none",
         timeout_graceful_shutdown=DRAIN_SECONDS,
     )
+    # The application and prometheus_client are imported after this, here or in the workers.
     if settings.workers == 1:
+        os.environ.pop(METRICS_FOLDER, None)
         _Server(config).run([listener])
     else:
-        Multiprocess(config, [listener]).run()
+        with TemporaryDirectory(prefix="isthmus-metrics-") as folder:
+            os.environ[METRICS_FOLDER] = folder
+            _Workers(config, [listener]).run()
 
 
 class _Server(uvicorn.Server):
@@ -64,6 +70,22 @@ class _Server(uvicorn.Server):
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.handle_exit)
         yield
+
+
+class _Workers(Multiprocess):
+    """Uvicorn's workers, but what a dead one was busy with does not count on."""
+
+    _counting: frozenset[int | None] = frozenset()
+
+    def keep_subprocess_alive(self) -> None:
+        super().keep_subprocess_alive()
+        # Imported here because its package looks for the folder when it is imported.
+        from prometheus_client.multiprocess import mark_process_dead
+
+        alive = frozenset(process.pid for process in self.processes)
+        for dead in self._counting - alive:
+            mark_process_dead(dead)  # type: ignore[no-untyped-call]  # so in prometheus_client
+        self._counting = alive
 
 
 def _listen(settings: ServerSettings) -> socket.socket:
