@@ -197,6 +197,7 @@ def _save_model(file: Path, numbers: int, texts: int, weight: float, *, picky: b
             helper.make_node("Cast", ["infinite"], ["flags"], to=TensorProto.INT64),
             helper.make_node("ReduceSum", ["flags", "axes"], ["count"], keepdims=0),
             # It has one entry: there is nothing to add for an infinite number.
+            helper.make_node("Constant", [], ["nothing"], value_floats=[0.0]),
             helper.make_node("Gather", ["nothing", "count"], ["added"]),
             helper.make_node("Add", [total, "added"], ["accepted"]),
         ]
@@ -205,7 +206,6 @@ def _save_model(file: Path, numbers: int, texts: int, weight: float, *, picky: b
     graph = helper.make_graph(
         nodes, "late", tensors, [helper.make_tensor_value_info("probability", TensorProto.FLOAT, ["n"])],
         [helper.make_tensor("zero", TensorProto.FLOAT, [], [0.0]),
-         helper.make_tensor("nothing", TensorProto.FLOAT, [1], [0.0]),
          helper.make_tensor("axes", TensorProto.INT64, [1], [1]),
          helper.make_tensor("weight", TensorProto.FLOAT, [], [weight])],
     )  # fmt: skip
