@@ -35,6 +35,12 @@ def test_the_wheel_holds_every_module_once_under_one_name(built: Path) -> None:
     assert {str(file.relative_to(ROOT / "src")) for file in (ROOT / "src").rglob("*.py")} == set(names)
 
 
+def test_the_wheel_holds_the_dashboard(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    name = "isthmus/serving/grafana/isthmus.json"
+    assert zipfile.ZipFile(wheel).read(name) == (ROOT / "src" / name).read_bytes()
+
+
 def test_the_sdist_holds_every_module_once(built: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:

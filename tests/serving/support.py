@@ -129,13 +129,17 @@ def make_package(
     ),
     weight: float = 1.0,
     shift: float = 0.0,
+    picky: bool = False,
 ) -> Path:
-    """A package whose model is sigmoid(weight * the sum of the numbers, null as 0), + 1 inside for carrier UA."""
+    """A package whose model is sigmoid(weight * the sum of the numbers, null as 0), + 1 inside for carrier UA.
+
+    A picky one cannot be run over an infinite number.
+    """
     folder.mkdir(parents=True)
     numbers = [name for name, dtype in inputs if dtype is not String]
     texts = [name for name, dtype in inputs if dtype is String]
     file = folder / "model.int8.ort"
-    _save_model(file, len(numbers), len(texts), weight)
+    _save_model(file, len(numbers), len(texts), weight, picky=picky)
     rows: tuple[tuple[float | str | None, ...], ...] = tuple(
         tuple(text if dtype is String else number for _, dtype in inputs)
         for number, text in ((0.25, "UA"), (None, "AA"), (-1.5, None))
@@ -170,7 +174,7 @@ def _sum(file: Path) -> str:
     return sha256(file.read_bytes()).hexdigest()
 
 
-def _save_model(file: Path, numbers: int, texts: int, weight: float) -> None:
+def _save_model(file: Path, numbers: int, texts: int, weight: float, *, picky: bool) -> None:
     tensors = [helper.make_tensor_value_info("numeric", TensorProto.FLOAT, ["n", numbers])]
     nodes = [
         helper.make_node("IsNaN", ["numeric"], ["missing"]),
@@ -190,6 +194,17 @@ def _save_model(file: Path, numbers: int, texts: int, weight: float) -> None:
             helper.make_node("Add", ["scaled", "code"], ["total"]),
         ]  # fmt: skip
         total = "total"
+    if picky:
+        nodes += [
+            helper.make_node("IsInf", ["numeric"], ["infinite"]),
+            helper.make_node("Cast", ["infinite"], ["flags"], to=TensorProto.INT64),
+            helper.make_node("ReduceSum", ["flags", "axes"], ["count"], keepdims=0),
+            # It has one entry: there is nothing to add for an infinite number.
+            helper.make_node("Constant", [], ["nothing"], value_floats=[0.0]),
+            helper.make_node("Gather", ["nothing", "count"], ["added"]),
+            helper.make_node("Add", [total, "added"], ["accepted"]),
+        ]
+        total = "accepted"
     nodes.append(helper.make_node("Sigmoid", [total], ["probability"]))
     graph = helper.make_graph(
         nodes, "late", tensors, [helper.make_tensor_value_info("probability", TensorProto.FLOAT, ["n"])],

@@ -26,7 +26,7 @@ def test_a_browser_shows_every_operation(server: Server) -> None:
         own = str(server.http.base_url)
         page.on("request", lambda request: requested.append(request.url))
         page.goto(f"{own.rstrip('/')}/docs")
-        for path in ("/get-online-features", "/predict", "/models", "/healthz", "/readyz"):
+        for path in ("/get-online-features", "/predict", "/models", "/healthz", "/readyz", "/metrics"):
             page.locator(f'[data-path="{path}"]').wait_for(timeout=20_000)
         page.locator("#operations-default-isUp").click()
         page.get_by_text("Try it out").click()

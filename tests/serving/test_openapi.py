@@ -24,7 +24,7 @@ def resolved(document: dict[str, Any], schema: Any) -> Any:
 def test_the_document_is_valid(server: Server) -> None:
     document = server.http.get("/openapi.json").json()
     validate(document)
-    assert set(document["paths"]) == {"/get-online-features", "/predict", "/models", "/healthz", "/readyz"}
+    assert set(document["paths"]) == {"/get-online-features", "/predict", "/models", "/healthz", "/readyz", "/metrics"}
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,12 @@ def test_real_answers_are_what_the_document_says(
     if status == 200 and body is not None:
         asked = operation["requestBody"]["content"]["application/json"]["schema"]
         OAS30Validator(resolved(document, asked)).validate(body)
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/openmetrics-text"])
+def test_the_metrics_have_the_formats_of_the_document(server: Server, kind: str) -> None:
+    described = server.http.get("/openapi.json").json()["paths"]["/metrics"]["get"]["responses"]["200"]
+    assert kind in described["content"]
+    answer = server.http.get("/metrics", headers={"accept": kind})
+    assert answer.headers["content-type"].startswith(kind + ";")
+    assert {name.lower() for name in described["headers"]} <= set(answer.headers)

@@ -1,10 +1,10 @@
 """The ASGI application: lookups, predictions and the state of the server."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import orjson
@@ -17,10 +17,12 @@ from starlette.types import ASGIApp
 
 from isthmus.features import clock
 from isthmus.features.errors import IsthmusError, RequestError
+from isthmus.features.online import LookupPlan, ViewAnswer
 from isthmus.serving import columns, documentation, log, openapi, refusals
 from isthmus.serving.guard import Guarded, Limited, granted, refused
 from isthmus.serving.lookup import Lookup
 from isthmus.serving.messages import LookupRequest, ModelInput, Models, ModelState, PredictRequest, Ready
+from isthmus.serving.metrics import REFUSAL, Metrics
 from isthmus.serving.observe import Observed
 from isthmus.serving.predictor import require_keys
 from isthmus.serving.settings import ServerSettings
@@ -43,6 +45,7 @@ class Api:
         self._limits = settings.limits
         self._store = Store(settings.redis, settings.limits)
         self._watch = Watch(Path(settings.contract), Path(settings.deployment))
+        self.metrics = Metrics(lambda: self._watch.state, self._at)
         self._document = orjson.dumps(openapi.document())
 
     @asynccontextmanager
@@ -68,7 +71,7 @@ class Api:
         require_keys(lookup.plan, keys)
         rows = columns.rows("entities", keys, self._limits.rows)
         self._limits.require_values("entities and features", rows, len(lookup.features))
-        answers = await self._store.read(lookup.plan, keys, rows, self._at())
+        answers = await self._read(lookup.plan, keys, rows)
         return _answer(lookup.encode(keys, rows, answers), state.contract.hash)
 
     async def predict(self, request: Request) -> Response:
@@ -78,8 +81,10 @@ class Api:
         predictor = state.predictor(asked.model)
         granted(request).require("predict", predictor.model.deployment.model)
         keys, fields, rows = predictor.read(asked.entities, asked.request, state.join_keys, self._limits)
-        answers = await self._store.read(predictor.plan, keys, rows, self._at()) if predictor.plan.views else {}
-        return _answer(predictor.encode(fields, answers), state.contract.hash)
+        answers = await self._read(predictor.plan, keys, rows) if predictor.plan.views else {}
+        with self.metrics.run(predictor.model.deployment.model, rows):
+            output = predictor.predict(fields, answers)
+        return _answer(predictor.encode(output, answers), state.contract.hash)
 
     async def models(self, _request: Request) -> Response:
         """The deployed models."""
@@ -113,9 +118,19 @@ class Api:
         model = state.model.deployment.model if state.model else None
         return _answer(msgspec.json.encode(Ready("ready", contract.project, contract.hash, model)), contract.hash)
 
+    async def exposition(self, request: Request) -> Response:
+        """The metrics, in the format that Prometheus asks for."""
+        body, kind = self.metrics.exposition(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": kind})
+
     async def openapi(self, _request: Request) -> Response:
         """The OpenAPI document."""
         return _answer(self._document)
+
+    async def _read(self, plan: LookupPlan, keys: Mapping[str, Sequence[Any]], rows: int) -> dict[str, ViewAnswer]:
+        answers = await self._store.read(plan, keys, rows, self._at())
+        self.metrics.read(answers)
+        return answers
 
     def _at(self) -> int:
         return clock.now() if self._now is None else self._now
@@ -137,6 +152,7 @@ def create(settings: ServerSettings | None = None) -> ASGIApp:
             Route("/models", api.models),
             Route("/healthz", api.health),
             Route("/readyz", api.ready),
+            Route("/metrics", api.exposition),
             Route("/openapi.json", api.openapi),
             *documentation.routes(),
         ],
@@ -145,7 +161,8 @@ def create(settings: ServerSettings | None = None) -> ASGIApp:
     )
     limited = Limited(app, settings.limits)
     rate = settings.limits.requests_per_second
-    return Observed(Guarded(limited, Path(settings.keys), unguarded=settings.loopback, rate=rate))
+    guarded = Guarded(limited, Path(settings.keys), unguarded=settings.loopback, rate=rate)
+    return Observed(guarded, api.metrics, [route.path for route in app.routes if isinstance(route, Route)])
 
 
 def _find(state: State, asked: LookupRequest) -> Lookup:
@@ -171,8 +188,9 @@ def _answer(body: bytes, contract: str | None = None) -> Response:
     return Response(body, media_type="application/json", headers={"isthmus-contract": contract} if contract else None)
 
 
-async def _refuse(_request: Request, error: Exception) -> Response:
+async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, IsthmusError)  # noqa: S101 - Starlette passes what was asked for
+    request.scope[REFUSAL] = type(error).__name__
     return refused(error)
 
 

@@ -13,6 +13,7 @@ from isthmus.features.errors import IsthmusError
 from isthmus.serving import refusals
 from isthmus.serving.keys import EVERYTHING, Grants, Keyring
 from isthmus.serving.limits import Limits
+from isthmus.serving.metrics import REFUSAL
 from isthmus.serving.watch import File
 
 OPEN = frozenset({"/healthz"})
@@ -55,7 +56,7 @@ class Guarded:
                     if self._rate is not None and grants.name:
                         self._take(grants.name, self._rate)
             except IsthmusError as error:
-                await refused(error)(scope, receive, send)
+                await _refuse(error, scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -114,7 +115,7 @@ class Limited:
         if counted and self._under_way >= self._limits.concurrency:
             found = f"{self._under_way:,} requests are under way"
             remedy = "try again, or raise server.limits.concurrency or server.workers"
-            await refused(refusals.BusyError("server", found, remedy=remedy))(scope, receive, send)
+            await _refuse(refusals.BusyError("server", found, remedy=remedy), scope, receive, send)
             return
         self._under_way += counted
         try:
@@ -127,7 +128,7 @@ class Limited:
         seconds = self._limits.deadline_seconds
         announced = int(_header(scope, b"content-length") or 0)
         if announced > self._limits.body_bytes:
-            await refused(_too_long(f"has {announced:,} bytes", self._limits.body_bytes))(scope, receive, send)
+            await _refuse(_too_long(f"has {announced:,} bytes", self._limits.body_bytes), scope, receive, send)
             return
         exchange = _Exchange(receive, send, self._limits.body_bytes)
         deadline = asyncio.timeout(seconds)
@@ -145,7 +146,7 @@ class Limited:
                 )
             else:
                 late = refusals.BusyError("server", f"could not answer within {seconds:g} seconds", remedy="try again")
-            await refused(late)(scope, receive, send)
+            await _refuse(late, scope, receive, send)
 
 
 class _Exchange:
@@ -189,6 +190,11 @@ def refused(error: IsthmusError) -> Response:
     """The answer to an error."""
     body = orjson.dumps(error.as_dict())
     return Response(body, refusals.status(error), refusals.headers(error), media_type="application/json")
+
+
+async def _refuse(error: IsthmusError, scope: Scope, receive: Receive, send: Send) -> None:
+    scope[REFUSAL] = type(error).__name__
+    await refused(error)(scope, receive, send)
 
 
 def _too_long(found: str, most: int) -> refusals.TooLargeError:

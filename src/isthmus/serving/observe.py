@@ -1,23 +1,33 @@
-"""What surrounds every request: its id, and its line in the log."""
+"""What surrounds every request: its id, its line in the log, and its part in the metrics."""
 
 import os
 import re
 import time
+from collections.abc import Iterable
 
 import structlog
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from isthmus.serving.log import place
+from isthmus.serving.metrics import Metrics
 
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}\Z")
 
 
 class Observed:
-    """An ASGI application with a request id, an access log and no stack traces."""
+    """An ASGI application with a request id, an access log, metrics and no stack traces.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Args:
+        app: the application.
+        metrics: what counts its requests.
+        paths: its paths. They name a request also if it was refused before it came to its route.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, paths: Iterable[str]) -> None:
         self._app = app
+        self._metrics = metrics
+        self._paths = frozenset(paths)
         self._log = structlog.get_logger()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -26,6 +36,7 @@ class Observed:
             await self._app(scope, receive, send)
             return
         start = time.perf_counter()
+        self._metrics.begin()
         request_id = _request_id(scope)
         status = 0
 
@@ -37,21 +48,28 @@ class Observed:
             await send(message)
 
         details: dict[str, str] = {}
+        left = False
         try:
             await self._app(scope, receive, observed)
         except ClientDisconnect:
+            left = True
             details["found"] = "the client left before its request was complete"
         except Exception as error:  # noqa: BLE001 - a defect of ours: it has been answered, the log names the place
             details = {"exception": type(error).__name__, "at": place(error)}
         if (grants := scope.get("state", {}).get("grants")) and grants.name:
             details["key"] = grants.name
+        seconds = time.perf_counter() - start
+        # What was sent to a client that had left is no answer.
+        route = scope.get("route")
+        path = route.path if route else scope["path"] if scope["path"] in self._paths else "unmatched"
+        self._metrics.end(path, scope, 0 if left else status, seconds)
         self._log.info(
             "request",
             id=request_id.decode(),
             method=scope["method"],
             path=scope["path"],
             status=status,
-            ms=round((time.perf_counter() - start) * 1e3, 3),
+            ms=round(seconds * 1e3, 3),
             **details,
         )
 

@@ -69,6 +69,7 @@ def document() -> dict[str, Any]:
                     "isReady", "Whether lookups can be answered", messages.Ready, errors=_ANY, contract=True
                 )
             },
+            "/metrics": {"get": _metrics()},
         },
         "components": {
             "schemas": {name: _dialect(schema) for name, schema in schemas.items()},
@@ -106,6 +107,16 @@ def _operation(
     if body is not None:
         operation["requestBody"] = {"required": True, "content": _json(body)}
     return operation
+
+
+def _metrics() -> dict[str, Any]:
+    formats = ("text/plain", "application/openmetrics-text")
+    answer = {
+        "description": "The metrics of all workers, in the format that `Accept` names.",
+        "headers": {"X-Request-Id": {"schema": {"type": "string"}}},
+        "content": {kind: {"schema": {"type": "string"}} for kind in formats},
+    }
+    return {"operationId": "readMetrics", "summary": "Reads the metrics for Prometheus", "responses": {"200": answer}}
 
 
 def _error_headers(status: int) -> dict[str, Any]:

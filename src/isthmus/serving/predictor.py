@@ -15,6 +15,7 @@ from isthmus.features.types import Float32
 from isthmus.serving import columns
 from isthmus.serving.limits import Limits
 from isthmus.serving.lookup import OPTIONS, json_values, labels
+from isthmus.serving.model import Float32 as Output
 from isthmus.serving.model import Model
 
 Raws = Mapping[str, msgspec.Raw]
@@ -76,10 +77,13 @@ class Predictor:
                 raise RequestError(f"request.{name}", f"differs from entities.{name}", expected="one of the two")
         return keys, {name: columns.values(fields[name], self._fields[name]) for name in self._needed}, rows
 
-    def encode(self, fields: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> bytes:
-        """The JSON answer: the model's output for what the request and the views hold."""
+    def predict(self, fields: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> Output:
+        """The model's output for what the request and the views hold."""
         inputs = {full: answers[view].columns[feature] for view, feature, full in self._features}
-        output = self.model.predict({**inputs, **fields})
+        return self.model.predict({**inputs, **fields})
+
+    def encode(self, output: Output, answers: Mapping[str, ViewAnswer]) -> bytes:
+        """The JSON answer: the model's output, and what the views had to say."""
         deployment = self.model.deployment
         return orjson.dumps(
             {

@@ -1,11 +1,13 @@
 """The server process: uvicorn, which answered half again as many requests as granian when one worker was measured."""
 
 import math
+import os
 import resource
 import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from tempfile import TemporaryDirectory
 
 import structlog
 import uvicorn
@@ -14,7 +16,7 @@ from uvicorn.supervisors import Multiprocess
 from isthmus.features.errors import ConfigurationError, IsthmusError, Problem
 from isthmus.serving import log
 from isthmus.serving.connection import WAIT_SECONDS, Connection
-from isthmus.serving.settings import ServerSettings
+from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
 
 
 def main() -> int:
@@ -55,10 +57,14 @@ def run(settings: ServerSettings) -> None:
         # Longer than any request may take: what is under way is answered, what hangs is not waited for.
         timeout_graceful_shutdown=math.ceil(settings.limits.deadline_seconds) + 1,
     )
+    # The application and prometheus_client are imported after this, here or in the workers.
     if settings.workers == 1:
+        os.environ.pop(METRICS_FOLDER, None)
         _Server(config).run([listener])
     else:
-        _Workers(config, [listener]).run()
+        with TemporaryDirectory(prefix="isthmus-metrics-") as folder:
+            os.environ[METRICS_FOLDER] = folder
+            _Workers(config, [listener]).run()
 
 
 class _Server(uvicorn.Server):
@@ -73,16 +79,28 @@ class _Server(uvicorn.Server):
 
 
 class _Workers(Multiprocess):
-    """Uvicorn's workers, but at the end the listener is closed first.
+    """Uvicorn's workers, but at the end the listener is closed first, and what a dead one was busy with counts no more.
 
-    Workers close theirs when they end. As long as this process had its own, the system would go on taking connections
-    that nobody ever answers.
+    Workers close their listener when they end. As long as this process had its own, the system would go on taking
+    connections that nobody ever answers.
     """
+
+    _counting: frozenset[int | None] = frozenset()
 
     def terminate_all(self) -> None:
         for listener in self.sockets:
             listener.close()
         super().terminate_all()
+
+    def keep_subprocess_alive(self) -> None:
+        super().keep_subprocess_alive()
+        # Imported here because its package looks for the folder when it is imported.
+        from prometheus_client.multiprocess import mark_process_dead
+
+        alive = frozenset(process.pid for process in self.processes)
+        for dead in self._counting - alive:
+            mark_process_dead(dead)  # type: ignore[no-untyped-call]  # so in prometheus_client
+        self._counting = alive
 
 
 def _listen(settings: ServerSettings) -> socket.socket:

@@ -18,6 +18,9 @@ from isthmus.serving.limits import Limits
 
 VARIABLE = "ISTHMUS_SERVER"
 
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""Where workers that share a port count together; prometheus_client looks for it when it is imported."""
+
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a server.

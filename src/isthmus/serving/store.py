@@ -9,6 +9,7 @@ import redis.asyncio
 
 from isthmus.features.online import LookupPlan, ViewAnswer, answering
 from isthmus.serving.limits import Limits
+from isthmus.serving.metrics import waiting
 
 TIMEOUT_SECONDS = 2.0
 _SPARE = 32
@@ -58,7 +59,7 @@ class Store:
     async def _ask(self, commands: Sequence[tuple[bytes, ...]]) -> list[Any]:
         """The replies to some commands."""
         packed = b"".join([hiredis.pack_command(cast("Any", command)) for command in commands])
-        with answering(self._url):
+        with waiting(), answering(self._url):
             async with asyncio.timeout(self._seconds):
                 try:
                     return await self._exchange(packed, len(commands))
