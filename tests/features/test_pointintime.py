@@ -12,8 +12,8 @@ from isthmus.features.columns import ARROW
 from isthmus.features.contract import ViewContract
 from isthmus.features.errors import DataError
 from isthmus.features.pointintime import History, join_naively, latest, point_in_time, status_column, table_schema
-from isthmus.features.types import TYPES, DataType, Float32, Float64, Int32, Int64, String
-from tests.features.support import DAY, FIRST, LAST, make_view, same_bits, schemas, table, times, values_of
+from isthmus.features.types import DataType, Float32, Float64, Int32, Int64, String
+from tests.features.support import ALL, DAY, FIRST, LAST, make_view, same_bits, schemas, table, times, values_of
 
 KEYS: dict[str, st.SearchStrategy[Any]] = {
     "Int32": st.integers(-1, 1),
@@ -176,9 +176,11 @@ def test_empty_spine_and_empty_history() -> None:
 
 
 def test_every_type_comes_through_in_its_type() -> None:
-    view = make_view({name.lower(): dtype for name, dtype in TYPES.items()}, {"k": String})
+    view = make_view(ALL, {"k": String})
     values = {"bool": True, "int32": -1, "int64": 1 << 62, "float32": -0.0, "float64": float("inf"),
               "unixtimestamp": -1, "string": "é", "bytes": b"\0"}  # fmt: skip
+    values |= {f"array_{name}": [value, value] for name, value in values.items()} | {"array_string": []}
+    assert values.keys() == ALL.keys()
     data = table(view, [{"k": "x", "_event": 0, "_known": 0, **values}])
     joined = point_in_time(_spine(["x", "y"], [0, 0]), [History(view, data, 0)])
     for name in values:

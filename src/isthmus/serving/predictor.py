@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-import numpy as np
 import orjson
 
 from isthmus.features.columns import Values
@@ -13,7 +12,7 @@ from isthmus.features.errors import ContractMismatch, RequestError
 from isthmus.features.online import LookupPlan, ViewAnswer
 from isthmus.features.types import Float32
 from isthmus.serving import columns
-from isthmus.serving.lookup import OPTIONS, json_values, labels
+from isthmus.serving.lookup import OPTIONS, json_columns, labels
 from isthmus.serving.model import Model
 
 Raws = Mapping[str, msgspec.Raw]
@@ -83,7 +82,7 @@ class Predictor:
                 "model": deployment.model,
                 "contract": deployment.contract,
                 "package": deployment.digest,
-                "predictions": json_values(Values(output, np.ones(len(output), bool)), Float32, complete=True),
+                "predictions": json_columns(Float32, output[None])[0],
                 "statuses": {view: labels(answer.status) for view, answer in answers.items()},
             },
             option=OPTIONS,
