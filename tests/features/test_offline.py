@@ -21,7 +21,7 @@ from isthmus.features.errors import ContractMismatch, DataError
 from isthmus.features.offline import OfflineStore, Written
 from isthmus.features.pointintime import table_schema
 from isthmus.features.rows import RowCodec
-from isthmus.features.types import Float64, Int32, Int64, String, UnixTimestamp
+from isthmus.features.types import Array, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from tests.features.support import ALL, columns_of, make_view, same_bits, table, times, values_of
 
 VIEW = make_view({"a": Float64, "b": String}, {"k": String, "n": Int32})
@@ -200,6 +200,16 @@ def test_every_value_is_stored_to_the_bit(
     store.write(store.prepare(view, _plain(full, view)))
     assert same_bits(_read(store, view=view), table(view, full))
     assert not store.write(store.prepare(view, _plain(seed.sample(full, len(full)), view))).changed
+
+
+def test_a_null_within_an_array_is_refused_and_nothing_is_written(store: OfflineStore) -> None:
+    view = make_view({"a": Array(Float32)})
+    rows = pa.table(
+        {"k": [1, 2], "event_timestamp": times([0, 0]), "known_at": times([0, 0]), "a": [[1.0, None], None]}
+    )
+    with pytest.raises(DataError, match="column a: its arrays hold 1 nulls"):
+        store.prepare(view, rows)
+    assert not Path(store.root).exists()
 
 
 def test_another_contract_is_a_mismatch_until_the_table_is_written_under_it(store: OfflineStore) -> None:
