@@ -132,7 +132,7 @@ def customer_facts(customers: DataFrame) -> DataFrame:
         F.col("born").cast("int").alias("born"),
         "last_call",
         F.col("city").cast("binary").alias("token"),
-        F.when(F.col("born") % 3 > 0, F.array(F.col("born") / 7, F.lit(float("nan")))).alias("trips"),
+        F.when(F.col("born") % 3 > 0, F.array(F.col("born") / 7, F.lit(float("inf")))).alias("trips"),
         F.when(F.col("city").isNotNull(), F.split("city", "e")).alias("words"),
     )
 

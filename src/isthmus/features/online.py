@@ -380,14 +380,17 @@ def _rows(keys: Mapping[str, Sequence[KeyValue]]) -> int:
     return len(next(iter(keys.values()), ()))
 
 
+_PRESENT, _NOT_FOUND = np.uint8(Status.PRESENT), np.uint8(Status.NOT_FOUND)
+
+
 def _answer(view: ViewContract, codec: RowCodec, packed: Sequence[bytes | None], at: int) -> ViewAnswer:
     """Applies the time rule to stored rows: the future is not there yet, the past expires."""
     block = codec.decode(packed)
     visible = block.found & (block.event <= at) & (block.known <= at)
-    status = np.where(visible, np.uint8(Status.PRESENT), np.uint8(Status.NOT_FOUND))
+    status = np.where(visible, _PRESENT, _NOT_FOUND)
     if view.ttl is not None:
         status[visible & (at - block.event > view.ttl)] = Status.EXPIRED
-    present = status == Status.PRESENT
+    present = status == _PRESENT
     columns = block.columns
     if np.count_nonzero(present) != np.count_nonzero(block.found):
         columns = columns.only(present)

@@ -21,7 +21,7 @@ Nulls = np.ndarray[Any, np.dtype[np.bool_]]
 
 _LABELS = ("PRESENT", "NULL_VALUE", "OUTSIDE_MAX_AGE", "NOT_FOUND")
 """Feast's word for each code of `Status`."""
-_WORDS = [f'"{label}"'.encode() for label in _LABELS]
+_WORDS = [(bytes([code]), f'"{label}",'.encode()) for code, label in enumerate(_LABELS)]
 _PRESENT, _NULL, _NOT_FOUND = (np.uint8(code) for code in (Status.PRESENT, Status.NULL, Status.NOT_FOUND))
 
 _SHORT = 16
@@ -194,7 +194,7 @@ def json_columns(dtype: DataType, data: np.ndarray[Any, Any], null: Nulls | None
 
 def repeated(item: bytes, count: int) -> bytes:
     """A JSON array that holds one item `count` times."""
-    return b"[" + b",".join([item] * count) + b"]"
+    return b"[" + ((item + b",") * count)[:-1] + b"]"
 
 
 def _rows(matrix: np.ndarray[Any, Any]) -> list[Any]:
@@ -234,7 +234,10 @@ def _coded(values: Sequence[bytes | None]) -> list[str | None]:
 
 def _words(codes: np.ndarray[Any, np.dtype[np.uint8]]) -> orjson.Fragment:
     """Feast's words for codes of `Status`, as a JSON array."""
-    return orjson.Fragment(b"[" + b",".join([_WORDS[code] for code in codes.tobytes()]) + b"]")
+    text = codes.tobytes()
+    for code, word in _WORDS:
+        text = text.replace(code, word)
+    return orjson.Fragment(b"[" + text[:-1] + b"]")
 
 
 def _word(value: float) -> str:
