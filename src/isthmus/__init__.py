@@ -15,10 +15,11 @@ from isthmus.features.errors import (
     RequestError,
 )
 from isthmus.features.spec import Entity, FeatureService, FeatureView, Field, RequestSource, Source, Spine
-from isthmus.features.types import Bool, Bytes, Float32, Float64, Int32, Int64, String, UnixTimestamp
+from isthmus.features.types import Array, Bool, Bytes, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from isthmus.transforms.transform import spine, transform
 
 __all__ = [
+    "Array",
     "Bool",
     "Bytes",
     "ConfigurationError",

@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from isthmus.features.columns import ARROW, Values
+from isthmus.features.columns import ARROW, Values, from_python
 from isthmus.features.contract import Column, Contract, ViewContract
 from isthmus.features.rows import RowCodec
-from isthmus.features.types import TYPES, DataType, Int64
+from isthmus.features.types import SCALARS, TYPES, Array, DataType, Int64
 
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
@@ -61,6 +61,11 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "Bytes": st.binary(max_size=12) | _edges(b"", b"\0", b"\0\0", b"\xff"),
 }
 
+VALUES |= {Array(scalar).name: st.lists(VALUES[scalar.name], max_size=4) for scalar in SCALARS}
+
+ALL: dict[str, DataType] = {name.lower().replace("(", "_").rstrip(")"): dtype for name, dtype in TYPES.items()}
+"""A feature of each type: `int64`, `array_int64`."""
+
 DTYPES = st.sampled_from(list(TYPES.values()))
 MOMENTS = integers(64)
 
@@ -75,24 +80,16 @@ def values_of(fields: Mapping[str, DataType]) -> st.SearchStrategy[dict[str, Any
     return st.fixed_dictionaries({name: st.none() | VALUES[dtype.name] for name, dtype in fields.items()})
 
 
-def column(values: Sequence[Any], dtype: DataType) -> Values:
-    """A column of Python values, None for null."""
-    valid = np.array([value is not None for value in values], bool)
-    if dtype.numpy is None:
-        data = np.full(len(values), None, dtype=object)
-        data[:] = values
-        return Values(data, valid)
-    return Values(np.array([0 if value is None else value for value in values], dtype.numpy), valid)
-
-
 def columns_of(view: ViewContract, rows: Sequence[Mapping[str, Any]]) -> dict[str, Values]:
-    return {field.name: column([row[field.name] for row in rows], field.dtype) for field in view.fields}
+    return {field.name: from_python([row[field.name] for row in rows], field.dtype) for field in view.fields}
 
 
-def bits(value: Any, dtype: DataType) -> bytes | None:
-    """The value as bytes, so that NaN equals itself and -0.0 does not equal 0.0."""
+def bits(value: Any, dtype: DataType) -> Any:
+    """The value as bytes, an array as a list of them, so that NaN equals itself and -0.0 does not equal 0.0."""
     if value is None:
         return None
+    if dtype.element is not None:
+        return [bits(item, dtype.element) for item in value]
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, bytes):
@@ -100,7 +97,7 @@ def bits(value: Any, dtype: DataType) -> bytes | None:
     return np.array(value, dtype.numpy).tobytes()
 
 
-def bits_of(values: Values, dtype: DataType) -> list[bytes | None]:
+def bits_of(values: Values, dtype: DataType) -> list[Any]:
     if dtype.numpy is None:
         return [bits(value, dtype) if valid else None for value, valid in zip(values.data, values.valid, strict=True)]
     return [values.data[n : n + 1].tobytes() if valid else None for n, valid in enumerate(values.valid.tolist())]
@@ -108,6 +105,11 @@ def bits_of(values: Values, dtype: DataType) -> list[bytes | None]:
 
 def arrow(values: Sequence[Any], dtype: DataType) -> pa.Array:
     """An Arrow column of Python values, NaNs to the bit."""
+    if dtype.element is not None:
+        offsets = np.cumsum([0, *(len(value or ()) for value in values)])
+        flat = arrow([item for value in values for item in value or ()], dtype.element)
+        mask = pa.array([value is None for value in values], pa.bool_())
+        return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), flat, mask=mask)
     mask = np.array([value is None for value in values], bool)
     if dtype.name in ("Float32", "Float64"):
         return pa.array(np.array([0 if value is None else value for value in values], dtype.numpy), mask=mask)
@@ -122,7 +124,7 @@ def times(values: Sequence[int]) -> pa.Array:
 
 def table(view: ViewContract, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     """An offline table: each row holds the keys, `_event`, `_known` and the features."""
-    data = {key.name: pa.array([row[key.name] for row in rows], ARROW[key.dtype.name]) for key in view.keys}
+    data = {key.name: arrow([row[key.name] for row in rows], key.dtype) for key in view.keys}
     data["event_timestamp"] = times([row["_event"] for row in rows])
     data["known_at"] = times([row["_known"] for row in rows])
     for field in view.fields:
@@ -140,6 +142,8 @@ def same_bits(left: pa.Table, right: pa.Table) -> bool:
 
 def _plain(values: pa.ChunkedArray) -> list[Any]:
     found = values.combine_chunks()
+    if pa.types.is_list(found.type):
+        return [None if not item.is_valid else _plain(pa.chunked_array([item.values])) for item in found]
     if pa.types.is_floating(found.type):
         # By Arrow's own bytes: a Python float does not carry every NaN.
         code = f"<u{found.type.bit_width // 8}"

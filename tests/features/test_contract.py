@@ -10,7 +10,19 @@ from isthmus.features.contract import Column, Contract, differences
 from isthmus.features.declarations import Declaration, compile_contract
 from isthmus.features.errors import ConfigurationError, ContractMismatch, RequestError
 from isthmus.features.spec import Entity, FeatureService, FeatureView, Field, RequestSource, Source, Spine
-from isthmus.features.types import Bool, Float32, Float64, Int32, Int64, String
+from isthmus.features.types import (
+    TYPES,
+    Array,
+    Bool,
+    Bytes,
+    DataType,
+    Float32,
+    Float64,
+    Int32,
+    Int64,
+    String,
+    UnixTimestamp,
+)
 
 
 def punctuality(flights: Any) -> Any:
@@ -169,6 +181,16 @@ def test_loads_is_the_inverse_of_dumps() -> None:
     }
 
 
+def test_every_type_has_a_text_that_is_read_again() -> None:
+    keys: dict[str, DataType] = {"b": Bool, "i": Int32, "j": Int64, "t": UnixTimestamp, "s": String, "y": Bytes}
+    schema = [Field(f"f{n}", dtype) for n, dtype in enumerate(TYPES.values())]
+    declared = compile_contract("prod", [_view(entities=[Entity("all", keys)], schema=schema)])
+    read = Contract.loads(declared.dumps())
+    assert read == declared
+    assert [column.dtype for column in read.views["v"].fields] == list(TYPES.values())
+    assert ["f11", "Array(Float32)", "server"] in json.loads(declared.dumps())["views"]["v"]["fields"]
+
+
 def test_a_damaged_contract_is_refused() -> None:
     text = BASE.dumps()
     for size in range(0, len(text) - 2, 7):
@@ -259,6 +281,12 @@ def _view(**parts: Any) -> FeatureView:
         (_view(ttl=7), "view v, ttl: 7"),
         (_view(delay=None), "view v, delay: None"),
         (_view(schema=[Field("x", "Int64")]), "view v, field 'x': type 'Int64'"),  # type: ignore[arg-type]
+        (_view(schema=[Field("x", Array(Array(Int32)))]), "type Array(Array(Int32)); expected one of Bool, Bytes"),
+        (_view(schema=[Field("x", Array(int))]), "type Array(<class 'int'>)"),  # type: ignore[arg-type]
+        (Entity("e", join_keys={"k": Array(Int64)}), "entity e, join key k: type Array(Int64)"),
+        (replace(SPINE, label=Field("late", Array(Int64))), "spine departures, label 'late': type Array(Int64)"),
+        (replace(SPINE, label=Field("late", Bytes)), "spine departures, label 'late': type Bytes"),
+        (RequestSource("r", [Field("x", Array(Int64))]), "request source r, field 'x': type Array(Int64)"),
         (_view(function=len), "view v"),
         (_view(name=None), "None is not a usable name"),
         (FeatureService("s", ["v"]), "service s, features: 'v'"),  # type: ignore[list-item]

@@ -21,8 +21,8 @@ from isthmus.features.errors import ContractMismatch, DataError
 from isthmus.features.offline import OfflineStore, Written
 from isthmus.features.pointintime import table_schema
 from isthmus.features.rows import RowCodec
-from isthmus.features.types import TYPES, DataType, Float64, Int32, Int64, String, UnixTimestamp
-from tests.features.support import columns_of, make_view, same_bits, table, times, values_of
+from isthmus.features.types import Array, Float32, Float64, Int32, Int64, String, UnixTimestamp
+from tests.features.support import ALL, columns_of, make_view, same_bits, table, times, values_of
 
 VIEW = make_view({"a": Float64, "b": String}, {"k": String, "n": Int32})
 
@@ -190,17 +190,26 @@ def test_the_content_hash_is_that_of_the_stored_value(store: OfflineStore) -> No
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
-@given(rows=st.lists(values_of({name.lower(): dtype for name, dtype in TYPES.items()}), max_size=6), seed=st.randoms())
+@given(rows=st.lists(values_of(ALL), max_size=6), seed=st.randoms())
 def test_every_value_is_stored_to_the_bit(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], seed: random.Random
 ) -> None:
-    fields: dict[str, DataType] = {name.lower(): dtype for name, dtype in TYPES.items()}
-    view = make_view(fields)
+    view = make_view(ALL)
     store = OfflineStore(tmp_path_factory.mktemp("offline"))
     full = [{"k": n, "_event": -n, "_known": n, **row} for n, row in enumerate(rows)]
     store.write(store.prepare(view, _plain(full, view)))
     assert same_bits(_read(store, view=view), table(view, full))
     assert not store.write(store.prepare(view, _plain(seed.sample(full, len(full)), view))).changed
+
+
+def test_a_null_within_an_array_is_refused_and_nothing_is_written(store: OfflineStore) -> None:
+    view = make_view({"a": Array(Float32)})
+    rows = pa.table(
+        {"k": [1, 2], "event_timestamp": times([0, 0]), "known_at": times([0, 0]), "a": [[1.0, None], None]}
+    )
+    with pytest.raises(DataError, match="column a: its arrays hold 1 nulls"):
+        store.prepare(view, rows)
+    assert not Path(store.root).exists()
 
 
 def test_another_contract_is_a_mismatch_until_the_table_is_written_under_it(store: OfflineStore) -> None:

@@ -22,12 +22,13 @@ from isthmus.features.online import (
     OnlineStore,
     WriteCounts,
     connect,
+    decode_key,
     entity_key,
     entity_keys,
     without_credentials,
 )
 from isthmus.features.rows import RowCodec
-from isthmus.features.types import Float64, Int32, Int64, String, UnixTimestamp
+from isthmus.features.types import Bool, Bytes, DataType, Float64, Int32, Int64, String, UnixTimestamp
 from tests.features.support import bits, bits_of, columns_of, integers, make_contract, make_view, values_of
 
 VIEW = make_view({"a": Int64, "b": String}, {"k": String}, ttl=10)
@@ -281,26 +282,40 @@ def test_views_of_one_key_share_a_hash_and_one_round_trip(client: redis.Redis) -
         LookupPlan(contract, ["nothing"])
 
 
-_KEY_VALUES = (
-    st.text(max_size=4) | st.integers(-(1 << 63), (1 << 63) - 1) | st.sampled_from(["1", "11", "i", "s", ":", ","])
-)
+_NUMBERS_64 = st.integers(-(1 << 63), (1 << 63) - 1) | st.sampled_from([0, 1])
+_KEY_VALUES: dict[DataType, st.SearchStrategy[Any]] = {
+    Bool: st.booleans(),
+    Int64: _NUMBERS_64,
+    UnixTimestamp: _NUMBERS_64,
+    String: st.text(max_size=4) | st.sampled_from(["1", "11", "i", "s", ":", ","]),
+    Bytes: st.binary(max_size=4) | st.sampled_from([b"1", b"11", b"i", b"s", b":"]),
+}
+_TYPED = st.sampled_from(list(_KEY_VALUES)).flatmap(lambda dtype: st.tuples(st.just(dtype), _KEY_VALUES[dtype]))
 _NAMES = st.sampled_from(["a", "b", "ab", "a_b"])
 _KEY = st.tuples(
     st.sampled_from(["p", "p-a", "a"]),
-    st.lists(st.tuples(_NAMES, _KEY_VALUES), min_size=1, max_size=3, unique_by=lambda k: k[0]),
+    st.lists(st.tuples(_NAMES, _TYPED), min_size=1, max_size=3, unique_by=lambda k: k[0]),
 )
+
+
+def _name(pair: tuple[str, Any]) -> str:
+    return pair[0]
 
 
 @given(_KEY, _KEY)
 def test_different_keys_have_different_names(left: Any, right: Any) -> None:
     names = []
     for project, values in (left, right):
-        pairs = [(Column(name, String if isinstance(value, str) else Int64), value) for name, value in values]
+        pairs = [(Column(name, dtype), value) for name, (dtype, value) in values]
         names.append(entity_key(project, pairs))
         assert names[-1] == entity_key(project, pairs[::-1])
-        assert names[-1] == entity_keys(project, [pair[0] for pair in pairs], {name: [v] for name, v in values})[0]
+        assert names[-1] == entity_keys(project, [pair[0] for pair in pairs], {name: [v] for name, (_, v) in values})[0]
+        columns = [column for column, _ in pairs]
+        assert names[-1] == entity_keys(project, columns[::-1], {name: [v] for name, (_, v) in values})[0]
+        found = decode_key(project, columns, names[-1])
+        assert [(type(value), value) for value in found] == [(type(v), v) for _, (_, v) in sorted(values, key=_name)]
         assert names[-1].startswith(project.encode() + b":")
-    assert (names[0] == names[1]) == (left[0] == right[0] and sorted(left[1]) == sorted(right[1]))
+    assert (names[0] == names[1]) == (left[0] == right[0] and sorted(left[1], key=_name) == sorted(right[1], key=_name))
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.features import clock
-from isthmus.features.columns import ARROW
 from isthmus.features.contract import ViewContract
 from isthmus.features.errors import DataError
 from isthmus.features.pointintime import History, join_naively, latest, point_in_time, status_column, table_schema
-from isthmus.features.types import TYPES, DataType, Float32, Float64, Int32, Int64, String
-from tests.features.support import DAY, FIRST, LAST, make_view, same_bits, schemas, table, times, values_of
+from isthmus.features.types import Bool, Bytes, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
+from tests.features.support import ALL, DAY, FIRST, LAST, arrow, make_view, same_bits, schemas, table, times, values_of
 
 KEYS: dict[str, st.SearchStrategy[Any]] = {
     "Int32": st.integers(-1, 1),
     "Int64": st.sampled_from([-(1 << 63), 0, 1, (1 << 63) - 1]),
+    "Bool": st.booleans(),
+    "UnixTimestamp": st.sampled_from([FIRST, -1, 0, 1, LAST]),
+    "Bytes": st.sampled_from([b"", b"\0", b"\0\0", b"1", b"\xff"]),
     "String": st.sampled_from(["1", "11", "", "a", "A", "é", "e\u0301", "\0"]),
 }
 KEY_SETS: list[dict[str, DataType]] = [
@@ -26,6 +28,9 @@ KEY_SETS: list[dict[str, DataType]] = [
     {"k": String},
     {"k": String, "l": String},
     {"order": Int64, "group": String},
+    {"k": Bool},
+    {"k": UnixTimestamp},
+    {"k": Bytes, "l": Bool, "m": UnixTimestamp},
 ]
 NAMES = ["at", "event", "row", "select", "known", "since", "content", "asked", "winners", "history", "usable", "max",
          "epoch_us", "greatest", "timestamp", "null", "from", "status_", "rows", "k2", "values", "key"]  # fmt: skip
@@ -60,8 +65,7 @@ def _cases(draw: st.DrawFn) -> tuple[pa.Table, list[History]]:
     asked = st.tuples(MOMENTS, *(st.none() | KEYS[dtype.name] for dtype in keys.values()))
     questions = draw(st.lists(asked, max_size=10))
     columns = {
-        key: pa.array([question[n] for question in questions], ARROW[dtype.name])
-        for n, (key, dtype) in enumerate(keys.items(), 1)
+        key: arrow([question[n] for question in questions], dtype) for n, (key, dtype) in enumerate(keys.items(), 1)
     }
     at = times([question[0] * stretch + shift for question in questions])
     return pa.table({"label": pa.array(range(len(questions)), pa.int64()), **columns, "event_timestamp": at}), histories
@@ -176,9 +180,11 @@ def test_empty_spine_and_empty_history() -> None:
 
 
 def test_every_type_comes_through_in_its_type() -> None:
-    view = make_view({name.lower(): dtype for name, dtype in TYPES.items()}, {"k": String})
+    view = make_view(ALL, {"k": String})
     values = {"bool": True, "int32": -1, "int64": 1 << 62, "float32": -0.0, "float64": float("inf"),
               "unixtimestamp": -1, "string": "é", "bytes": b"\0"}  # fmt: skip
+    values |= {f"array_{name}": [value, value] for name, value in values.items()} | {"array_string": []}
+    assert values.keys() == ALL.keys()
     data = table(view, [{"k": "x", "_event": 0, "_known": 0, **values}])
     joined = point_in_time(_spine(["x", "y"], [0, 0]), [History(view, data, 0)])
     for name in values:
@@ -263,3 +269,13 @@ def test_views_with_different_keys_share_a_spine() -> None:
 
 def test_status_column_is_named_after_the_view() -> None:
     assert status_column(VIEW) == "traffic__status"
+
+
+def test_a_spine_gives_a_key_in_any_unit_and_width() -> None:
+    view = make_view({"a": Int64}, {"t": UnixTimestamp, "b": Bytes})
+    history = History(view, table(view, [{"t": 5_000_000, "b": b"x", "_event": 0, "_known": 0, "a": 7}]), 0)
+    seconds = times([5_000_000]).cast(pa.timestamp("s", tz="Asia/Tokyo"))
+    spine = pa.table({"t": seconds, "b": pa.array([b"x"], pa.large_binary()), "event_timestamp": times([0])})
+    assert point_in_time(spine, [history])["traffic__a"].to_pylist() == [7]
+    with pytest.raises(DataError, match=r"spine, t: has type timestamp\[s\]; expected timestamp"):
+        point_in_time(spine.set_column(0, "t", pa.array([5], pa.timestamp("s"))), [history])

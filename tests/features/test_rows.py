@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.features.columns import Values
 from isthmus.features.errors import ContractMismatch, DataError
 from isthmus.features.rows import HEADER, RowCodec, encode_row
-from isthmus.features.types import TYPES, Bool, Bytes, Float32, Float64, Int32, Int64, String, UnixTimestamp
-from tests.features.support import MOMENTS, bits, bits_of, columns_of, make_view, schemas, values_of
+from isthmus.features.types import Array, Bool, Bytes, Float32, Float64, Int32, Int64, String, UnixTimestamp
+from tests.features.support import ALL, MOMENTS, bits, bits_of, columns_of, make_view, schemas, values_of
 
-ALL = {name.lower(): dtype for name, dtype in TYPES.items()}
 MIXED = make_view({"a": String, "b": Int32, "c": Bytes, "d": Float64, "e": String})
+ARRAYS = make_view({"a": Array(Float32), "b": Int32, "c": Array(String), "d": Array(Bytes)})
 FIXED = make_view({"a": Int32, "b": Float64, "c": Bool})
 
 
@@ -50,6 +51,33 @@ def test_decode_gives_back_every_bit_with_missing_rows_between(batch: Any, data:
     for field in view.fields:
         expected = [bits(row[2][field.name], field.dtype) if row else None for row in stored]
         assert bits_of(block.columns[field.name], field.dtype) == expected
+    filled = [row is not None and any(value is not None for value in row[2].values()) for row in stored]
+    assert block.columns.filled.tolist() == filled
+
+
+@given(_batches(), st.data())
+def test_any_choice_of_columns_reads_what_each_of_them_is(batch: Any, data: st.DataObject) -> None:
+    view, rows = batch
+    codec = RowCodec(view)
+    packed = _encode(view, rows)
+    names = [field.name for field in view.fields]
+    chosen = data.draw(st.lists(st.sampled_from(names), unique=True) if names else st.just([]))
+    present = np.array(data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows))), bool)
+    columns = codec.decode(packed).columns.only(present)
+    selections = codec.select(chosen)
+    assert sorted(name for selection in selections for name in selection.names) == sorted(chosen)
+    types = {field.name: field.dtype for field in view.fields}
+    for selection in selections:
+        matrix, null = columns.read(selection)
+        for n, name in enumerate(selection.names):
+            values = Values(matrix[n], np.ones(len(rows), bool) if null is None else ~null[n])
+            expected = [
+                bits(row[2][name], types[name]) if kept else None for row, kept in zip(rows, present, strict=True)
+            ]
+            assert bits_of(values, types[name]) == expected
+            assert selection.dtype == types[name]
+            hidden = values.data[~values.valid].tolist()
+            assert hidden == [None if types[name].numpy is None else 0] * len(hidden)
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 16, 63, 64, 65, 70])
@@ -154,22 +182,54 @@ def test_end_of_a_null_pointing_outside_is_a_data_error() -> None:
         RowCodec(view).decode([bytes(whole)])
 
 
-def test_broken_utf8_is_a_data_error() -> None:
+def test_broken_utf8_is_a_data_error_to_whoever_reads_it() -> None:
     whole = bytearray(_encode(MIXED, [ROW])[0])
     whole[-1] = 0xFF
+    columns = RowCodec(MIXED).decode([bytes(whole)]).columns
+    assert columns["a"].tolist(String) == ["Zürich"]
     with pytest.raises(DataError, match="traffic"):
-        RowCodec(MIXED).decode([bytes(whole)])
+        columns["e"]
 
 
-@given(st.binary(max_size=120), st.booleans())
-def test_any_bytes_are_refused_or_decoded(noise: bytes, lead: bool) -> None:
-    row = bytes([1]) + MIXED.prefix + noise if lead else noise
+@pytest.mark.parametrize(("dtype", "value", "cut"), [
+    (Array(Int32), [1], 1), (Array(Int32), [1], 3), (Array(String), ["a", "bcd"], 1), (Array(String), ["a", "bcd"], 6),
+    (Array(Bytes), [b"a"], 3),
+])  # fmt: skip
+def test_an_array_cut_within_an_element_is_a_data_error(dtype: Any, value: list[Any], cut: int) -> None:
+    view = make_view({"a": dtype})
+    row = bytearray(_encode(view, [(0, 0, {"a": value})])[0][:-cut])
+    width = RowCodec(view).width
+    struct.pack_into("<I", row, width - 4, len(row) - width)
+    with pytest.raises(DataError, match="traffic: a row is damaged"):
+        RowCodec(view).decode([bytes(row)]).columns["a"]
+
+
+@pytest.mark.parametrize(("dtype", "value"), [(Array(Float32), [1.0, None]), (Array(String), ["a", None])])
+def test_an_array_with_a_null_is_not_written(dtype: Any, value: list[Any]) -> None:
+    view = make_view({"a": dtype})
+    data = np.empty(1, object)
+    data[0] = value
+    with pytest.raises(DataError, match="feature a of view traffic: an array holds a null"):
+        RowCodec(view).content({"a": Values(data, np.array([True]))}, 1)
+
+
+def test_a_matrix_is_no_array() -> None:
+    data = np.empty(1, object)
+    data[0] = np.zeros((2, 2))
+    with pytest.raises(DataError, match="2 dimensions"):
+        RowCodec(make_view({"a": Array(Float64)})).content({"a": Values(data, np.array([True]))}, 1)
+
+
+@given(st.sampled_from([MIXED, ARRAYS]), st.binary(max_size=120), st.booleans())
+def test_any_bytes_are_refused_or_decoded(view: Any, noise: bytes, lead: bool) -> None:
+    row = bytes([1]) + view.prefix + noise if lead else noise
     try:
-        block = RowCodec(MIXED).decode([row])
+        block = RowCodec(view).decode([row])
+        dict(block.columns)
     except (DataError, ContractMismatch):
         return
     assert block.found.tolist() == [True]
-    assert lead or row[:9] == bytes([1]) + MIXED.prefix
+    assert lead or row[:9] == bytes([1]) + view.prefix
 
 
 @given(schemas(1, 10).flatmap(lambda fields: st.tuples(st.just(fields), values_of(fields), values_of(fields))))

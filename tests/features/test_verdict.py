@@ -6,15 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.features.columns import Values
+from isthmus.features.columns import Values, from_python
 from isthmus.features.errors import GateFailed
-from isthmus.features.types import TYPES, Bytes, DataType, Float32, Float64, Int64, String
+from isthmus.features.types import TYPES, Array, Bool, Bytes, DataType, Float32, Float64, Int64, String
 from isthmus.features.verdict import EXAMPLES, Difference, FeatureVerdict, Verdict, compare
-from tests.features.support import VALUES, bits, column
+from tests.features.support import VALUES, bits
 
 
 def _compare(left: list[Any], right: list[Any], dtype: DataType) -> FeatureVerdict:
-    return compare([f"k{n}" for n in range(len(left))], column(left, dtype), column(right, dtype), dtype)
+    return compare([f"k{n}" for n in range(len(left))], from_python(left, dtype), from_python(right, dtype), dtype)
+
+
+def _equal(left: Any, right: Any, dtype: DataType) -> bool:
+    if dtype.element is not None and left is not None and right is not None:
+        element = dtype.element
+        return len(left) == len(right) and all(_equal(a, b, element) for a, b in zip(left, right, strict=True))
+    return bool(bits(left, dtype) == bits(right, dtype) or (left != left and right != right))
 
 
 @given(st.sampled_from(list(TYPES.values())), st.data())
@@ -23,7 +30,7 @@ def test_comparison_is_by_bits_but_for_nans(dtype: DataType, data: st.DataObject
     pairs = data.draw(st.lists(st.tuples(values, values) | values.map(lambda value: (value, value)), max_size=10))
     left, right = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     verdict = _compare(left, right, dtype)
-    differing = [n for n, (a, b) in enumerate(pairs) if bits(a, dtype) != bits(b, dtype) and (a == a or b == b)]
+    differing = [n for n, (a, b) in enumerate(pairs) if not _equal(a, b, dtype)]
     assert (verdict.compared, verdict.differing) == (len(pairs), len(differing))
     assert [example.key for example in verdict.examples] == [f"k{n}" for n in differing[:EXAMPLES]]
     assert (verdict.worst == 0.0) or differing
@@ -57,6 +64,15 @@ NAN, OTHER_NAN = _float(0x7FF8000000000000), _float(0x7FF8000000000001)
         (String, "", None, float("inf")),
         (Bytes, b"\0", b"\0", None),
         (Bytes, b"\0", b"", float("inf")),
+        (Array(Float64), [NAN, -0.0], [OTHER_NAN, 0.0], 0.0),
+        (Array(Float64), [float("inf"), NAN, 1.0], [float("inf"), OTHER_NAN, 1.5], 0.5),
+        (Array(Float64), [NAN, float("inf")], [OTHER_NAN, float("inf")], None),
+        (Array(Float32), [1.0], [1.0, 1.0], float("inf")),
+        (Array(Int64), [], None, float("inf")),
+        (Array(Int64), [1, 2], [1, 5], 3.0),
+        (Array(Bool), [True], [False], 1.0),
+        (Array(String), ["a", "b"], ["ab"], float("inf")),
+        (Array(String), [], [], None),
     ],
 )
 def test_what_differs_and_by_how_much(dtype: DataType, left: Any, right: Any, worst: float | None) -> None:
@@ -69,18 +85,18 @@ def test_what_differs_and_by_how_much(dtype: DataType, left: Any, right: Any, wo
 def test_signalling_nans_compare_without_a_warning() -> None:
     signalling = Values(np.array([0x7F800001], "<u4").view("<f4"), np.array([True]))
     assert compare(["k"], signalling, signalling, Float32).differing == 0
-    assert compare(["k"], signalling, column([1.0], Float32), Float32).worst == float("inf")
+    assert compare(["k"], signalling, from_python([1.0], Float32), Float32).worst == float("inf")
 
 
 def test_what_lies_under_a_null_does_not_count() -> None:
     hidden = Values(np.array([5.0, 6.0]), np.array([False, True]))
-    assert compare(["a", "b"], hidden, column([None, 6.0], Float64), Float64).differing == 0
+    assert compare(["a", "b"], hidden, from_python([None, 6.0], Float64), Float64).differing == 0
 
 
 def test_columns_of_different_length_are_refused() -> None:
     for left, right, keys in (([1], [1, 1], 2), ([1, 1], [1], 2), ([1, 1], [1, 1], 1)):
         with pytest.raises(ValueError, match="2"):
-            compare(["k"] * keys, column(left, Int64), column(right, Int64), Int64)
+            compare(["k"] * keys, from_python(left, Int64), from_python(right, Int64), Int64)
 
 
 def _verdict(**features: FeatureVerdict) -> Verdict:
@@ -145,7 +161,15 @@ def test_loads_is_the_inverse_of_dumps(verdict: Verdict) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "left", "right"),
-    [(Float64, NAN, 1.0), (Float64, float("inf"), None), (Bytes, b"\xff", b""), (Float32, float("-inf"), 1.0)],
+    [
+        (Float64, NAN, 1.0),
+        (Float64, float("inf"), None),
+        (Bytes, b"\xff", b""),
+        (Float32, float("-inf"), 1.0),
+        (Array(Bool), [True], None),
+        (Array(Float64), [NAN, 1.0], [NAN]),
+        (Array(Bytes), [b"\xff"], []),
+    ],
 )
 def test_the_file_is_strict_json_whatever_differs(dtype: DataType, left: Any, right: Any) -> None:
     verdict = _verdict(a=_compare([left], [right], dtype))

@@ -41,6 +41,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from isthmus import (
+    Array,
     Bool,
     Bytes,
     Distillation,
@@ -117,6 +118,8 @@ def shelf_demand(orders: DataFrame) -> DataFrame:
         Field("born", Int32),
         Field("last_call", UnixTimestamp),
         Field("token", Bytes),
+        Field("trips", Array(Float64)),
+        Field("words", Array(String)),
     ],
 )
 def customer_facts(customers: DataFrame) -> DataFrame:
@@ -129,6 +132,8 @@ def customer_facts(customers: DataFrame) -> DataFrame:
         F.col("born").cast("int").alias("born"),
         "last_call",
         F.col("city").cast("binary").alias("token"),
+        F.when(F.col("born") % 3 > 0, F.array(F.col("born") / 7, F.lit(float("inf")))).alias("trips"),
+        F.when(F.col("city").isNotNull(), F.split("city", "e")).alias("words"),
     )
 
 

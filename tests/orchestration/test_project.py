@@ -112,7 +112,7 @@ def test_all_problems_of_the_definitions_at_once(shop: Shop) -> None:
     for text in (
         "distillation late_order: teacher_rounds: 0; expected at least 1",
         "distillation late_order: split: (0.5, 0.5, 0.5); expected three shares",
-        "entity customer, join key customer: type Float64; expected one of Int32, Int64, String",
+        "entity customer, join key customer: type Float64; expected one of Bool, Bytes, Int32, Int64",
         "view shelf_demand, field 'sold_1d': type <class 'int'>; expected one of Bool, Bytes, Float32",
         "view shelf_demand, field 'sold_1d': available='phone'; expected 'server' or 'device'",
         "view shelf_demand, delay: -1 day, 23:00:00; expected zero or a positive time",
@@ -149,6 +149,14 @@ def test_a_student_that_uses_what_only_the_server_has(shop: Shop) -> None:
             "distillation late_order, student: uses customer_orders__orders_7d, customer_orders__mean_amount_7d, "
             'customer_orders__late_rate_7d; expected only fields with available="device" and request fields'
         )
+    ]
+
+
+def test_a_model_reads_neither_bytes_nor_arrays(shop: Shop) -> None:
+    shop.replace('customer_facts[["member", "born"]]', 'customer_facts[["member", "trips", "token"]]')
+    assert problems(shop) == [
+        f"distillation late_order, teacher: reads customer_facts__{name}; expected numbers, times and Strings"
+        for name in ("trips, of type Array(Float64)", "token, of type Bytes")
     ]
 
 

@@ -51,6 +51,7 @@ def test_apply_registers_what_is_declared(built: Shop, project: Open) -> None:
     assert found["services"] == ["late_order_device", "late_order_server"]
     assert "customer_orders.late_rate_7d:Float32" in found["fields"]
     assert "customer_facts.token:Bytes" in found["fields"]
+    assert "customer_facts.trips:Array(Float64)" in found["fields"]
     assert found["keys"] == [
         "customer_facts.customer:Int64",
         "customer_orders.customer:Int64",

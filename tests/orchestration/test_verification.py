@@ -18,7 +18,7 @@ from tests.orchestration.shop import HOUR, Open, Shop
 def test_verify_passes_on_every_key(built: Shop, project: Open) -> None:
     verdict = verify(project(built), every=True)
     assert (verdict.passed, verdict.differing) == (True, 0)
-    assert verdict.compared == 60 * 4 + 60 * 3 + 50 * 6
+    assert verdict.compared == 60 * 4 + 60 * 3 + 50 * 8
     assert (built.state / "verdicts" / "late_order.json").exists()
     require_passed(verdict)
 

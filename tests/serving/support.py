@@ -20,13 +20,15 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
-from isthmus.features.columns import Values
+from isthmus.features.columns import from_python
 from isthmus.features.contract import Column, Contract, ServiceContract, ViewContract
 from isthmus.features.files import write_atomically
 from isthmus.features.manifest import Golden, Input, Manifest, Variant, package_digest
 from isthmus.features.online import OnlineStore, connect
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import (
+    SCALARS,
+    Array,
     Bool,
     Bytes,
     DataType,
@@ -62,6 +64,8 @@ EVERYTHING = view(
     [("a", Bool), ("b", Int32), ("c", Int64), ("d", Float32), ("e", Float64), ("f", UnixTimestamp), ("g", String),
      ("h", Bytes)],
 )  # fmt: skip
+SEEN, TOKEN, OPEN = Column("seen", UnixTimestamp), Column("token", Bytes), Column("open", Bool)
+LISTS = view("lists", [SEEN, TOKEN, OPEN], list(zip("abcdefgh", map(Array, SCALARS), strict=True)))
 ROUTE = view("route", [CARRIER, FLIGHT], [("flights", Int32)])
 
 
@@ -78,22 +82,15 @@ def contract_of(*views: ViewContract, request: Sequence[Column] = (Column("dista
     return Contract.loads(contract.dumps())
 
 
-CONTRACT = contract_of(PUNCTUALITY, EVERYTHING, ROUTE)
+CONTRACT = contract_of(PUNCTUALITY, EVERYTHING, ROUTE, LISTS)
 TABLES = {"punctuality": "f00d"}
-
-
-def values(dtype: DataType, data: Sequence[Any]) -> Values:
-    valid = np.array([value is not None for value in data], bool)
-    if dtype.numpy is None:
-        return Values(np.array([*data, None], dtype=object)[:-1], valid)
-    return Values(np.array([0 if value is None else value for value in data]).astype(dtype.numpy), valid)
 
 
 def write(
     store: OnlineStore, view: ViewContract, keys: dict[str, list[Any]], events: Sequence[int], **columns: Sequence[Any]
 ) -> None:
     event = np.array(events, np.int64)
-    typed = {field.name: values(field.dtype, columns[field.name]) for field in view.fields}
+    typed = {field.name: from_python(columns[field.name], field.dtype) for field in view.fields}
     store.write(view, keys, event, event, typed)
 
 
@@ -112,6 +109,13 @@ def fill(url: str, contract: Contract = CONTRACT) -> None:
             a=[True, None, False], b=[-(2**31), 5, 6], c=[2**63 - 1, None, -(2**63)],
             d=[float("nan"), float("inf"), 0.5], e=[float("-inf"), None, 1e300],
             f=[1_700_000_000_000_000, 1_700_000_000_123_456, None], g=["é😀", "", None], h=[b"\x00\xff", None, b""],
+        )  # fmt: skip
+        write(
+            store, contract.view("lists"), {"seen": [5, 5, -1], "token": [b"\x00\xff", b"", b""], "open": [True] * 3},
+            [NOW - HOUR] * 3,
+            a=[[True, False], None, []], b=[[1, -2], [], None], c=[[2**62 + 1], None, None], d=[[0.1, 2.0], [], None],
+            e=[[float("nan"), 1.5, float("-inf")], None, [2.5] * 20], f=[[1_000_000], [500_000], None],
+            g=[["é", ""], [], None], h=[[b"\x00\xff", b""], None, []],
         )  # fmt: skip
         routes: dict[str, list[Any]] = {"carrier": ["UA", "AA"], "flight": [1, 1]}
         write(store, contract.view("route"), routes, [NOW - HOUR] * 2, flights=[3, 4])

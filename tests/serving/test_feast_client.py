@@ -57,7 +57,7 @@ _SCRIPT = """
 import json, sys
 from datetime import timedelta
 from feast import Entity, FeatureService, FeatureStore, FeatureView, Field, FileSource, ValueType
-from feast.types import Bool, Float32, Float64, Int32, Int64, String
+from feast.types import Array, Bool, Bytes, Float32, Float64, Int32, Int64, String, UnixTimestamp
 
 store = FeatureStore(sys.argv[1])
 carrier = Entity(name="carrier", join_keys=["carrier"], value_type=ValueType.STRING)
@@ -73,15 +73,28 @@ everything = FeatureView(
     schema=[Field(name="a", dtype=Bool), Field(name="b", dtype=Int32), Field(name="c", dtype=Int64),
             Field(name="e", dtype=Float64), Field(name="g", dtype=String), Field(name="flight", dtype=Int64)],
 )
+seen = Entity(name="seen", join_keys=["seen"], value_type=ValueType.UNIX_TIMESTAMP)
+token = Entity(name="token", join_keys=["token"], value_type=ValueType.BYTES)
+opened = Entity(name="open", join_keys=["open"], value_type=ValueType.BOOL)
+lists = FeatureView(
+    name="lists", entities=[seen, token, opened], source=source,
+    schema=[Field(name="b", dtype=Array(Int32)), Field(name="d", dtype=Array(Float32)),
+            Field(name="g", dtype=Array(String)), Field(name="seen", dtype=UnixTimestamp),
+            Field(name="token", dtype=Bytes), Field(name="open", dtype=Bool)],
+)
 service = FeatureService(name="late", features=[punctuality])
-store.apply([carrier, flight, punctuality, everything, service])
+store.apply([carrier, flight, punctuality, everything, seen, token, opened, lists, service])
 rows = [{"carrier": c} for c in ("UA", "B6", "AA", "??")]
 by_name = store.get_online_features(features=["punctuality:late_rate", "punctuality:flights"], entity_rows=rows)
 by_service = store.get_online_features(features=service, entity_rows=rows, full_feature_names=True)
 types = store.get_online_features(
     features=[f"everything:{name}" for name in "abcg"], entity_rows=[{"flight": 1}, {"flight": 2}]
 )
-print(json.dumps({"name": by_name.to_dict(), "service": by_service.to_dict(), "types": types.to_dict()}))
+arrays = store.get_online_features(
+    features=[f"lists:{name}" for name in "bdg"], entity_rows=[{"seen": 5, "token": "AP8=", "open": True}]
+)
+found = {"name": by_name, "service": by_service, "types": types, "arrays": arrays}
+print(json.dumps({name: answer.to_dict() for name, answer in found.items()}))
 """
 
 
@@ -104,4 +117,11 @@ def test_by_service_with_full_names(answers: dict[str, dict[str, list[object]]])
 def test_types(answers: dict[str, dict[str, list[object]]]) -> None:
     assert answers["types"] == {
         "flight": [1, 2], "a": [True, None], "b": [-(2**31), 5], "c": [2**63 - 1, None], "g": ["é😀", ""],
+    }  # fmt: skip
+
+
+def test_arrays_by_keys_of_every_type(answers: dict[str, dict[str, list[object]]]) -> None:
+    assert answers["arrays"] == {
+        "seen": [5], "token": ["AP8="], "open": [True], "b": [[1, -2]], "d": [[0.10000000149011612, 2.0]],
+        "g": [["é", ""]],
     }  # fmt: skip

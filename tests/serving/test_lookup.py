@@ -71,6 +71,30 @@ def test_every_type(server: Server) -> None:
     assert b"9223372036854775807" in answer.content
 
 
+def test_arrays_are_lists_and_every_type_can_be_a_key(server: Server) -> None:
+    asked = {"seen": [5, 5, -1, 6], "token": ["AP8=", "", "", "AP8="], "open": [True, True, True, True]}
+    body = server.lookup(features=[f"lists:{name}" for name in "abcdefgh"], entities=asked).json()
+    columns = dict(zip(["seen", "token", "open", *"abcdefgh"], (r["values"] for r in body["results"]), strict=True))
+    assert columns == {
+        **asked,
+        "a": [[True, False], None, [], None],
+        "b": [[1, -2], [], None, None],
+        "c": [[2**62 + 1], None, None, None],
+        "d": [[0.10000000149011612, 2.0], [], None, None],
+        "e": [["NaN", 1.5, "-Infinity"], None, [2.5] * 20, None],
+        "f": [[1.0], [0.5], None, None],
+        "g": [["é", ""], [], None, None],
+        "h": [["AP8=", ""], None, [], None],
+    }
+    assert body["results"][3]["statuses"] == ["PRESENT", "NULL_VALUE", "PRESENT", "NOT_FOUND"]
+
+
+def test_a_key_of_the_other_truth_value_or_moment_is_another_key(server: Server) -> None:
+    keys = {"seen": [5, 4], "token": ["AP8="] * 2, "open": [False, True]}
+    body = server.lookup(features=["lists:a"], entities=keys).json()
+    assert body["results"][3]["statuses"] == ["NOT_FOUND"] * 2
+
+
 def test_whole_seconds_are_whole_numbers(server: Server) -> None:
     answer = server.lookup(features=["everything:f"], entities={"flight": [1]})
     assert b"[1700000000]" in answer.content
@@ -140,6 +164,9 @@ UA = {"carrier": ["UA"]}
         ({"features": ["punctuality:flights"], "entities": {"carrier": []}}, 422, "entities", "no row"),
         ({"features": ["everything:b"], "entities": {"flight": ["1"]}}, 422, "entities.flight", "Int64"),
         ({"features": ["everything:b"], "entities": {"flight": [1, True]}}, 422, "entities.flight", "Int64"),
+        ({"features": ["lists:a"], "entities": {"token": ["?"]}}, 422, "entities.token", "Base64"),
+        ({"features": ["lists:a"], "entities": {"open": [1]}}, 422, "entities.open", "true or false"),
+        ({"features": ["lists:a"], "entities": {"seen": ["2024"]}}, 422, "entities.seen", "microseconds"),
         ({"features": ["everything:b"], "entities": {"flight": [1.5]}}, 422, "entities.flight", "Int64"),
         ({"features": ["everything:b"], "entities": {"flight": [2**63]}}, 422, "entities.flight", "Int64"),
         ({"features": ["everything:b"], "entities": {"flight": [1], "carrier": ["a", "b"]}}, 422, "entities", "length"),

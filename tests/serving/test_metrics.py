@@ -24,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from isthmus.features.clock import Status
 from isthmus.features.contract import Contract
 from isthmus.features.online import ViewAnswer
+from isthmus.features.rows import RowCodec
 from isthmus.serving.metrics import Metrics
 from isthmus.serving.state import State
 from tests.serving.support import (
@@ -79,7 +80,8 @@ def metrics_at(now: int, contract: Contract = CONTRACT) -> Metrics:
 
 def answer_of(status: list[int], known: list[int]) -> ViewAnswer:
     times = np.array(known, np.int64)
-    return ViewAnswer({}, np.array(status, np.uint8), times, times)
+    nothing = RowCodec(CONTRACT.views["route"]).decode([None] * len(status)).columns
+    return ViewAnswer(nothing, np.array(status, np.uint8), times, times)
 
 
 ROWS = st.lists(st.tuples(st.sampled_from([int(code) for code in Status]), st.integers(1, 2 * NOW)), min_size=1)

@@ -133,7 +133,7 @@ def test_under_load_no_value_is_wrong_and_the_service_is_back_with_redis(tmp_pat
         with Load(server) as load:
             for _ in range(2):
                 begin, before = time.monotonic(), len(load.answers)
-                wait(lambda before=before: len(load.answers) > before + 5 * CLIENTS, "the load to be answered")  # type: ignore[misc]
+                wait(lambda before=before: len(load.answers) > before + 5 * CLIENTS, "the load to be answered")
                 gone = time.monotonic()
                 if how == "killed":
                     process.kill()

@@ -13,7 +13,9 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
 from isthmus import (
+    Array,
     Bool,
+    Bytes,
     ConfigurationError,
     DataError,
     Entity,
@@ -30,6 +32,7 @@ from isthmus import (
     spine,
     transform,
 )
+from isthmus.features.columns import ARROW
 from isthmus.features.contract import Column
 from isthmus.features.declarations import compile_contract
 from isthmus.features.types import DataType
@@ -126,6 +129,59 @@ def test_types_are_those_of_the_contract(events: "Mapping[str, DataFrame]") -> N
     assert {name: str(table.schema.field(name).type) for name in schema} == {
         "b": "bool", "i": "int32", "f": "float", "d": "double", "t": "timestamp[us, tz=UTC]", "s": "string",
     }  # fmt: skip
+
+
+def test_arrays_come_from_the_engine(events: "Mapping[str, DataFrame]") -> None:
+    made = {
+        "b": (Bool, F.array(F.col("x") > 50)),
+        "i": (Int32, F.array(F.col("x").cast("int"))),
+        "l": (Int64, F.array("x", "k")),
+        "f": (Float32, F.array((F.col("x") / 3).cast("float"))),
+        "d": (Float64, F.when(F.col("x") > 50, F.array(F.col("x") / 3, F.lit(float("nan"))))),
+        "t": (UnixTimestamp, F.array("seen")),
+        "s": (String, F.array(F.col("x").cast("string"), F.lit(""))),
+        "y": (Bytes, F.array(F.col("x").cast("string").cast("binary"))),
+    }
+
+    def lists(events: DataFrame) -> DataFrame:
+        return events.select("k", "at", *(column.alias(name) for name, (_, column) in made.items()))
+
+    declared = view(lists, {name: Array(dtype) for name, (dtype, _) in made.items()}, PLAIN)
+    table = compute(declared, events)
+    assert {name: table.schema.field(name).type for name in made} == {
+        name: ARROW[Array(dtype).name] for name, (dtype, _) in made.items()
+    }
+    first = table.sort_by("event_timestamp").to_pylist()[0]
+    x = rows()["x"][0].as_py()
+    assert (first["i"], first["s"], first["y"]) == ([x], [str(x), ""], [str(x).encode()])
+    assert (first["d"] is None) == (x <= 50)
+
+
+def test_a_null_within_an_array_is_refused(events: "Mapping[str, DataFrame]") -> None:
+    def holed(events: DataFrame) -> DataFrame:
+        return events.select("k", "at", F.array("x", F.when(F.col("x") > 50, F.col("x"))).alias("a"))
+
+    holes = sum(x <= 50 for x in rows()["x"].to_pylist())
+    message = rf"view holed .*: the arrays of column a hold {holes} nulls.*array_compact"
+    with pytest.raises(DataError, match=message):
+        compute(view(holed, {"a": Array(Int64)}, PLAIN), events)
+
+    def compact(events: DataFrame) -> DataFrame:
+        return holed(events).withColumn("a", F.array_compact("a"))
+
+    assert len(compute(view(compact, {"a": Array(Int64)}, PLAIN), events)) == len(rows())
+
+
+def test_keys_of_every_type(events: "Mapping[str, DataFrame]") -> None:
+    entity = Entity("all", {"b": Bool, "t": UnixTimestamp, "y": Bytes})
+
+    def keyed(events: DataFrame) -> DataFrame:
+        token = F.col("k").cast("string").cast("binary")
+        return events.select("at", "x", (F.col("x") > 50).alias("b"), F.col("seen").alias("t"), token.alias("y"))
+
+    declared = transform(entities=[entity], sources=[PLAIN], schema=[Field("x", Int64)])(keyed)
+    table = compute(declared, events)
+    assert [table.schema.field(name).type for name in "bty"] == [pa.bool_(), UTC_TIME, pa.binary()]
 
 
 def test_every_problem_of_a_schema_is_in_one_error(events: "Mapping[str, DataFrame]") -> None:

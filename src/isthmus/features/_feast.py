@@ -22,20 +22,16 @@ with warnings.catch_warnings():
     import yaml
     from feast.data_format import DeltaFormat
     from feast.repo_config import RepoConfig
-    from feast.value_type import ValueType
     from sqlalchemy.exc import SQLAlchemyError
 
 from isthmus.features.contract import Contract
 from isthmus.features.errors import DependencyError
 from isthmus.features.files import write_atomically
 from isthmus.features.spec import Entity, FeatureProjection, FeatureService, FeatureView, RequestSource
-from isthmus.features.types import DataType
+from isthmus.features.types import SCALARS, Array, DataType
 
-_TYPES: dict[str, ft.FeastType] = {
-    name: getattr(ft, name)
-    for name in ("Bool", "Int32", "Int64", "Float32", "Float64", "UnixTimestamp", "String", "Bytes")
-}
-_KEYS = {"Int32": ValueType.INT32, "Int64": ValueType.INT64, "String": ValueType.STRING}
+_TYPES: dict[str, ft.FeastType] = {scalar.name: getattr(ft, scalar.name) for scalar in SCALARS}
+_TYPES |= {Array(scalar).name: ft.Array(_TYPES[scalar.name]) for scalar in SCALARS}
 
 
 def register(
@@ -105,7 +101,9 @@ def _usable(folder: Path) -> Iterator[None]:
 def _entities(entity: Entity) -> dict[str, feast.Entity]:
     """Feast allows one join key per entity: an entity of ours becomes one of Feast's for each of its keys."""
     return {
-        key: feast.Entity(name=key, join_keys=[key], value_type=_KEYS[dtype.name], description=entity.description)
+        key: feast.Entity(
+            name=key, join_keys=[key], value_type=_TYPES[dtype.name].to_value_type(), description=entity.description
+        )
         for key, dtype in entity.join_keys.items()
     }
 

@@ -1,13 +1,16 @@
 """Feature values as NumPy columns: the one form between Arrow, the packed row, an answer and a model."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from isthmus.features.types import TYPES, DataType
+from isthmus.features.errors import DataError
+from isthmus.features.types import SCALARS, TYPES, Array, DataType
 
 ARROW: dict[str, pa.DataType] = {
     "Bool": pa.bool_(),
@@ -19,6 +22,7 @@ ARROW: dict[str, pa.DataType] = {
     "String": pa.string(),
     "Bytes": pa.binary(),
 }
+ARROW |= {Array(scalar).name: pa.list_(ARROW[scalar.name]) for scalar in SCALARS}
 if ARROW.keys() != TYPES.keys():
     raise TypeError("every data type needs its Arrow type")
 
@@ -28,7 +32,8 @@ class Values:
     """One column: shape (n,) values and the mask of those that are not null.
 
     Fixed-width types have their NumPy type (Bool as uint8, UnixTimestamp as int64 microseconds) and 0 under a null;
-    String and Bytes have dtype object and None under a null.
+    all others have dtype object and None under a null. An array of fixed-width elements is a NumPy array of their
+    type, one of String or Bytes a list.
     """
 
     data: np.ndarray[Any, Any]
@@ -36,18 +41,91 @@ class Values:
 
     def tolist(self, dtype: DataType) -> list[Any]:
         """Python values with None for null; UnixTimestamp stays in microseconds."""
+        plain: list[Any]
+        if dtype.element is not None:
+            element = dtype.element
+            arrays = zip(self.data.tolist(), self.valid.tolist(), strict=True)
+            return [_plain(array, element) if valid else None for array, valid in arrays]
         data = self.data.astype(bool) if dtype.name == "Bool" else self.data
         if self.valid.all():
-            plain: list[Any] = data.tolist()
+            plain = data.tolist()
             return plain
         return [value if valid else None for value, valid in zip(data.tolist(), self.valid.tolist(), strict=True)]
 
 
-def from_arrow(array: pa.ChunkedArray | pa.Array, dtype: DataType) -> Values:
-    """The NumPy form of an Arrow column that has the type of `dtype`."""
-    valid = pc.is_valid(array).to_numpy(zero_copy_only=False)
+def _plain(array: Any, element: DataType) -> list[Any]:
+    """An array as a list of Python values."""
+    if element.numpy is None:
+        return list(array)
+    values: list[Any] = np.asarray(array, bool if element.name == "Bool" else element.numpy).tolist()
+    return values
+
+
+def objects(items: Iterable[Any], count: int) -> np.ndarray[Any, Any]:
+    """A column of any objects, shape (count,): arrays of one length do not become a matrix."""
+    return np.fromiter(items, object, count)
+
+
+def from_python(values: Sequence[Any], dtype: DataType) -> Values:
+    """The NumPy form of Python values; None is null, a UnixTimestamp is in microseconds.
+
+    Raises:
+        DataError: an array holds a null.
+    """
+    valid = np.fromiter((value is not None for value in values), bool, len(values))
+    if dtype.element is not None:
+        element = dtype.element
+        arrays = (None if value is None else array_of(value, element) for value in values)
+        return Values(objects(arrays, len(values)), valid)
     if dtype.numpy is None:
-        return Values(np.array(array.to_pylist(), dtype=object), valid)
+        return Values(objects(values, len(values)), valid)
+    filled = values if valid.all() else [0 if value is None else value for value in values]
+    return Values(np.array(filled).astype(dtype.numpy), valid)
+
+
+def array_of(value: Any, element: DataType, where: str = "") -> Any:
+    """One array in the form in which `Values` has it.
+
+    Args:
+        value: a list or a one-dimensional NumPy array.
+        element: the type of its elements.
+        where: what an error is about.
+
+    Raises:
+        DataError: it holds a null.
+    """
+    where = where or f"an array of {element}"
+    if isinstance(value, np.ndarray) and element.numpy is not None and value.dtype.kind in "biuf":
+        found = value.astype(element.numpy, copy=False)
+    elif any(item is None for item in value):
+        raise DataError(where, "an array holds a null", expected=f"values of {element}")
+    else:
+        found = np.array(value, element.numpy or object)
+    if found.ndim != 1:
+        raise DataError(where, f"an array has {found.ndim} dimensions", expected=f"a list of {element}")
+    return found if element.numpy is not None else found.tolist()
+
+
+def null_elements(column: pa.ChunkedArray | pa.Array) -> int:
+    """How many nulls the arrays of an Arrow column hold; 0 for a column of scalars."""
+    return int(pc.list_flatten(column).null_count) if pa.types.is_list(column.type) else 0
+
+
+def from_arrow(array: pa.ChunkedArray | pa.Array, dtype: DataType) -> Values:
+    """The NumPy form of an Arrow column that has the type of `dtype`.
+
+    Raises:
+        DataError: an array holds a null.
+    """
+    valid = pc.is_valid(array).to_numpy(zero_copy_only=False)
+    if dtype.element is not None:
+        if null_elements(array):
+            raise DataError(f"a column of {dtype}", "an array holds a null", expected="values only")
+        flat = from_arrow(pc.list_flatten(array), dtype.element).data
+        lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+        return Values(split(flat if dtype.element.numpy else flat.tolist(), lengths, valid.tolist()), valid)
+    if dtype.numpy is None:
+        return Values(np.array([*array.to_pylist(), None], dtype=object)[:-1], valid)
     if dtype.name == "Bool":
         array = pc.cast(array, pa.uint8())
     elif dtype.name == "UnixTimestamp":
@@ -57,8 +135,25 @@ def from_arrow(array: pa.ChunkedArray | pa.Array, dtype: DataType) -> Values:
     return Values(array.to_numpy(zero_copy_only=False).astype(dtype.numpy, copy=False), valid)
 
 
+def split(flat: Any, lengths: Sequence[int] | np.ndarray[Any, Any], there: Sequence[bool]) -> np.ndarray[Any, Any]:
+    """The arrays whose elements stand one after the other in `flat`, shape (n,); None for those that are not there."""
+    ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).tolist()
+    parts = zip(pairwise(ends), there, strict=True)
+    return objects([flat[start:end] if kept else None for (start, end), kept in parts], len(there))
+
+
 def to_arrow(values: Values, dtype: DataType) -> pa.Array:
     """The Arrow form of a NumPy column."""
+    if dtype.element is not None:
+        arrays = values.data[values.valid].tolist()
+        lengths = np.zeros(len(values.data) + 1, np.int32)
+        lengths[1:][values.valid] = [len(array) for array in arrays]
+        flat: Any = [item for array in arrays for item in array]
+        if dtype.element.numpy is not None:
+            flat = np.concatenate([np.empty(0, dtype.element.numpy), *arrays])
+        whole = Values(np.asarray(flat, dtype.element.numpy or object), np.ones(len(flat), bool))
+        mask = pa.array(~values.valid)
+        return pa.ListArray.from_arrays(np.cumsum(lengths, dtype=np.int32), to_arrow(whole, dtype.element), mask=mask)
     if dtype.numpy is None:
         return pa.array(values.data.tolist(), ARROW[dtype.name])
     mask = None if values.valid.all() else ~values.valid

@@ -30,10 +30,11 @@ from isthmus.features.spec import (
     Source,
     Spine,
 )
-from isthmus.features.types import KEY_TYPES, TYPES, DataType
+from isthmus.features.types import KEY_TYPES, SCALARS, TYPES, DataType, is_input
 
 Declaration = Entity | Source | FeatureView | RequestSource | FeatureService | Spine
 
+_ANY_TYPE = one_of(map(repr, SCALARS)) + ", or Array of one of them"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 
 _TITLES: dict[type, str] = {
@@ -157,9 +158,12 @@ class _Declarations:
                 self._wrong(f"view {view.name}, delay", str(view.delay), "zero or a positive time")
         for request in self.requests.values():
             self._schema(f"request source {request.name}", request.schema, set())
+            for field in request.schema:
+                self._input(f"request source {request.name}, field {field.name!r}", field)
         for spine in self.spines.values():
             self._computed(f"spine {spine.name}", spine)
             self._schema(f"spine {spine.name}", [spine.label], self._keys(f"spine {spine.name}", spine))
+            self._input(f"spine {spine.name}, label {spine.label.name!r}", spine.label)
             if spine.request and spine.label.name in [field.name for field in spine.request.schema]:
                 self._wrong(f"spine {spine.name}, label {spine.label.name!r}", "is a request field too",
                             "a label that the request cannot hold: it is the answer")  # fmt: skip
@@ -232,7 +236,7 @@ class _Declarations:
             self._name(place, field.name, reserved)
             folded = str(field.name).lower()
             if not isinstance(field.dtype, DataType) or field.dtype not in TYPES.values():
-                self._wrong(place, f"type {field.dtype!r}", one_of(TYPES))
+                self._wrong(place, f"type {field.dtype!r}", _ANY_TYPE)
             if field.available not in ("server", "device"):
                 self._wrong(place, f"available={field.available!r}", "'server' or 'device'")
             if folded in seen:
@@ -240,6 +244,10 @@ class _Declarations:
             if folded in keys:
                 self._wrong(place, "has the name of a join key", "another name")
             seen.add(folded)
+
+    def _input(self, where: str, field: Field) -> None:
+        if field.dtype in TYPES.values() and not is_input(field.dtype):
+            self._wrong(where, f"type {field.dtype!r}", "a type that a model reads: neither Bytes nor an Array")
 
     def _name(self, where: str, name: str, reserved: tuple[str, ...] = RESERVED) -> None:
         if not isinstance(name, str) or not _NAME.match(name):

@@ -14,7 +14,7 @@ import numpy as np
 
 from isthmus.features.columns import Values
 from isthmus.features.errors import DataError, PackageError
-from isthmus.features.types import TYPES, DataType, String
+from isthmus.features.types import TYPES, DataType, String, is_input
 
 FORMAT_VERSION = 1
 SUMS = "SHA256SUMS"
@@ -51,13 +51,14 @@ def feeds(inputs: Sequence[ModelInput], columns: Mapping[str, Values]) -> Feeds:
         categories) with dtype object, "" for null. A tensor without columns is left out.
 
     Raises:
-        DataError: a column is missing, or an input has the type Bytes.
+        DataError: a column is missing, or an input is of a type that no model reads.
     """
     missing = [item.name for item in inputs if item.name not in columns]
     if missing:
         raise DataError("model inputs", f"no column {', '.join(missing)}", expected="a column for every input")
-    if unusable := [item.name for item in inputs if item.dtype.name == "Bytes"]:
-        raise DataError(f"model input {unusable[0]}", "its type is Bytes", expected="a number or a String")
+    if unusable := [item for item in inputs if not is_input(item.dtype)]:
+        where = f"model input {unusable[0].name}"
+        raise DataError(where, f"its type is {unusable[0].dtype}", expected="a number or a String")
     numbers = [columns[item.name] for item in inputs if not item.is_category]
     categories = [columns[item.name] for item in inputs if item.is_category]
     tensors: Feeds = {}

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
-from isthmus.features.columns import from_arrow
+from isthmus.features.columns import from_arrow, null_elements
 from isthmus.features.contract import ViewContract
 from isthmus.features.errors import ContractMismatch, DataError
 from isthmus.features.pointintime import History, table_schema
@@ -243,6 +243,10 @@ def _cast(view: ViewContract, rows: pa.Table, schema: pa.Schema) -> pa.Table:
             raise DataError(where, f"{column.null_count} nulls", expected="no null")
         if pa.types.is_timestamp(field.type) and not getattr(column.type, "tz", None):
             raise DataError(where, f"has type {column.type}", expected="a timestamp with a time zone")
+        if nulls := null_elements(column):
+            raise DataError(
+                where, f"its arrays hold {nulls} nulls", expected="arrays of values, or null in their place"
+            )
         try:
             columns.append(column.cast(field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:

@@ -18,7 +18,7 @@ from isthmus.features.clock import Status
 from isthmus.features.columns import Values
 from isthmus.features.contract import Column, Contract, ViewContract
 from isthmus.features.errors import DependencyError, RequestError
-from isthmus.features.rows import VERSION, Int64, RowCodec
+from isthmus.features.rows import VERSION, Columns, Int64, RowCodec
 
 CHUNK = 1000
 """Rows in one call of the write script: long enough to make round trips rare, short enough not to block Redis."""
@@ -26,7 +26,10 @@ CHUNK = 1000
 EVERYTHING = (1 << 63) - 1
 """The horizon behind which every row lies."""
 
-KeyValue = int | str
+KeyValue = bool | int | str | bytes
+"""A join key's value; a UnixTimestamp is in microseconds."""
+
+_TAGS = {"Bool": b"b", "Int32": b"i", "Int64": b"i", "UnixTimestamp": b"t", "String": b"s", "Bytes": b"y"}
 
 # Decides for many rows in one call which of them replace what is stored. Lua's numbers are doubles, which hold
 # microseconds only to the year 2255: the 64-bit header numbers are compared as a signed and an unsigned half.
@@ -104,7 +107,7 @@ class ViewAnswer:
         known: shape (n,) int64 microseconds, 0 where there is no row.
     """
 
-    columns: Mapping[str, Values]
+    columns: Columns
     status: np.ndarray[Any, np.dtype[np.uint8]]
     event: Int64
     known: Int64
@@ -160,24 +163,30 @@ def entity_key(project: str, keys: Sequence[tuple[Column, KeyValue]]) -> bytes:
     """The name of the Redis hash of one entity key.
 
     The project comes first and delimited, then the names of the join keys in alphabetical order, then each value with
-    its type and, for text, its length: no two different keys share a name.
+    its type and, for text and bytes, its length: no two different keys share a name.
     """
     ordered = sorted(keys, key=lambda pair: pair[0].name)
-    return _prefix(project, [column for column, _ in ordered]) + b"".join([_encode(value) for _, value in ordered])
+    values = [_encode([value], column)[0] for column, value in ordered]
+    return _prefix(project, [column for column, _ in ordered]) + b"".join(values)
 
 
 def _prefix(project: str, keys: Iterable[Column]) -> bytes:
     return f"{project}:{','.join(sorted(column.name for column in keys))}:".encode()
 
 
-def _encode(value: KeyValue) -> bytes:
-    if isinstance(value, str):
+def _encode(values: Sequence[Any], column: Column, before: bytes = b"") -> list[bytes]:
+    """Values of one join key as they stand in a key's name, each after the bytes that come before it."""
+    head = before + _TAGS[column.dtype.name]
+    if column.dtype.numpy is not None:
+        pack = struct.Struct("<?" if column.dtype.name == "Bool" else "<q").pack
+        return [head + pack(value) for value in values]
+    if column.dtype.name == "String":
         try:
-            text = value.encode()
-        except UnicodeEncodeError:
-            raise RequestError(f"key {value!r}", "is not text", expected="text with a UTF-8 form") from None
-        return b"s" + struct.pack("<I", len(text)) + text
-    return b"i" + struct.pack("<q", value)
+            values = [value.encode() for value in values]
+        except UnicodeEncodeError as error:
+            raise RequestError(f"key {error.object!r}", "is not text", expected="text with a UTF-8 form") from None
+    pack = struct.Struct("<I").pack
+    return [head + pack(len(value)) + value for value in values]
 
 
 def decode_key(project: str, columns: Sequence[Column], name: bytes) -> tuple[KeyValue, ...]:
@@ -185,23 +194,25 @@ def decode_key(project: str, columns: Sequence[Column], name: bytes) -> tuple[Ke
     rest = name.removeprefix(_prefix(project, columns))
     values: list[KeyValue] = []
     while rest:
-        if rest[:1] == b"i":
-            values += struct.unpack_from("<q", rest, 1)
-            rest = rest[9:]
-        else:
+        tag, end = rest[:1], 9
+        if tag == b"b":
+            end = 2
+            values.append(rest[1] != 0)
+        elif tag in (b"s", b"y"):
             end = 5 + struct.unpack_from("<I", rest, 1)[0]
-            values.append(rest[5:end].decode())
-            rest = rest[end:]
+            values.append(rest[5:end].decode() if tag == b"s" else rest[5:end])
+        else:
+            values += struct.unpack_from("<q", rest, 1)
+        rest = rest[end:]
     return tuple(values)
 
 
 def entity_keys(project: str, columns: Sequence[Column], values: Mapping[str, Sequence[KeyValue]]) -> list[bytes]:
     """`entity_key` for n rows of key columns."""
-    names = sorted(column.name for column in columns)
+    ordered = sorted(columns, key=lambda column: column.name)
     prefix = _prefix(project, columns)
-    if len(names) == 1:
-        return [prefix + _encode(value) for value in values[names[0]]]
-    return [prefix + b"".join(map(_encode, row)) for row in zip(*(values[name] for name in names), strict=True)]
+    first, *others = [_encode(values[column.name], column, b"" if n else prefix) for n, column in enumerate(ordered)]
+    return [b"".join(row) for row in zip(first, *others, strict=True)] if others else first
 
 
 class OnlineStore:
@@ -324,12 +335,15 @@ class LookupPlan:
     Args:
         contract: the project's contract.
         views: names of the views to read.
+
+    Attributes:
+        codecs: view name to what decodes its rows.
     """
 
     def __init__(self, contract: Contract, views: Iterable[str]) -> None:
         self.project = contract.project
         self.views = [contract.view(name) for name in dict.fromkeys(views)]
-        self._codecs = {view.name: RowCodec(view) for view in self.views}
+        self.codecs = {view.name: RowCodec(view) for view in self.views}
         groups: dict[tuple[str, ...], list[ViewContract]] = {}
         for view in self.views:
             groups.setdefault(tuple(sorted(column.name for column in view.keys)), []).append(view)
@@ -351,7 +365,7 @@ class LookupPlan:
             part = replies[group * rows : (group + 1) * rows]
             for position, view in enumerate(views):
                 packed = [reply[position] for reply in part]
-                answers[view.name] = _answer(view, self._codecs[view.name], packed, at)
+                answers[view.name] = _answer(view, self.codecs[view.name], packed, at)
         return answers
 
     def read(self, client: redis.Redis, keys: Mapping[str, Sequence[KeyValue]], at: int) -> dict[str, ViewAnswer]:
@@ -366,25 +380,19 @@ def _rows(keys: Mapping[str, Sequence[KeyValue]]) -> int:
     return len(next(iter(keys.values()), ()))
 
 
+_PRESENT, _NOT_FOUND = np.uint8(Status.PRESENT), np.uint8(Status.NOT_FOUND)
+
+
 def _answer(view: ViewContract, codec: RowCodec, packed: Sequence[bytes | None], at: int) -> ViewAnswer:
     """Applies the time rule to stored rows: the future is not there yet, the past expires."""
     block = codec.decode(packed)
     visible = block.found & (block.event <= at) & (block.known <= at)
-    status = np.where(visible, np.uint8(Status.PRESENT), np.uint8(Status.NOT_FOUND))
+    status = np.where(visible, _PRESENT, _NOT_FOUND)
     if view.ttl is not None:
         status[visible & (at - block.event > view.ttl)] = Status.EXPIRED
-    present = status == Status.PRESENT
+    present = status == _PRESENT
     columns = block.columns
-    if (block.found & ~present).any():
-        columns = {name: _only(values, present) for name, values in columns.items()}
-    filled = np.zeros(len(packed), bool)
-    for values in columns.values():
-        filled |= values.valid
-    status[present & ~filled] = Status.NULL
+    if np.count_nonzero(present) != np.count_nonzero(block.found):
+        columns = columns.only(present)
+    status[present & ~columns.filled] = Status.NULL
     return ViewAnswer(columns, status, block.event, block.known)
-
-
-def _only(values: Values, present: np.ndarray[Any, np.dtype[np.bool_]]) -> Values:
-    """The values where `present`, and null elsewhere: nothing of an expired row stays under its null."""
-    nothing: Any = None if values.data.dtype == object else values.data.dtype.type(0)
-    return Values(np.where(present, values.data, nothing), values.valid & present)

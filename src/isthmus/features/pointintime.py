@@ -73,7 +73,8 @@ def point_in_time(spine: pa.Table, histories: Sequence[History], threads: int = 
         for history in histories:
             view = history.view
             keys = [_cast(spine, column.name, ARROW[column.dtype.name]) for column in view.keys]
-            db.register("asked", pa.table([*asked.columns, *keys], [*asked.column_names, *(c.name for c in view.keys)]))
+            names = [*asked.column_names, *(column.name for column in view.keys)]
+            db.register("asked", pa.table([*asked.columns, *map(_plain, keys)], names))
             rows = history.table()
             db.register("history", _places(view, rows))
             answers = db.sql(_join(view)).to_arrow_table()
@@ -127,13 +128,18 @@ def _places(view: ViewContract, rows: pa.Table) -> pa.Table:
 
     No declared name begins with an underscore: what is added cannot clash with a key.
     """
-    columns = {column.name: rows[column.name] for column in view.keys}
-    columns["_event"] = rows["event_timestamp"].cast(pa.int64())
-    columns["_known"] = rows["known_at"].cast(pa.int64())
+    columns = {column.name: _plain(rows[column.name]) for column in view.keys}
+    columns["_event"] = _plain(rows["event_timestamp"])
+    columns["_known"] = _plain(rows["known_at"])
     columns["_content"] = rows["content_hash"]
     columns["_empty"] = reduce(pc.and_, [rows[column.name].is_null() for column in view.fields])
     columns["_place"] = pa.array(np.arange(len(rows)))
     return pa.table(columns)
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Times as whole numbers: to DuckDB, the greatest and the least of them are infinite."""
+    return column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
 
 
 def _join(view: ViewContract) -> str:
@@ -173,7 +179,9 @@ def _check_spine(spine: pa.Table, histories: Sequence[History]) -> None:
             found, wanted = spine.schema.field(column.name).type, ARROW[column.dtype.name]
             integers = pa.types.is_integer(found) and pa.types.is_integer(wanted)
             texts = pa.types.is_large_string(found) and pa.types.is_string(wanted)
-            if found != wanted and not integers and not texts:
+            blobs = pa.types.is_large_binary(found) and pa.types.is_binary(wanted)
+            moments = pa.types.is_timestamp(found) and found.tz is not None and pa.types.is_timestamp(wanted)
+            if found != wanted and not (integers or texts or blobs or moments):
                 raise DataError(f"spine, {column.name}", f"has type {found}", expected=str(wanted))
         added = [*(history.view.full_name(column.name) for column in history.view.fields), status_column(history.view)]
         clash = sorted({*added} & {*taken})

@@ -8,7 +8,10 @@
     nulls    1 bit per feature, 1 = null, the first feature in the lowest bit
     fixed    fixed-width features in declared order, 0 where null
     ends     4 bytes per variable-length feature: where its bytes end in the last section
-    bytes    variable-length features, one after the other
+    bytes    variable-length features, one after the other, no bytes where null
+
+A String is its UTF-8 form. An array of fixed-width elements is its elements back to back; an array of String or Bytes
+has, before each element, 4 bytes that say how many bytes it takes. An empty array takes no bytes and is not null.
 
 All numbers are little-endian. The fixed part of all rows of a view has one width, so the rows of many keys decode
 together as one NumPy array. The content hash folds the fixed part and the variable part into 63 bits, so that it is
@@ -17,18 +20,21 @@ the same number in languages with and without unsigned integers.
 
 import hashlib
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, NoReturn
 
 import numpy as np
 
-from isthmus.features.columns import Values
+from isthmus.features.columns import Values, array_of, objects, split
 from isthmus.features.contract import ViewContract
 from isthmus.features.errors import ContractMismatch, DataError
+from isthmus.features.types import DataType
 
 VERSION = 1
 HEADER = struct.Struct("<B8sqqQ")
+_LENGTH = struct.Struct("<I")
 _SEED = 0x9E3779B97F4A7C15
 _FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _WORD = (1 << 64) - 1
@@ -51,27 +57,175 @@ class Block:
     found: Bool
     event: Int64
     known: Int64
-    columns: Mapping[str, Values]
+    columns: "Columns"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Features of one type that are read together: several neighbors of fixed width, or one of variable length.
+
+    Attributes:
+        names: the features, m of them.
+        dtype: their type.
+        part: name of the fixed part's field that holds them, or of the end of a variable-length feature.
+        picks: where they are in that field; None for all of it, in its order.
+        bytes: shape (m,), the byte of the null bits in which each feature has its bit.
+        masks: shape (m, 1), that bit.
+    """
+
+    names: tuple[str, ...]
+    dtype: DataType
+    part: int
+    picks: Any
+    bytes: Any
+    masks: Any
+
+
+class Columns(Mapping[str, Values]):
+    """The features of n rows, each decoded when it is read: what nobody asks for costs nothing.
+
+    Reading raises DataError if a row is damaged where its header does not tell.
+    """
+
+    def __init__(self, codec: "RowCodec", rows: Sequence[bytes | None], packed: np.ndarray[Any, Any]) -> None:
+        self._codec, self._rows, self._packed = codec, rows, packed
+        self._nulls = packed["nulls"]
+        self._complete = not self._nulls.any()
+
+    def __getitem__(self, name: str) -> Values:
+        data, null = self.read(self._codec.single[name])
+        return Values(data[0], np.ones(len(self._rows), bool) if null is None else ~null[0])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._codec.single)
+
+    def __len__(self) -> int:
+        return len(self._codec.single)
+
+    @property
+    def filled(self) -> Bool:
+        """Shape (n,): which rows have a value that is not null."""
+        if self._complete:
+            return np.full(len(self._rows), len(self) > 0)
+        filled: Bool = np.any(~self._nulls & self._codec.every, axis=1)
+        return filled
+
+    def only(self, present: Bool) -> "Columns":
+        """The rows where `present`, and null elsewhere: nothing of an expired row stays under its null."""
+        packed = self._packed.copy()
+        packed[~present] = self._codec.nothing
+        rows = [row if there else None for row, there in zip(self._rows, present.tolist(), strict=True)]
+        return Columns(self._codec, rows, packed)
+
+    def read(self, selection: Selection) -> tuple[np.ndarray[Any, Any], Bool | None]:
+        """The m selected features as `Values` has them, shape (m, n), and which are null; None if none is."""
+        null: Bool | None = None
+        if not self._complete:
+            null = (self._nulls.T[selection.bytes] & selection.masks).astype(bool)
+        if selection.dtype.numpy is None:
+            dead = np.zeros(len(self._rows), bool) if null is None else null[0]
+            return self._variable(selection, dead)[None], null
+        matrix = self._packed[f"f{selection.part}"].T
+        return matrix if selection.picks is None else matrix[selection.picks], null
+
+    def _variable(self, selection: Selection, null: Bool) -> np.ndarray[Any, Any]:
+        ends = self._packed["ends"]
+        stop = ends[:, selection.part]
+        start = ends[:, selection.part - 1] if selection.part else np.zeros_like(stop)
+        width = self._codec.width
+        places = zip(self._rows, (start + width).tolist(), (stop + width).tolist(), null.tolist(), strict=True)
+        found = [None if dead or row is None else row[begin:end] for row, begin, end, dead in places]
+        element = selection.dtype.element
+        try:
+            if selection.dtype.name == "String":
+                return objects([None if text is None else text.decode() for text in found], len(found))
+            if element is None:
+                return objects(found, len(found))
+            if element.numpy is None:
+                return objects([None if array is None else _items(array, element) for array in found], len(found))
+            return _arrays(found, element.numpy)
+        except ValueError:
+            self._codec.refuse(self._rows)
+
+
+def _arrays(packed: Sequence[bytes | None], code: str) -> np.ndarray[Any, Any]:
+    """Arrays of fixed-width elements."""
+    lengths, rest = np.divmod([len(array or b"") for array in packed], np.dtype(code).itemsize)
+    if rest.any():
+        raise ValueError("a part of an element")
+    flat = np.frombuffer(b"".join([array or b"" for array in packed]), code)
+    return split(flat, lengths, [array is not None for array in packed])
+
+
+def _items(packed: bytes, element: DataType) -> list[Any]:
+    """The elements of an array of String or Bytes."""
+    items: list[Any] = []
+    start = 0
+    while start < len(packed):
+        if len(packed) < start + 4:
+            raise ValueError("a part of a length")
+        (length,) = _LENGTH.unpack_from(packed, start)
+        item = packed[start + 4 : start + 4 + length]
+        if len(item) != length:
+            raise ValueError("a part of an element")
+        items.append(item.decode() if element.name == "String" else item)
+        start += 4 + length
+    return items
 
 
 class RowCodec:
-    """Encodes and decodes the rows of one view."""
+    """Encodes and decodes the rows of one view.
+
+    Attributes:
+        view: the view.
+        width: bytes of the fixed part.
+        single: feature name to the selection of it alone.
+        every: the null bits of a row that has no value.
+        nothing: the fixed part that stands for a row that is not there: 0 or null everywhere.
+    """
 
     def __init__(self, view: ViewContract) -> None:
         self.view = view
-        self.fixed = [column for column in view.fields if column.dtype.numpy is not None]
-        self.variable = [column for column in view.fields if column.dtype.numpy is None]
-        self._bit = {column.name: position for position, column in enumerate(view.fields)}
-        self._nulls = (len(view.fields) + 7) // 8
+        self._variable = [column for column in view.fields if column.dtype.numpy is None]
+        fixed = [column for column in view.fields if column.dtype.numpy is not None]
+        self._runs = [(dtype, [c.name for c in run]) for dtype, run in groupby(fixed, lambda column: column.dtype)]
+        count = len(view.fields)
         self._dtype = np.dtype(
-            [("version", "u1"), ("prefix", "V8"), ("event", "<i8"), ("known", "<i8"), ("content", "<u8")]
-            + [("nulls", "u1", (self._nulls,))]
-            + [(f"f{i}", column.dtype.numpy) for i, column in enumerate(self.fixed)]
-            + [(f"v{i}", "<u4") for i in range(len(self.variable))]
+            [("version", "u1"), ("prefix", "<u8"), ("event", "<i8"), ("known", "<i8"), ("content", "<u8")]
+            + [("nulls", "u1", ((count + 7) // 8,))]
+            + [(f"f{i}", dtype.numpy, (len(names),)) for i, (dtype, names) in enumerate(self._runs)]
+            + [("ends", "<u4", (len(self._variable),))]
         )
         self.width = self._dtype.itemsize
-        self._absent = bytes(self.width)
-        self._prefix = np.frombuffer(view.prefix, "V8")[0]
+        self.every = np.packbits(np.ones(count, bool), bitorder="little")
+        self.nothing = np.zeros((), self._dtype)
+        self.nothing["nulls"] = self.every
+        self._absent = self.nothing.tobytes()
+        self._prefix = np.frombuffer(view.prefix, "<u8")[0]
+        self._bit = {column.name: bit for bit, column in enumerate(view.fields)}
+        self.single = {column.name: self.select([column.name])[0] for column in view.fields}
+
+    def select(self, names: Sequence[str]) -> list[Selection]:
+        """Some features of the view in as few parts as they can be read in."""
+        wanted, selections = dict.fromkeys(names), []
+        for part, (dtype, run) in enumerate(self._runs):
+            chosen = [name for name in run if name in wanted]
+            if chosen:
+                places = [run.index(name) for name in chosen]
+                picks: Any = None
+                if chosen != run:
+                    whole = places == list(range(places[0], places[-1] + 1))
+                    picks = slice(places[0], places[-1] + 1) if whole else np.array(places)
+                selections.append(self._selection(chosen, dtype, part, picks))
+        for part, column in enumerate(self._variable):
+            if column.name in wanted:
+                selections.append(self._selection([column.name], column.dtype, part, None))
+        return selections
+
+    def _selection(self, names: Sequence[str], dtype: DataType, part: int, picks: Any) -> Selection:
+        bits = np.array([self._bit[name] for name in names])
+        masks = np.uint8(1) << (bits % 8).astype(np.uint8)
+        return Selection(tuple(names), dtype, part, picks, bits // 8, masks[:, None])
 
     def encode(self, event: Int64, known: Int64, columns: Mapping[str, Values]) -> list[bytes]:
         """Packed rows of n keys.
@@ -105,50 +259,52 @@ class RowCodec:
             ContractMismatch: a row was written under another contract of the view.
             DataError: a row is damaged.
         """
-        if self.variable:
-            fixed = b"".join([self._absent if row is None else row[: self.width] for row in rows])
-        else:
-            fixed = b"".join([self._absent if row is None else row for row in rows])
+        missing = rows.count(None)
+        whole: Any = rows
+        if missing:
+            whole = [self._absent if row is None else row for row in rows]
+        fixed = b"".join([row[: self.width] for row in whole] if self._variable else whole)
         if len(fixed) != len(rows) * self.width:
-            self._refuse(rows)
+            self.refuse(rows)
         packed = np.frombuffer(fixed, self._dtype)
-        found = packed["version"] != 0
-        if np.count_nonzero(found) != len(rows) - rows.count(None):
-            self._refuse(rows)
-        if not ((packed["version"] == VERSION) & (packed["prefix"] == self._prefix) | ~found).all():
-            self._refuse(rows)
-        columns = {}
-        for i, column in enumerate(self.fixed):
-            columns[column.name] = Values(packed[f"f{i}"], self._valid(packed, column.name, found))
-        if self.variable:
-            self._unpack_variable(rows, packed, found, columns)
-        return Block(found, packed["event"], packed["known"], columns)
+        found = (packed["version"] == VERSION) & (packed["prefix"] == self._prefix)
+        if np.count_nonzero(found) != len(rows) - missing:
+            self.refuse(rows)
+        if self._variable:
+            # Every end is checked, also that of a null: the next value starts there.
+            ends = packed["ends"]
+            sizes = np.fromiter(map(len, whole), np.int64, len(whole)) - self.width
+            if (ends[:, 1:] < ends[:, :-1]).any() or (ends[:, -1] != sizes).any():
+                self.refuse(rows)
+        return Block(found, packed["event"], packed["known"], Columns(self, rows, packed))
 
     def _pack(self, columns: Mapping[str, Values], rows: int) -> tuple[np.ndarray[Any, Any], list[bytes]]:
         """The fixed part of each row without its header, and the variable parts."""
         packed = np.zeros(rows, self._dtype)
+        null = np.empty((rows, len(self.view.fields)), bool)
         for name, bit in self._bit.items():
-            packed["nulls"][:, bit // 8] |= (~columns[name].valid).astype(np.uint8) << (bit % 8)
-        for i, column in enumerate(self.fixed):
-            packed[f"f{i}"] = columns[column.name].data
-        if not self.variable:
+            np.logical_not(columns[name].valid, out=null[:, bit])
+        packed["nulls"] = np.packbits(null, axis=1, bitorder="little")
+        for i, (_, names) in enumerate(self._runs):
+            matrix = packed[f"f{i}"]
+            for place, name in enumerate(names):
+                matrix[:, place] = columns[name].data
+        if not self._variable:
             return packed, []
         parts = []
         ends = np.zeros(rows, np.int64)
-        for i, column in enumerate(self.variable):
+        for i, column in enumerate(self._variable):
+            where = f"feature {column.name} of view {self.view.name}"
             try:
-                encoded = [
-                    b"" if value is None else value.encode() if isinstance(value, str) else value
-                    for value in columns[column.name].data
-                ]
+                if column.dtype.element is None:
+                    encoded = [b"" if value is None else _blob(value) for value in columns[column.name].data]
+                else:
+                    element = column.dtype.element
+                    encoded = [_array(value, element, where) for value in columns[column.name].data]
             except UnicodeEncodeError as error:
-                raise DataError(
-                    f"feature {column.name} of view {self.view.name}",
-                    f"{error.object!r} is not text",
-                    expected="text with a UTF-8 form",
-                ) from None
+                raise DataError(where, f"{error.object!r} is not text", expected="text with a UTF-8 form") from None
             ends += np.fromiter(map(len, encoded), np.int64, rows)
-            packed[f"v{i}"] = ends
+            packed["ends"][:, i] = ends
             parts.append(encoded)
         return packed, [b"".join(part) for part in zip(*parts, strict=True)]
 
@@ -166,35 +322,7 @@ class RowCodec:
             state = _mix(state ^ np.frombuffer(digests, "<u8"))
         return state >> np.uint64(1)
 
-    def _valid(self, packed: np.ndarray[Any, Any], name: str, found: Bool) -> Bool:
-        bit = self._bit[name]
-        valid: Bool = found & ((packed["nulls"][:, bit // 8] >> (bit % 8)) & 1 == 0)
-        return valid
-
-    def _unpack_variable(
-        self, rows: Sequence[bytes | None], packed: np.ndarray[Any, Any], found: Bool, columns: dict[str, Values]
-    ) -> None:
-        # Every end is checked, also that of a null: the next value starts there.
-        ends = np.array([np.zeros(len(rows))] + [packed[f"v{i}"] for i in range(len(self.variable))], np.int64)
-        sizes = np.array([self.width if row is None else len(row) for row in rows], np.int64) - self.width
-        if (np.diff(ends, axis=0) < 0).any() or (ends[-1] != sizes).any():
-            self._refuse(rows)
-        for i, column in enumerate(self.variable):
-            start, end = ends[i].tolist(), ends[i + 1].tolist()
-            valid = self._valid(packed, column.name, found)
-            data = np.full(len(rows), None, dtype=object)
-            text = column.dtype.name == "String"
-            for n in np.flatnonzero(valid).tolist():
-                row = rows[n]
-                assert row is not None  # noqa: S101 - valid implies found
-                value = row[self.width + start[n] : self.width + end[n]]
-                try:
-                    data[n] = value.decode() if text else value
-                except UnicodeDecodeError:
-                    self._refuse(rows)
-            columns[column.name] = Values(data, valid)
-
-    def _refuse(self, rows: Sequence[bytes | None]) -> NoReturn:
+    def refuse(self, rows: Sequence[bytes | None]) -> NoReturn:
         """Raises the error that says which row is wrong, and how."""
         where = f"online rows of view {self.view.name}"
         remedy = "run `isthmus materialize` to write them again"
@@ -215,6 +343,20 @@ class RowCodec:
         raise DataError(where, "a row is damaged", expected=f"{self.width} bytes and what they announce", remedy=remedy)
 
 
+def _blob(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value
+
+
+def _array(value: Any, element: DataType, where: str) -> bytes:
+    if value is None:
+        return b""
+    items = array_of(value, element, where)
+    if element.numpy is not None:
+        return bytes(items.tobytes())
+    blobs = [_blob(item) for item in items]
+    return b"".join([_LENGTH.pack(len(blob)) + blob for blob in blobs])
+
+
 def _mix(state: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
     state = state + np.uint64(_SEED)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(_FACTORS[0])
@@ -229,19 +371,18 @@ def encode_row(view: ViewContract, event: int, known: int, values: Mapping[str, 
         view: the view.
         event: event time in microseconds.
         known: known time in microseconds.
-        values: feature name to Python value (None is null; UnixTimestamp in microseconds).
+        values: feature name to Python value (None is null; UnixTimestamp in microseconds; an array is a list).
     """
     nulls, fixed, ends, tail = 0, b"", b"", b""
     for bit, column in enumerate(view.fields):
         nulls |= (values[column.name] is None) << bit
     for column in view.fields:
-        value = values[column.name]
+        encoded = _encode_value(values[column.name], column.dtype)
         if column.dtype.numpy is None:
-            tail += b"" if value is None else value.encode() if isinstance(value, str) else value
+            tail += encoded
             ends += struct.pack("<I", len(tail))
         else:
-            code = {"|u1": "B", "<i4": "i", "<i8": "q", "<f4": "f", "<f8": "d"}[column.dtype.numpy]
-            fixed += struct.pack("<" + code, 0 if value is None else value)
+            fixed += encoded
     body = nulls.to_bytes((len(view.fields) + 7) // 8, "little") + fixed + ends
     state = _SEED
     words = [int.from_bytes(body[i : i + 8], "little") for i in range(0, len(body), 8)]
@@ -253,3 +394,13 @@ def encode_row(view: ViewContract, event: int, known: int, values: Mapping[str, 
         state = ((state ^ (state >> 27)) * _FACTORS[1]) & _WORD
         state ^= state >> 31
     return HEADER.pack(VERSION, view.prefix, event, known, state >> 1) + body + tail
+
+
+def _encode_value(value: Any, dtype: DataType) -> bytes:
+    if dtype.numpy is not None:
+        code = {"|u1": "B", "<i4": "i", "<i8": "q", "<f4": "f", "<f8": "d"}[dtype.numpy]
+        return struct.pack("<" + code, 0 if value is None else value)
+    if dtype.element is None or value is None:
+        return b"" if value is None else value.encode() if isinstance(value, str) else bytes(value)
+    items = [_encode_value(item, dtype.element) for item in value]
+    return b"".join(items if dtype.element.numpy else [struct.pack("<I", len(item)) + item for item in items])

@@ -143,7 +143,8 @@ def _feature(data: Mapping[str, Any]) -> FeatureVerdict:
 def compare(keys: Sequence[str], offline: Values, online: Values, dtype: DataType) -> FeatureVerdict:
     """Compares two columns value by value: equal are two nulls, two NaNs, or two values with the same bits.
 
-    The bits of a NaN beyond its being one mean nothing, and engines do not keep them.
+    Two arrays are equal if they have the same length and their elements are equal one by one. The bits of a NaN beyond
+    its being one mean nothing, and engines do not keep them.
 
     Args:
         keys: what to call each row in an example.
@@ -153,23 +154,51 @@ def compare(keys: Sequence[str], offline: Values, online: Values, dtype: DataTyp
     """
     if not len(keys) == len(offline.data) == len(online.data):
         raise ValueError(f"{len(keys)} keys, {len(offline.data)} offline and {len(online.data)} online values")
-    if dtype.numpy is None:
-        same = np.array([a == b for a, b in zip(offline.data, online.data, strict=True)], bool)
+    if dtype.numpy is not None:
+        same = _same(offline.data, online.data)
+    elif dtype.element is not None and dtype.element.numpy is not None:
+        pairs = zip(offline.data, online.data, strict=True)
+        same = np.array([a is not None and b is not None and _same_array(a, b) for a, b in pairs], bool)
     else:
-        bits = f"<u{np.dtype(dtype.numpy).itemsize}"
-        same = np.ascontiguousarray(offline.data).view(bits) == np.ascontiguousarray(online.data).view(bits)
-        if offline.data.dtype.kind == "f":
-            same |= np.isnan(offline.data) & np.isnan(online.data)
+        same = np.array([a == b for a, b in zip(offline.data, online.data, strict=True)], bool)
     equal = (offline.valid == online.valid) & (same | ~offline.valid)
     differing = np.flatnonzero(~equal)
-    worst = 0.0
-    if len(differing):
-        worst = math.inf
-        if dtype.numpy is not None and (offline.valid & online.valid)[differing].all():
-            worst = _gap(offline.data[differing], online.data[differing])
-    first = differing[:EXAMPLES].tolist()
-    left, right = offline.tolist(dtype), online.tolist(dtype)
-    return FeatureVerdict(len(keys), len(differing), worst, [Difference(keys[n], left[n], right[n]) for n in first])
+    worst = _worst(_only(offline, differing), _only(online, differing), dtype) if len(differing) else 0.0
+    first = differing[:EXAMPLES]
+    examples = zip(first.tolist(), _only(offline, first).tolist(dtype), _only(online, first).tolist(dtype), strict=True)
+    return FeatureVerdict(len(keys), len(differing), worst, [Difference(keys[n], a, b) for n, a, b in examples])
+
+
+def _same(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which of two fixed-width columns' values are the same."""
+    bits = f"<u{left.dtype.itemsize}"
+    same: np.ndarray[Any, np.dtype[np.bool_]]
+    same = np.ascontiguousarray(left).view(bits) == np.ascontiguousarray(right).view(bits)
+    return same | np.isnan(left) & np.isnan(right) if left.dtype.kind == "f" else same
+
+
+def _same_array(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> bool:
+    return len(left) == len(right) and (left.tobytes() == right.tobytes() or bool(_same(left, right).all()))
+
+
+def _only(values: Values, rows: np.ndarray[Any, Any]) -> Values:
+    return Values(values.data[rows], values.valid[rows])
+
+
+def _worst(left: Values, right: Values, dtype: DataType) -> float:
+    """The largest absolute difference of values that are not the same; infinity where not both are numbers."""
+    if not (left.valid & right.valid).all():
+        return math.inf
+    if dtype.numpy is not None:
+        return _gap(left.data, right.data)
+    if dtype.element is None or dtype.element.numpy is None:
+        return math.inf
+    if any(len(a) != len(b) for a, b in zip(left.data, right.data, strict=True)):
+        return math.inf
+    # Of the elements that are the same, two infinities or two NaNs have no difference.
+    flat, other = np.concatenate(left.data.tolist()), np.concatenate(right.data.tolist())
+    differing = ~_same(flat, other)
+    return _gap(flat[differing], other[differing])
 
 
 def _gap(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> float:

@@ -13,7 +13,7 @@ from isthmus.features import columns as columnar
 from isthmus.features.contract import ViewContract
 from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.offline import OfflineStore
-from isthmus.features.online import EVERYTHING, OnlineStore, answering, connect
+from isthmus.features.online import EVERYTHING, KeyValue, OnlineStore, answering, connect
 from isthmus.features.pointintime import latest
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables import Progress, selected, silent
@@ -85,9 +85,11 @@ def materialize(
     return done
 
 
-def key_values(view: ViewContract, rows: pa.Table) -> dict[str, list[int | str]]:
+def key_values(view: ViewContract, rows: pa.Table) -> dict[str, list[KeyValue]]:
     """The join keys of rows as Python values."""
-    return {column.name: rows[column.name].to_pylist() for column in view.keys}
+    return {
+        column.name: columnar.from_arrow(rows[column.name], column.dtype).tolist(column.dtype) for column in view.keys
+    }
 
 
 @contextmanager

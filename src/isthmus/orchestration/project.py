@@ -19,6 +19,7 @@ from isthmus.features.contract import Contract, differences
 from isthmus.features.declarations import Declaration, compile_contract
 from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem
 from isthmus.features.spec import Entity, FeatureProjection, FeatureService, FeatureView, RequestSource, Source, Spine
+from isthmus.features.types import is_input
 from isthmus.orchestration.settings import FILE, Settings, load
 
 STATE = ".isthmus"
@@ -133,6 +134,7 @@ class Project:
         contract = None
         try:
             contract = compile_contract(self.name, _each_once(declarations), where)
+            problems += _unreadable(distillations, contract)
             problems += _beyond_the_device(distillations, contract)
         except ConfigurationError as error:
             problems += error.problems
@@ -251,6 +253,18 @@ def _reached(declarations: list[Declaration]) -> list[Declaration]:
         if isinstance(declaration, FeatureService):
             reached += [part.view if isinstance(part, FeatureProjection) else part for part in declaration.features]
     return _each_once(reached)
+
+
+def _unreadable(distillations: list[Distillation], contract: Contract) -> list[Problem]:
+    """Neither a teacher nor a student reads bytes or arrays."""
+    return [
+        Problem(f"distillation {distillation.name}, {role}", f"reads {column.name}, of type {column.dtype}",
+                "numbers, times and Strings")
+        for distillation in distillations
+        for role, service in (("teacher", distillation.teacher), ("student", distillation.student))
+        for column in contract.inputs(service.name)
+        if not is_input(column.dtype)
+    ]  # fmt: skip
 
 
 def _beyond_the_device(distillations: list[Distillation], contract: Contract) -> list[Problem]:

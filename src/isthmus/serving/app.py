@@ -70,7 +70,7 @@ class Api:
         keys = columns.keys(asked.entities, state.join_keys)
         require_keys(lookup.plan, keys)
         rows = columns.rows("entities", keys, self._limits.rows)
-        self._limits.require_values("entities and features", rows, len(lookup.features))
+        self._limits.require_values("entities and features", rows, len(lookup.names))
         answers = await self._read(lookup.plan, keys, rows)
         return _answer(lookup.encode(keys, rows, answers), state.contract.hash)
 

@@ -5,11 +5,11 @@ from types import GenericAlias
 from typing import Annotated, Any
 
 import msgspec
-import numpy as np
 
-from isthmus.features.columns import Values
+from isthmus.features.columns import Values, from_python
 from isthmus.features.contract import Column
 from isthmus.features.errors import RequestError
+from isthmus.features.types import SCALARS, Array
 from isthmus.serving.refusals import TooLargeError, UnreadableError
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -37,6 +37,8 @@ _WORDS = {
     "String": "strings",
     "Bytes": "Base64 strings",
 }
+_PYTHON |= {Array(scalar).name: GenericAlias(list, (_PYTHON[scalar.name],)) for scalar in SCALARS}
+_WORDS |= {Array(scalar).name: f"lists of {_WORDS[scalar.name]}" for scalar in SCALARS}
 _KEYS = {name: msgspec.json.Decoder(GenericAlias(list, (python,))) for name, python in _PYTHON.items()}
 _FIELDS = {name: msgspec.json.Decoder(GenericAlias(list, (python | None,))) for name, python in _PYTHON.items()}
 
@@ -95,11 +97,7 @@ def rows(where: str, columns: Mapping[str, list[Any]], most: int) -> int:
 
 def values(data: list[Any], column: Column) -> Values:
     """The NumPy form of a request field."""
-    valid = np.array([value is not None for value in data], bool)
-    if column.dtype.numpy is None:
-        return Values(np.array([*data, None], dtype=object)[:-1], valid)
-    filled = data if valid.all() else [0 if value is None else value for value in data]
-    return Values(np.array(filled).astype(column.dtype.numpy), valid)
+    return from_python(data, column.dtype)
 
 
 def _decode(where: str, raw: msgspec.Raw, column: Column, decoders: Mapping[str, Any]) -> list[Any]:

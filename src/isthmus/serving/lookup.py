@@ -9,18 +9,24 @@ import numpy as np
 import orjson
 
 from isthmus.features.clock import Status
-from isthmus.features.columns import Values
+from isthmus.features.columns import split
 from isthmus.features.contract import SEPARATOR, Contract
 from isthmus.features.errors import RequestError
 from isthmus.features.online import LookupPlan, ViewAnswer
-from isthmus.features.types import DataType
+from isthmus.features.types import Bytes, DataType
 from isthmus.serving.refusals import NotFoundError
 
 OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NAIVE_UTC | orjson.OPT_UTC_Z
-LABELS = np.array(["PRESENT", "NULL_VALUE", "OUTSIDE_MAX_AGE", "NOT_FOUND"], dtype=object)
-"""Feast's word for each code of `Status`."""
+Nulls = np.ndarray[Any, np.dtype[np.bool_]]
 
-_MICROSECONDS = 1_000_000
+LABELS = ("PRESENT", "NULL_VALUE", "OUTSIDE_MAX_AGE", "NOT_FOUND")
+"""Feast's word for each code of `Status`."""
+_WORDS = [(bytes([code]), f'"{label}",'.encode()) for code, label in enumerate(LABELS)]
+_PRESENT, _NULL, _NOT_FOUND = (np.uint8(code) for code in (Status.PRESENT, Status.NULL, Status.NOT_FOUND))
+
+_SHORT = 16
+"""Items of an array below which orjson writes a list faster."""
+_SECOND = 1_000_000
 _EPOCH = b'"1970-01-01T00:00:00Z"'
 
 
@@ -48,44 +54,57 @@ class Lookup:
                     remedy="set full_feature_names to true, and name each feature once",
                 )  # fmt: skip
             seen.add(name)
-        types = {(view.name, column.name): column.dtype for view in self.plan.views for column in view.fields}
-        self.features = [(view, feature, types[view, feature]) for view, feature in features]
+        places: dict[str, dict[str, int]] = {}
+        for place, (view, feature) in enumerate(features):
+            places.setdefault(view, {})[feature] = place
+        self._views = [
+            (view, [(part, [own[name] for name in part.names]) for part in self.plan.codecs[view].select(list(own))])
+            for view, own in places.items()
+        ]
+        keys = [column for view in contract.views.values() for column in view.keys]
+        self._coded = {column.name for column in keys if column.dtype == Bytes}
 
     def encode(self, keys: Mapping[str, Sequence[Any]], rows: int, answers: Mapping[str, ViewAnswer]) -> bytes:
         """The JSON answer for `rows` rows."""
         present = orjson.Fragment(repeated(b'"PRESENT"', rows))
         epoch = orjson.Fragment(repeated(_EPOCH, rows))
-        results: list[dict[str, Any]] = [
-            {"values": column, "statuses": present, "event_timestamps": epoch} for column in keys.values()
-        ]
-        views = {name: _ViewPart(answer, present) for name, answer in answers.items()}
-        for view, feature, dtype in self.features:
-            part, column = views[view], answers[view].columns[feature]
-            complete = _all(column.valid)
-            results.append(
-                {
-                    "values": json_values(column, dtype, complete=complete),
-                    "statuses": part.present if complete else part.statuses(column),
-                    "event_timestamps": part.times,
-                }
-            )
+        given = [_coded(column) if name in self._coded else column for name, column in keys.items()]
+        results: list[Any] = [{"values": column, "statuses": present, "event_timestamps": epoch} for column in given]
+        columns: list[Any] = [None] * len(self.names)
+        for view, parts in self._views:
+            answer = answers[view]
+            shared = _Shared(answer, present)
+            for selection, places in parts:
+                data, null = answer.columns.read(selection)
+                values = json_columns(selection.dtype, data, null)
+                for place, column, statuses in zip(places, values, shared.statuses(null, len(places)), strict=True):
+                    columns[place] = {"values": column, "statuses": statuses, "event_timestamps": shared.times}
         metadata = {"feature_names": [*keys, *self.names], "contract": self.contract.hash}
-        return orjson.dumps({"metadata": metadata, "results": results}, option=OPTIONS)
+        return orjson.dumps({"metadata": metadata, "results": results + columns}, option=OPTIONS)
 
 
-class _ViewPart:
-    """What all columns of one view share in an answer."""
+class _Shared:
+    """What the columns of one view share in an answer."""
 
     def __init__(self, answer: ViewAnswer, present: orjson.Fragment) -> None:
-        self.status = answer.status
-        self.present = present
-        missing = answer.status == Status.NOT_FOUND
+        self._status = answer.status
+        self._present = present
+        missing = answer.status == _NOT_FOUND
         event = np.where(missing, 0, answer.event) if missing.any() else np.ascontiguousarray(answer.event)
         self.times = orjson.Fragment(orjson.dumps(event.view("<M8[us]"), option=OPTIONS))
 
-    def statuses(self, column: Values) -> list[str]:
-        codes = np.where(~column.valid & (self.status == Status.PRESENT), np.uint8(Status.NULL), self.status)
-        return labels(codes)
+    def statuses(self, null: Nulls | None, count: int) -> list[orjson.Fragment]:
+        """The statuses of columns by their nulls, shape (count, n); None if there is no null."""
+        if null is None:
+            return [self._present] * count
+        there = self._status == _PRESENT
+        common = _words(self._status)
+        # A row that is not present is null in every column: most columns have no other null.
+        gone = there.size - np.count_nonzero(there)
+        return [
+            common if nulls == gone else _words(np.where(row & there, _NULL, self._status))
+            for row, nulls in zip(null, np.count_nonzero(null, axis=1).tolist(), strict=True)
+        ]
 
 
 def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, str]]:
@@ -129,56 +148,96 @@ def service_features(contract: Contract, name: str) -> list[tuple[str, str]]:
 
 def labels(codes: np.ndarray[Any, np.dtype[np.uint8]]) -> list[str]:
     """Feast's words for codes of `Status`."""
-    words: list[str] = LABELS[codes].tolist()
-    return words
+    return [LABELS[code] for code in codes.tolist()]
 
 
-def json_values(column: Values, dtype: DataType, *, complete: bool) -> Any:
-    """A column as orjson writes it: whole arrays where that is possible.
+def json_columns(dtype: DataType, data: np.ndarray[Any, Any], null: Nulls | None = None) -> list[Any]:
+    """Columns of one type, shape (m, n), as orjson writes them.
 
-    float32 is widened to the double it is, timestamps are seconds (with a fraction where they have one), as in Feast.
+    A float32 is widened to the double it is, a timestamp is seconds (with a fraction where a column has one), as in
+    Feast. A number that is not finite is a word, bytes are Base64.
+
+    Args:
+        dtype: the type of all.
+        data: the values as `Values` has them.
+        null: shape (m, n); None if there is no null.
     """
-    data = column.data
+    if dtype.element is not None:
+        return [_arrays(dtype.element, column) for column in data]
     match dtype.name:
         case "Float32" | "Float64":
-            wide = data.astype(np.float64)
+            wide = np.array(data, np.float64, order="C")
             finite = np.isfinite(wide)
-            if not complete:
-                # orjson writes NaN as null, which is what a null is; other values that are not finite get words.
-                finite |= ~column.valid
-                wide[~column.valid] = np.nan
-            if _all(finite):
-                return wide
-            words = wide.astype(object)
-            words[~finite] = [_word(value) for value in wide[~finite].tolist()]
-            return _masked(words, column, complete=complete)
+            if null is not None:
+                # orjson writes NaN as null, which is what a null is.
+                wide[null] = np.nan
+                finite |= null
+            columns = _rows(wide)
+            if np.count_nonzero(finite) != finite.size:
+                for n in np.flatnonzero(~finite.all(axis=1)).tolist():
+                    columns[n] = wide[n].tolist()
+                    for place in np.flatnonzero(~finite[n]).tolist():
+                        columns[n][place] = _word(columns[n][place])
+            return columns
+        case "Int32" | "Int64":
+            return _masked(_rows(np.array(data, order="C")), null)
         case "Bool":
-            data = data.astype(bool)
+            return _masked(_rows(np.array(data, bool, order="C")), null)
         case "UnixTimestamp":
-            whole = not (data % _MICROSECONDS).any()
-            data = data // _MICROSECONDS if whole else data / _MICROSECONDS
+            seconds = [column / _SECOND if (column % _SECOND).any() else column // _SECOND for column in data]
+            return _masked(seconds, null)
         case "Bytes":
-            coded = [None if value is None else b64encode(value).decode() for value in data.tolist()]
-            data = np.array([*coded, None], dtype=object)[:-1]
-    return _masked(data, column, complete=complete)
+            return [_coded(column) for column in data.tolist()]
+    texts: list[Any] = data.tolist()
+    return texts
 
 
 def repeated(item: bytes, count: int) -> bytes:
     """A JSON array that holds one item `count` times."""
-    return b"[" + b",".join([item] * count) + b"]"
+    return b"[" + ((item + b",") * count)[:-1] + b"]"
 
 
-def _masked(data: np.ndarray[Any, Any], column: Values, *, complete: bool) -> Any:
-    if complete:
-        return data.tolist() if data.dtype == object else np.ascontiguousarray(data)
-    masked = data.astype(object)
-    masked[~column.valid] = None
-    return masked.tolist()
+def _rows(matrix: np.ndarray[Any, Any]) -> list[Any]:
+    """The rows of a matrix: orjson writes a short list faster than a short array, and a long array without a copy."""
+    rows: list[Any] = matrix.tolist() if matrix.shape[1] < _SHORT else list(matrix)
+    return rows
 
 
-def _all(flags: np.ndarray[Any, np.dtype[np.bool_]]) -> bool:
-    """`flags.all()`, which costs ten times as much for a short array."""
-    return bool(np.count_nonzero(flags) == flags.size)
+def _masked(columns: list[Any], null: Nulls | None) -> list[Any]:
+    """The columns with None where null."""
+    if null is None:
+        return columns
+    for n in np.flatnonzero(null.any(axis=1)).tolist():
+        column = columns[n] if isinstance(columns[n], list) else columns[n].tolist()
+        for place in np.flatnonzero(null[n]).tolist():
+            column[place] = None
+        columns[n] = column
+    return columns
+
+
+def _arrays(element: DataType, column: np.ndarray[Any, Any]) -> list[Any]:
+    """A column of arrays: all of their elements are converted together."""
+    found: list[Any] = column.tolist()
+    arrays = [array for array in found if array is not None]
+    if element.numpy is None or not arrays:
+        return [None if array is None else _coded(array) for array in found] if element == Bytes else found
+    (flat,) = json_columns(element, np.concatenate(arrays)[None])
+    if len(flat) < _SHORT * len(arrays) and isinstance(flat, np.ndarray):
+        flat = flat.tolist()
+    lengths = [0 if array is None else len(array) for array in found]
+    return list(split(flat, lengths, [array is not None for array in found]))
+
+
+def _coded(values: Sequence[bytes | None]) -> list[str | None]:
+    return [None if value is None else b64encode(value).decode() for value in values]
+
+
+def _words(codes: np.ndarray[Any, np.dtype[np.uint8]]) -> orjson.Fragment:
+    """Feast's words for codes of `Status`, as a JSON array."""
+    text = codes.tobytes()
+    for code, word in _WORDS:
+        text = text.replace(code, word)
+    return orjson.Fragment(b"[" + text[:-1] + b"]")
 
 
 def _word(value: float) -> str:

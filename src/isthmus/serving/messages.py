@@ -6,7 +6,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 FieldStatus = Literal["PRESENT", "NULL_VALUE", "NOT_FOUND", "OUTSIDE_MAX_AGE"]
 
-Scalar = bool | int | float | str | None
+Scalar = bool | int | float | str
 
 Columns = dict[str, Raw]
 """Column name to its values, undecoded: the contract says which type each column has."""
@@ -38,9 +38,12 @@ class Metadata(Struct):
 
 
 class FeatureVector(Struct):
-    """One column of an answer. Non-finite numbers are "NaN", "Infinity" and "-Infinity"; bytes are Base64."""
+    """One column of an answer. Non-finite numbers are "NaN", "Infinity" and "-Infinity"; bytes are Base64.
 
-    values: list[Scalar]
+    A value of an array feature is a list.
+    """
+
+    values: list[Scalar | list[Scalar] | None]
     statuses: list[FieldStatus]
     event_timestamps: list[Annotated[str, Meta(extra_json_schema={"format": "date-time"})]]
 

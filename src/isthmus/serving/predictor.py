@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-import numpy as np
 import orjson
 
 from isthmus.features.columns import Values
@@ -14,7 +13,7 @@ from isthmus.features.online import LookupPlan, ViewAnswer
 from isthmus.features.types import Float32
 from isthmus.serving import columns
 from isthmus.serving.limits import Limits
-from isthmus.serving.lookup import OPTIONS, json_values, labels
+from isthmus.serving.lookup import OPTIONS, json_columns, labels
 from isthmus.serving.model import Float32 as Output
 from isthmus.serving.model import Model
 
@@ -90,7 +89,7 @@ class Predictor:
                 "model": deployment.model,
                 "contract": deployment.contract,
                 "package": deployment.digest,
-                "predictions": json_values(Values(output, np.ones(len(output), bool)), Float32, complete=True),
+                "predictions": json_columns(Float32, output[None])[0],
                 "statuses": {view: labels(answer.status) for view, answer in answers.items()},
             },
             option=OPTIONS,

@@ -9,10 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from isthmus.features import code
-from isthmus.features.columns import ARROW
+from isthmus.features.columns import ARROW, null_elements
 from isthmus.features.contract import Column, ViewContract
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.spec import FeatureView, Spine
+from isthmus.features.types import SCALARS, Array
 from isthmus.transforms.sources import first_line
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ _SPARK = {
     "String": "string",
     "Bytes": "binary",
 }
+_SPARK |= {Array(scalar).name: f"array<{_SPARK[scalar.name]}>" for scalar in SCALARS}
 _CORRECT = "correct it, or what its sources hold; nothing was written"
 _TIME = pa.timestamp("us", tz="UTC")
 
@@ -107,6 +109,12 @@ def _compute(
         raise DataError(place, f"the engine refused it: {first_line(error)}", remedy=_CORRECT) from error
     if table.num_rows == 0:
         raise DataError(place, "returned no row", expected="at least one", remedy="look at its sources and filters")
+    for name in table.column_names:
+        if nulls := null_elements(table[name]):
+            raise DataError(
+                place, f"the arrays of column {name} hold {nulls} nulls", expected="no null in an array",
+                remedy="leave them out with array_compact, or make the array null",
+            )  # fmt: skip
     types = {column.name: ARROW[column.dtype.name] for column in columns} | dict.fromkeys(times, _TIME)
     return table.cast(pa.schema([(name, types[name]) for name in table.column_names]))
 
