@@ -145,7 +145,8 @@ def create(settings: ServerSettings | None = None) -> ASGIApp:
     )
     limited = Limited(app, settings.limits)
     rate = settings.limits.requests_per_second
-    return Observed(Guarded(limited, Path(settings.keys), unguarded=settings.loopback, rate=rate))
+    keys = None if settings.keys is None else Path(settings.keys)
+    return Observed(Guarded(limited, keys, unguarded=settings.loopback, rate=rate))
 
 
 def _find(state: State, asked: LookupRequest) -> Lookup:
