@@ -115,3 +115,6 @@ def test_a_server_of_the_project_listens_beyond_loopback_with_a_key_only(shop: S
         settings(project, "redis://127.0.0.1:1")
     keys.create(project, "owner", ["read:*"])
     assert settings(project, "redis://127.0.0.1:1").limits.rows == 7
+    # That of `isthmus demo` has no key to ask with, and is nobody else's.
+    private = settings(project, "redis://127.0.0.1:1", private=True)
+    assert (private.keys, private.host) == (None, "127.0.0.1")

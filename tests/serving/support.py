@@ -302,7 +302,7 @@ def serving(folder: Path, redis: str, **settings: Any) -> Iterator[Server]:
     with httpx.Client(base_url=url, timeout=10, event_hooks={"response": [answered]}) as http:
         try:
             wait(lambda: process.poll() is not None or _up(http), "the server to answer")
-            files = Path(chosen.contract), Path(chosen.deployment), Path(chosen.keys)
+            files = Path(chosen.contract), Path(chosen.deployment), folder / "keys.json"
             yield Server(process, http, *files, log, secrets)
         finally:
             process.send_signal(signal.SIGTERM)

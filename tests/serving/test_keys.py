@@ -147,6 +147,8 @@ def test_beyond_loopback_there_has_to_be_a_key(beyond_loopback: dict[str, Any]) 
             keys.write_bytes(content)
         with pytest.raises(ConfigurationError, match=r"open to other machines, and .*isthmus keys create"):
             ServerSettings(**beyond_loopback)
+    with pytest.raises(ConfigurationError, match="there is no API key"):
+        ServerSettings(**{**beyond_loopback, "keys": None})
     write_keys(keys, owner="read:*")
     assert not ServerSettings(**beyond_loopback).loopback
 

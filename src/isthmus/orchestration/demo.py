@@ -125,7 +125,7 @@ def _ask(project: Project) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     port = _free_port()
     log = project.state / "logs" / "server.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as file, serving(project, port=port, log=file) as server:
+    with log.open("wb") as file, serving(project, port=port, log=file, private=True) as server:
         url = f"http://127.0.0.1:{port}"
         _await(url, server, log)
         for row in rows.to_pylist():

@@ -65,11 +65,11 @@ def serve(project: Project, *, port: int | None = None) -> int:
 
 @contextmanager
 def serving(
-    project: Project, *, port: int | None = None, log: IO[bytes] | None = None
+    project: Project, *, port: int | None = None, log: IO[bytes] | None = None, private: bool = False
 ) -> "Iterator[subprocess.Popen[bytes]]":
     """The API as a child process that ends with the block; it logs to `log`, or to this process's stderr."""
     with redis_url(project) as url:
-        arguments, environment = command(settings(project, url, port))
+        arguments, environment = command(settings(project, url, port, private=private))
         child = subprocess.Popen(arguments, env=environment, stderr=log)  # noqa: S603 - this interpreter, our own module
         try:
             yield child
@@ -78,15 +78,15 @@ def serving(
             child.wait(10)
 
 
-def settings(project: Project, url: str, port: int | None = None) -> ServerSettings:
-    """What a server of the project is told."""
+def settings(project: Project, url: str, port: int | None = None, *, private: bool = False) -> ServerSettings:
+    """What a server of the project is told; a private one is for this machine and asks for no key."""
     server = project.settings.server
     return ServerSettings(
         contract=str(project.contract_file),
         deployment=str(project.deployment_file),
         redis=url,
-        keys=str(project.keys_file),
-        host=server.host,
+        keys=None if private else str(project.keys_file),
+        host="127.0.0.1" if private else server.host,
         port=server.port if port is None else port,
         workers=server.workers,
         limits=server.limits,

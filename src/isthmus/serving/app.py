@@ -161,7 +161,8 @@ def create(settings: ServerSettings | None = None) -> ASGIApp:
     )
     limited = Limited(app, settings.limits)
     rate = settings.limits.requests_per_second
-    guarded = Guarded(limited, Path(settings.keys), unguarded=settings.loopback, rate=rate)
+    keys = None if settings.keys is None else Path(settings.keys)
+    guarded = Guarded(limited, keys, unguarded=settings.loopback, rate=rate)
     return Observed(guarded, api.metrics, [route.path for route in app.routes if isinstance(route, Route)])
 
 

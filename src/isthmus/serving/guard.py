@@ -34,14 +34,14 @@ class Guarded:
 
     Args:
         app: the application behind it.
-        file: the key file, which may appear and change.
+        file: the key file, which may appear and change; None for an application without keys.
         unguarded: whether the application may be used by anyone while there is no key. If not, nobody may.
         rate: requests per second of one key, or None for any number.
     """
 
-    def __init__(self, app: ASGIApp, file: Path, *, unguarded: bool, rate: int | None) -> None:
+    def __init__(self, app: ASGIApp, file: Path | None, *, unguarded: bool, rate: int | None) -> None:
         self._app = app
-        self._file = File(file, Keyring.read)
+        self._file = None if file is None else File(file, Keyring.read)
         self._unguarded = unguarded
         self._rate = rate
         self._buckets: dict[str, tuple[float, float]] = {}
@@ -67,11 +67,7 @@ class Guarded:
             UnauthenticatedError: it has no key, or none that is known.
             NotReadyError: the key file is broken, so that nobody can be told from anybody.
         """
-        if self._file.changed():
-            self._file.load()
-        ring = self._file.content
-        if isinstance(ring, IsthmusError):
-            raise refusals.NotReadyError(ring.where, ring.found, expected=ring.expected, remedy=ring.remedy)
+        ring = self._ring()
         if self._unguarded and (ring is None or not ring.keys):
             return EVERYTHING
         presented = _bearer(scope)
@@ -81,6 +77,21 @@ class Guarded:
         if key is None:
             raise refusals.UnauthenticatedError("API key", "is not known", remedy=_REMEDY)
         return Grants(key.name, frozenset(key.scopes))
+
+    def _ring(self) -> Keyring | None:
+        """The keys of today; None if there is no file.
+
+        Raises:
+            NotReadyError: the file is broken.
+        """
+        if self._file is None:
+            return None
+        if self._file.changed():
+            self._file.load()
+        found = self._file.content
+        if isinstance(found, IsthmusError):
+            raise refusals.NotReadyError(found.where, found.found, expected=found.expected, remedy=found.remedy)
+        return found
 
     def _take(self, name: str, rate: int) -> None:
         """A token from the bucket of a key, which holds those of one second.

@@ -29,7 +29,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         contract: path of `contract.json`; the file may appear and change while the server runs.
         deployment: path of the deployment file; likewise.
         redis: URL of the online store.
-        keys: path of the file of API keys; likewise. Without keys the API is open, so it listens on loopback only.
+        keys: path of the file of API keys; likewise. None for a server that asks for none. Without keys the API is
+            open, so it listens on loopback only.
         host: address to listen on.
         port: port to listen on; 0 for any free one.
         workers: server processes that share the port.
@@ -40,7 +41,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     contract: str
     deployment: str
     redis: str
-    keys: str
+    keys: str | None = None
     host: str = "127.0.0.1"
     port: int = 6570
     workers: int = 1
@@ -77,7 +78,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def _open_to_others(self) -> list[Problem]:
         """What is missing before other machines may be listened to."""
         try:
-            if Keyring.read(Path(self.keys)).keys:
+            if self.keys is not None and Keyring.read(Path(self.keys)).keys:
                 return []
             found = f"{self.host!r} is open to other machines, and there is no API key"
         except DataError as error:
