@@ -48,8 +48,8 @@ def redis_cluster(folder: Path, *arguments: str, password: str | None = None) ->
             # By ADDSLOTS, since 6.2 has no ADDSLOTSRANGE; the epochs are told so that nobody has to agree on them.
             client.execute_command("CLUSTER ADDSLOTS", *range(n, 16384, NODES))
             client.execute_command("CLUSTER SET-CONFIG-EPOCH", n + 1)
-        for client in clients[1:]:
-            client.execute_command("CLUSTER MEET", "127.0.0.1", ports[0])
+            for port in ports[:n]:
+                client.execute_command("CLUSTER MEET", "127.0.0.1", port)
         _await(lambda: all(_complete(client) for client in clients), "the cluster")
         yield ports
 

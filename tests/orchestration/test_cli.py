@@ -168,7 +168,8 @@ def test_wrong_settings(shop: Shop) -> None:
     assert said.splitlines()[0] == f"isthmus: {shop.toml}: 2 problems"
     assert sorted(said.splitlines()[1:]) == [
         "  - server.port: 'http'; expected a whole number",
-        "  - stores.online: 'there'; expected \"embedded\", or a URL that begins with redis://, rediss:// or unix://",
+        "  - stores.online: 'there'; expected \"embedded\", or a URL that begins with redis://, rediss://, "
+        "unix://, redis+cluster:// or rediss+cluster://",
     ]
 
 
