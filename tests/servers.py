@@ -74,6 +74,13 @@ def _await(condition: Callable[[], bool], what: str, seconds: float = 30.0) -> N
         time.sleep(0.02)
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def _ports() -> Sequence[int]:
     """Free ports whose bus, 10000 above, is free too."""
     found: list[int] = []

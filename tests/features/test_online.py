@@ -334,6 +334,12 @@ def test_different_keys_have_different_names(left: Any, right: Any) -> None:
         "redis://127.0.0.1?unknown=hunter2",
         "redis://[::1",
         "redis://" + "x" * 300,
+        "redis+cluster://user:hunter2@127.0.0.1:1,127.0.0.1:2",
+        "redis+cluster://:hunter2@127.0.0.1:1/3",
+        "redis+cluster://:hun%24ter2@127.0.0.1:1?socket_timeout=soon",
+        "redis+cluster://:hunter2@127.0.0.1:1?unknown=hunter2",
+        "redis+cluster://127.0.0.1:1?password=hunter2",
+        "redis+cluster://:hunter2#x@127.0.0.1:6379",
         "",
         "garbage",
     ],
@@ -372,6 +378,8 @@ def test_a_wrong_password_is_named_without_it(server: EmbeddedRedis) -> None:
         ("u:p@h", "h"),
         ("redis://:p://q@h", "redis://h"),
         ("redis://:p?q@h", "redis://..."),
+        ("redis+cluster://u:p@h:1,i:2,j?password=p", "redis+cluster://h:1,i:2,j"),
+        ("rediss+cluster://:p?q@h,i", "rediss+cluster://..."),
     ],
 )
 def test_urls_are_shown_without_credentials(url: str, shown: str) -> None:

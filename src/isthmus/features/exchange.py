@@ -22,6 +22,9 @@ CHUNK = 1000
 IN_FLIGHT = 3
 """Batches that are sent before the replies to the first one are awaited: Redis works while the next one is made."""
 
+_READS = 5000
+"""Commands in one batch of a lookup."""
+
 _ROUND = 1000
 """Calls in one batch to a cluster."""
 
@@ -32,9 +35,13 @@ _ELSEWHERE = (AskError, TryAgainError, ClusterDownError)  # A MovedError is an A
 
 
 def ask(client: Client, commands: Sequence[Command]) -> list[Any]:
-    """The replies to commands whose first argument is a key: one round trip, to all nodes at once."""
+    """The replies to commands whose first argument is a key: one round trip, to all nodes at once.
+
+    Of very many commands, the later ones are sent while the first ones' replies come in.
+    """
     replies: list[Any] = []
-    with closing(_Exchange(client, 1).run([commands])) as exchange:
+    batches = (commands[start : start + _READS] for start in range(0, len(commands), _READS))
+    with closing(_Exchange(client, 1).run(batches)) as exchange:
         for found in exchange:
             replies += found
     for place, reply in enumerate(replies):
@@ -88,14 +95,11 @@ class Script:
         return (b"EVAL", self._text, *command[2:])
 
     def _again(self, client: Client, arguments: Sequence[bytes], piece: Piece, reply: Exception) -> list[int]:
-        """A call that a node has refused, key by key: of a slot on the move, some keys are here and some there."""
+        """A call that a node has refused. Of a slot on the move, some keys are here and some there: each goes alone."""
         keys, values = piece
-        counts: list[int] = []
-        for n, key in enumerate(keys):
-            command = self._first(self._call(arguments, ([key], values[n : n + 1])))
-            one = cast("list[int]", _elsewhere(client, reply, *command))
-            counts = [a + b for a, b in zip(counts or [0] * len(one), one, strict=True)]
-        return counts
+        parts = [piece] if isinstance(reply, NoScriptError) else [([k], values[n : n + 1]) for n, k in enumerate(keys)]
+        counts = [_elsewhere(client, reply, *self._first(self._call(arguments, part))) for part in parts]
+        return [sum(column) for column in zip(*counts, strict=True)]
 
 
 def _by_size(pieces: Iterable[Piece]) -> Iterator[Sequence[Piece]]:
