@@ -40,6 +40,8 @@ def redis_cluster(folder: Path, *arguments: str, password: str | None = None) ->
         clients = []
         for port in _ports():
             of_node = ["--port", str(port), "--bind", "127.0.0.1", "--cluster-enabled", "yes"]
+            # Nodes that have met each other twice forget the second time after that long.
+            of_node += ["--cluster-node-timeout", "1000"]
             client = redis.Redis(port=port, password=password)
             stack.enter_context(redis_server(folder / str(port), *of_node, *arguments, client=client))
             clients.append(stack.enter_context(client))
@@ -51,6 +53,8 @@ def redis_cluster(folder: Path, *arguments: str, password: str | None = None) ->
             for port in ports[:n]:
                 client.execute_command("CLUSTER MEET", "127.0.0.1", port)
         _await(lambda: all(_complete(client) for client in clients), "the cluster")
+        for client in clients:
+            client.config_set("cluster-node-timeout", 15000)
         yield ports
 
 
