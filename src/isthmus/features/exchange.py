@@ -78,12 +78,10 @@ class Script:
         totals: list[int] = []
         with closing(_Exchange(client, 3, first=self._first).run(commands())) as exchange:
             for replies in exchange:
-                for piece, reply in zip(calls.popleft(), replies, strict=True):
-                    if isinstance(reply, Exception):
-                        counts = self._again(client, arguments, piece, reply)
-                    else:
-                        counts = cast("list[int]", reply)
-                    totals = [a + b for a, b in zip(totals or [0] * len(counts), counts, strict=True)]
+                for place, piece in enumerate(calls.popleft()):
+                    if isinstance(replies[place], Exception):
+                        replies[place] = self._again(client, arguments, piece, replies[place])
+                totals = _sums([totals, *replies] if totals else replies)
         return totals
 
     def _call(self, arguments: Sequence[bytes], piece: Piece) -> Command:
@@ -99,7 +97,11 @@ class Script:
         keys, values = piece
         parts = [piece] if isinstance(reply, NoScriptError) else [([k], values[n : n + 1]) for n, k in enumerate(keys)]
         counts = [_elsewhere(client, reply, *self._first(self._call(arguments, part))) for part in parts]
-        return [sum(column) for column in zip(*counts, strict=True)]
+        return _sums(counts)
+
+
+def _sums(counts: Sequence[Sequence[int]]) -> list[int]:
+    return [sum(column) for column in zip(*counts, strict=True)]
 
 
 def _by_size(pieces: Iterable[Piece]) -> Iterator[Sequence[Piece]]:
@@ -114,10 +116,13 @@ def _by_slot(pieces: Iterable[Piece]) -> Iterator[Sequence[Piece]]:
     slots: dict[int, tuple[list[bytes], list[bytes]]] = {}
     held = size = 0
     for keys, values in pieces:
-        for n, key in enumerate(keys):
-            slot = slots.setdefault(key_slot(key), ([], []))
-            slot[0].append(key)
-            slot[1].extend(values[n : n + 1])
+        places = list(map(key_slot, keys))
+        for slot in set(places) - slots.keys():
+            slots[slot] = ([], [])
+        for slot, key in zip(places, keys, strict=True):
+            slots[slot][0].append(key)
+        for slot, value in zip(places, values, strict=bool(values)):
+            slots[slot][1].append(value)
         held += len(keys)
         size += sum(map(len, values))
         if held >= _BLOCK_KEYS or size >= _BLOCK_BYTES:
