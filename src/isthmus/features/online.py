@@ -13,15 +13,18 @@ from typing import Any, cast
 
 import numpy as np
 import redis
+from redis.exceptions import MovedError, RedisClusterException
 
+from isthmus.features.address import SCHEMES, Address
 from isthmus.features.clock import Status
 from isthmus.features.columns import Values
 from isthmus.features.contract import Column, Contract, ViewContract
 from isthmus.features.errors import DependencyError, RequestError
+from isthmus.features.exchange import CHUNK, Client, Piece, Script, ask
 from isthmus.features.rows import VERSION, Columns, Int64, RowCodec
 
-CHUNK = 1000
-"""Rows in one call of the write script: long enough to make round trips rare, short enough not to block Redis."""
+PIECE = 4000
+"""Rows that are packed at a time: a small part of all memory, and few enough for Redis to start on them soon."""
 
 EVERYTHING = (1 << 63) - 1
 """The horizon behind which every row lies."""
@@ -33,42 +36,43 @@ _TAGS = {"Bool": b"b", "Int32": b"i", "Int64": b"i", "UnixTimestamp": b"t", "Str
 
 # Decides for many rows in one call which of them replace what is stored. Lua's numbers are doubles, which hold
 # microseconds only to the year 2255: the 64-bit header numbers are compared as a signed and an unsigned half.
-_WRITE = """
+_WRITE = Script("""
 local field, decided = ARGV[1], ARGV[2] ~= ''
+local sub, unpack, call = string.sub, struct.unpack, redis.call
 local hl, hh = 0, 0
-if decided then hl, hh = struct.unpack('<I4i4', ARGV[2]) end
+if decided then hl, hh = unpack('<I4i4', ARGV[2]) end
 local changed, written = 0, 0
-local function parts(row)
-  local el, eh, kl, kh, cl, ch = struct.unpack('<I4i4I4i4I4I4', row, 10)
-  return {eh, el, kh, kl, ch, cl}
+local function newer(new, old)
+  for place = 10, 26, 8 do
+    local l, h = unpack('<I4i4', new, place)
+    local was_l, was_h = unpack('<I4i4', old, place)
+    if h ~= was_h then return h > was_h end
+    if l ~= was_l then return l > was_l end
+  end
+  return false
 end
 for i, key in ipairs(KEYS) do
   local new = ARGV[i + 2]
-  local old = redis.call('HGET', key, field)
+  local old = call('HGET', key, field)
   local write, differs = true, true
-  if old and #old >= 33 and string.sub(old, 1, 9) == string.sub(new, 1, 9) then
-    differs = string.sub(old, 26, 33) ~= string.sub(new, 26, 33)
-    local was, is = parts(old), parts(new)
-    if decided and (was[3] < hh or (was[3] == hh and was[4] <= hl)) then
-      write = old ~= new
-    else
-      write = false
-      for j = 1, 6 do
-        if is[j] ~= was[j] then write = is[j] > was[j]; break end
-      end
-    end
+  if old == new then
+    write = false
+  elseif old and #old >= 33 and sub(old, 1, 9) == sub(new, 1, 9) then
+    differs = sub(old, 26, 33) ~= sub(new, 26, 33)
+    local l, h = unpack('<I4i4', old, 18)
+    if not decided or h > hh or (h == hh and l > hl) then write = newer(new, old) end
   end
   if write then
-    redis.call('HSET', key, field, new)
+    call('HSET', key, field, new)
     written = written + 1
     if differs then changed = changed + 1 end
   end
 end
 return {changed, written}
-"""
+""")
 
 # Removes the rows of a view that stand under another contract, or became known no later than the horizon.
-_REMOVE = """
+_REMOVE = Script("""
 local field, prefix = ARGV[1], ARGV[2]
 local hl, hh = struct.unpack('<I4i4', ARGV[3])
 local removed = 0
@@ -83,8 +87,8 @@ for _, key in ipairs(KEYS) do
     if old then removed = removed + redis.call('HDEL', key, field) end
   end
 end
-return removed
-"""
+return {removed}
+""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +117,23 @@ class ViewAnswer:
     known: Int64
 
 
-def connect(url: str, timeout: float = 5.0) -> redis.Redis:
-    """A client for the Redis at a URL (`redis://`, `rediss://`, `unix://`); no wait is longer than `timeout` seconds.
+def connect(url: str, timeout: float = 5.0) -> Client:
+    """A client for the Redis or the Redis Cluster at a URL; no wait is longer than `timeout` seconds.
+
+    Args:
+        url: `redis://`, `rediss://`, `unix://`, `redis+cluster://` or `rediss+cluster://`, see `Address`.
+        timeout: seconds.
 
     Raises:
         DependencyError: the URL is none, or nothing answers there.
     """
+    waits: dict[str, Any] = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
     with answering(url):
         try:
-            client = redis.Redis.from_url(url, socket_timeout=timeout, socket_connect_timeout=timeout)
+            address = Address.of(url)
+            if address.cluster:
+                return redis.RedisCluster(url=address.urls[0], startup_nodes=address.nodes()[1:], **waits)
+            client = redis.Redis.from_url(url, **waits)
             client.ping()
         except TypeError:
             raise ValueError("an option of the URL is none of Redis") from None
@@ -137,14 +149,16 @@ def answering(url: str) -> Any:
         # What the parser says quotes the URL, and with it the password: neither it nor its traceback is passed on.
         raise DependencyError(
             f"Redis at {without_credentials(url)}", "is not the URL of a Redis",
-            expected="redis://, rediss:// or unix://, with / ? # and @ in a password percent-encoded",
+            expected=f"{', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}, with / ? # and @ in a password percent-encoded",
             remedy="correct stores.online in isthmus.toml, or set it to \"embedded\"",
         ) from None  # fmt: skip
-    except (redis.RedisError, OSError) as error:
+    except (redis.RedisError, RedisClusterException, OSError) as error:
         text = str(error).rstrip(".") or type(error).__name__
+        remedy = 'start it, correct stores.online in isthmus.toml, or set it to "embedded"'
+        if isinstance(error, MovedError):
+            remedy = "it is one node of a cluster: begin the URL in stores.online with redis+cluster://"
         raise DependencyError(
-            f"Redis at {without_credentials(url)}", f"does not answer ({text})",
-            remedy="start it, correct stores.online in isthmus.toml, or set it to \"embedded\"",
+            f"Redis at {without_credentials(url)}", f"does not answer ({text})", remedy=remedy
         ) from error  # fmt: skip
 
 
@@ -223,11 +237,9 @@ class OnlineStore:
         contract: what the rows must have been written under.
     """
 
-    def __init__(self, client: redis.Redis, contract: Contract) -> None:
+    def __init__(self, client: Client, contract: Contract) -> None:
         self.client = client
         self.contract = contract
-        self._write = client.register_script(_WRITE)
-        self._remove = client.register_script(_REMOVE)
 
     def write(
         self,
@@ -250,17 +262,18 @@ class OnlineStore:
             horizon: of rows that come from the offline table, what `claim` has said: whatever is stored and was known
                 by then is replaced, be it newer, since the table would still have it if it were true.
         """
-        names = entity_keys(self.contract.project, view.keys, keys)
-        rows = RowCodec(view).encode(event, known, columns)
-        changed = written = 0
+        codec = RowCodec(view)
+
+        def packed() -> Iterator[Piece]:
+            for start in range(0, len(event), PIECE):
+                part = slice(start, start + PIECE)
+                values = {name: Values(column.data[part], column.valid[part]) for name, column in columns.items()}
+                names = entity_keys(self.contract.project, view.keys, {name: keys[name][part] for name in keys})
+                yield names, codec.encode(event[part], known[part], values)
+
         decided = b"" if horizon is None else struct.pack("<q", horizon)
-        for start in range(0, len(rows), CHUNK):
-            batch = slice(start, start + CHUNK)
-            reply = self._write(keys=names[batch], args=[view.name, decided, *rows[batch]], client=self.client)
-            more_changed, more_written = cast("list[int]", reply)
-            changed += more_changed
-            written += more_written
-        return WriteCounts(len(rows), changed, written)
+        changed, written = _WRITE.run(self.client, [view.name.encode(), decided], packed()) or (0, 0)
+        return WriteCounts(len(event), changed, written)
 
     def claim(self, view: ViewContract, horizon: int, built: int) -> int | None:
         """Announces that the rows of an offline table come next; returns until when the table decides what is stored.
@@ -292,36 +305,41 @@ class OnlineStore:
         A row of another contract, which nothing can read, is removed whatever its time.
         """
         kept = set(entity_keys(self.contract.project, view.keys, keys))
-        args: list[bytes | str] = [view.name, bytes([VERSION]) + view.prefix, struct.pack("<q", horizon)]
-        removed = 0
-        for names in self._names(view):
-            others = [name for name in names if name not in kept]
-            if others:
-                removed += cast("int", self._remove(keys=others, args=args, client=self.client))
-        return removed
+        others: Iterator[Piece] = (([name for name in names if name not in kept], []) for names in self._names(view))
+        arguments = [view.name.encode(), bytes([VERSION]) + view.prefix, struct.pack("<q", horizon)]
+        return sum(_REMOVE.run(self.client, arguments, others))
 
     def keys(self, view: ViewContract) -> dict[str, list[KeyValue]]:
         """Join key name to the values of every key that has a row of the view, in no order."""
         rows: set[tuple[KeyValue, ...]] = set()
+        field = view.name.encode()
         for names in self._names(view):
-            pipeline = self.client.pipeline(transaction=False)
-            for name in names:
-                pipeline.hexists(cast("str", name), view.name)
-            held = zip(names, pipeline.execute(), strict=True)
+            held = zip(names, ask(self.client, [(b"HEXISTS", name, field) for name in names]), strict=True)
             rows.update(decode_key(self.contract.project, view.keys, name) for name, has in held if has)
         ordered = sorted(column.name for column in view.keys)
         return {name: [row[n] for row in rows] for n, name in enumerate(ordered)}
 
+    def runs(self) -> frozenset[str]:
+        """What Redis calls the processes that hold the rows, each by a name that it never has again."""
+        told = [cast("dict[str, Any]", node.info("server")) for node in self._nodes()]
+        return frozenset(str(server.get("run_id")) for server in told)
+
+    def _nodes(self) -> list[redis.Redis]:
+        """The one server, or every primary of the cluster."""
+        client = self.client
+        if not isinstance(client, redis.RedisCluster):
+            return [client]
+        return [client.get_redis_connection(node) for node in client.get_primaries()]  # type: ignore[no-untyped-call]
+
     def _names(self, view: ViewContract) -> Iterator[list[bytes]]:
         """The names of all hashes with the join keys of the view, some at a time and some perhaps twice."""
         pattern = re.sub(rb"([*?\[\]\\])", rb"\\\1", _prefix(self.contract.project, view.keys)) + b"*"
-        cursor = 0
-        while True:
-            cursor, names = cast("tuple[int, list[bytes]]", self.client.scan(cursor, match=pattern, count=CHUNK))
-            if names:
-                yield names
-            if cursor == 0:
-                return
+        for node in self._nodes():
+            cursor = -1
+            while cursor:
+                cursor, names = cast("tuple[int, list[bytes]]", node.scan(max(cursor, 0), match=pattern, count=CHUNK))
+                if names:
+                    yield names
 
     def read(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]], at: int) -> ViewAnswer:
         """What a view answers for n keys at time `at`, in microseconds."""
@@ -368,12 +386,9 @@ class LookupPlan:
                 answers[view.name] = _answer(view, self.codecs[view.name], packed, at)
         return answers
 
-    def read(self, client: redis.Redis, keys: Mapping[str, Sequence[KeyValue]], at: int) -> dict[str, ViewAnswer]:
+    def read(self, client: Client, keys: Mapping[str, Sequence[KeyValue]], at: int) -> dict[str, ViewAnswer]:
         """Reads and decodes, blocking."""
-        pipeline = client.pipeline(transaction=False)
-        for command in self.commands(keys):
-            pipeline.execute_command(*command)  # type: ignore[no-untyped-call]  # so in redis-py
-        return self.decode(pipeline.execute(), _rows(keys), at)
+        return self.decode(ask(client, self.commands(keys)), _rows(keys), at)
 
 
 def _rows(keys: Mapping[str, Sequence[KeyValue]]) -> int:

@@ -12,11 +12,23 @@ import pyarrow as pa
 from isthmus.features import columns as columnar
 from isthmus.features.contract import ViewContract
 from isthmus.features.embedded import EmbeddedRedis
+from isthmus.features.errors import DependencyError
 from isthmus.features.offline import OfflineStore
-from isthmus.features.online import EVERYTHING, KeyValue, OnlineStore, answering, connect
+from isthmus.features.online import (
+    EVERYTHING,
+    KeyValue,
+    OnlineStore,
+    WriteCounts,
+    answering,
+    connect,
+    without_credentials,
+)
 from isthmus.features.pointintime import latest
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables import Progress, selected, silent
+
+PART = 1 << 16
+"""Rows that are turned from Arrow into values at a time."""
 
 
 @dataclass(frozen=True)
@@ -64,25 +76,47 @@ def materialize(
     done = {}
     with redis_url(project) as url, connect(url) as client:
         store = OnlineStore(client, contract)
+        with answering(url):
+            runs = store.runs()
         for n, (name, history) in enumerate(histories.items()):
             progress(f"writing {name}", n / len(names))
             started = time.perf_counter()
             view = contract.views[name]
             with offline.reading(name):
                 rows = latest(history, at)
-            keys = key_values(view, rows)
             event, known = columnar.micros(rows["event_timestamp"]), columnar.micros(rows["known_at"])
-            values = {column.name: columnar.from_arrow(rows[column.name], column.dtype) for column in view.fields}
             with answering(url):
                 horizon = store.claim(view, int(known.max(initial=0)), offline.built(history))
                 horizon = EVERYTHING if full else horizon
-                counts = store.write(view, keys, event, known, values, horizon=horizon)
-                removed = 0 if horizon is None else store.remove_others(view, keys, horizon)
+                counts = _write(store, view, rows, horizon)
+                removed = 0 if horizon is None else store.remove_others(view, key_values(view, rows), horizon)
+                _check_runs(url, runs, store.runs())
             expired = 0 if view.ttl is None else int(np.count_nonzero(at - event > view.ttl))
             seconds = round(time.perf_counter() - started, 3)
             done[name] = Materialized(counts.compared, counts.changed, counts.written, expired, removed, seconds)
     progress("all rows are written", 1.0)
     return done
+
+
+def _write(store: OnlineStore, view: ViewContract, rows: pa.Table, horizon: int | None) -> WriteCounts:
+    """Writes rows a part at a time: their form outside of Arrow takes several times the memory."""
+    changed = written = 0
+    for start in range(0, len(rows), PART):
+        part = rows.slice(start, PART)
+        values = {column.name: columnar.from_arrow(part[column.name], column.dtype) for column in view.fields}
+        event, known = columnar.micros(part["event_timestamp"]), columnar.micros(part["known_at"])
+        counts = store.write(view, key_values(view, part), event, known, values, horizon=horizon)
+        changed, written = changed + counts.changed, written + counts.written
+    return WriteCounts(len(rows), changed, written)
+
+
+def _check_runs(url: str, before: frozenset[str], after: frozenset[str]) -> None:
+    """Refuses a Redis that was started again meanwhile: it may have lost rows that it had confirmed."""
+    if not before <= after:
+        raise DependencyError(
+            f"Redis at {without_credentials(url)}", "was started again, or has changed its primaries, in the middle",
+            remedy="run `isthmus materialize` again, which writes only what is missing",
+        )  # fmt: skip
 
 
 def key_values(view: ViewContract, rows: pa.Table) -> dict[str, list[KeyValue]]:

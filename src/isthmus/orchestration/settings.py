@@ -19,6 +19,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from isthmus.features.address import SCHEMES
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.profiles import ServingProfile, TrainingProfile
 from isthmus.serving.limits import Limits
@@ -56,8 +57,8 @@ def _engine(name: str) -> str:
 
 
 def _online(url: str) -> str:
-    if url != "embedded" and not url.startswith(("redis://", "rediss://", "unix://")):
-        raise ValueError('"embedded", or a URL that begins with redis://, rediss:// or unix://')
+    if url != "embedded" and not url.startswith(SCHEMES):
+        raise ValueError(f'"embedded", or a URL that begins with {", ".join(SCHEMES[:-1])} or {SCHEMES[-1]}')
     return url
 
 
@@ -88,7 +89,7 @@ class StoresTable(_Table):
 
     Attributes:
         offline: folder (relative to the project) or object-storage URL of the Delta tables.
-        online: "embedded", or the URL of a Redis.
+        online: "embedded", or the URL of a Redis or of a Redis Cluster.
     """
 
     offline: str = ".isthmus/offline"

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import FrameType
 
 import msgspec
-from redis.connection import parse_url
 
+from isthmus.features.address import SCHEMES, Address
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.online import without_credentials
 from isthmus.serving.keys import Keyring
@@ -28,7 +28,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Attributes:
         contract: path of `contract.json`; the file may appear and change while the server runs.
         deployment: path of the deployment file; likewise.
-        redis: URL of the online store.
+        redis: URL of the online store, see `Address`.
         keys: path of the file of API keys; likewise. None for a server that asks for none. Without keys the API is
             open, so it listens on loopback only.
         host: address to listen on.
@@ -53,11 +53,12 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if not self.loopback:
             problems += self._open_to_others()
         try:
-            parse_url(self.redis)  # type: ignore[no-untyped-call]
+            Address.of(self.redis)
         except ValueError:
             # What the parser says quotes the URL, and with it the password.
             shown = without_credentials(self.redis)
-            problems.append(Problem("redis", f"{shown!r} is not the URL of a Redis", "redis://, rediss:// or unix://"))
+            accepted = f"{', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}"
+            problems.append(Problem("redis", f"{shown!r} is not the URL of a Redis", accepted))
         if not 0 <= self.port <= 65535:
             problems.append(Problem("port", str(self.port), "0 to 65535"))
         if self.workers < 1:

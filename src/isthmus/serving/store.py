@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
-import hiredis
-import redis.asyncio
-
+from isthmus.features.address import Address
 from isthmus.features.online import LookupPlan, ViewAnswer, answering
+from isthmus.serving.cluster import Cluster
 from isthmus.serving.limits import Limits
 from isthmus.serving.metrics import waiting
+from isthmus.serving.node import Node
 
 TIMEOUT_SECONDS = 2.0
 _SPARE = 32
@@ -19,19 +19,16 @@ _SPARE = 32
 class Store:
     """The Redis of a server process.
 
-    The exchange is written out here because a redis-py pipeline sets a timer and passes half a dozen coroutines for
-    each of the many replies of a lookup: half of all the time that a lookup of a hundred keys took.
-
     Args:
-        url: `redis://`, `rediss://` or `unix://`; the settings have checked it.
+        url: see `Address`; the settings have checked it.
         limits: of the server: each request has a connection, and half of the time it has left for Redis at most.
     """
 
     def __init__(self, url: str, limits: Limits) -> None:
         self._url = url
         self._seconds = min(TIMEOUT_SECONDS, limits.deadline_seconds / 2)
-        connections = limits.concurrency + _SPARE
-        self._pool = redis.asyncio.ConnectionPool.from_url(url, max_connections=connections, socket_timeout=None)
+        address, connections = Address.of(url), limits.concurrency + _SPARE
+        self._redis = Cluster(address, connections) if address.cluster else Node(url, connections)
 
     async def read(
         self, plan: LookupPlan, keys: Mapping[str, Sequence[Any]], rows: int, at: int
@@ -42,7 +39,11 @@ class Store:
             DependencyError: Redis does not answer.
             ContractMismatch: a row was written under another contract.
         """
-        return plan.decode(await self._ask(plan.commands(keys)), rows, at)
+        commands = plan.commands(keys)
+        with waiting(), answering(self._url):
+            async with asyncio.timeout(self._seconds):
+                replies = await self._redis.ask(commands)
+        return plan.decode(replies, rows, at)
 
     async def ping(self) -> None:
         """Asks Redis for a sign of life.
@@ -50,32 +51,10 @@ class Store:
         Raises:
             DependencyError: there is none.
         """
-        await self._ask([(b"PING",)])
+        with waiting(), answering(self._url):
+            async with asyncio.timeout(self._seconds):
+                await self._redis.ping()
 
     async def close(self) -> None:
         """Closes all connections."""
-        await self._pool.disconnect()
-
-    async def _ask(self, commands: Sequence[tuple[bytes, ...]]) -> list[Any]:
-        """The replies to some commands."""
-        packed = b"".join([hiredis.pack_command(cast("Any", command)) for command in commands])
-        with waiting(), answering(self._url):
-            async with asyncio.timeout(self._seconds):
-                try:
-                    return await self._exchange(packed, len(commands))
-                except redis.ConnectionError:
-                    # A pooled connection from before Redis was started again. The next one is new.
-                    await self._pool.disconnect(inuse_connections=False)
-                    return await self._exchange(packed, len(commands))
-
-    async def _exchange(self, packed: bytes, count: int) -> list[Any]:
-        connection = await self._pool.get_connection()  # type: ignore[no-untyped-call]
-        try:
-            await connection.send_packed_command(packed, check_health=False)
-            return [await connection.read_response(disable_decoding=True) for _ in range(count)]
-        except BaseException:
-            # Also when canceled: replies that nobody has read must not answer the next request.
-            await connection.disconnect(nowait=True)
-            raise
-        finally:
-            await self._pool.release(connection)
+        await self._redis.close()

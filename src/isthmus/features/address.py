@@ -1,0 +1,59 @@
+"""Where a Redis is: the URL of one server, or of some nodes of a cluster."""
+
+from dataclasses import dataclass
+
+from redis.cluster import ClusterNode
+from redis.connection import parse_url
+
+SCHEMES = ("redis://", "rediss://", "unix://", "redis+cluster://", "rediss+cluster://")
+_CLUSTER = "+cluster://"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Address:
+    """The URL of a Redis, taken apart.
+
+    A cluster is named by one or more of its nodes, `redis+cluster://user:password@host:port,host:port?option=value`;
+    user, password and options are those of every node.
+
+    Attributes:
+        cluster: whether there is a cluster, to be asked for its other nodes.
+        urls: one URL, or one for each node that is named.
+    """
+
+    cluster: bool
+    urls: tuple[str, ...]
+
+    @classmethod
+    def of(cls, url: str) -> "Address":
+        """The address at a URL.
+
+        Raises:
+            ValueError: it is the URL of no Redis. The message may quote the URL, and with it the password.
+        """
+        scheme, separator, rest = url.partition(_CLUSTER)
+        if not separator or "://" in scheme:
+            parse_url(url)  # type: ignore[no-untyped-call]
+            return cls(False, (url,))
+        end = min((rest.index(mark) for mark in "/?#" if mark in rest), default=len(rest))
+        credentials, at, hosts = rest[:end].rpartition("@")
+        urls = tuple(f"{scheme}://{credentials}{at}{host}{rest[end:]}" for host in hosts.split(","))
+        for node in urls:
+            options = parse_url(node)  # type: ignore[no-untyped-call]
+            if "host" not in options or "path" in options:
+                raise ValueError("a node without a host")
+            if options.get("db"):
+                raise ValueError("a cluster has no databases but 0")
+        return cls(True, urls)
+
+    def nodes(self) -> list[ClusterNode]:
+        """The nodes that are named."""
+        places = [parse_url(url) for url in self.urls]  # type: ignore[no-untyped-call]
+        return [ClusterNode(place["host"], place.get("port", 6379)) for place in places]  # type: ignore[no-untyped-call]
+
+    def node(self, host: str, port: int) -> str:
+        """The URL of another node of the cluster: the first one's, at another place."""
+        scheme, _, rest = self.urls[0].partition("://")
+        end = min((rest.index(mark) for mark in "/?#" if mark in rest), default=len(rest))
+        credentials, at, _ = rest[:end].rpartition("@")
+        return f"{scheme}://{credentials}{at}{f'[{host}]' if ':' in host else host}:{port}{rest[end:]}"
