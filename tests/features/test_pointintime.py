@@ -279,3 +279,14 @@ def test_a_spine_gives_a_key_in_any_unit_and_width() -> None:
     assert point_in_time(spine, [history])["traffic__a"].to_pylist() == [7]
     with pytest.raises(DataError, match=r"spine, t: has type timestamp\[s\]; expected timestamp"):
         point_in_time(spine.set_column(0, "t", pa.array([5], pa.timestamp("s"))), [history])
+
+
+def test_no_row_is_lost_by_a_key_of_bytes_after_another_key() -> None:
+    view = make_view({"a": Int64}, {"n": Int64, "token": Bytes})
+    chance = np.random.default_rng(0)
+    numbers, tokens = chance.integers(-(1 << 63), (1 << 63) - 1, 2000).tolist(), chance.integers(0, 4, 2000).tolist()
+    rows = [{"n": numbers[n], "token": b"s%d" % tokens[n], "_event": n, "_known": n, "a": n} for n in range(2000)]
+    data = table(view, rows)
+    order = chance.permutation(2000)
+    spine = data.select(["n", "token"]).take(order).append_column("event_timestamp", times([2000] * 2000))
+    assert point_in_time(spine, [History(view, data, 0)])["traffic__a"].to_pylist() == order.tolist()

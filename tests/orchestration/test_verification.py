@@ -10,6 +10,7 @@ from isthmus.features import clock
 from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.online import connect
 from isthmus.orchestration.materialization import materialize
+from isthmus.orchestration.registration import apply
 from isthmus.orchestration.tables import build
 from isthmus.orchestration.verification import require_passed, verify
 from tests.orchestration.shop import HOUR, Open, Shop
@@ -21,6 +22,35 @@ def test_verify_passes_on_every_key(built: Shop, project: Open) -> None:
     assert verdict.compared == 60 * 4 + 60 * 3 + 50 * 8
     assert (built.state / "verdicts" / "late_order.json").exists()
     require_passed(verdict)
+
+
+_TICKETS = """
+ticket = Entity("ticket", join_keys={"opened": UnixTimestamp, "token": Bytes, "late_one": Bool})
+
+
+@transform(entities=[ticket], sources=[orders], schema=[Field("sums", Array(Int64))])
+def tickets(orders: DataFrame) -> DataFrame:
+    token = F.col("store").cast("binary").alias("token")
+    late = (F.col("late") > 0).alias("late_one")
+    times = ["ordered_at", "delivered_at"]
+    sums = F.array("cents", "late").alias("sums")
+    return orders.select(F.col("ordered_at").alias("opened"), token, late, *times, sums)
+"""
+
+
+def test_times_bytes_and_truth_values_are_keys_from_raw_data_to_verdict(shop: Shop, project: Open) -> None:
+    shop.append(_TICKETS)
+    apply(project(shop))
+    build(project(shop))
+    materialize(project(shop))
+    assert materialize(project(shop))["tickets"].written == 0
+    verdict = verify(project(shop), every=True)
+    assert verdict.passed
+    rows = len(pq.read_table(shop.orders))
+    assert verdict.views["tickets"]["sums"].compared == rows
+    with EmbeddedRedis(shop.state / "redis") as server, connect(server.url) as client:
+        client.hdel(sorted(client.keys("shop:late_one,opened,token:*"))[0], "tickets")
+    assert failed(shop, project) == {"tickets.sums": 1, "tickets.status": 1}
 
 
 def failed(shop: Shop, project: Open, *, every: bool = True) -> dict[str, int]:

@@ -138,7 +138,13 @@ def _places(view: ViewContract, rows: pa.Table) -> pa.Table:
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Times as whole numbers: to DuckDB, the greatest and the least of them are infinite."""
+    """Times as whole numbers, bytes as text in the same order, everything else as it is.
+
+    To DuckDB, the greatest and the least times are infinite, and its ASOF joins (2.0) lose rows by a key of bytes that
+    has another key before it.
+    """
+    if pa.types.is_binary(column.type):
+        return pa.chunked_array([[None if value is None else value.hex() for value in column.to_pylist()]], pa.string())
     return column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
 
 
