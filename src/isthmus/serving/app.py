@@ -17,10 +17,12 @@ from starlette.types import ASGIApp
 
 from isthmus.features import clock
 from isthmus.features.errors import IsthmusError, RequestError
-from isthmus.serving import columns, documentation, log, openapi, refusals
+from isthmus.serving import columns, compact, documentation, log, members, openapi, push, refusals
+from isthmus.serving.formats import Format, chosen
 from isthmus.serving.lookup import Lookup
-from isthmus.serving.messages import LookupRequest, ModelInput, Models, ModelState, PredictRequest, Ready
+from isthmus.serving.messages import LookupRequest, ModelInput, Models, ModelState, PredictRequest, PushRequest, Ready
 from isthmus.serving.observe import Observed
+from isthmus.serving.offload import BYTES, VALUES, offload
 from isthmus.serving.predictor import require_keys
 from isthmus.serving.settings import ServerSettings
 from isthmus.serving.state import State
@@ -31,6 +33,7 @@ BODY_BYTES = 1 << 20
 
 _LOOKUP = msgspec.json.Decoder(LookupRequest)
 _PREDICT = msgspec.json.Decoder(PredictRequest)
+_PUSH = msgspec.json.Decoder(PushRequest)
 _UP = orjson.dumps({"status": "up"})
 
 T = TypeVar("T")
@@ -60,23 +63,42 @@ class Api:
 
     async def lookup(self, request: Request) -> Response:
         """Feast's online lookup."""
-        asked = _decode(await _body(request), _LOOKUP)
+        form = chosen(request.headers.get("accept", ""))
+        body = await _body(request)
+        asked = _decode(body, _LOOKUP)
         state = self._watch.state
         lookup = _find(state, asked)
-        keys = columns.keys(asked.entities, state.join_keys)
+        keys = await offload(len(body) > BYTES, columns.keys, asked.entities, state.join_keys)
         require_keys(lookup.plan, keys)
         rows = columns.rows("entities", keys)
         answers = await self._store.read(lookup.plan, keys, rows, self._at())
-        return _answer(lookup.encode(keys, rows, answers), state.contract.hash)
+        large = rows * len(lookup.names) > VALUES
+        match form:
+            case Format.JSON:
+                answer = await offload(large, lookup.encode, keys, rows, answers)
+            case Format.VALUES:
+                answer = await offload(large, compact.values, lookup, keys, answers)
+            case Format.ARROW:
+                answer = await offload(large, compact.arrow, lookup, state.join_keys, keys, answers)
+        return _answer(answer, state.contract.hash, form.value)
+
+    async def push(self, request: Request) -> Response:
+        """Feast's push of rows to the online store."""
+        asked = _decode(await _body(request), _PUSH)
+        state = self._watch.state
+        return _answer(await push.push(asked, state, self._store, self._at()), state.contract.hash)
 
     async def predict(self, request: Request) -> Response:
         """A prediction for each row of join keys and request fields."""
-        asked = _decode(await _body(request), _PREDICT)
+        body = await _body(request)
+        asked = _decode(body, _PREDICT)
         state = self._watch.state
         predictor = state.predictor(asked.model)
-        keys, fields, rows = predictor.read(asked.entities, asked.request, state.join_keys)
+        large = len(body) > BYTES
+        keys, fields, rows = await offload(large, predictor.read, asked.entities, asked.request, state.join_keys)
         answers = await self._store.read(predictor.plan, keys, rows, self._at()) if predictor.plan.views else {}
-        return _answer(predictor.encode(fields, answers), state.contract.hash)
+        output = await predictor.batches.predict(predictor.inputs(fields, answers), rows)
+        return _answer(await offload(rows > VALUES, predictor.encode, output, answers), state.contract.hash)
 
     async def models(self, _request: Request) -> Response:
         """The deployed models."""
@@ -129,6 +151,7 @@ def create(settings: ServerSettings | None = None) -> ASGIApp:
     app = Starlette(
         routes=[
             Route("/get-online-features", api.lookup, methods=["POST"]),
+            Route("/push", api.push, methods=["POST"]),
             Route("/predict", api.predict, methods=["POST"]),
             Route("/models", api.models),
             Route("/healthz", api.health),
@@ -171,15 +194,17 @@ def _too_long() -> refusals.TooLargeError:
 
 def _decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
-        return decoder.decode(body)
+        decoded = decoder.decode(body)
+        members.require_distinct(body)
     except msgspec.ValidationError as error:
         raise RequestError("body", str(error).replace("$", "body"), expected="what /docs describes") from error
     except columns.UNREADABLE as error:
         raise refusals.UnreadableError("body", str(error), expected="JSON in UTF-8") from error
+    return decoded
 
 
-def _answer(body: bytes, contract: str | None = None) -> Response:
-    return Response(body, media_type="application/json", headers={"isthmus-contract": contract} if contract else None)
+def _answer(body: bytes, contract: str | None = None, media_type: str = Format.JSON.value) -> Response:
+    return Response(body, media_type=media_type, headers={"isthmus-contract": contract} if contract else None)
 
 
 async def _refuse(_request: Request, error: Exception) -> Response:

@@ -8,9 +8,14 @@ import hiredis
 import redis.asyncio
 
 from isthmus.features.online import LookupPlan, ViewAnswer, answering
+from isthmus.serving.offload import VALUES, offload
 
 TIMEOUT_SECONDS = 2.0
 CONNECTIONS = 256
+KEYS = 1000
+"""Rows whose commands are packed on the event loop: about a millisecond."""
+TURN = 256
+"""Replies that are read before other requests have their turn: about a millisecond."""
 
 
 class Store:
@@ -36,7 +41,19 @@ class Store:
             DependencyError: Redis does not answer.
             ContractMismatch: a row was written under another contract.
         """
-        return plan.decode(await self._ask(plan.commands(keys)), rows, at)
+        packed, count = await offload(rows > KEYS, lambda: _pack(plan.commands(keys)))
+        replies = await self._ask(packed, count)
+        size = rows * sum(len(view.fields) for view in plan.views)
+        return await offload(size > VALUES, plan.decode, replies, rows, at)
+
+    async def write(self, commands: Sequence[tuple[bytes, ...]]) -> int:
+        """Runs calls of the online store's write script; returns how many rows replaced what was stored.
+
+        Raises:
+            DependencyError: Redis does not answer.
+        """
+        replies = await self._ask(*_pack(commands))
+        return sum(written for _, written in replies)
 
     async def ping(self) -> None:
         """Asks Redis for a sign of life.
@@ -44,32 +61,43 @@ class Store:
         Raises:
             DependencyError: there is none.
         """
-        await self._ask([(b"PING",)])
+        await self._ask(*_pack([(b"PING",)]))
 
     async def close(self) -> None:
         """Closes all connections."""
         await self._pool.disconnect()
 
-    async def _ask(self, commands: Sequence[tuple[bytes, ...]]) -> list[Any]:
-        """The replies to some commands."""
-        packed = b"".join([hiredis.pack_command(cast("Any", command)) for command in commands])
+    async def _ask(self, packed: bytes, count: int) -> list[Any]:
+        """The replies to `count` packed commands."""
         with answering(self._url):
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 try:
-                    return await self._exchange(packed, len(commands))
+                    return await self._exchange(packed, count)
                 except redis.ConnectionError:
                     # A pooled connection from before Redis was started again. The next one is new.
                     await self._pool.disconnect(inuse_connections=False)
-                    return await self._exchange(packed, len(commands))
+                    return await self._exchange(packed, count)
 
     async def _exchange(self, packed: bytes, count: int) -> list[Any]:
         connection = await self._pool.get_connection()  # type: ignore[no-untyped-call]
         try:
             await connection.send_packed_command(packed, check_health=False)
-            return [await connection.read_response(disable_decoding=True) for _ in range(count)]
+            replies: list[Any] = []
+            for number in range(1, count + 1):
+                replies.append(await connection.read_response(disable_decoding=True))
+                if number % TURN == 0:
+                    # Reading does not wait while there is something to read.
+                    await asyncio.sleep(0)
         except BaseException:
             # Also when canceled: replies that nobody has read must not answer the next request.
             await connection.disconnect(nowait=True)
             raise
+        else:
+            return replies
         finally:
             await self._pool.release(connection)
+
+
+def _pack(commands: Sequence[tuple[bytes, ...]]) -> tuple[bytes, int]:
+    """Commands as they are sent, and how many they are."""
+    return b"".join([hiredis.pack_command(cast("Any", command)) for command in commands]), len(commands)
