@@ -10,24 +10,33 @@ from typing import Any
 import msgspec
 
 from isthmus.serving import messages
+from isthmus.serving.formats import Format
 
 _ERRORS = {
     400: "The body is no JSON in UTF-8.",
     404: "A view, feature, service or model is not there.",
+    406: "No form of the answer is accepted.",
     409: "Rows or the model were made under another contract.",
     413: "The body is too long, or asks for too many rows.",
     422: "The request lacks something, or something has another type.",
     503: "There is no contract or no model yet, or Redis does not answer.",
 }
 
+_STREAM = {
+    "type": "string",
+    "format": "binary",
+    "description": "An Arrow IPC stream of one record batch: the join keys and the features in their Arrow types, then "
+    "per view `<view>__status` and `<view>__event_timestamp`. The schema's metadata names the contract.",
+}
 _SCALAR = {"anyOf": [{"type": kind, "nullable": True} for kind in ("boolean", "number", "string")]}
 
 
 def document() -> dict[str, Any]:
     """The OpenAPI document of the API."""
     types = [
-        messages.LookupRequest, messages.LookupAnswer, messages.PredictRequest, messages.PredictAnswer,
-        messages.Models, messages.Health, messages.Ready, messages.ErrorAnswer,
+        messages.LookupRequest, messages.LookupAnswer, messages.ValuesAnswer, messages.PushRequest,
+        messages.PushAnswer, messages.PredictRequest, messages.PredictAnswer, messages.Models,
+        messages.Health, messages.Ready, messages.ErrorAnswer,
     ]  # fmt: skip
     _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     return {
@@ -41,7 +50,14 @@ def document() -> dict[str, Any]:
             "/get-online-features": {
                 "post": _operation(
                     "lookUp", "Looks up the latest features of some keys", messages.LookupAnswer,
-                    errors=(400, 404, 409, 413, 422, 503), body=messages.LookupRequest, contract=True,
+                    errors=(400, 404, 406, 409, 413, 422, 503), body=messages.LookupRequest, contract=True,
+                    forms={Format.VALUES.value: _reference(messages.ValuesAnswer), Format.ARROW.value: _STREAM},
+                )
+            },
+            "/push": {
+                "post": _operation(
+                    "push", "Writes rows to the online store", messages.PushAnswer,
+                    errors=(400, 404, 413, 422, 503), body=messages.PushRequest, contract=True,
                 )
             },
             "/predict": {
@@ -70,13 +86,13 @@ def _operation(
     errors: tuple[int, ...] = (),
     body: type[msgspec.Struct] | None = None,
     contract: bool = False,
+    forms: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     headers = {"X-Request-Id": {"description": "The caller's id, or a new one.", "schema": {"type": "string"}}}
     if contract:
         headers["Isthmus-Contract"] = {"description": "Hash of the contract.", "schema": {"type": "string"}}
-    responses = {
-        "200": {"description": (answer.__doc__ or "").split("\n")[0], "headers": headers, "content": _json(answer)}
-    }
+    content = {**_json(answer), **{form: {"schema": schema} for form, schema in (forms or {}).items()}}
+    responses = {"200": {"description": (answer.__doc__ or "").split("\n")[0], "headers": headers, "content": content}}
     for status in errors:
         content = _json(messages.ErrorAnswer)
         responses[str(status)] = {"description": _ERRORS[status], "headers": _error_headers(status), "content": content}
@@ -94,7 +110,11 @@ def _error_headers(status: int) -> dict[str, Any]:
 
 
 def _json(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
+    return {Format.JSON.value: {"schema": _reference(kind)}}
+
+
+def _reference(kind: type[msgspec.Struct]) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}
 
 
 def _dialect(schema: Any) -> Any:
