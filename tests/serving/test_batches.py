@@ -2,7 +2,9 @@
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,13 @@ from hypothesis import strategies as st
 
 from isthmus.features.columns import Values
 from isthmus.features.profiles import ServingProfile
-from isthmus.serving.batches import BATCH_ROWS, QUICK_SECONDS, Batches, Columns, Outputs
+from isthmus.serving.batches import BATCH_ROWS, QUICK_ROWS, QUICK_SECONDS, Batches, Columns, Outputs
 from isthmus.serving.deployment import deploy
 from isthmus.serving.model import Model
 from tests.serving.support import CONTRACT, NOW, TABLES, Server, make_package, serving, verdict_of, wait
 
+SLOW_BALLAST = 32
+"""A model with it takes milliseconds for a row."""
 SLOW = 2 * QUICK_SECONDS
 
 
@@ -124,49 +128,71 @@ def test_everyone_gets_the_outputs_of_his_own_rows(sizes: list[int]) -> None:
     assert all(len(batch) <= max(BATCH_ROWS, *sizes) for batch in model.batches)
 
 
+@pytest.mark.parametrize("seconds", [QUICK_SECONDS / 2, SLOW])
+def test_a_large_request_holds_up_no_small_one(seconds: float) -> None:
+    answered = threading.Event()
+
+    def predict(columns: Columns) -> Outputs:
+        if len(columns["x"].data) > 1:
+            assert answered.wait(10), "the small request was not answered first"
+        return np.asarray(columns["x"].data, np.float32)
+
+    async def ask() -> Outputs:
+        batches = Batches(predict, seconds)
+        rows = max(QUICK_ROWS, BATCH_ROWS) + 1
+        large = asyncio.create_task(batches.predict(column(*range(rows)), rows))
+        await asyncio.sleep(0)
+        assert (await batches.predict(column(7), 1)).tolist() == [7]
+        answered.set()
+        return await large
+
+    assert len(asyncio.run(ask())) > 1
+
+
 def seconds(package: Path, file: Path) -> float:
     return Model(deploy(package, verdict_of(package), CONTRACT, ServingProfile(), file, tables=TABLES, at=NOW)).seconds
 
 
 def test_a_model_knows_how_slow_it_is(tmp_path: Path) -> None:
     quick = seconds(make_package(tmp_path / "quick"), tmp_path / "deployment.json")
-    slow = seconds(make_package(tmp_path / "slow", ballast=4), tmp_path / "deployment.json")
+    slow = seconds(make_package(tmp_path / "slow", ballast=SLOW_BALLAST), tmp_path / "deployment.json")
     assert 0 < quick < slow
 
 
-@pytest.fixture(scope="module")
-def heavy(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Any:
-    folder = tmp_path_factory.mktemp("heavy")
+@contextmanager
+def predicting(folder: Path, redis_url: str, ballast: int) -> Iterator[Server]:
+    """A server with a model that has ballast."""
     (folder / "contract.json").write_bytes(CONTRACT.dumps())
-    package = make_package(folder / "package", ballast=4)
+    package = make_package(folder / "package", ballast=ballast)
     with serving(folder, redis_url) as server:
         server.deploy(package)
         wait(lambda: server.http.get("/readyz").json().get("model") == "late", "the model")
         yield server
 
 
-def test_small_requests_are_answered_during_a_large_one(heavy: Server) -> None:
+def test_small_requests_are_answered_during_a_large_one(tmp_path: Path, redis_url: str) -> None:
     rows = 10_000
     large = {"entities": {"carrier": ["B6"] * rows}, "request": {"distance": [-7.0] * rows}}
     small = {"features": ["punctuality:flights"], "entities": {"carrier": ["B6"]}}
     during = 0
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(heavy.predict, **large)
+    with predicting(tmp_path, redis_url, ballast=4) as server, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.predict, **large)
         while not answer.done():
-            assert heavy.lookup(**small).status_code == 200
+            assert server.lookup(**small).status_code == 200
             during += 1
-    assert answer.result().json()["predictions"] == [0.5] * rows
+        assert answer.result().json()["predictions"] == [0.5] * rows
     # On the event loop, the large request would let one or two pass, between its lookup and its prediction.
     assert during > 20
 
 
-def test_predictions_at_the_same_time_are_each_ones_own(heavy: Server) -> None:
-    def ask(distance: int) -> float:
-        asked = {"entities": {"carrier": ["B6"]}, "request": {"distance": [distance]}}
-        prediction: float = heavy.http.post("/predict", json=asked).json()["predictions"][0]
-        return prediction
-
+def test_predictions_at_the_same_time_are_each_ones_own(tmp_path: Path, redis_url: str) -> None:
     distances = [n - 20 for n in range(30)]
-    with ThreadPoolExecutor(8) as pool:
+    with predicting(tmp_path, redis_url, SLOW_BALLAST) as server, ThreadPoolExecutor(8) as pool:
+
+        def ask(distance: int) -> float:
+            asked = {"entities": {"carrier": ["B6"]}, "request": {"distance": [distance]}}
+            prediction: float = server.http.post("/predict", json=asked).json()["predictions"][0]
+            return prediction
+
         found = list(pool.map(ask, distances))
     assert found == pytest.approx([1 / (1 + np.exp(-(7.0 + distance))) for distance in distances], abs=1e-6)

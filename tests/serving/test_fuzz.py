@@ -14,7 +14,7 @@ from isthmus.features.embedded import EmbeddedRedis
 from isthmus.serving.formats import Format
 from tests.serving.support import CONTRACT, EVERYTHING, Server, fill, make_package, serving, wait
 
-EXAMPLES = 40
+EXAMPLES = 25
 TYPES: dict[str, dict[str, Any]] = {
     "Bool": {"type": "boolean"},
     "Float32": {"type": "number", "minimum": -1e6, "maximum": 1e6},
