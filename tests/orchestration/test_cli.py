@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
+import psutil
 import pyarrow.parquet as pq
 import pytest
 
@@ -30,6 +32,7 @@ VERBS = [
     "serve",
     "dev",
     "demo",
+    "keys",
 ]
 PROGRESS = re.compile(r"isthmus: +\d+% ")
 
@@ -342,3 +345,26 @@ def test_apply_reports_what_changed(built: Shop) -> None:
     report = strictly(done.stdout)
     assert report["changes"][0] == "view shelf_demand changed: code"
     assert "FeatureView shelf_demand" in report["registered"]
+
+
+# --- serve
+
+
+def test_over_a_redis_of_the_users_own_the_command_becomes_the_server(built: Shop, tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path / "redis") as redis:
+        variables = {"ISTHMUS_STORES__ONLINE": redis.url}
+        assert run("materialize", cwd=built.root, **variables).returncode == 0
+        child = subprocess.Popen(
+            [SCRIPT, "serve", "--port", "0"], cwd=built.root, env={**os.environ, **variables}, stderr=subprocess.PIPE
+        )  # fmt: skip
+        assert child.stderr is not None
+        started = next(line for line in map(json.loads, child.stderr) if line["event"] == "listening")
+        answer = httpx.post(
+            f"http://127.0.0.1:{started['port']}/get-online-features",
+            json={"features": ["customer_orders:orders_7d"], "entities": {"customer": [0]}},
+        )
+        assert answer.status_code == 200
+        assert psutil.Process(child.pid).cmdline()[1:] == ["-m", "isthmus.serving"]
+        child.terminate()
+        assert child.wait(15) == 0
+        child.stderr.close()

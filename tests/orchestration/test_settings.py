@@ -29,6 +29,7 @@ def test_the_smallest_file_has_every_default(tmp_path: Path) -> None:
     assert (read.project.definitions, read.project.now) == ("definitions", None)
     assert read.profiles.training.batch == 1024
     assert read.server.port == 6570
+    assert (read.server.limits.rows, read.server.limits.requests_per_second) == (10_000, None)
 
 
 def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
@@ -52,6 +53,11 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         [server]
         port = 70000
         workers = 0
+        [server.limits]
+        rows = 0
+        deadline_seconds = 61
+        requests_per_second = "many"
+        row = 1
         [dev]
         log_level = "loud"
     """
@@ -75,6 +81,13 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         "profiles.serving.latency_objective_ms": "-1; expected greater than 0",
         "server.port": "70000; expected less than or equal to 65535",
         "server.workers": "0; expected greater than or equal to 1",
+        "server.limits.rows": "0; expected greater than or equal to 1",
+        "server.limits.deadline_seconds": "61; expected less than or equal to 60",
+        "server.limits.requests_per_second": "'many'; expected a whole number",
+        "server.limits.row": (
+            "is not a setting; expected one of "
+            "body_bytes, concurrency, deadline_seconds, requests_per_second, rows, values"
+        ),
         "dev.log_level": "'loud'; expected 'debug', 'info', 'warning' or 'error'",
     }
 

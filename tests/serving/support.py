@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import msgspec
@@ -21,6 +22,7 @@ from onnx import TensorProto, helper
 
 from isthmus.features.columns import Values
 from isthmus.features.contract import Column, Contract, ServiceContract, ViewContract
+from isthmus.features.files import write_atomically
 from isthmus.features.manifest import Golden, Input, Manifest, Variant, package_digest
 from isthmus.features.online import OnlineStore, connect
 from isthmus.features.profiles import ServingProfile
@@ -37,6 +39,7 @@ from isthmus.features.types import (
 )
 from isthmus.features.verdict import FeatureVerdict, Verdict
 from isthmus.serving.deployment import Deployment, deploy
+from isthmus.serving.keys import Key, Keyring, make
 from isthmus.serving.settings import ServerSettings, command
 
 HOUR = 3_600_000_000
@@ -236,7 +239,9 @@ class Server:
     http: httpx.Client
     contract: Path
     deployment: Path
+    keys: Path
     log: Path
+    secrets: set[str]
 
     def lookup(self, **asked: Any) -> httpx.Response:
         return self.http.post("/get-online-features", json=asked)
@@ -248,31 +253,60 @@ class Server:
         verdict = verdict_of(package, contract)
         return deploy(package, verdict, contract, ServingProfile(), self.deployment, tables=TABLES, at=NOW)
 
+    def grant(self, **scopes: str) -> dict[str, str]:
+        """Makes these the only keys: name to its scopes with a space between. Returns each one's Authorization."""
+        secrets = write_keys(self.keys, **scopes)
+        self.secrets.update(secrets.values())
+        return {name: f"Bearer {secret}" for name, secret in secrets.items()}
+
     def lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.log.read_bytes().splitlines()]
 
 
+def write_keys(file: Path, **scopes: str) -> dict[str, str]:
+    """A key file with these keys, name to scopes with a space between; returns the keys by their names."""
+    made: dict[str, tuple[Key, str]] = {name: make(name, wanted.split(), NOW) for name, wanted in scopes.items()}
+    write_atomically(file, Keyring(keys=tuple(key for key, _ in made.values())).dumps(), mode=0o600)
+    return {name: secret for name, (_, secret) in made.items()}
+
+
+def require_discreet(text: str, secrets: set[str]) -> None:
+    """Fails if a text shows a stack trace or a secret: every answer and every log of these tests goes through here."""
+    for trace in ("Traceback", 'File "', ".py:", "site-packages"):
+        assert trace not in text, text
+    assert not any(secret in text for secret in secrets), "a secret is shown"
+
+
 @contextmanager
 def serving(folder: Path, redis: str, **settings: Any) -> Iterator[Server]:
-    """A server process; it has to end by SIGTERM with exit code 0."""
+    """A server process; it has to end by SIGTERM with exit code 0, and no answer or log line may tell too much."""
     folder.mkdir(parents=True, exist_ok=True)
     chosen = ServerSettings(
         contract=str(folder / "contract.json"), deployment=str(folder / "deployment.json"), redis=redis,
-        port=free_port(), **{"now": NOW, **settings},
+        keys=str(folder / "keys.json"), port=free_port(), **{"now": NOW, **settings},
     )  # fmt: skip
     arguments, environment = command(chosen)
     log = folder / "server.log"
+    password = urlsplit(redis).password
+    secrets = {password} if password else set()
+
+    def answered(answer: httpx.Response) -> None:
+        if not answer.request.url.path.startswith("/docs"):  # the page's own scripts are full of such words
+            require_discreet(answer.read().decode(errors="replace") + str(answer.headers), secrets)
+
     with log.open("wb") as output:
-        process = subprocess.Popen(arguments, env=environment, stderr=output)
-    with httpx.Client(base_url=f"http://127.0.0.1:{chosen.port}", timeout=10) as http:
+        process = subprocess.Popen(arguments, env=environment, stderr=output, stdout=output)
+    url = f"http://127.0.0.1:{chosen.port}"
+    with httpx.Client(base_url=url, timeout=10, event_hooks={"response": [answered]}) as http:
         try:
             wait(lambda: process.poll() is not None or _up(http), "the server to answer")
-            yield Server(process, http, Path(chosen.contract), Path(chosen.deployment), log)
+            files = Path(chosen.contract), Path(chosen.deployment), Path(chosen.keys)
+            yield Server(process, http, *files, log, secrets)
         finally:
             process.send_signal(signal.SIGTERM)
             code = process.wait(15)
     assert code == 0, log.read_text()
-    assert "Traceback" not in log.read_text()
+    require_discreet(log.read_text(), secrets)
 
 
 def _up(http: httpx.Client) -> bool:
@@ -294,3 +328,12 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Everything until the server closes the connection."""
+    received = b""
+    while chunk := connection.recv(65_536):
+        received += chunk
+    require_discreet(received.decode(), set())
+    return received

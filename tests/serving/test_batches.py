@@ -17,6 +17,7 @@ from isthmus.features.columns import Values
 from isthmus.features.profiles import ServingProfile
 from isthmus.serving.batches import BATCH_ROWS, QUICK_ROWS, QUICK_SECONDS, Batches, Columns, Outputs
 from isthmus.serving.deployment import deploy
+from isthmus.serving.limits import Limits
 from isthmus.serving.model import Model
 from tests.serving.support import CONTRACT, NOW, TABLES, Server, make_package, serving, verdict_of, wait
 
@@ -164,7 +165,7 @@ def predicting(folder: Path, redis_url: str, ballast: int) -> Iterator[Server]:
     """A server with a model that has ballast."""
     (folder / "contract.json").write_bytes(CONTRACT.dumps())
     package = make_package(folder / "package", ballast=ballast)
-    with serving(folder, redis_url) as server:
+    with serving(folder, redis_url, limits=Limits(deadline_seconds=60)) as server:
         server.deploy(package)
         wait(lambda: server.http.get("/readyz").json().get("model") == "late", "the model")
         yield server
@@ -175,7 +176,7 @@ def test_small_requests_are_answered_during_a_large_one(tmp_path: Path, redis_ur
     large = {"entities": {"carrier": ["B6"] * rows}, "request": {"distance": [-7.0] * rows}}
     small = {"features": ["punctuality:flights"], "entities": {"carrier": ["B6"]}}
     during = 0
-    with predicting(tmp_path, redis_url, ballast=4) as server, ThreadPoolExecutor(1) as pool:
+    with predicting(tmp_path, redis_url, ballast=2) as server, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(server.predict, **large)
         while not answer.done():
             assert server.lookup(**small).status_code == 200

@@ -1,20 +1,36 @@
 """Feast's SDK reads from this server as from its own."""
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.serving.support import Server
+from tests.serving.support import CONTRACT, Server, serving
 
 
 @pytest.fixture(scope="module")
-def answers(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[object]]]:
+def guarded(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("guarded")
+    (folder / "contract.json").write_bytes(CONTRACT.dumps())
+    with serving(folder, redis_url) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=["open", "with a key"])
+def answers(
+    request: pytest.FixtureRequest, server: Server, guarded: Server, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, list[object]]]:
     """What Feast's client gives its caller, asked in a process of its own: importing feast warns and takes seconds."""
     folder = tmp_path_factory.mktemp("feast")
+    auth, environment = "{type: no_auth}", dict(os.environ)
+    if request.param == "with a key":
+        server, auth = guarded, "{type: oidc, token_env_var: FEATURES_KEY}"
+        environment["FEATURES_KEY"] = server.grant(feast="read:*")["feast"].removeprefix("Bearer ")
     (folder / "feature_store.yaml").write_text(
         textwrap.dedent(f"""
         project: flights
@@ -22,13 +38,16 @@ def answers(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         registry: {folder}/registry.db
         online_store: {{type: remote, path: "{str(server.http.base_url).rstrip("/")}"}}
         offline_store: {{type: file}}
+        auth: {auth}
         entity_key_serialization_version: 3
         """)
     )
     (folder / "data.parquet").touch()
     script = Path(folder / "ask.py")
     script.write_text(_SCRIPT)
-    asked = subprocess.run([sys.executable, script, folder], capture_output=True, text=True, timeout=200)
+    asked = subprocess.run(
+        [sys.executable, script, folder], env=environment, capture_output=True, text=True, timeout=200
+    )
     assert asked.returncode == 0, asked.stderr
     found: dict[str, dict[str, list[object]]] = json.loads(asked.stdout.splitlines()[-1])
     return found

@@ -1,9 +1,11 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -11,15 +13,16 @@ import msgspec
 import pytest
 
 from isthmus.features.errors import ConfigurationError
+from isthmus.serving.limits import Limits
 from isthmus.serving.settings import VARIABLE, ServerSettings, command
-from tests.serving.support import CONTRACT, Server, free_port, serving, wait
+from tests.serving.support import CONTRACT, Server, free_port, read_all, serving, wait
 
 HEAVY = ("feast", "torch", "pyspark", "dagster", "pandas", "deltalake", "duckdb", "sklearn", "typer")
 
 
 def settings(folder: Path, **changed: object) -> ServerSettings:
-    given = {"contract": str(folder / "c"), "deployment": str(folder / "d"), "redis": "redis://127.0.0.1:1", **changed}
-    return msgspec.convert(given, ServerSettings)
+    given = {"contract": str(folder / "c"), "deployment": str(folder / "d"), "keys": str(folder / "k")}
+    return msgspec.convert({**given, "redis": "redis://127.0.0.1:1", **changed}, ServerSettings)
 
 
 def test_the_process_loads_nothing_heavy(server: Server) -> None:
@@ -49,19 +52,52 @@ def test_sigint_is_a_clean_end(tmp_path: Path) -> None:
         assert server.process.wait(10) == 0
 
 
-def test_requests_under_way_are_answered_before_the_end(tmp_path: Path, redis_url: str) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_requests_under_way_are_answered_before_the_end(tmp_path: Path, redis_url: str, workers: int) -> None:
     (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
-    with serving(tmp_path, redis_url) as server:
+    body = b'{"features": ["punctuality:flights"], "entities": {"carrier": ["B6"]}}'
+    head = f"POST /get-online-features HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with serving(tmp_path, redis_url, workers=workers) as server, ExitStack() as opened:
+        address = ("127.0.0.1", server.http.base_url.port or 0)
 
-        def slow_body() -> object:
-            yield b'{"features": ["punctuality:flights"], '
-            time.sleep(0.3)
+        def connect() -> socket.socket:
+            return opened.enter_context(socket.create_connection(address, timeout=10))
+
+        slow = [connect() for _ in range(8)]
+        for connection in slow:
+            connection.sendall(head + body[:20])
+        idle = connect()
+        time.sleep(0.2)
+        server.process.send_signal(signal.SIGTERM)
+
+        def refused() -> bool:
+            try:
+                with socket.create_connection(address, timeout=10) as late:
+                    late.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                    return False
+            except OSError:
+                return True
+
+        wait(refused, "new connections to be refused", 2)
+        assert server.process.poll() is None
+        assert idle.recv(10) == b""
+        for connection in slow:
+            connection.sendall(body[20:])
+            top, _, answer = read_all(connection).partition(b"\r\n\r\n")
+            assert top.startswith(b"HTTP/1.1 200")
+            assert json.loads(answer)["results"][1]["values"] == [7]
+        assert server.process.wait(2) == 0
+
+
+def test_what_hangs_does_not_hold_up_the_end(tmp_path: Path, redis_url: str) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    with serving(tmp_path, redis_url, limits=Limits(deadline_seconds=1)) as server:
+        with socket.create_connection(("127.0.0.1", server.http.base_url.port or 0), timeout=10) as connection:
+            connection.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+            time.sleep(0.1)
             server.process.send_signal(signal.SIGTERM)
-            time.sleep(0.3)
-            yield b'"entities": {"carrier": ["B6"]}}'
-
-        answer = server.http.post("/get-online-features", content=slow_body())  # type: ignore[arg-type]
-        assert answer.json()["results"][1]["values"] == [7]
+            assert connection.recv(65_536).startswith(b"HTTP/1.1 408")
+        assert server.process.wait(2) == 0
 
 
 def test_workers_share_the_port_and_end_together(tmp_path: Path, redis_url: str) -> None:
@@ -95,7 +131,7 @@ def test_a_process_without_settings_says_so(text: str | None) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])  # noqa: S104
 def test_listening_beyond_loopback_is_refused(tmp_path: Path, host: str) -> None:
-    with pytest.raises(ConfigurationError, match="credentials"):
+    with pytest.raises(ConfigurationError, match="there is no API key"):
         settings(tmp_path, host=host)
 
 

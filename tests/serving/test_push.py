@@ -21,10 +21,11 @@ from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.online import OnlineStore, connect
 from isthmus.features.rows import RowCodec
 from isthmus.features.types import Float32, Int64
+from isthmus.serving.limits import Limits
 from tests.serving.support import CONTRACT, EVERYTHING, HOUR, NOW, PUNCTUALITY, Server, serving, values, wait
 
 AT = "2027-01-15T07:00:00Z"
-ROW = {"carrier": ["QQ"], "event_timestamp": [AT], "late_rate": [0.25], "flights": [3]}
+ROW: dict[str, list[Any]] = {"carrier": ["QQ"], "event_timestamp": [AT], "late_rate": [0.25], "flights": [3]}
 FRESH = count()
 
 
@@ -345,3 +346,27 @@ def test_without_redis_nothing_is_pushed(tmp_path: Any) -> None:
         answer = push(server, ROW)
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "1"
+
+
+def test_a_push_needs_the_scope_of_its_view(tmp_path: Any, redis_url: str) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    with serving(tmp_path, redis_url) as server:
+        wait(lambda: server.http.get("/readyz").status_code == 200, "the contract")
+        keys = server.grant(writer="push:punctuality read:*", other="push:everything read:* predict:*")
+        name = carrier()
+        body = {"push_source_name": "punctuality", "df": {**ROW, "carrier": [name]}}
+        refused = server.http.post("/push", json=body, headers={"Authorization": keys["other"]})
+        assert refused.status_code == 403
+        assert "push:punctuality" in refused.text
+        assert server.http.post("/push", json=body).status_code == 401
+        answer = server.http.post("/push", json=body, headers={"Authorization": keys["writer"]})
+        assert answer.json() == {"rows": 1, "written": 1}
+
+
+def test_a_push_has_no_more_rows_and_values_than_the_limits_say(tmp_path: Any, redis_url: str) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    with serving(tmp_path, redis_url, limits=Limits(rows=3, values=4)) as server:
+        wait(lambda: server.http.get("/readyz").status_code == 200, "the contract")
+        for rows, status in ((2, 200), (3, 413), (4, 413)):
+            df = {name: column * rows for name, column in {**ROW, "carrier": [carrier()]}.items()}
+            assert push(server, df).status_code == status

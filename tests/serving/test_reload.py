@@ -22,7 +22,7 @@ def test_contract_and_deployment_are_taken_up_while_the_server_runs(tmp_path: Pa
         assert ready.headers["retry-after"] == "1"
         assert "isthmus apply" in ready.json()["remedy"]
         assert server.lookup(**ASKED).status_code == 503
-        assert server.http.get("/models").json() == {"models": []}
+        assert server.http.get("/models").json() == {"models": [], "refused": None}
 
         write_atomically(server.contract, b"{")
         wait(lambda: "is not a contract" in server.http.get("/readyz").json()["found"], "the broken contract")
@@ -49,6 +49,9 @@ def test_contract_and_deployment_are_taken_up_while_the_server_runs(tmp_path: Pa
         write_atomically(server.contract, CONTRACT.dumps()[:-3])
         wait(lambda: sum(line["event"] == "file refused" for line in server.lines()) == 3, "both refusals in the log")
         assert predicted() < 0.4
+        listed = server.http.get("/models").json()
+        assert "is not a deployment" in listed["refused"]
+        assert len(listed["models"]) == 1
         assert server.lookup(**ASKED).headers["isthmus-contract"] == CONTRACT.hash
 
         write_atomically(server.contract, OTHER.dumps())

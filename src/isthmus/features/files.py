@@ -7,12 +7,19 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replaces a file's content so that a reader, or a crash, meets the old or the new one, never a part."""
+def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
+    """Replaces a file's content so that a reader, or a crash, meets the old or the new one, never a part.
+
+    Args:
+        path: the file.
+        content: all of it.
+        mode: permissions, less those of the umask; the file never has others, not even while it is written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb") as file:
+        partial.unlink(missing_ok=True)
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -154,6 +154,42 @@ def serve(
     raise typer.Exit(run(_project(project), port=port))
 
 
+keys = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(keys, name="keys")
+KeyArgument = Annotated[str, typer.Argument(help="Whose key it is.")]
+
+
+@keys.command("create")
+def keys_create(
+    name: KeyArgument,
+    scope: Annotated[
+        list[str], typer.Option(help="read:SERVICE, push:VIEW or predict:MODEL; * for any name. May be repeated.")
+    ],
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a key and show it, this once."""
+    from isthmus.orchestration.keys import create as run
+
+    _report(run(_project(project), name, scope), as_json=as_json)
+
+
+@keys.command("list")
+def keys_list(project: ProjectOption = None, as_json: JsonOption = False) -> None:
+    """List the keys by name."""
+    from isthmus.orchestration.keys import describe as run
+
+    _report(run(_project(project)), as_json=as_json)
+
+
+@keys.command("revoke")
+def keys_revoke(name: KeyArgument, project: ProjectOption = None, as_json: JsonOption = False) -> None:
+    """Remove a key: a running server refuses it from the next request on."""
+    from isthmus.orchestration.keys import revoke as run
+
+    _report(run(_project(project), name), as_json=as_json)
+
+
 @app.command()
 def dev(project: ProjectOption = None) -> None:
     """Run the Dagster UI over the project, and the API beside it."""

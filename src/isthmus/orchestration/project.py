@@ -95,6 +95,11 @@ class Project:
         return self.state / "deployment.json"
 
     @property
+    def keys_file(self) -> Path:
+        """The API keys, as hashes."""
+        return self.state / "keys.json"
+
+    @property
     def fixed_now(self) -> int | None:
         """Where the project's clock stands, in microseconds, or None for the clock on the wall."""
         fixed = self.settings.project.now

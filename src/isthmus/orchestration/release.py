@@ -1,5 +1,6 @@
 """`deploy` and `serve`: puts a package behind the API, and runs the API."""
 
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,7 +50,15 @@ def deploy(project: Project, name: str | None = None) -> Deployment:
 
 
 def serve(project: Project, *, port: int | None = None) -> int:
-    """Runs the API until it is told to stop; returns its exit code."""
+    """Runs the API until it is told to stop; returns its exit code.
+
+    Over a Redis of the user's own this process becomes the server and does not return: what it has loaded to read the
+    project would only take memory beside it. The embedded Redis needs somebody who stops it at the end.
+    """
+    configured = project.settings.stores.online
+    if configured != "embedded":
+        arguments, environment = command(settings(project, configured, port))
+        os.execve(arguments[0], arguments, environment)  # noqa: S606 - this interpreter, our own module
     with redis_url(project) as url:
         return run_server(settings(project, url, port))
 
@@ -76,9 +85,11 @@ def settings(project: Project, url: str, port: int | None = None) -> ServerSetti
         contract=str(project.contract_file),
         deployment=str(project.deployment_file),
         redis=url,
+        keys=str(project.keys_file),
         host=server.host,
         port=server.port if port is None else port,
         workers=server.workers,
+        limits=server.limits,
         now=project.fixed_now,
     )
 

@@ -21,6 +21,7 @@ from pydantic_settings import (
 
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.profiles import ServingProfile, TrainingProfile
+from isthmus.serving.limits import Limits
 
 FILE = "isthmus.toml"
 _ENVIRONMENT = "ISTHMUS_"
@@ -102,11 +103,12 @@ class ProfilesTable(_Table):
 
 
 class ServerTable(_Table):
-    """`[server]`: where the API listens. Not on Feast's 6566: browsers refuse to open that port."""
+    """`[server]`: where the API listens, and its limits. Not on Feast's 6566: browsers refuse to open that port."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 6570
     workers: Annotated[int, Field(ge=1, le=64)] = 1
+    limits: Limits = Limits()
 
 
 class DevTable(_Table):

@@ -126,4 +126,6 @@ def _cell(value: object) -> str:
         return {True: "yes", False: "no", None: "-"}[value]
     if isinstance(value, int):
         return f"{value:,}"
+    if isinstance(value, list):
+        return ", ".join(map(_cell, value)) or "none"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -19,6 +19,7 @@ from isthmus.features import clock
 from isthmus.features.errors import IsthmusError, RequestError
 from isthmus.serving import columns, compact, documentation, log, members, openapi, push, refusals
 from isthmus.serving.formats import Format, chosen
+from isthmus.serving.guard import Guarded, Limited, granted, refused
 from isthmus.serving.lookup import Lookup
 from isthmus.serving.messages import LookupRequest, ModelInput, Models, ModelState, PredictRequest, PushRequest, Ready
 from isthmus.serving.observe import Observed
@@ -28,8 +29,6 @@ from isthmus.serving.settings import ServerSettings
 from isthmus.serving.state import State
 from isthmus.serving.store import Store
 from isthmus.serving.watch import Watch
-
-BODY_BYTES = 1 << 20
 
 _LOOKUP = msgspec.json.Decoder(LookupRequest)
 _PREDICT = msgspec.json.Decoder(PredictRequest)
@@ -44,7 +43,8 @@ class Api:
 
     def __init__(self, settings: ServerSettings) -> None:
         self._now = settings.now
-        self._store = Store(settings.redis)
+        self._limits = settings.limits
+        self._store = Store(settings.redis, settings.limits)
         self._watch = Watch(Path(settings.contract), Path(settings.deployment))
         self._document = orjson.dumps(openapi.document())
 
@@ -64,13 +64,15 @@ class Api:
     async def lookup(self, request: Request) -> Response:
         """Feast's online lookup."""
         form = chosen(request.headers.get("accept", ""))
-        body = await _body(request)
+        body = await request.body()
         asked = _decode(body, _LOOKUP)
+        granted(request).require_lookup(asked.feature_service, asked.features)
         state = self._watch.state
         lookup = _find(state, asked)
         keys = await offload(len(body) > BYTES, columns.keys, asked.entities, state.join_keys)
         require_keys(lookup.plan, keys)
-        rows = columns.rows("entities", keys)
+        rows = columns.rows("entities", keys, self._limits.rows)
+        self._limits.require_values("entities and features", rows, len(lookup.features))
         answers = await self._store.read(lookup.plan, keys, rows, self._at())
         large = rows * len(lookup.names) > VALUES
         match form:
@@ -84,18 +86,23 @@ class Api:
 
     async def push(self, request: Request) -> Response:
         """Feast's push of rows to the online store."""
-        asked = _decode(await _body(request), _PUSH)
+        asked = _decode(await request.body(), _PUSH)
+        granted(request).require("push", asked.push_source_name)
         state = self._watch.state
-        return _answer(await push.push(asked, state, self._store, self._at()), state.contract.hash)
+        answer = await push.push(asked, state, self._store, self._limits, self._at())
+        return _answer(answer, state.contract.hash)
 
     async def predict(self, request: Request) -> Response:
         """A prediction for each row of join keys and request fields."""
-        body = await _body(request)
+        body = await request.body()
         asked = _decode(body, _PREDICT)
         state = self._watch.state
         predictor = state.predictor(asked.model)
+        granted(request).require("predict", predictor.model.deployment.model)
         large = len(body) > BYTES
-        keys, fields, rows = await offload(large, predictor.read, asked.entities, asked.request, state.join_keys)
+        keys, fields, rows = await offload(
+            large, predictor.read, asked.entities, asked.request, state.join_keys, self._limits
+        )
         answers = await self._store.read(predictor.plan, keys, rows, self._at()) if predictor.plan.views else {}
         output = await predictor.batches.predict(predictor.inputs(fields, answers), rows)
         return _answer(await offload(rows > VALUES, predictor.encode, output, answers), state.contract.hash)
@@ -118,7 +125,7 @@ class Api:
             current=deployment.contract == state.contract.hash,
             inputs=[ModelInput(item.name, item.dtype.name) for item in model.inputs],
         )
-        return _answer(msgspec.json.encode(Models([described])))
+        return _answer(msgspec.json.encode(Models([described], state.refused)))
 
     async def health(self, _request: Request) -> Response:
         """The process is up."""
@@ -147,7 +154,8 @@ def create(settings: ServerSettings | None = None) -> ASGIApp:
         ConfigurationError: the environment holds no settings.
     """
     log.configure()
-    api = Api(settings or ServerSettings.from_environment())
+    settings = settings or ServerSettings.from_environment()
+    api = Api(settings)
     app = Starlette(
         routes=[
             Route("/get-online-features", api.lookup, methods=["POST"]),
@@ -162,7 +170,9 @@ def create(settings: ServerSettings | None = None) -> ASGIApp:
         lifespan=api.lifespan,
         exception_handlers={IsthmusError: _refuse, HTTPException: _no_route, Exception: _fail},
     )
-    return Observed(app)
+    limited = Limited(app, settings.limits)
+    rate = settings.limits.requests_per_second
+    return Observed(Guarded(limited, Path(settings.keys), unguarded=settings.loopback, rate=rate))
 
 
 def _find(state: State, asked: LookupRequest) -> Lookup:
@@ -173,23 +183,6 @@ def _find(state: State, asked: LookupRequest) -> Lookup:
     if asked.feature_service is not None:
         return state.service_lookup(asked.feature_service, asked.full_feature_names)
     return state.lookup(tuple(asked.features or ()), asked.full_feature_names)
-
-
-async def _body(request: Request) -> bytes:
-    """The body, read no further than it may be long."""
-    announced = request.headers.get("content-length", "")
-    if announced.isdigit() and int(announced) > BODY_BYTES:
-        raise _too_long()
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > BODY_BYTES:
-            raise _too_long()
-    return body
-
-
-def _too_long() -> refusals.TooLargeError:
-    return refusals.TooLargeError("body", "is too long", expected=f"{BODY_BYTES:,} bytes at most")
 
 
 def _decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
@@ -209,9 +202,7 @@ def _answer(body: bytes, contract: str | None = None, media_type: str = Format.J
 
 async def _refuse(_request: Request, error: Exception) -> Response:
     assert isinstance(error, IsthmusError)  # noqa: S101 - Starlette passes what was asked for
-    status = refusals.status(error)
-    headers = {"retry-after": str(refusals.RETRY_SECONDS)} if status == 503 else None
-    return Response(orjson.dumps(error.as_dict()), status, headers, media_type="application/json")
+    return refused(error)
 
 
 async def _fail(request: Request, _error: Exception) -> Response:

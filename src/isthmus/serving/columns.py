@@ -12,9 +12,6 @@ from isthmus.features.contract import Column
 from isthmus.features.errors import RequestError
 from isthmus.serving.refusals import TooLargeError, UnreadableError
 
-ROWS = 10_000
-"""Rows that one request may ask for."""
-
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding raises for bytes that are no JSON, no UTF-8, or nested without end."""
 
@@ -72,12 +69,13 @@ def field(raw: msgspec.Raw, column: Column) -> list[Any]:
     return _decode(f"request.{column.name}", raw, column, _FIELDS)
 
 
-def rows(where: str, columns: Mapping[str, list[Any]]) -> int:
+def rows(where: str, columns: Mapping[str, list[Any]], most: int) -> int:
     """How many rows some columns have.
 
     Args:
         where: the part of the request that holds the columns.
         columns: column name to its values.
+        most: how many they may have.
 
     Raises:
         RequestError: they have none, or not the same number.
@@ -90,8 +88,8 @@ def rows(where: str, columns: Mapping[str, list[Any]]) -> int:
         raise RequestError(where, f"the columns differ in length: {found}", expected="one value per row in each")
     if count == 0:
         raise RequestError(where, "there is no row", expected="at least one value per column")
-    if count > ROWS:
-        raise TooLargeError(where, f"{count:,} rows", expected=f"{ROWS:,} at most", remedy="ask in several requests")
+    if count > most:
+        raise TooLargeError(where, f"{count:,} rows", expected=f"{most:,} at most", remedy="ask in several requests")
     return count
 
 

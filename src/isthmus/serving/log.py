@@ -8,12 +8,14 @@ from typing import Any
 import orjson
 import structlog
 
+from isthmus.serving import keys
+
 
 def configure() -> None:
     """Sends our own lines, and the warnings of the libraries, to stderr as JSON."""
     shared: list[Any] = [structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso", utc=True)]
     structlog.configure(
-        processors=[*shared, structlog.processors.JSONRenderer(orjson.dumps)],
+        processors=[*shared, structlog.processors.JSONRenderer(_line)],
         logger_factory=structlog.BytesLoggerFactory(sys.stderr.buffer),
         cache_logger_on_first_use=True,
     )
@@ -24,7 +26,7 @@ def configure() -> None:
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 _without_trace,
-                structlog.processors.JSONRenderer(lambda event, **_: orjson.dumps(event).decode()),
+                structlog.processors.JSONRenderer(lambda event, **_: _line(event).decode()),
             ],
         )
     )
@@ -37,6 +39,11 @@ def place(error: Exception) -> str:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return f"{trace.tb_frame.f_code.co_qualname}:{trace.tb_lineno}" if trace else "unknown"
+
+
+def _line(event: Any, **_: object) -> bytes:
+    """A line of the log. What a caller sends as path or request id stands in it, and that may be a key by mistake."""
+    return keys.PATTERN.sub(b"isthmus_...", orjson.dumps(event))
 
 
 def _without_trace(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

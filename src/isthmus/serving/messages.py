@@ -135,7 +135,7 @@ class ModelState(Struct):
 
 
 class Models(Struct):
-    """The deployed models, and why a deployment that is there does not answer."""
+    """The deployed models, and why the last deployment was not taken up, if it was not."""
 
     models: list[ModelState]
     refused: str | None = None

@@ -36,13 +36,15 @@ class Observed:
                 message["headers"].append((b"x-request-id", request_id))
             await send(message)
 
-        details = {}
+        details: dict[str, str] = {}
         try:
             await self._app(scope, receive, observed)
         except ClientDisconnect:
             details["found"] = "the client left before its request was complete"
         except Exception as error:  # noqa: BLE001 - a defect of ours: it has been answered, the log names the place
             details = {"exception": type(error).__name__, "at": place(error)}
+        if (grants := scope.get("state", {}).get("grants")) and grants.name:
+            details["key"] = grants.name
         self._log.info(
             "request",
             id=request_id.decode(),

@@ -14,13 +14,26 @@ from isthmus.serving.formats import Format
 
 _ERRORS = {
     400: "The body is no JSON in UTF-8.",
+    401: "There are API keys, and the request carries none of them.",
+    403: "The API key has no scope for what is asked.",
     404: "A view, feature, service or model is not there.",
     406: "No form of the answer is accepted.",
+    408: "The body did not arrive in time.",
     409: "Rows or the model were made under another contract.",
-    413: "The body is too long, or asks for too many rows.",
+    413: "The body is too long, or asks for too many rows or values.",
     422: "The request lacks something, or something has another type.",
-    503: "There is no contract or no model yet, or Redis does not answer.",
+    429: "The API key is used more often than it may be.",
+    503: "There is no contract or no model yet, Redis does not answer, or too many requests are under way.",
 }
+
+_ANY = (401, 429, 503)
+"""The errors of any request but that for health."""
+
+_SENT = (400, 401, 403, 404, 408, 413, 422, 429, 503)
+"""The errors of a request with a body."""
+
+_ASKED = (*_SENT, 409)
+"""The errors of a request that reads rows."""
 
 _STREAM = {
     "type": "string",
@@ -50,31 +63,40 @@ def document() -> dict[str, Any]:
             "/get-online-features": {
                 "post": _operation(
                     "lookUp", "Looks up the latest features of some keys", messages.LookupAnswer,
-                    errors=(400, 404, 406, 409, 413, 422, 503), body=messages.LookupRequest, contract=True,
+                    errors=(*_ASKED, 406), body=messages.LookupRequest, contract=True,
                     forms={Format.VALUES.value: _reference(messages.ValuesAnswer), Format.ARROW.value: _STREAM},
                 )
             },
             "/push": {
                 "post": _operation(
                     "push", "Writes rows to the online store", messages.PushAnswer,
-                    errors=(400, 404, 413, 422, 503), body=messages.PushRequest, contract=True,
+                    errors=_SENT, body=messages.PushRequest, contract=True,
                 )
             },
             "/predict": {
                 "post": _operation(
                     "predict", "Predicts from join keys and request fields", messages.PredictAnswer,
-                    errors=(400, 404, 409, 413, 422, 503), body=messages.PredictRequest, contract=True,
+                    errors=_ASKED, body=messages.PredictRequest, contract=True,
                 )
             },
-            "/models": {"get": _operation("listModels", "Lists the deployed models", messages.Models)},
-            "/healthz": {"get": _operation("isUp", "Whether the process is up", messages.Health)},
+            "/models": {
+                "get": _operation("listModels", "Lists the deployed models", messages.Models, errors=_ANY)
+            },
+            "/healthz": {"get": _operation("isUp", "Whether the process is up", messages.Health, key=False)},
             "/readyz": {
                 "get": _operation(
-                    "isReady", "Whether lookups can be answered", messages.Ready, errors=(503,), contract=True
+                    "isReady", "Whether lookups can be answered", messages.Ready, errors=_ANY, contract=True
                 )
             },
         },
-        "components": {"schemas": {name: _dialect(schema) for name, schema in schemas.items()}},
+        "components": {
+            "schemas": {name: _dialect(schema) for name, schema in schemas.items()},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer", "description": "A key of `isthmus keys create`."}
+            },
+        },
+        # One of the two: nothing, which is enough while there are no keys, or a key.
+        "security": [{}, {"key": []}],
     }  # fmt: skip
 
 
@@ -87,6 +109,7 @@ def _operation(
     body: type[msgspec.Struct] | None = None,
     contract: bool = False,
     forms: Mapping[str, Any] | None = None,
+    key: bool = True,
 ) -> dict[str, Any]:
     headers = {"X-Request-Id": {"description": "The caller's id, or a new one.", "schema": {"type": "string"}}}
     if contract:
@@ -97,6 +120,8 @@ def _operation(
         content = _json(messages.ErrorAnswer)
         responses[str(status)] = {"description": _ERRORS[status], "headers": _error_headers(status), "content": content}
     operation: dict[str, Any] = {"operationId": name, "summary": summary, "responses": responses}
+    if not key:
+        operation["security"] = []
     if body is not None:
         operation["requestBody"] = {"required": True, "content": _json(body)}
     return operation
@@ -104,7 +129,9 @@ def _operation(
 
 def _error_headers(status: int) -> dict[str, Any]:
     headers = {"X-Request-Id": {"schema": {"type": "string"}}}
-    if status == 503:
+    if status == 401:
+        headers["WWW-Authenticate"] = {"schema": {"type": "string"}}
+    if status in (429, 503):
         headers["Retry-After"] = {"schema": {"type": "string"}}
     return headers
 

@@ -14,6 +14,7 @@ from isthmus.features.online import LookupPlan, ViewAnswer
 from isthmus.features.types import Float32
 from isthmus.serving import columns
 from isthmus.serving.batches import Batches, Outputs
+from isthmus.serving.limits import Limits
 from isthmus.serving.lookup import OPTIONS, json_values, labels
 from isthmus.serving.model import Model
 
@@ -48,7 +49,7 @@ class Predictor:
         self._needed = [name for name in self._fields if name in needed]
 
     def read(
-        self, entities: Raws, request: Raws, join_keys: Mapping[str, Column]
+        self, entities: Raws, request: Raws, join_keys: Mapping[str, Column], limits: Limits
     ) -> tuple[dict[str, list[Any]], dict[str, Values], int]:
         """The join keys, the request fields and the number of rows of a request.
 
@@ -56,6 +57,7 @@ class Predictor:
 
         Raises:
             RequestError: something is missing, unknown, of another type, or said twice and differently.
+            TooLargeError: there are more rows or values than the limits let through.
         """
         for name in request:
             if name not in self._fields:
@@ -69,7 +71,8 @@ class Predictor:
         for name in self._needed:
             if name not in fields:
                 raise RequestError(f"request.{name}", "is missing", expected=f"{self._fields[name].dtype}, one per row")
-        rows = columns.rows("entities and request", {**fields, **keys})
+        rows = columns.rows("entities and request", {**fields, **keys}, limits.rows)
+        limits.require_values("entities and request", rows, len(self._features) + len(self._needed))
         for name in fields.keys() & keys.keys():
             if fields[name] != keys[name]:
                 raise RequestError(f"request.{name}", f"differs from entities.{name}", expected="one of the two")

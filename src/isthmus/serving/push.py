@@ -3,13 +3,14 @@
 import orjson
 
 from isthmus.features.errors import RequestError
+from isthmus.serving.limits import Limits
 from isthmus.serving.messages import PushRequest
 from isthmus.serving.offload import BYTES, offload
 from isthmus.serving.state import State
 from isthmus.serving.store import Store
 
 
-async def push(asked: PushRequest, state: State, store: Store, now: int) -> bytes:
+async def push(asked: PushRequest, state: State, store: Store, limits: Limits, now: int) -> bytes:
     """Writes the rows of a request, all or none, and answers how many.
 
     A lookup finds them from then on. A row replaces what is stored if it is newer by (event time, known time, content):
@@ -20,13 +21,14 @@ async def push(asked: PushRequest, state: State, store: Store, now: int) -> byte
         asked: the request.
         state: what the server answers from.
         store: the online store.
+        limits: of the server.
         now: the server's present in microseconds; nothing pushed may be later.
 
     Raises:
         NotFoundError: there is no such view.
         RequestError: the rows should go to an offline store.
         RowsError: a column is missing, unknown, of another type or in the future.
-        TooLargeError: there are too many rows.
+        TooLargeError: there are too many rows or values.
         DependencyError: Redis does not answer.
     """
     view = state.pushed(asked.push_source_name)
@@ -36,5 +38,5 @@ async def push(asked: PushRequest, state: State, store: Store, now: int) -> byte
             remedy="let a source of the view hold the rows, and run `isthmus build`",
         )  # fmt: skip
     large = sum(len(memoryview(raw)) for raw in asked.df.values()) > BYTES
-    rows, commands = await offload(large, view.commands, asked.df, now)
+    rows, commands = await offload(large, view.commands, asked.df, limits, now)
     return orjson.dumps({"rows": rows, "written": await store.write(commands)})

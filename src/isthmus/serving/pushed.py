@@ -21,6 +21,7 @@ from isthmus.features.errors import Problem, RequestError
 from isthmus.features.online import _WRITE, CHUNK, entity_keys
 from isthmus.features.rows import Int64, RowCodec
 from isthmus.serving import columns
+from isthmus.serving.limits import Limits
 from isthmus.serving.refusals import RowsError, TooLargeError, UnreadableError
 
 EVENT, KNOWN = RESERVED[:2]
@@ -69,19 +70,20 @@ class PushedView:
             **{column.name: _reader(column) for column in view.fields},
         }
 
-    def commands(self, df: Raws, now: int) -> tuple[int, Commands]:
+    def commands(self, df: Raws, limits: Limits, now: int) -> tuple[int, Commands]:
         """The number of rows, and the Redis commands that write them.
 
         Args:
             df: column name to a JSON array.
+            limits: of the server.
             now: the server's present in microseconds.
 
         Raises:
             RowsError: what is wrong with the columns.
-            TooLargeError: there are too many rows.
+            TooLargeError: there are too many rows or values.
             UnreadableError: a column is no JSON.
         """
-        rows = self._read(df, now)
+        rows = self._read(df, limits, now)
         names = entity_keys(self._project, self._view.keys, rows.keys)
         packed = self._codec.encode(rows.event, rows.known, rows.features)
         commands: Commands = []
@@ -94,7 +96,7 @@ class PushedView:
             script = (b"EVALSHA", _DIGEST)
         return len(packed), commands
 
-    def _read(self, df: Raws, now: int) -> _Rows:
+    def _read(self, df: Raws, limits: Limits, now: int) -> _Rows:
         problems: list[Problem] = []
         for name in df:
             if name not in self._readers:
@@ -103,7 +105,7 @@ class PushedView:
         lists: dict[str, list[Any]] = {}
         for name, read in self._readers.items():
             if name in df:
-                column = _column(name, df[name], read)
+                column = _column(name, df[name], read, limits.rows)
                 if isinstance(column, Problem):
                     problems.append(column)
                 else:
@@ -111,7 +113,7 @@ class PushedView:
             elif name != KNOWN:
                 problems.append(Problem(f"df.{name}", "is missing", "one value per row"))
         if lists:
-            problems += _lengths(lists)
+            problems += _lengths(lists, limits.rows)
         for name in (EVENT, KNOWN):
             problems += _outside(name, lists.get(name, []), now)
         features = {}
@@ -121,6 +123,7 @@ class PushedView:
                 problems += found
         if problems:
             raise RowsError("df", problems)
+        limits.require_values("df", len(lists[EVENT]), len(self._view.fields))
         return _Rows(
             {key.name: lists[key.name] for key in self._view.keys},
             np.array(lists[EVENT], np.int64),
@@ -165,19 +168,19 @@ def _times(decoder: msgspec.json.Decoder[list[Any]], raw: msgspec.Raw) -> list[A
     return [value if value is None or isinstance(value, int) else clock.micros(value) for value in values]
 
 
-def _column(name: str, raw: msgspec.Raw, read: Callable[[msgspec.Raw], list[Any]]) -> list[Any] | Problem:
+def _column(name: str, raw: msgspec.Raw, read: Callable[[msgspec.Raw], list[Any]], most: int) -> list[Any] | Problem:
     """The values of one column, or what is wrong with the first of them and with how many more."""
     try:
         return read(raw)
     except UnreadableError as error:
         raise UnreadableError(f"df.{name}", error.found, expected=error.expected) from error
     except RequestError as error:
-        more = _wrong(name, raw, read) - 1
+        more = _wrong(name, raw, read, most) - 1
         found = error.found + (f", and {more:,} more rows are wrong" if more > 0 else "")
         return Problem(f"df.{name}", found, error.expected)
 
 
-def _wrong(name: str, raw: msgspec.Raw, read: Callable[[msgspec.Raw], list[Any]]) -> int:
+def _wrong(name: str, raw: msgspec.Raw, read: Callable[[msgspec.Raw], list[Any]], most: int) -> int:
     """How many values of a column are wrong.
 
     Raises:
@@ -187,7 +190,7 @@ def _wrong(name: str, raw: msgspec.Raw, read: Callable[[msgspec.Raw], list[Any]]
         items = _ITEMS.decode(raw)
     except msgspec.ValidationError:
         return 1
-    columns.rows("df", {name: items})
+    columns.rows("df", {name: items}, most)
     wrong = 0
     for item in items:
         try:
@@ -197,14 +200,14 @@ def _wrong(name: str, raw: msgspec.Raw, read: Callable[[msgspec.Raw], list[Any]]
     return wrong
 
 
-def _lengths(lists: Mapping[str, list[Any]]) -> list[Problem]:
+def _lengths(lists: Mapping[str, list[Any]], most: int) -> list[Problem]:
     """What is wrong with the lengths of some columns.
 
     Raises:
         TooLargeError: there are too many rows.
     """
     try:
-        columns.rows("df", lists)
+        columns.rows("df", lists, most)
     except TooLargeError:
         raise
     except RequestError as error:

@@ -11,6 +11,14 @@ class UnreadableError(RequestError):
     """The body is no JSON in UTF-8."""
 
 
+class UnauthenticatedError(RequestError):
+    """The request carries no API key, or one that is not known."""
+
+
+class ForbiddenError(RequestError):
+    """The API key has no scope for what is asked."""
+
+
 class NotFoundError(RequestError):
     """The request names something that is not there."""
 
@@ -42,12 +50,24 @@ class RowsError(RequestError):
         return {**super().as_dict(), "problems": problems}
 
 
+class TooSlowError(RequestError):
+    """The body did not arrive in time."""
+
+
 class TooLargeError(RequestError):
-    """The body is too long, or it asks for too many rows."""
+    """The body is too long, or it asks for too many rows or values."""
+
+
+class TooManyError(RequestError):
+    """The API key is used more often than it may be."""
 
 
 class NotReadyError(DependencyError):
     """There is no contract or no model yet."""
+
+
+class BusyError(DependencyError):
+    """The server has as many requests under way as it may have, or could not answer in time."""
 
 
 class DefectError(IsthmusError):
@@ -56,11 +76,15 @@ class DefectError(IsthmusError):
 
 _STATUS: tuple[tuple[type[IsthmusError], int], ...] = (
     (UnreadableError, 400),
+    (UnauthenticatedError, 401),
+    (ForbiddenError, 403),
     (NotFoundError, 404),
     (NotAllowedError, 405),
     (NotAcceptableError, 406),
+    (TooSlowError, 408),
     (ContractMismatch, 409),
     (TooLargeError, 413),
+    (TooManyError, 429),
     (RequestError, 422),
     (DependencyError, 503),
 )
@@ -69,3 +93,16 @@ _STATUS: tuple[tuple[type[IsthmusError], int], ...] = (
 def status(error: IsthmusError) -> int:
     """The HTTP status of an error: 500 for what neither the caller nor time can mend."""
     return next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
+
+
+def headers(error: IsthmusError) -> dict[str, str]:
+    """What the answer to an error says beside its body."""
+    match status(error):
+        case 401:
+            return {"www-authenticate": 'Bearer realm="isthmus"'}
+        case 408:
+            # The rest of the body may come at any time, and is no request.
+            return {"connection": "close"}
+        case 429 | 503:
+            return {"retry-after": str(RETRY_SECONDS)}
+    return {}

@@ -5,13 +5,16 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import FrameType
 
 import msgspec
 from redis.connection import parse_url
 
-from isthmus.features.errors import ConfigurationError, Problem
+from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.online import without_credentials
+from isthmus.serving.keys import Keyring
+from isthmus.serving.limits import Limits
 
 VARIABLE = "ISTHMUS_SERVER"
 
@@ -23,27 +26,28 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         contract: path of `contract.json`; the file may appear and change while the server runs.
         deployment: path of the deployment file; likewise.
         redis: URL of the online store.
+        keys: path of the file of API keys; likewise. Without keys the API is open, so it listens on loopback only.
         host: address to listen on.
         port: port to listen on; 0 for any free one.
         workers: server processes that share the port.
+        limits: what requests may ask of a worker.
         now: the present time in microseconds since 1970 UTC for projects that replay history; None for the clock.
     """
 
     contract: str
     deployment: str
     redis: str
+    keys: str
     host: str = "127.0.0.1"
     port: int = 6570
     workers: int = 1
+    limits: Limits = Limits()
     now: int | None = None
 
     def __post_init__(self) -> None:
         problems = []
-        if not _loopback(self.host):
-            problems.append(
-                Problem("host", f"{self.host!r} is open to other machines, and the API asks for no credentials",
-                        "127.0.0.1, ::1 or localhost")
-            )  # fmt: skip
+        if not self.loopback:
+            problems += self._open_to_others()
         try:
             parse_url(self.redis)  # type: ignore[no-untyped-call]
         except ValueError:
@@ -56,6 +60,26 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             problems.append(Problem("workers", str(self.workers), "1 or more"))
         if problems:
             raise ConfigurationError("server", problems)
+
+    @property
+    def loopback(self) -> bool:
+        """Whether the address can be reached from this machine alone."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def _open_to_others(self) -> list[Problem]:
+        """What is missing before other machines may be listened to."""
+        try:
+            if Keyring.read(Path(self.keys)).keys:
+                return []
+            found = f"{self.host!r} is open to other machines, and there is no API key"
+        except DataError as error:
+            found = f"{self.host!r} is open to other machines, and {error}"
+        return [Problem("host", found, "127.0.0.1, ::1 or localhost, or a key made with `isthmus keys create`")]
 
     @classmethod
     def from_environment(cls) -> "ServerSettings":
@@ -99,12 +123,3 @@ def serve(settings: ServerSettings) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -21,13 +21,18 @@ class State:
     Args:
         contract: the contract, or why there is none.
         model: the model, or why there is none; None if nothing is deployed.
+        refused: why the deployment that is there now was not taken up.
     """
 
     def __init__(
-        self, contract: Contract | IsthmusError | None = None, model: Model | IsthmusError | None = None
+        self,
+        contract: Contract | IsthmusError | None = None,
+        model: Model | IsthmusError | None = None,
+        refused: IsthmusError | None = None,
     ) -> None:
         self._contract = contract
         self._model = model
+        self.refused = None if refused is None else str(refused)
         self.lookup = lru_cache(LOOKUPS)(self._compile)
         self.service_lookup = lru_cache(LOOKUPS)(self._compile_service)
         self.pushed = lru_cache(LOOKUPS)(self._compile_pushed)
@@ -47,11 +52,6 @@ class State:
     def model(self) -> Model | None:
         """The model, if there is one."""
         return self._model if isinstance(self._model, Model) else None
-
-    @property
-    def refused(self) -> str | None:
-        """Why what is deployed does not answer, if it does not."""
-        return str(self._model) if isinstance(self._model, IsthmusError) else None
 
     @cached_property
     def join_keys(self) -> Mapping[str, Column]:

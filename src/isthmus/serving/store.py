@@ -8,14 +8,16 @@ import hiredis
 import redis.asyncio
 
 from isthmus.features.online import LookupPlan, ViewAnswer, answering
+from isthmus.serving.limits import Limits
 from isthmus.serving.offload import VALUES, offload
 
 TIMEOUT_SECONDS = 2.0
-CONNECTIONS = 256
 KEYS = 1000
 """Rows whose commands are packed on the event loop: about a millisecond."""
 TURN = 256
 """Replies that are read before other requests have their turn: about a millisecond."""
+_SPARE = 32
+"""Connections beyond those of the requests that are counted: for the state of the server."""
 
 
 class Store:
@@ -26,11 +28,14 @@ class Store:
 
     Args:
         url: `redis://`, `rediss://` or `unix://`; the settings have checked it.
+        limits: of the server: each request has a connection, and half of the time it has left for Redis at most.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, limits: Limits) -> None:
         self._url = url
-        self._pool = redis.asyncio.ConnectionPool.from_url(url, max_connections=CONNECTIONS, socket_timeout=None)
+        self._seconds = min(TIMEOUT_SECONDS, limits.deadline_seconds / 2)
+        connections = limits.concurrency + _SPARE
+        self._pool = redis.asyncio.ConnectionPool.from_url(url, max_connections=connections, socket_timeout=None)
 
     async def read(
         self, plan: LookupPlan, keys: Mapping[str, Sequence[Any]], rows: int, at: int
@@ -70,7 +75,7 @@ class Store:
     async def _ask(self, packed: bytes, count: int) -> list[Any]:
         """The replies to `count` packed commands."""
         with answering(self._url):
-            async with asyncio.timeout(TIMEOUT_SECONDS):
+            async with asyncio.timeout(self._seconds):
                 try:
                     return await self._exchange(packed, count)
                 except redis.ConnectionError:

@@ -27,15 +27,17 @@ class Watch:
     """
 
     def __init__(self, contract: Path, deployment: Path) -> None:
-        self._contract = _File(contract, _contract)
-        self._deployment = _File(deployment, _model)
+        self._contract = File(contract, _contract)
+        self._deployment = File(deployment, _model)
         self.state = State()
 
     def load(self) -> None:
         """Reads what has changed, and replaces the state if something has."""
-        changed = [file.load() for file in (self._contract, self._deployment) if file.changed()]
-        if any(changed):
-            self.state = State(self._contract.content, self._deployment.content)
+        changed = [file for file in (self._contract, self._deployment) if file.changed()]
+        for file in changed:
+            file.load()
+        if changed:
+            self.state = State(self._contract.content, self._deployment.content, self._deployment.problem)
 
     async def run(self) -> None:
         """Follows the files until it is canceled."""
@@ -49,37 +51,42 @@ class Watch:
                     structlog.get_logger().warning("reload failed", exception=type(error).__name__, at=place(error))
 
 
-class _File(Generic[T]):
-    """A file and what it holds: its content, or what is wrong with it, or None if there is no such file."""
+class File(Generic[T]):
+    """A file and what it holds: its content, or what is wrong with it, or None if there is no such file.
+
+    A broken file does not replace a good one: `content` stays, and `problem` says what is wrong with the file.
+    """
 
     def __init__(self, path: Path, parse: Callable[[Path], T]) -> None:
         self._path = path
         self._parse = parse
         self._stamp: tuple[int, int, int] | None = None
         self.content: T | IsthmusError | None = None
+        self.problem: IsthmusError | None = None
 
     def changed(self) -> bool:
+        """Whether it is another file than the one that was read last."""
         return _stamp(self._path) != self._stamp
 
-    def load(self) -> bool:
-        """Reads the file; whether there is another content now. A broken file does not replace a good one."""
+    def load(self) -> None:
+        """Reads the file."""
         log = structlog.get_logger()
         # Taken first: a file that changes while it is read is read again.
         self._stamp = _stamp(self._path)
         if self._stamp is None:
             log.warning("file is gone", path=str(self._path))
-            self.content = None
-            return True
+            self.content = self.problem = None
+            return
         try:
-            self.content = self._parse(self._path)
+            self.content, self.problem = self._parse(self._path), None
         except IsthmusError as error:
             kept = self.content is not None and not isinstance(self.content, IsthmusError)
             log.warning("file refused", path=str(self._path), problem=str(error), previous="kept" if kept else "none")
+            self.problem = error
             if not kept:
                 self.content = error
-            return not kept
+            return
         log.info("file loaded", path=str(self._path))
-        return True
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

@@ -1,0 +1,78 @@
+"""Writes the last results of the benchmarks, with their plots, into docs/performance.md, between their markers."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib import pyplot as plt
+from result import RESULTS
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS / "performance.md"
+
+
+def main() -> int:
+    """Rewrites the section of every benchmark that has a result; returns 1 if the page has no place for one."""
+    text = PAGE.read_text()
+    for file in sorted(RESULTS.glob("*.json")):
+        name, run = file.stem, json.loads(file.read_text())
+        begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+        if begin not in text or end not in text:
+            sys.stderr.write(f"docs/performance.md has no place for {name}: add the lines {begin} and {end}\n")
+            return 1
+        plot(name, run["comparisons"])
+        section = f"{begin}\n{table(name, run)}\n{end}"
+        text = re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _, made=section: made, text, flags=re.DOTALL)  # type: ignore[misc]
+    PAGE.write_text(text)
+    return 0
+
+
+def table(name: str, run: dict[str, Any]) -> str:
+    """The comparisons of one run as Markdown."""
+    lines = [
+        f"`python benchmarks/{name}.py`, {run['at']}, {run['machine']}.", "",
+        "| case | metric | ours | peer | compared with | ratio | bar | |", "|---|---|---:|---:|---|---:|---:|---|",
+    ]  # fmt: skip
+    for one in run["comparisons"]:
+        held = {None: "", True: "holds", False: "**missed**"}[one["holds"]]
+        ratio = "" if one["ratio"] is None else f"{one['ratio']:.1f}x"
+        cells = [one["case"], one["metric"], number(one["ours"]), number(one["peer"]), one["peer_name"] or "", ratio,
+                 "" if one["bar"] is None else f"{one['bar']:g}", held]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", f"![How many times Feast's figure](plots/{name}.svg)"])
+
+
+def number(value: float | None) -> str:
+    """A figure with three digits that mean something."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def plot(name: str, comparisons: list[dict[str, Any]]) -> None:
+    """The ratios that have a bar, each beside it."""
+    shown = [one for one in comparisons if one["ratio"] is not None and one["bar"] is not None][::-1]
+    mpl.rcParams["svg.hashsalt"] = "isthmus"  # the same figures make the same file
+    figure, axes = plt.subplots(figsize=(8, 0.38 * len(shown) + 1), layout="constrained")
+    axes.barh([one["case"] for one in shown], [one["ratio"] for one in shown], color="#2a6f97", label="measured")
+    for row, one in enumerate(shown):
+        axes.plot(
+            [one["bar"]] * 2, [row - 0.42, row + 0.42], color="#c1121f", linewidth=2, label="bar" if not row else ""
+        )
+        axes.text(one["ratio"], row, f" {one['ratio']:.1f}x", va="center", fontsize=8)
+    axes.set_xscale("log")
+    axes.set_xlabel("times better than the peer (logarithmic)")
+    axes.margins(x=0.15)
+    axes.legend(loc="lower right", fontsize=8)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    (DOCS / "plots").mkdir(exist_ok=True)
+    figure.savefig(DOCS / "plots" / f"{name}.svg", metadata={"Date": None})
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""What every benchmark prints: one list of comparisons, as a table or as JSON."""
+
+import json
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One case, measured on both sides in one run.
+
+    Attributes:
+        case: what was done.
+        metric: unit of both figures.
+        ours: our figure.
+        peer: the peer's figure, if there is one.
+        peer_name: what it is compared with.
+        ratio: how many times better ours is.
+        bar: what the ratio, or without a peer our figure, has to reach; None where it is only shown.
+        holds: whether it does.
+    """
+
+    case: str
+    metric: str
+    ours: float
+    peer: float | None
+    peer_name: str | None
+    ratio: float | None
+    bar: float | None
+    holds: bool | None
+
+
+def more(case: str, metric: str, ours: float, peer: float, peer_name: str, bar: float | None = None) -> Comparison:
+    """A comparison in which more is better."""
+    ratio = ours / peer
+    return Comparison(case, metric, ours, peer, peer_name, round(ratio, 2), bar, None if bar is None else ratio >= bar)
+
+
+def less(case: str, metric: str, ours: float, peer: float, peer_name: str, bar: float | None = None) -> Comparison:
+    """A comparison in which less is better."""
+    ratio = peer / ours
+    return Comparison(case, metric, ours, peer, peer_name, round(ratio, 2), bar, None if bar is None else ratio >= bar)
+
+
+def at_most(case: str, metric: str, ours: float, bar: float) -> Comparison:
+    """A figure with a limit and no peer."""
+    return Comparison(case, metric, ours, None, None, None, bar, ours <= bar)
+
+
+def report(name: str, comparisons: Sequence[Comparison], *, as_json: bool, quick: bool) -> int:
+    """Prints the comparisons; keeps those of a full run for the report. Returns 1 if a bar is missed."""
+    rows = [asdict(comparison) for comparison in comparisons]
+    if not quick:
+        RESULTS.mkdir(exist_ok=True)
+        run = {"at": datetime.now(UTC).isoformat(timespec="minutes"), "machine": machine(), "comparisons": rows}
+        (RESULTS / f"{name}.json").write_text(json.dumps(run, indent=1) + "\n")
+    if as_json:
+        sys.stdout.write(json.dumps(rows, indent=1) + "\n")
+    else:
+        Console().print(table(comparisons))
+    return int(any(comparison.holds is False for comparison in comparisons))
+
+
+def table(comparisons: Sequence[Comparison]) -> Table:
+    """The comparisons for a terminal."""
+    shown = Table("case", "metric", "ours", "peer", "", "ratio", "bar", "")
+    for one in comparisons:
+        shown.add_row(
+            one.case, one.metric, f"{one.ours:,.4g}" if one.ours < 1e4 else f"{one.ours:,.0f}",
+            "" if one.peer is None else f"{one.peer:,.4g}" if one.peer < 1e4 else f"{one.peer:,.0f}",
+            one.peer_name or "", "" if one.ratio is None else f"{one.ratio:.1f}x",
+            "" if one.bar is None else f"{one.bar:g}", {None: "", True: "holds", False: "missed"}[one.holds],
+        )  # fmt: skip
+    return shown
+
+
+def machine() -> str:
+    """The machine, in words."""
+    memory = psutil.virtual_memory().total / 2**30
+    return f"{platform.machine()}, {psutil.cpu_count()} cores, {memory:.0f} GiB, Python {platform.python_version()}"

@@ -1,0 +1,82 @@
+"""`keys create`, `keys list` and `keys revoke`: who may ask the API. A running server follows at once."""
+
+import fcntl
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from isthmus.features import clock
+from isthmus.features.errors import ConfigurationError, RequestError
+from isthmus.features.files import write_atomically
+from isthmus.orchestration.project import Project
+from isthmus.serving.keys import Keyring, make, problems
+
+
+def create(project: Project, name: str, scopes: Sequence[str]) -> dict[str, Any]:
+    """Makes a key and stores its hash; returns its description with the key itself, which is nowhere else.
+
+    Args:
+        project: the project.
+        name: whose key it is.
+        scopes: `read:SERVICE`, `push:VIEW`, `predict:MODEL`, or `*` for the name.
+
+    Raises:
+        ConfigurationError: the name or a scope cannot be one.
+        RequestError: there is a key of this name.
+        DataError: the key file is broken.
+    """
+    if wrong := problems(name, scopes):
+        raise ConfigurationError("API key", wrong)
+    with _changing(project):
+        ring = Keyring.read(project.keys_file)
+        if any(key.name == name for key in ring.keys):
+            raise RequestError(f"API key {name}", "is there already", remedy="revoke it first, or choose another name")
+        key, secret = make(name, scopes, clock.now())
+        _write(project, Keyring(keys=(*ring.keys, key)))
+    return {"name": key.name, "scopes": list(key.scopes), "key": secret}
+
+
+def describe(project: Project) -> dict[str, Any]:
+    """Every key by its name: its scopes, and when it was made.
+
+    Raises:
+        DataError: the key file is broken.
+    """
+    keys = Keyring.read(project.keys_file).keys
+    return {
+        key.name: {"scopes": list(key.scopes), "created": clock.moment(key.created_at).isoformat(timespec="seconds")}
+        for key in keys
+    }
+
+
+def revoke(project: Project, name: str) -> dict[str, Any]:
+    """Removes a key: from its next request on it is not known.
+
+    Raises:
+        RequestError: there is no key of this name.
+        DataError: the key file is broken.
+    """
+    with _changing(project):
+        ring = Keyring.read(project.keys_file)
+        kept = tuple(key for key in ring.keys if key.name != name)
+        if len(kept) == len(ring.keys):
+            known = ", ".join(key.name for key in ring.keys) or "none"
+            raise RequestError(f"API key {name}", "is not there", expected=f"one of {known}")
+        _write(project, Keyring(keys=kept))
+    report: dict[str, Any] = {"revoked": name, "left": len(kept)}
+    if not kept:
+        report["note"] = "without any key, a server on loopback is open and any other one refuses every request"
+    return report
+
+
+def _write(project: Project, ring: Keyring) -> None:
+    write_atomically(project.keys_file, ring.dumps(), mode=0o600)
+
+
+@contextmanager
+def _changing(project: Project) -> Iterator[None]:
+    """One change at a time: two at once would each read the file before the other has written it."""
+    project.state.mkdir(parents=True, exist_ok=True)
+    with (project.state / "keys.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,151 @@
+"""API keys: who may ask for what. The server knows their hashes alone."""
+
+import hmac
+import re
+import secrets
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from isthmus.features.errors import DataError, Problem
+from isthmus.serving.refusals import ForbiddenError
+
+PREFIX = "isthmus_"
+"""What every key begins with: scanners of repositories and logs find a leaked one by it."""
+
+PATTERN = re.compile(rb"isthmus_[A-Za-z0-9_-]{43}")
+ACTIONS = ("read", "push", "predict")
+
+_FORMAT = 1
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SCOPE = re.compile(rf"({'|'.join(ACTIONS)}):(\*|[^\s:*]+)")
+
+
+class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A key as it is stored.
+
+    Attributes:
+        name: whose it is; it stands in the log, the key never does.
+        sha256: SHA-256 of the key, in hexadecimal. A password would need a slow, salted hash because it can be guessed.
+            A key is 32 random bytes: with 2^256 of them there is nothing to try, so a fast hash loses nothing, and
+            checking one costs each request a microsecond.
+        scopes: `action:name` or `action:*`.
+        created_at: microseconds since 1970 UTC.
+    """
+
+    name: str
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    scopes: tuple[str, ...]
+    created_at: int
+
+
+class Grants(msgspec.Struct, frozen=True):
+    """What one request may do.
+
+    Attributes:
+        name: the name of its key; empty where the API asks for none.
+        scopes: `action:name` or `action:*`.
+    """
+
+    name: str
+    scopes: frozenset[str]
+
+    def require(self, action: str, name: str) -> None:
+        """Refuses what the key has no scope for.
+
+        Args:
+            action: `read`, `push` or `predict`.
+            name: the feature service, the view or the model.
+
+        Raises:
+            ForbiddenError: the scope is missing.
+        """
+        if f"{action}:{name}" not in self.scopes and f"{action}:*" not in self.scopes:
+            raise ForbiddenError(
+                f"API key {self.name}", f"lacks the scope {action}:{name}", expected=f"{action}:{name} or {action}:*",
+                remedy=f"create a key with `isthmus keys create NAME --scope {action}:{name}`",
+            )  # fmt: skip
+
+    def require_lookup(self, service: str | None, features: Sequence[str] | None) -> None:
+        """Refuses a lookup that the key has no scope for: features that are named one by one may be any.
+
+        Raises:
+            ForbiddenError: the scope is missing.
+        """
+        if features is None and service is not None:
+            self.require("read", service)
+        elif "read:*" not in self.scopes:
+            raise ForbiddenError(
+                f"API key {self.name}", "lacks the scope read:*, which a lookup by `features` needs",
+                expected="read:*", remedy="ask by feature_service, or create a key with `--scope read:*`",
+            )  # fmt: skip
+
+
+EVERYTHING = Grants("", frozenset(f"{action}:*" for action in ACTIONS))
+"""What a request may do where the API asks for no key."""
+
+
+class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The key file: every key that is valid."""
+
+    format_version: int = _FORMAT
+    keys: tuple[Key, ...] = ()
+
+    def dumps(self) -> bytes:
+        """The keys as a file."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
+
+    @classmethod
+    def read(cls, path: Path) -> "Keyring":
+        """The keys of a file; none if there is no such file.
+
+        Raises:
+            DataError: the file cannot be read, or is no key file.
+        """
+        remedy = "restore it, or remove it and create the keys again"
+        try:
+            ring = msgspec.json.decode(path.read_bytes(), type=cls)
+        except FileNotFoundError:
+            return cls()
+        except OSError as error:
+            raise DataError(str(path), f"cannot be read ({error.strerror})") from error
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise DataError(str(path), f"is no file of API keys ({error})", remedy=remedy) from error
+        if ring.format_version != _FORMAT:
+            found = f"has format {ring.format_version}"
+            raise DataError(str(path), found, expected=str(_FORMAT), remedy=remedy)
+        return ring
+
+    def find(self, presented: bytes) -> Key | None:
+        """The stored key of a key that is presented.
+
+        Every stored hash is compared, each in a time that does not depend on where the two differ: how long the answer
+        takes tells nothing about the keys.
+        """
+        digest = sha256(presented).hexdigest()
+        found = None
+        for key in self.keys:
+            if hmac.compare_digest(key.sha256, digest):
+                found = key
+        return found
+
+
+def make(name: str, scopes: Sequence[str], at: int) -> tuple[Key, str]:
+    """A new key: as it is stored, and as its owner gets it, which is the only time that it can be seen."""
+    secret = PREFIX + secrets.token_urlsafe(32)
+    return Key(name, sha256(secret.encode()).hexdigest(), tuple(dict.fromkeys(scopes)), at), secret
+
+
+def problems(name: str, scopes: Sequence[str]) -> list[Problem]:
+    """What is wrong with the name and the scopes of a key to be made."""
+    found = []
+    if not _NAME.fullmatch(name):
+        found.append(Problem("name", repr(name), "letters, digits, ., _ and -, a letter or digit first, 64 at most"))
+    if not scopes:
+        found.append(Problem("scope", "there is none", "at least one"))
+    expected = "read:SERVICE, push:VIEW, predict:MODEL, or * for the name"
+    found += [Problem("scope", repr(scope), expected) for scope in scopes if not _SCOPE.fullmatch(scope)]
+    return found

@@ -1,0 +1,265 @@
+import json
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openapi_schema_validator import OAS30Validator
+
+from isthmus.features.errors import ConfigurationError, DataError
+from isthmus.serving.keys import PATTERN, Grants, Keyring, make, problems
+from isthmus.serving.limits import Limits
+from isthmus.serving.refusals import ForbiddenError
+from isthmus.serving.settings import ServerSettings
+from tests.serving.support import (
+    CONTRACT,
+    NOW,
+    Server,
+    free_port,
+    make_package,
+    require_discreet,
+    serving,
+    wait,
+    write_keys,
+)
+from tests.serving.test_openapi import resolved
+
+UA = {"carrier": ["UA"]}
+BY_SERVICE = {"feature_service": "late", "entities": UA}
+BY_FEATURES = {"features": ["punctuality:flights"], "entities": UA}
+PREDICT = {"entities": UA, "request": {"distance": [1]}}
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterator[Server]:
+    """A server with a contract and a model; each test gives it keys of its own."""
+    folder = tmp_path_factory.mktemp("guarded")
+    (folder / "contract.json").write_bytes(CONTRACT.dumps())
+    with serving(folder, redis_url) as running:
+        running.deploy(make_package(folder / "package"))
+        wait(lambda: running.http.get("/readyz").json().get("model") == "late", "the model")
+        yield running
+
+
+def ask(server: Server, path: str, body: object = None, key: str | None = None) -> httpx.Response:
+    headers = {} if key is None else {"Authorization": key}
+    return server.http.request("GET" if body is None else "POST", path, json=body, headers=headers)
+
+
+@pytest.mark.parametrize(
+    ("scopes", "path", "body", "missing"),
+    [
+        ("read:late", "/get-online-features", BY_SERVICE, None),
+        ("read:*", "/get-online-features", BY_SERVICE, None),
+        ("read:*", "/get-online-features", BY_FEATURES, None),
+        ("read:other predict:late push:*", "/get-online-features", BY_SERVICE, "read:late"),
+        ("read:lat", "/get-online-features", BY_SERVICE, "read:late"),
+        ("read:late predict:* push:*", "/get-online-features", BY_FEATURES, "read:*"),
+        ("read:late", "/get-online-features", {**BY_SERVICE, **BY_FEATURES}, "read:*"),
+        # No scope, no word about what else there is.
+        ("read:late", "/get-online-features", {**BY_SERVICE, "feature_service": "nothing"}, "read:nothing"),
+        ("predict:late", "/predict", PREDICT, None),
+        ("predict:*", "/predict", {**PREDICT, "model": "late"}, None),
+        ("read:* push:* predict:other", "/predict", PREDICT, "predict:late"),
+    ],
+)
+def test_a_scope_is_needed(guarded: Server, scopes: str, path: str, body: object, missing: str | None) -> None:
+    keys = guarded.grant(owner=scopes)
+    answer = ask(guarded, path, body, keys["owner"])
+    assert answer.status_code == (200 if missing is None else 403), answer.text
+    if missing is not None:
+        assert answer.json()["error"] == "ForbiddenError"
+        assert answer.json()["where"] == "API key owner"
+        assert f"lacks the scope {missing}" in answer.json()["found"]
+    wait(lambda: guarded.lines()[-1].get("key") == "owner", "the line of the request")
+
+
+@pytest.mark.parametrize(
+    "path", ["/readyz", "/models", "/openapi.json", "/docs", "/docs/assets/swagger-ui.css", "/metrics", "/nothing"]
+)
+def test_any_key_opens_what_is_no_data_and_nothing_else_is_open(guarded: Server, path: str) -> None:
+    keys = guarded.grant(owner="push:nothing")
+    refused = ask(guarded, path)
+    assert (refused.status_code, refused.json()["error"]) == (401, "UnauthenticatedError")
+    assert refused.headers["www-authenticate"] == 'Bearer realm="isthmus"'
+    assert ask(guarded, path, key=keys["owner"]).status_code in (200, 404)
+    assert ask(guarded, "/healthz").status_code == 200
+
+
+def test_only_a_whole_known_key_is_one(guarded: Server) -> None:
+    secret = guarded.grant(owner="read:*")["owner"].removeprefix("Bearer ")
+    stored = Keyring.read(guarded.keys).keys[0].sha256
+    for wrong in (
+        "", "Bearer", f"Basic {secret}", secret, f"Bearer {secret[:-1]}", f"Bearer {secret}x",
+        f"Bearer {secret.upper()}", f"Bearer {secret} {secret}", f"Bearer {stored}", "Bearer " + "\u00e9" * 40,
+    ):  # fmt: skip
+        answer = guarded.http.post("/get-online-features", json=BY_FEATURES, headers={b"Authorization": wrong.encode()})
+        assert answer.status_code == 401, wrong
+        assert answer.headers["www-authenticate"].startswith("Bearer")
+    for right in (f"Bearer {secret}", f"bearer   {secret}", f"BEARER {secret}"):
+        assert ask(guarded, "/get-online-features", BY_FEATURES, right).status_code == 200, right
+
+
+def test_keys_are_followed_while_the_server_runs(guarded: Server) -> None:
+    first = guarded.grant(first="read:*")["first"]
+    assert ask(guarded, "/get-online-features", BY_FEATURES, first).status_code == 200
+    second = guarded.grant(second="read:*")["second"]
+    # At once: nobody waits for a revoked key to end.
+    assert ask(guarded, "/get-online-features", BY_FEATURES, first).status_code == 401
+    assert ask(guarded, "/get-online-features", BY_FEATURES, second).status_code == 200
+    guarded.keys.write_bytes(b"{")
+    assert ask(guarded, "/get-online-features", BY_FEATURES).status_code == 401, "a broken file opens nothing"
+    assert ask(guarded, "/get-online-features", BY_FEATURES, second).status_code == 200
+    # On loopback, no key and no file are the same: open.
+    guarded.grant()
+    assert ask(guarded, "/get-online-features", BY_FEATURES).status_code == 200
+    guarded.keys.unlink()
+    assert ask(guarded, "/get-online-features", BY_FEATURES, second).status_code == 200
+
+
+def test_a_key_file_that_was_broken_from_the_start_opens_nothing(tmp_path: Path, redis_url: str) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    (tmp_path / "keys.json").write_bytes(b'{"format_version": 1, "keys": [{"name": "x"}]}')
+    with serving(tmp_path, redis_url) as server:
+        answer = server.lookup(**BY_FEATURES)
+        assert (answer.status_code, answer.json()["error"]) == (503, "NotReadyError")
+        assert "is no file of API keys" in answer.json()["found"]
+
+
+@pytest.fixture
+def beyond_loopback(tmp_path: Path) -> dict[str, Any]:
+    return {
+        "contract": str(tmp_path / "contract.json"), "deployment": str(tmp_path / "d"), "redis": "redis://127.0.0.1:1",
+        "keys": str(tmp_path / "keys.json"), "host": "0.0.0.0", "port": free_port(),  # noqa: S104
+    }  # fmt: skip
+
+
+def test_beyond_loopback_there_has_to_be_a_key(beyond_loopback: dict[str, Any]) -> None:
+    keys = Path(beyond_loopback["keys"])
+    for content in (None, b'{"format_version": 1, "keys": []}', b"{"):
+        if content is not None:
+            keys.write_bytes(content)
+        with pytest.raises(ConfigurationError, match=r"open to other machines, and .*isthmus keys create"):
+            ServerSettings(**beyond_loopback)
+    write_keys(keys, owner="read:*")
+    assert not ServerSettings(**beyond_loopback).loopback
+
+
+def test_beyond_loopback_the_last_key_closes_the_door_behind_it(tmp_path: Path, redis_url: str) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    key = write_keys(tmp_path / "keys.json", owner="read:*")["owner"]
+    with serving(tmp_path, redis_url, host="0.0.0.0") as server:  # noqa: S104
+        server.secrets.add(key)
+        assert ask(server, "/get-online-features", BY_FEATURES, f"Bearer {key}").status_code == 200
+        assert server.lookup(**BY_FEATURES).status_code == 401
+        server.grant()
+        for closed in (None, f"Bearer {key}"):
+            assert ask(server, "/get-online-features", BY_FEATURES, closed).status_code == 401
+        server.keys.unlink()
+        for closed in (None, f"Bearer {key}"):
+            assert ask(server, "/get-online-features", BY_FEATURES, closed).status_code == 401
+        assert server.http.get("/healthz").status_code == 200
+
+
+def test_a_key_that_is_sent_in_the_wrong_place_is_not_logged(guarded: Server) -> None:
+    secret = guarded.grant(owner="read:*")["owner"].removeprefix("Bearer ")
+    head = {"Authorization": f"Bearer {secret}"}
+    # Not through the client that checks answers: what the caller has sent comes back to the caller.
+    httpx.get(f"{guarded.http.base_url}/{secret}?key={secret}", headers={**head, "X-Request-Id": secret})
+    wait(lambda: guarded.lines()[-1].get("path") == "/isthmus_...", "the line of the request")
+    assert guarded.lines()[-1]["id"] == "isthmus_..."
+    require_discreet(guarded.log.read_text(), {secret})
+
+
+def test_the_check_of_answers_and_logs_can_fail() -> None:
+    for text, secrets in (("so: Traceback (most recent", set()), ('  File "x"', set()), ("it is hunter2", {"hunter2"})):
+        with pytest.raises(AssertionError):
+            require_discreet(text, secrets)
+
+
+def test_a_key_is_long_and_random_and_only_its_hash_is_stored(tmp_path: Path) -> None:
+    made = [make("owner", ["read:*", "read:*"], NOW) for _ in range(50)]
+    assert len({secret for _, secret in made}) == len({key.sha256 for key, _ in made}) == 50
+    for key, secret in made:
+        assert PATTERN.fullmatch(secret.encode())
+        assert key.scopes == ("read:*",)
+    secret = write_keys(tmp_path / "keys.json", owner="read:*")["owner"]
+    assert stat.S_IMODE((tmp_path / "keys.json").stat().st_mode) == 0o600
+    assert secret.removeprefix("isthmus_") not in (tmp_path / "keys.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"", "is no file of API keys"),
+        (b"\xff", "is no file of API keys"),
+        (b"[" * 5000, "is no file of API keys"),
+        (b'{"keys": [], "more": 1}', "is no file of API keys"),
+        ('{"keys": [{"name": "a", "sha256": "é", "scopes": [], "created_at": 1}]}'.encode(), "is no file of API keys"),
+        (b'{"format_version": 2}', "has format 2; expected 1"),
+    ],
+)
+def test_what_is_no_key_file_is_refused(tmp_path: Path, content: bytes, found: str) -> None:
+    (tmp_path / "keys.json").write_bytes(content)
+    with pytest.raises(DataError, match=found):
+        Keyring.read(tmp_path / "keys.json")
+
+
+def test_names_and_scopes() -> None:
+    assert problems("backend-1.eu", ["read:late", "push:*", "predict:late_model"]) == []
+    assert [problem.where for problem in problems("", [])] == ["name", "scope"]
+    for name in ("-x", "a b", "a" * 65, "é", "a\n"):
+        assert problems(name, ["read:*"]), name
+    for scope in ("read", "read:", "write:*", "read:*late", "read:a b", ":*", "*", "*:*", "read:late:*x", "READ:*"):
+        assert problems("owner", [scope]), scope
+
+
+NAMES = st.sampled_from(["late", "lat", "latest", "*", "a:b"])
+ACTIONS = st.sampled_from(["read", "push", "predict"])
+
+
+@given(st.lists(st.tuples(ACTIONS, NAMES)), ACTIONS, NAMES)
+def test_a_grant_is_what_its_scopes_say(scopes: list[tuple[str, str]], action: str, name: str) -> None:
+    allowed = any(a == action and n in (name, "*") for a, n in scopes)
+    grants = Grants("owner", frozenset(f"{a}:{n}" for a, n in scopes))
+    with nullcontext() if allowed else pytest.raises(ForbiddenError, match=f"{action}:{re.escape(name)}"):
+        grants.require(action, name)
+
+
+def test_the_key_file_is_read_as_it_is_written(tmp_path: Path) -> None:
+    keys = tuple(make(name, ["read:*"], NOW)[0] for name in ("a", "b"))
+    (tmp_path / "keys.json").write_bytes(Keyring(keys=keys).dumps())
+    assert Keyring.read(tmp_path / "keys.json").keys == keys
+    assert json.loads((tmp_path / "keys.json").read_text())["format_version"] == 1
+
+
+@pytest.mark.parametrize(
+    ("scopes", "rate", "path", "body", "status"),
+    [
+        (None, None, "/get-online-features", BY_FEATURES, 401),
+        ("push:*", None, "/get-online-features", BY_FEATURES, 403),
+        ("push:*", None, "/predict", PREDICT, 403),
+        (None, None, "/models", None, 401),
+        ("push:*", 1, "/models", None, 429),
+    ],
+)
+def test_refusals_are_what_the_document_says(
+    tmp_path: Path, redis_url: str, scopes: str | None, rate: int | None, path: str, body: object, status: int
+) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    with serving(tmp_path, redis_url, limits=Limits(requests_per_second=rate)) as server:
+        server.deploy(make_package(tmp_path / "package"))
+        wait(lambda: server.http.get("/readyz").json().get("model") == "late", "the model")
+        document = server.http.get("/openapi.json").json()
+        keys = server.grant(owner=scopes or "read:*")
+        answer = [ask(server, path, body, keys["owner"] if scopes else None) for _ in range(2)][-1]
+    assert answer.status_code == status
+    described = document["paths"][path]["get" if body is None else "post"]["responses"][str(status)]
+    assert {name.lower() for name in described["headers"]} <= set(answer.headers)
+    OAS30Validator(resolved(document, described["content"]["application/json"]["schema"])).validate(answer.json())
