@@ -33,7 +33,7 @@ def test_the_project_of_the_readme_runs(tmp_path: Path) -> None:
     (tmp_path / "definitions.py").write_text(written["python"])
     _payments(tmp_path / "data" / "payments.parquet")
     verbs = next(text for language, text in blocks if language == "sh" and "isthmus apply" in text)
-    curl = next(text for _, text in blocks if text.startswith("curl"))
+    curl, push = [text.replace("6570", "6599") for _, text in blocks if text.startswith("curl")]
     *steps, serve = verbs.strip().splitlines()
     for step in steps:
         _run(step, tmp_path)
@@ -41,7 +41,9 @@ def test_the_project_of_the_readme_runs(tmp_path: Path) -> None:
     server = subprocess.Popen(["sh", "-c", f"exec {serve}"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE)
     try:
         _await("http://127.0.0.1:6599/readyz")
-        answer = json.loads(_run(curl.replace("6570", "6599"), tmp_path))
+        answer = json.loads(_run(curl, tmp_path))
+        pushed = json.loads(_run(push, tmp_path))
+        after = json.loads(_run(curl, tmp_path))
     finally:
         server.terminate()
         _, log = server.communicate(timeout=20)
@@ -51,6 +53,8 @@ def test_the_project_of_the_readme_runs(tmp_path: Path) -> None:
     assert columns["payments_7d"]["values"] == [2, None]
     assert columns["spent_7d"]["values"] == [30.0, None]
     assert columns["spent_7d"]["statuses"] == ["PRESENT", "NOT_FOUND"]
+    assert pushed == {"rows": 1, "written": 1}
+    assert [result["values"] for result in after["results"][1:]] == [[3, None], [41.5, None]]
 
 
 def _payments(path: Path) -> None:

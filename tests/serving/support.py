@@ -134,16 +134,18 @@ def make_package(
     weight: float = 1.0,
     shift: float = 0.0,
     picky: bool = False,
+    ballast: int = 0,
 ) -> Path:
     """A package whose model is sigmoid(weight * the sum of the numbers, null as 0), + 1 inside for carrier UA.
 
-    A picky one cannot be run over an infinite number.
+    A picky one cannot be run over an infinite number. One with ballast multiplies by that many square matrices of zeros
+    on its way, and adds the result.
     """
     folder.mkdir(parents=True)
     numbers = [name for name, dtype in inputs if dtype is not String]
     texts = [name for name, dtype in inputs if dtype is String]
     file = folder / "model.int8.ort"
-    _save_model(file, len(numbers), len(texts), weight, picky=picky)
+    _save_model(file, len(numbers), len(texts), weight, picky=picky, ballast=ballast)
     rows: tuple[tuple[float | str | None, ...], ...] = tuple(
         tuple(text if dtype is String else number for _, dtype in inputs)
         for number, text in ((0.25, "UA"), (None, "AA"), (-1.5, None))
@@ -178,7 +180,7 @@ def _sum(file: Path) -> str:
     return sha256(file.read_bytes()).hexdigest()
 
 
-def _save_model(file: Path, numbers: int, texts: int, weight: float, *, picky: bool) -> None:
+def _save_model(file: Path, numbers: int, texts: int, weight: float, *, picky: bool, ballast: int) -> None:
     tensors = [helper.make_tensor_value_info("numeric", TensorProto.FLOAT, ["n", numbers])]
     nodes = [
         helper.make_node("IsNaN", ["numeric"], ["missing"]),
@@ -209,12 +211,25 @@ def _save_model(file: Path, numbers: int, texts: int, weight: float, *, picky: b
             helper.make_node("Add", [total, "added"], ["accepted"]),
         ]
         total = "accepted"
+    weights = []
+    if ballast:
+        weights = [
+            helper.make_tensor("wide", TensorProto.FLOAT, [1, 1024], [0.0] * 1024),
+            helper.make_tensor("zeros", TensorProto.FLOAT, [1024, 1024], [0.0] * 1024**2),
+        ]
+        nodes.append(helper.make_node("Unsqueeze", [total, "axes"], ["column"]))
+        nodes.append(helper.make_node("MatMul", ["column", "wide"], ["layer0"]))
+        for layer in range(ballast):
+            nodes.append(helper.make_node("MatMul", [f"layer{layer}", "zeros"], [f"layer{layer + 1}"]))
+        nodes.append(helper.make_node("ReduceSum", [f"layer{ballast}", "axes"], ["ballast"], keepdims=0))
+        nodes.append(helper.make_node("Add", [total, "ballast"], ["heavy"]))
+        total = "heavy"
     nodes.append(helper.make_node("Sigmoid", [total], ["probability"]))
     graph = helper.make_graph(
         nodes, "late", tensors, [helper.make_tensor_value_info("probability", TensorProto.FLOAT, ["n"])],
         [helper.make_tensor("zero", TensorProto.FLOAT, [], [0.0]),
          helper.make_tensor("axes", TensorProto.INT64, [1], [1]),
-         helper.make_tensor("weight", TensorProto.FLOAT, [], [weight])],
+         helper.make_tensor("weight", TensorProto.FLOAT, [], [weight]), *weights],
     )  # fmt: skip
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.ml", 3)]
     model: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
@@ -294,7 +309,7 @@ def serving(folder: Path, redis: str, **settings: Any) -> Iterator[Server]:
 
     def answered(answer: httpx.Response) -> None:
         if not answer.request.url.path.startswith("/docs"):  # the page's own scripts are full of such words
-            require_discreet(answer.read().decode() + str(answer.headers), secrets)
+            require_discreet(answer.read().decode(errors="replace") + str(answer.headers), secrets)
 
     with log.open("wb") as output:
         process = subprocess.Popen(arguments, env=environment, stderr=output, stdout=output)

@@ -4,9 +4,11 @@ import pytest
 from openapi_schema_validator import OAS30Validator
 from openapi_spec_validator import validate
 
+from isthmus.serving.formats import Format
 from tests.serving.support import Server
 
 LOOKUP = {"features": ["punctuality:flights", "punctuality:late_rate"], "entities": {"carrier": ["UA", "AA", "??"]}}
+PUSH = {"push_source_name": "punctuality", "df": {"carrier": ["UA", None], "event_timestamp": ["2027"]}}
 PREDICT = {"entities": {"carrier": ["UA", "AA"]}, "request": {"distance": [1, None]}}
 
 
@@ -24,7 +26,9 @@ def resolved(document: dict[str, Any], schema: Any) -> Any:
 def test_the_document_is_valid(server: Server) -> None:
     document = server.http.get("/openapi.json").json()
     validate(document)
-    assert set(document["paths"]) == {"/get-online-features", "/predict", "/models", "/healthz", "/readyz", "/metrics"}
+    assert set(document["paths"]) == {
+        "/get-online-features", "/push", "/predict", "/models", "/healthz", "/readyz", "/metrics",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -35,6 +39,8 @@ def test_the_document_is_valid(server: Server) -> None:
                                           "entities": {"flight": [1, 2, 3]}}, 200),
         ("post", "/get-online-features", {**LOOKUP, "features": ["a:b"]}, 404),
         ("post", "/get-online-features", {**LOOKUP, "entities": {}}, 422),
+        ("post", "/push", PUSH, 422),
+        ("post", "/push", {**PUSH, "push_source_name": "nothing"}, 404),
         ("post", "/predict", PREDICT, 200),
         ("post", "/predict", {}, 422),
         ("get", "/models", None, 200),
@@ -64,3 +70,23 @@ def test_the_metrics_have_the_formats_of_the_document(server: Server, kind: str)
     answer = server.http.get("/metrics", headers={"accept": kind})
     assert answer.headers["content-type"].startswith(kind + ";")
     assert {name.lower() for name in described["headers"]} <= set(answer.headers)
+
+
+@pytest.mark.parametrize("form", ["application/json", "application/vnd.isthmus.values+json"])
+def test_every_form_of_json_is_what_the_document_says(server: Server, form: str) -> None:
+    document = server.http.get("/openapi.json").json()
+    content = document["paths"]["/get-online-features"]["post"]["responses"]["200"]["content"]
+    assert content.keys() == {form.value for form in Format}
+    answer = server.http.post("/get-online-features", json=LOOKUP, headers={"accept": form})
+    assert answer.headers["content-type"] == form
+    OAS30Validator(resolved(document, content[form]["schema"])).validate(answer.json())
+
+
+def test_no_form_is_what_the_document_says(server: Server) -> None:
+    document = server.http.get("/openapi.json").json()
+    responses = document["paths"]["/get-online-features"]["post"]["responses"]
+    answer = server.http.post("/get-online-features", json=LOOKUP, headers={"accept": "*/*;q=0"})
+    assert answer.status_code == 406
+    OAS30Validator(resolved(document, responses["406"]["content"]["application/json"]["schema"])).validate(
+        answer.json()
+    )

@@ -22,6 +22,9 @@ CHUNK = 1000
 IN_FLIGHT = 3
 """Batches that are sent before the replies to the first one are awaited: Redis works while the next one is made."""
 
+FIRST_KEY = 3
+"""Where the first key of a call of a script is."""
+
 _READS = 5000
 """Commands in one batch of a lookup."""
 
@@ -76,13 +79,23 @@ class Script:
                 yield [self._call(arguments, piece) for piece in batch]
 
         totals: list[int] = []
-        with closing(_Exchange(client, 3, first=self._first).run(commands())) as exchange:
+        with closing(_Exchange(client, FIRST_KEY, first=self._first).run(commands())) as exchange:
             for replies in exchange:
                 for place, piece in enumerate(calls.popleft()):
                     if isinstance(replies[place], Exception):
                         replies[place] = self._again(client, arguments, piece, replies[place])
                 totals = _sums([totals, *replies] if totals else replies)
         return totals
+
+    def calls(self, arguments: Sequence[bytes], piece: Piece, *, by_slot: bool) -> list[Command]:
+        """The commands that run the script over a piece, for who sends them at once.
+
+        On one server the first brings the text along, so that no restart can have lost it for the others. In a cluster
+        (`by_slot`) all do, since each may go to another node.
+        """
+        parts = [part for batch in (_by_slot if by_slot else _by_size)([piece]) for part in batch]
+        commands = [self._call(arguments, part) for part in parts]
+        return [self._first(command) if by_slot or not n else command for n, command in enumerate(commands)]
 
     def _call(self, arguments: Sequence[bytes], piece: Piece) -> Command:
         keys, values = piece

@@ -36,7 +36,7 @@ _TAGS = {"Bool": b"b", "Int32": b"i", "Int64": b"i", "UnixTimestamp": b"t", "Str
 
 # Decides for many rows in one call which of them replace what is stored. Lua's numbers are doubles, which hold
 # microseconds only to the year 2255: the 64-bit header numbers are compared as a signed and an unsigned half.
-_WRITE = Script("""
+WRITE = Script("""
 local field, decided = ARGV[1], ARGV[2] ~= ''
 local sub, unpack, call = string.sub, struct.unpack, redis.call
 local hl, hh = 0, 0
@@ -272,7 +272,7 @@ class OnlineStore:
                 yield names, codec.encode(event[part], known[part], values)
 
         decided = b"" if horizon is None else struct.pack("<q", horizon)
-        changed, written = _WRITE.run(self.client, [view.name.encode(), decided], packed()) or (0, 0)
+        changed, written = WRITE.run(self.client, [view.name.encode(), decided], packed()) or (0, 0)
         return WriteCounts(len(event), changed, written)
 
     def claim(self, view: ViewContract, horizon: int, built: int) -> int | None:

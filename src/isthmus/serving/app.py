@@ -18,12 +18,14 @@ from starlette.types import ASGIApp
 from isthmus.features import clock
 from isthmus.features.errors import IsthmusError, RequestError
 from isthmus.features.online import LookupPlan, ViewAnswer
-from isthmus.serving import columns, documentation, log, openapi, refusals
+from isthmus.serving import columns, compact, documentation, log, members, openapi, push, refusals
+from isthmus.serving.formats import Format, chosen
 from isthmus.serving.guard import Guarded, Limited, granted, refused
 from isthmus.serving.lookup import Lookup
-from isthmus.serving.messages import LookupRequest, ModelInput, Models, ModelState, PredictRequest, Ready
+from isthmus.serving.messages import LookupRequest, ModelInput, Models, ModelState, PredictRequest, PushRequest, Ready
 from isthmus.serving.metrics import REFUSAL, Metrics
 from isthmus.serving.observe import Observed
+from isthmus.serving.offload import BYTES, VALUES, offload
 from isthmus.serving.predictor import require_keys
 from isthmus.serving.settings import ServerSettings
 from isthmus.serving.state import State
@@ -32,6 +34,7 @@ from isthmus.serving.watch import Watch
 
 _LOOKUP = msgspec.json.Decoder(LookupRequest)
 _PREDICT = msgspec.json.Decoder(PredictRequest)
+_PUSH = msgspec.json.Decoder(PushRequest)
 _UP = orjson.dumps({"status": "up"})
 
 T = TypeVar("T")
@@ -63,28 +66,50 @@ class Api:
 
     async def lookup(self, request: Request) -> Response:
         """Feast's online lookup."""
-        asked = _decode(await request.body(), _LOOKUP)
+        form = chosen(request.headers.get("accept", ""))
+        body = await request.body()
+        asked = _decode(body, _LOOKUP)
         granted(request).require_lookup(asked.feature_service, asked.features)
         state = self._watch.state
         lookup = _find(state, asked)
-        keys = columns.keys(asked.entities, state.join_keys)
+        keys = await offload(len(body) > BYTES, columns.keys, asked.entities, state.join_keys)
         require_keys(lookup.plan, keys)
         rows = columns.rows("entities", keys, self._limits.rows)
         self._limits.require_values("entities and features", rows, len(lookup.names))
         answers = await self._read(lookup.plan, keys, rows)
-        return _answer(lookup.encode(keys, rows, answers), state.contract.hash)
+        large = rows * len(lookup.names) > VALUES
+        match form:
+            case Format.JSON:
+                answer = await offload(large, lookup.encode, keys, rows, answers)
+            case Format.VALUES:
+                answer = await offload(large, compact.values, lookup, keys, answers)
+            case Format.ARROW:
+                answer = await offload(large, compact.arrow, lookup, state.join_keys, keys, answers)
+        return _answer(answer, state.contract.hash, form.value)
+
+    async def push(self, request: Request) -> Response:
+        """Feast's push of rows to the online store."""
+        asked = _decode(await request.body(), _PUSH)
+        granted(request).require("push", asked.push_source_name)
+        state = self._watch.state
+        answer = await push.push(asked, state, self._store, self._limits, self._at())
+        return _answer(answer, state.contract.hash)
 
     async def predict(self, request: Request) -> Response:
         """A prediction for each row of join keys and request fields."""
-        asked = _decode(await request.body(), _PREDICT)
+        body = await request.body()
+        asked = _decode(body, _PREDICT)
         state = self._watch.state
         predictor = state.predictor(asked.model)
         granted(request).require("predict", predictor.model.deployment.model)
-        keys, fields, rows = predictor.read(asked.entities, asked.request, state.join_keys, self._limits)
+        large = len(body) > BYTES
+        keys, fields, rows = await offload(
+            large, predictor.read, asked.entities, asked.request, state.join_keys, self._limits
+        )
         answers = await self._read(predictor.plan, keys, rows) if predictor.plan.views else {}
         with self.metrics.run(predictor.model.deployment.model, rows):
-            output = predictor.predict(fields, answers)
-        return _answer(predictor.encode(output, answers), state.contract.hash)
+            output = await predictor.batches.predict(predictor.inputs(fields, answers), rows)
+        return _answer(await offload(rows > VALUES, predictor.encode, output, answers), state.contract.hash)
 
     async def models(self, _request: Request) -> Response:
         """The deployed models."""
@@ -148,6 +173,7 @@ def create(settings: ServerSettings | None = None) -> ASGIApp:
     app = Starlette(
         routes=[
             Route("/get-online-features", api.lookup, methods=["POST"]),
+            Route("/push", api.push, methods=["POST"]),
             Route("/predict", api.predict, methods=["POST"]),
             Route("/models", api.models),
             Route("/healthz", api.health),
@@ -178,15 +204,17 @@ def _find(state: State, asked: LookupRequest) -> Lookup:
 
 def _decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
-        return decoder.decode(body)
+        decoded = decoder.decode(body)
+        members.require_distinct(body)
     except msgspec.ValidationError as error:
         raise RequestError("body", str(error).replace("$", "body"), expected="what /docs describes") from error
     except columns.UNREADABLE as error:
         raise refusals.UnreadableError("body", str(error), expected="JSON in UTF-8") from error
+    return decoded
 
 
-def _answer(body: bytes, contract: str | None = None) -> Response:
-    return Response(body, media_type="application/json", headers={"isthmus-contract": contract} if contract else None)
+def _answer(body: bytes, contract: str | None = None, media_type: str = Format.JSON.value) -> Response:
+    return Response(body, media_type=media_type, headers={"isthmus-contract": contract} if contract else None)
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -35,8 +35,8 @@ class Cluster:
         self._owners: Sequence[str] = ()
         self._learning = asyncio.Lock()
 
-    async def ask(self, commands: Sequence[Command]) -> list[Any]:
-        """The replies to commands whose first argument is a key."""
+    async def ask(self, commands: Sequence[Command], *, key: int = 1) -> list[Any]:
+        """The replies to commands that have a key in that place, and no key of another slot."""
         replies: list[Any] = [None] * len(commands)
         left = list(range(len(commands)))
         owners = self._owners
@@ -44,7 +44,7 @@ class Cluster:
             if tries or not owners:
                 owners = await self._learn(owners)
             try:
-                left = await self._round(owners, commands, replies, left)
+                left = await self._round(owners, commands, replies, left, key)
             except asyncio.CancelledError:
                 # Perhaps by the timeout: a node that says nothing may have lost its slots to another one.
                 self._owners = ()
@@ -68,12 +68,12 @@ class Cluster:
             await node.close()
 
     async def _round(
-        self, owners: Sequence[str], commands: Sequence[Command], replies: list[Any], left: Sequence[int]
+        self, owners: Sequence[str], commands: Sequence[Command], replies: list[Any], left: Sequence[int], key: int
     ) -> list[int]:
         """Asks once for the replies at some places; returns the places that want another try, with why as the reply."""
         places: dict[str, list[int]] = {}
         for place in left:
-            places.setdefault(owners[key_slot(commands[place][1])], []).append(place)
+            places.setdefault(owners[key_slot(commands[place][key])], []).append(place)
         answers = await self._gather({url: [commands[place] for place in mine] for url, mine in places.items()})
         again = []
         for mine, answer in zip(places.values(), answers, strict=True):

@@ -2,7 +2,7 @@
 
 import math
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,8 @@ _PRESENT, _NULL, _NOT_FOUND = (np.uint8(code) for code in (Status.PRESENT, Statu
 _SHORT = 16
 """Items of an array below which orjson writes a list faster."""
 _SECOND = 1_000_000
+_EXACT = 53
+"""Bits of a whole number that a double holds."""
 _EPOCH = b'"1970-01-01T00:00:00Z"'
 
 
@@ -61,6 +63,8 @@ class Lookup:
             (view, [(part, [own[name] for name in part.names]) for part in self.plan.codecs[view].select(list(own))])
             for view, own in places.items()
         ]
+        types = {(view, field.name): field.dtype for view in places for field in contract.views[view].fields}
+        self.features = [(view, feature, types[view, feature]) for view, feature in features]
         keys = [column for view in contract.views.values() for column in view.keys]
         self._coded = {column.name for column in keys if column.dtype == Bytes}
 
@@ -68,19 +72,27 @@ class Lookup:
         """The JSON answer for `rows` rows."""
         present = orjson.Fragment(repeated(b'"PRESENT"', rows))
         epoch = orjson.Fragment(repeated(_EPOCH, rows))
-        given = [_coded(column) if name in self._coded else column for name, column in keys.items()]
-        results: list[Any] = [{"values": column, "statuses": present, "event_timestamps": epoch} for column in given]
+        results: list[Any] = [
+            {"values": column, "statuses": present, "event_timestamps": epoch} for column in self.given(keys)
+        ]
         columns: list[Any] = [None] * len(self.names)
-        for view, parts in self._views:
-            answer = answers[view]
-            shared = _Shared(answer, present)
-            for selection, places in parts:
-                data, null = answer.columns.read(selection)
-                values = json_columns(selection.dtype, data, null)
-                for place, column, statuses in zip(places, values, shared.statuses(null, len(places)), strict=True):
-                    columns[place] = {"values": column, "statuses": statuses, "event_timestamps": shared.times}
+        shared = {view: _Shared(answers[view], present) for view, _ in self._views}
+        for view, places, values, null in self.parts(answers):
+            for place, column, statuses in zip(places, values, shared[view].statuses(null, len(places)), strict=True):
+                columns[place] = {"values": column, "statuses": statuses, "event_timestamps": shared[view].times}
         metadata = {"feature_names": [*keys, *self.names], "contract": self.contract.hash}
         return orjson.dumps({"metadata": metadata, "results": results + columns}, option=OPTIONS)
+
+    def given(self, keys: Mapping[str, Sequence[Any]]) -> list[Any]:
+        """The join keys of a request as orjson writes them."""
+        return [_coded(column) if name in self._coded else column for name, column in keys.items()]
+
+    def parts(self, answers: Mapping[str, ViewAnswer]) -> Iterator[tuple[str, Sequence[int], list[Any], Nulls | None]]:
+        """For features that decode together: their view, their places in the answer, their columns, what is null."""
+        for view, parts in self._views:
+            for selection, places in parts:
+                data, null = answers[view].columns.read(selection)
+                yield view, places, json_columns(selection.dtype, data, null), null
 
 
 class _Shared:
@@ -184,8 +196,7 @@ def json_columns(dtype: DataType, data: np.ndarray[Any, Any], null: Nulls | None
         case "Bool":
             return _masked(_rows(np.array(data, bool, order="C")), null)
         case "UnixTimestamp":
-            seconds = [column / _SECOND if (column % _SECOND).any() else column // _SECOND for column in data]
-            return _masked(seconds, null)
+            return _masked([_seconds(column) for column in data], null)
         case "Bytes":
             return [_coded(column) for column in data.tolist()]
     texts: list[Any] = data.tolist()
@@ -195,6 +206,16 @@ def json_columns(dtype: DataType, data: np.ndarray[Any, Any], null: Nulls | None
 def repeated(item: bytes, count: int) -> bytes:
     """A JSON array that holds one item `count` times."""
     return b"[" + ((item + b",") * count)[:-1] + b"]"
+
+
+def _seconds(column: np.ndarray[Any, Any]) -> Any:
+    """Microseconds as seconds."""
+    if not (column % _SECOND).any():
+        return column // _SECOND
+    if (np.abs(column) >> _EXACT).any():
+        # Not by way of a double, which would round a second time.
+        return [value / _SECOND for value in column.tolist()]
+    return column / _SECOND
 
 
 def _rows(matrix: np.ndarray[Any, Any]) -> list[Any]:

@@ -55,6 +55,46 @@ class LookupAnswer(Struct):
     results: list[FeatureVector]
 
 
+class ValuesAnswer(Struct):
+    """The compact form: one list of values per name, and per view what it had to say about each row."""
+
+    metadata: Metadata
+    values: list[list[Scalar | list[Scalar] | None]]
+    statuses: dict[str, list[FieldStatus]]
+
+
+class PushRequest(Struct, forbid_unknown_fields=True):
+    """Rows for the online store, in Feast's form."""
+
+    push_source_name: Annotated[str, Meta(description="The view that the rows are of.", examples=["punctuality"])]
+    df: Annotated[
+        Columns,
+        Meta(
+            description="Column to its values, one per row: the join keys, `event_timestamp`, every feature of the "
+            "view, and `known_at` unless it is the server's present. Times are text as in RFC 3339, with a zone, or "
+            "whole microseconds since 1970 UTC; none may lie in the future.",
+            examples=[{
+                "carrier": ["UA"], "event_timestamp": ["2027-01-15T07:30:00Z"], "late_rate": [0.25], "flights": [None]
+            }],
+        ),
+    ]  # fmt: skip
+    allow_registry_cache: Annotated[bool, Meta(description="Sent by Feast's client; there is one contract.")] = True
+    to: Annotated[
+        Literal["online", "offline", "online_and_offline"],
+        Meta(description="Only `online` is taken: the server has no offline store."),
+    ] = "online"
+    transform_on_write: Annotated[bool, Meta(description="Sent by Feast's client; rows are written as they are.")] = (
+        True
+    )
+
+
+class PushAnswer(Struct):
+    """How many rows were taken, and how many of them replaced what was stored: the others were older than that."""
+
+    rows: int
+    written: int
+
+
 class PredictRequest(Struct, forbid_unknown_fields=True):
     """A prediction for each row of join keys and request fields."""
 

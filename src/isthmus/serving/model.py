@@ -1,5 +1,6 @@
 """A deployed model: the package's ORT file in an ONNX Runtime session that has reproduced its golden rows."""
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,16 @@ from isthmus.serving.deployment import Deployment
 GOLDEN_TOLERANCE = 1e-5
 """Largest difference from the recorded outputs: the same file gives other last bits on another CPU."""
 
+_TRIALS = 5
+
 Float32 = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class Model:
     """The model of a deployment, ready to answer.
+
+    Attributes:
+        seconds: how long a prediction of one row takes here, at best.
 
     Raises:
         PackageError: the package is damaged, is another one, or does not reproduce its golden rows.
@@ -56,6 +62,8 @@ class Model:
                 expected=f"differences of at most {GOLDEN_TOLERANCE:g}", remedy="export it with this onnxruntime",
             )  # fmt: skip
 
+        self.seconds = self._time(golden.columns(self.inputs))
+
     @property
     def threads(self) -> int:
         """CPU threads of one prediction, as the session has them."""
@@ -74,6 +82,15 @@ class Model:
         (output,) = self._session.run([self._output], feeds(self.inputs, columns))
         result: Float32 = np.asarray(output, np.float32).reshape(-1)
         return result
+
+    def _time(self, columns: Mapping[str, Values]) -> float:
+        row = {name: Values(values.data[:1], values.valid[:1]) for name, values in columns.items()}
+        durations = []
+        for _ in range(_TRIALS):
+            start = time.perf_counter()
+            self.predict(row)
+            durations.append(time.perf_counter() - start)
+        return min(durations)
 
 
 def _session(file: Path, threads: int) -> onnxruntime.InferenceSession:

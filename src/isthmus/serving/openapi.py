@@ -10,12 +10,14 @@ from typing import Any
 import msgspec
 
 from isthmus.serving import messages
+from isthmus.serving.formats import Format
 
 _ERRORS = {
     400: "The body is no JSON in UTF-8.",
     401: "There are API keys, and the request carries none of them.",
     403: "The API key has no scope for what is asked.",
     404: "A view, feature, service or model is not there.",
+    406: "No form of the answer is accepted.",
     408: "The body did not arrive in time.",
     409: "Rows or the model were made under another contract.",
     413: "The body is too long, or asks for too many rows or values.",
@@ -27,17 +29,27 @@ _ERRORS = {
 _ANY = (401, 429, 503)
 """The errors of any request but that for health."""
 
-_ASKED = (400, 401, 403, 404, 408, 409, 413, 422, 429, 503)
+_SENT = (400, 401, 403, 404, 408, 413, 422, 429, 503)
 """The errors of a request with a body."""
 
+_ASKED = (*_SENT, 409)
+"""The errors of a request that reads rows."""
+
+_STREAM = {
+    "type": "string",
+    "format": "binary",
+    "description": "An Arrow IPC stream of one record batch: the join keys and the features in their Arrow types, then "
+    "per view `<view>__status` and `<view>__event_timestamp`. The schema's metadata names the contract.",
+}
 _SCALAR = {"anyOf": [{"type": kind, "nullable": True} for kind in ("boolean", "number", "string")]}
 
 
 def document() -> dict[str, Any]:
     """The OpenAPI document of the API."""
     types = [
-        messages.LookupRequest, messages.LookupAnswer, messages.PredictRequest, messages.PredictAnswer,
-        messages.Models, messages.Health, messages.Ready, messages.ErrorAnswer,
+        messages.LookupRequest, messages.LookupAnswer, messages.ValuesAnswer, messages.PushRequest,
+        messages.PushAnswer, messages.PredictRequest, messages.PredictAnswer, messages.Models,
+        messages.Health, messages.Ready, messages.ErrorAnswer,
     ]  # fmt: skip
     _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     return {
@@ -51,7 +63,14 @@ def document() -> dict[str, Any]:
             "/get-online-features": {
                 "post": _operation(
                     "lookUp", "Looks up the latest features of some keys", messages.LookupAnswer,
-                    errors=_ASKED, body=messages.LookupRequest, contract=True,
+                    errors=(*_ASKED, 406), body=messages.LookupRequest, contract=True,
+                    forms={Format.VALUES.value: _reference(messages.ValuesAnswer), Format.ARROW.value: _STREAM},
+                )
+            },
+            "/push": {
+                "post": _operation(
+                    "push", "Writes rows to the online store", messages.PushAnswer,
+                    errors=_SENT, body=messages.PushRequest, contract=True,
                 )
             },
             "/predict": {
@@ -90,14 +109,14 @@ def _operation(
     errors: tuple[int, ...] = (),
     body: type[msgspec.Struct] | None = None,
     contract: bool = False,
+    forms: Mapping[str, Any] | None = None,
     key: bool = True,
 ) -> dict[str, Any]:
     headers = {"X-Request-Id": {"description": "The caller's id, or a new one.", "schema": {"type": "string"}}}
     if contract:
         headers["Isthmus-Contract"] = {"description": "Hash of the contract.", "schema": {"type": "string"}}
-    responses = {
-        "200": {"description": (answer.__doc__ or "").split("\n")[0], "headers": headers, "content": _json(answer)}
-    }
+    content = {**_json(answer), **{form: {"schema": schema} for form, schema in (forms or {}).items()}}
+    responses = {"200": {"description": (answer.__doc__ or "").split("\n")[0], "headers": headers, "content": content}}
     for status in errors:
         content = _json(messages.ErrorAnswer)
         responses[str(status)] = {"description": _ERRORS[status], "headers": _error_headers(status), "content": content}
@@ -129,7 +148,11 @@ def _error_headers(status: int) -> dict[str, Any]:
 
 
 def _json(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
+    return {Format.JSON.value: {"schema": _reference(kind)}}
+
+
+def _reference(kind: type[msgspec.Struct]) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}
 
 
 def _dialect(schema: Any) -> Any:

@@ -12,9 +12,9 @@ from isthmus.features.errors import ContractMismatch, RequestError
 from isthmus.features.online import LookupPlan, ViewAnswer
 from isthmus.features.types import Float32
 from isthmus.serving import columns
+from isthmus.serving.batches import Batches, Outputs
 from isthmus.serving.limits import Limits
 from isthmus.serving.lookup import OPTIONS, json_columns, labels
-from isthmus.serving.model import Float32 as Output
 from isthmus.serving.model import Model
 
 Raws = Mapping[str, msgspec.Raw]
@@ -35,6 +35,7 @@ class Predictor:
                 expected=contract.hash[:12], remedy="run `isthmus export`, `isthmus verify` and `isthmus deploy` again",
             )  # fmt: skip
         self.model = model
+        self.batches = Batches(model.predict, model.seconds)
         service = contract.service(deployment.service)
         needed = {item.name for item in model.inputs}
         self._features = [
@@ -76,12 +77,12 @@ class Predictor:
                 raise RequestError(f"request.{name}", f"differs from entities.{name}", expected="one of the two")
         return keys, {name: columns.values(fields[name], self._fields[name]) for name in self._needed}, rows
 
-    def predict(self, fields: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> Output:
-        """The model's output for what the request and the views hold."""
-        inputs = {full: answers[view].columns[feature] for view, feature, full in self._features}
-        return self.model.predict({**inputs, **fields})
+    def inputs(self, fields: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> dict[str, Values]:
+        """What the model reads: the columns that the views and the request hold."""
+        stored = {full: answers[view].columns[feature] for view, feature, full in self._features}
+        return {**stored, **fields}
 
-    def encode(self, output: Output, answers: Mapping[str, ViewAnswer]) -> bytes:
+    def encode(self, output: Outputs, answers: Mapping[str, ViewAnswer]) -> bytes:
         """The JSON answer: the model's output, and what the views had to say."""
         deployment = self.model.deployment
         return orjson.dumps(

@@ -1,6 +1,8 @@
 """Which HTTP status an error is answered with."""
 
-from isthmus.features.errors import ContractMismatch, DependencyError, IsthmusError, RequestError
+from collections.abc import Sequence
+
+from isthmus.features.errors import ContractMismatch, DependencyError, IsthmusError, Problem, RequestError
 
 RETRY_SECONDS = 1
 
@@ -23,6 +25,29 @@ class NotFoundError(RequestError):
 
 class NotAllowedError(RequestError):
     """The path does not take this method."""
+
+
+class NotAcceptableError(RequestError):
+    """The caller accepts no form of the answer."""
+
+
+class RowsError(RequestError):
+    """Rows that are not taken: every problem at once, and nothing was written."""
+
+    def __init__(self, where: str, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        remedy = "nothing was written: correct that and push again"
+        if len(self.problems) == 1:
+            (one,) = self.problems
+            super().__init__(one.where, one.found, expected=one.expected, remedy=remedy)
+        else:
+            found = f"{len(self.problems)} problems: " + " | ".join(str(problem) for problem in self.problems)
+            super().__init__(where, found, remedy=remedy)
+
+    def as_dict(self) -> dict[str, object]:
+        """The error as plain data with one entry per problem."""
+        problems = [{"where": p.where, "found": p.found, "expected": p.expected} for p in self.problems]
+        return {**super().as_dict(), "problems": problems}
 
 
 class TooSlowError(RequestError):
@@ -55,6 +80,7 @@ _STATUS: tuple[tuple[type[IsthmusError], int], ...] = (
     (ForbiddenError, 403),
     (NotFoundError, 404),
     (NotAllowedError, 405),
+    (NotAcceptableError, 406),
     (TooSlowError, 408),
     (ContractMismatch, 409),
     (TooLargeError, 413),

@@ -5,11 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from isthmus.features.address import Address
-from isthmus.features.online import LookupPlan, ViewAnswer, answering
+from isthmus.features.exchange import FIRST_KEY
+from isthmus.features.online import WRITE, LookupPlan, ViewAnswer, answering
 from isthmus.serving.cluster import Cluster
 from isthmus.serving.limits import Limits
 from isthmus.serving.metrics import waiting
-from isthmus.serving.node import Node
+from isthmus.serving.node import KEYS, Node
+from isthmus.serving.offload import VALUES, offload
 
 TIMEOUT_SECONDS = 2.0
 _SPARE = 32
@@ -39,11 +41,23 @@ class Store:
             DependencyError: Redis does not answer.
             ContractMismatch: a row was written under another contract.
         """
-        commands = plan.commands(keys)
-        with waiting(), answering(self._url):
-            async with asyncio.timeout(self._seconds):
-                replies = await self._redis.ask(commands)
-        return plan.decode(replies, rows, at)
+        replies = await self._ask(await offload(rows > KEYS, plan.commands, keys))
+        size = rows * sum(len(view.fields) for view in plan.views)
+        return await offload(size > VALUES, plan.decode, replies, rows, at)
+
+    async def write(self, view: str, names: Sequence[bytes], rows: Sequence[bytes]) -> int:
+        """Writes packed rows by the rule of the online store; returns how many replaced what was stored.
+
+        Args:
+            view: name of the view.
+            names: `entity_key` of each row.
+            rows: the packed rows.
+
+        Raises:
+            DependencyError: Redis does not answer.
+        """
+        calls = WRITE.calls((view.encode(), b""), (names, rows), by_slot=isinstance(self._redis, Cluster))
+        return sum(written for _, written in await self._ask(calls, key=FIRST_KEY))
 
     async def ping(self) -> None:
         """Asks Redis for a sign of life.
@@ -58,3 +72,9 @@ class Store:
     async def close(self) -> None:
         """Closes all connections."""
         await self._redis.close()
+
+    async def _ask(self, commands: Sequence[tuple[bytes, ...]], key: int = 1) -> list[Any]:
+        """The replies to commands that have a key in that place."""
+        with waiting(), answering(self._url):
+            async with asyncio.timeout(self._seconds):
+                return await self._redis.ask(commands, key=key)
