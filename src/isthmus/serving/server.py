@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 import structlog
 import uvicorn
+from prometheus_client.multiprocess import mark_process_dead
 from uvicorn.supervisors import Multiprocess
 
 from isthmus.features.errors import ConfigurationError, IsthmusError, Problem
@@ -51,14 +52,12 @@ def run(settings: ServerSettings) -> None:
         ws="none",
         timeout_graceful_shutdown=DRAIN_SECONDS,
     )
-    # The application and prometheus_client are imported after this, here or in the workers.
     if settings.workers == 1:
-        os.environ.pop(METRICS_FOLDER, None)
         _Server(config).run([listener])
     else:
         with TemporaryDirectory(prefix="isthmus-metrics-") as folder:
             os.environ[METRICS_FOLDER] = folder
-            _Workers(config, [listener]).run()
+            _Workers(config, [listener], folder).run()
 
 
 class _Server(uvicorn.Server):
@@ -75,16 +74,16 @@ class _Server(uvicorn.Server):
 class _Workers(Multiprocess):
     """Uvicorn's workers, but what a dead one was busy with does not count on."""
 
-    _counting: frozenset[int | None] = frozenset()
+    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket], folder: str) -> None:
+        super().__init__(config, sockets)
+        self._folder = folder
+        self._counting: frozenset[int | None] = frozenset()
 
     def keep_subprocess_alive(self) -> None:
         super().keep_subprocess_alive()
-        # Imported here because its package looks for the folder when it is imported.
-        from prometheus_client.multiprocess import mark_process_dead
-
         alive = frozenset(process.pid for process in self.processes)
         for dead in self._counting - alive:
-            mark_process_dead(dead)  # type: ignore[no-untyped-call]  # so in prometheus_client
+            mark_process_dead(dead, self._folder)  # type: ignore[no-untyped-call]  # so in prometheus_client
         self._counting = alive
 
 

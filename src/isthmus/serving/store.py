@@ -8,7 +8,7 @@ import hiredis
 import redis.asyncio
 
 from isthmus.features.online import LookupPlan, ViewAnswer, answering
-from isthmus.serving.metrics import waiting
+from isthmus.serving.metrics import Waiting
 
 TIMEOUT_SECONDS = 2.0
 CONNECTIONS = 256
@@ -54,7 +54,7 @@ class Store:
     async def _ask(self, commands: Sequence[tuple[bytes, ...]]) -> list[Any]:
         """The replies to some commands."""
         packed = b"".join([hiredis.pack_command(cast("Any", command)) for command in commands])
-        with waiting(), answering(self._url):
+        with Waiting(), answering(self._url):
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 try:
                     return await self._exchange(packed, len(commands))
