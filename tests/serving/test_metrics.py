@@ -261,11 +261,14 @@ def test_requests_in_flight(watched: Server) -> None:
 def test_a_client_that_leaves_is_no_request_in_flight(watched: Server) -> None:
     host, port = watched.http.base_url.host, watched.http.base_url.port
     assert port
+    before = scrape(watched.http)
     with socket.create_connection((host, port)) as client:
         client.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
         wait(lambda: value(scrape(watched.http), "isthmus_requests_in_flight") == 1, "the request to count")
     wait(lambda: value(scrape(watched.http), "isthmus_requests_in_flight") == 0, "it to count no more")
-    assert value(scrape(watched.http), "isthmus_requests_total", route="/predict", method="POST", status="none") == 1
+    found = difference(watched.http, before)
+    assert value(found, "isthmus_requests_total", route="/predict", method="POST", status="none") == 1
+    assert value(found, "isthmus_errors_total", route="/predict", error="DefectError") == 0
 
 
 class released:  # noqa: N801 - reads as what it is: a body that ends when it is released
