@@ -30,6 +30,7 @@ REFUSAL = "isthmus.refusal"
 """Where a request's scope has the class of the error that it was answered with."""
 
 WRITE_SECONDS = 1.0
+"""How much of a worker's counts is lost if it is killed, and how far the others lag behind it."""
 
 _NEWEST = "isthmus_view_newest_known_microseconds"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
