@@ -22,11 +22,12 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from isthmus.features.clock import Status
-from isthmus.features.contract import Contract
 from isthmus.features.online import ViewAnswer
 from isthmus.features.rows import RowCodec
 from isthmus.serving.metrics import Metrics
+from isthmus.serving.settings import METRICS_FOLDER
 from isthmus.serving.state import State
+from isthmus.serving.tally import BUCKETS, Tally
 from tests.serving.support import (
     CONTRACT,
     HOUR,
@@ -73,11 +74,6 @@ def of_metrics(metrics: Metrics) -> Samples:
     return samples_of(parse_text(metrics.exposition("")[0].decode()))
 
 
-def metrics_at(now: int, contract: Contract = CONTRACT) -> Metrics:
-    state = State(contract)
-    return Metrics(lambda: state, lambda: now)
-
-
 def answer_of(status: list[int], known: list[int]) -> ViewAnswer:
     times = np.array(known, np.int64)
     nothing = RowCodec(CONTRACT.views["route"]).decode([None] * len(status)).columns
@@ -87,9 +83,13 @@ def answer_of(status: list[int], known: list[int]) -> ViewAnswer:
 ROWS = st.lists(st.tuples(st.sampled_from([int(code) for code in Status]), st.integers(1, 2 * NOW)), min_size=1)
 
 
-@given(st.lists(st.tuples(st.sampled_from(sorted(CONTRACT.views)), ROWS)))
-def test_rows_and_freshness_are_what_a_naive_count_says(answers: list[tuple[str, list[tuple[int, int]]]]) -> None:
-    metrics = metrics_at(3 * NOW)
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
+@given(answers=st.lists(st.tuples(st.sampled_from(sorted(CONTRACT.views)), ROWS)))
+def test_rows_and_freshness_are_what_a_naive_count_says(
+    tmp_path_factory: pytest.TempPathFactory, shared: bool, answers: list[tuple[str, list[tuple[int, int]]]]
+) -> None:
+    state = State(CONTRACT)
+    metrics = Metrics(lambda: state, lambda: 3 * NOW, tmp_path_factory.mktemp("counted") if shared else None)
     rows: Counter[tuple[str, str]] = Counter()
     newest: dict[str, int] = {}
     for view, answered in answers:
@@ -100,11 +100,34 @@ def test_rows_and_freshness_are_what_a_naive_count_says(answers: list[tuple[str,
             if status != Status.NOT_FOUND:
                 newest[view] = max(newest.get(view, 0), known)
     found = of_metrics(metrics)
+    metrics.close()
     assert sum(count for (name, _), count in found.items() if name == "isthmus_view_rows_total") == rows.total()
     for (view, status_word), count in rows.items():
         assert value(found, "isthmus_view_rows_total", view=view, status=status_word) == count
     ages = {dict(labels)["view"]: age for (name, labels), age in found.items() if name.endswith("freshness_seconds")}
     assert ages == pytest.approx({view: (3 * NOW - known) / 1e6 for view, known in newest.items()})
+
+
+DURATIONS = st.one_of(st.floats(0, 10), st.sampled_from(BUCKETS))
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
+@given(durations=st.lists(DURATIONS, min_size=1))
+def test_a_histogram_is_what_a_naive_count_says(
+    tmp_path_factory: pytest.TempPathFactory, shared: bool, durations: list[float]
+) -> None:
+    tally = Tally(tmp_path_factory.mktemp("counted") if shared else None)
+    seconds = tally.histogram("answer_seconds", "Time.", "route").seconds("/a")
+    for duration in durations:
+        seconds.observe(duration)
+    found = samples_of(tally.collect())
+    tally.close()
+    for bound in BUCKETS:
+        within = sum(duration <= bound for duration in durations)
+        assert value(found, "answer_seconds_bucket", route="/a", le=str(bound)) == within
+    assert value(found, "answer_seconds_bucket", route="/a", le="+Inf") == len(durations)
+    assert value(found, "answer_seconds_count", route="/a") == len(durations)
+    assert value(found, "answer_seconds_sum", route="/a") == pytest.approx(sum(durations))
 
 
 def test_freshness_ages_without_traffic_and_ends_with_its_view() -> None:
@@ -227,24 +250,27 @@ def test_what_a_caller_makes_up_never_becomes_a_label(watched: Server) -> None:
 
 
 def test_requests_in_flight(watched: Server) -> None:
-    assert value(scrape(watched.http), "isthmus_requests_in_flight") == 1
+    assert value(scrape(watched.http), "isthmus_requests_in_flight") == 0
     with httpx.Client(base_url=watched.http.base_url) as other, released() as body:
         asking = threading.Thread(target=other.post, args=("/predict",), kwargs={"content": body})
         asking.start()
-        wait(lambda: value(scrape(watched.http), "isthmus_requests_in_flight") == 2, "the request to count")
+        wait(lambda: value(scrape(watched.http), "isthmus_requests_in_flight") == 1, "the request to count")
         body.release()
         asking.join()
-        wait(lambda: value(scrape(watched.http), "isthmus_requests_in_flight") == 1, "it to count no more")
+        wait(lambda: value(scrape(watched.http), "isthmus_requests_in_flight") == 0, "it to count no more")
 
 
 def test_a_client_that_leaves_is_no_request_in_flight(watched: Server) -> None:
     host, port = watched.http.base_url.host, watched.http.base_url.port
     assert port
+    before = scrape(watched.http)
     with socket.create_connection((host, port)) as client:
         client.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
-        wait(lambda: value(scrape(watched.http), "isthmus_requests_in_flight") == 2, "the request to count")
-    wait(lambda: value(scrape(watched.http), "isthmus_requests_in_flight") == 1, "it to count no more")
-    assert value(scrape(watched.http), "isthmus_requests_total", route="/predict", method="POST", status="none") == 1
+        wait(lambda: value(scrape(watched.http), "isthmus_requests_in_flight") == 1, "the request to count")
+    wait(lambda: value(scrape(watched.http), "isthmus_requests_in_flight") == 0, "it to count no more")
+    found = difference(watched.http, before)
+    assert value(found, "isthmus_requests_total", route="/predict", method="POST", status="none") == 1
+    assert value(found, "isthmus_errors_total", route="/predict", error="DefectError") == 0
 
 
 class released:  # noqa: N801 - reads as what it is: a body that ends when it is released
@@ -297,8 +323,9 @@ def test_the_first_answer_is_timed_from_the_start_of_the_process(watched: Server
 def test_a_redis_that_does_not_answer_and_a_missing_contract_are_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Of another program: one worker counts for itself.
-    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "missing"))
+    # Those of another program: one worker counts for itself.
+    for name in ("PROMETHEUS_MULTIPROC_DIR", METRICS_FOLDER):
+        monkeypatch.setenv(name, str(tmp_path / "missing"))
     with serving(tmp_path, f"redis://127.0.0.1:{free_port()}") as server:
         assert server.lookup(**LOOKUP).status_code == 503
         server.contract.write_bytes(CONTRACT.dumps())
@@ -347,13 +374,13 @@ def test_any_worker_answers_for_all_also_for_the_dead(tmp_path: Path, redis_url:
         with httpx.Client(base_url=server.http.base_url) as http, released() as body:
             busy = threading.Thread(target=attempt, args=(http, body))
             busy.start()
-            wait(lambda: value(scrape(server.http), "isthmus_requests_in_flight") == 2, "the request to count")
+            wait(lambda: value(scrape(server.http), "isthmus_requests_in_flight") == 1, "the request to count")
             busy_with = {pid: counted(folder / f"gauge_livesum_{pid}.db") for pid in workers(folder)}
             (victim,) = [pid for pid, found in busy_with.items() if value(found, "isthmus_requests_in_flight")]
             os.kill(victim, signal.SIGKILL)
             busy.join()
         with httpx.Client(base_url=server.http.base_url, timeout=10) as http:
-            wait(lambda: value(scrape(http), "isthmus_requests_in_flight") == 1, "the dead to count no more")
+            wait(lambda: value(scrape(http), "isthmus_requests_in_flight") == 0, "the dead to count no more")
             wait(lambda: victim not in workers(folder) and len(workers(folder)) == 2, "another worker")
             assert total() == asked
             ask()
@@ -371,7 +398,7 @@ def folder_of(server: Server) -> Path:
     pid = server.process.pid
     child = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0]
     environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-    (entry,) = [entry for entry in environment if entry.startswith(b"PROMETHEUS_MULTIPROC_DIR=")]
+    (entry,) = [entry for entry in environment if entry.startswith(METRICS_FOLDER.encode() + b"=")]
     return Path(entry.partition(b"=")[2].decode())
 
 

@@ -1,6 +1,7 @@
 """The ASGI application: lookups, predictions and the state of the server."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -27,7 +28,7 @@ from isthmus.serving.metrics import REFUSAL, Metrics
 from isthmus.serving.observe import Observed
 from isthmus.serving.offload import BYTES, VALUES, offload
 from isthmus.serving.predictor import require_keys
-from isthmus.serving.settings import ServerSettings
+from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
 from isthmus.serving.state import State
 from isthmus.serving.store import Store
 from isthmus.serving.watch import Watch
@@ -48,20 +49,23 @@ class Api:
         self._limits = settings.limits
         self._store = Store(settings.redis, settings.limits)
         self._watch = Watch(Path(settings.contract), Path(settings.deployment))
-        self.metrics = Metrics(lambda: self._watch.state, self._at)
+        folder = os.environ.get(METRICS_FOLDER) if settings.workers > 1 else None
+        self.metrics = Metrics(lambda: self._watch.state, self._at, Path(folder) if folder else None)
         self._document = orjson.dumps(openapi.document())
 
     @asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         """Loads what is there, follows what changes, and closes the connections at the end."""
         self._watch.load()
-        watching = asyncio.create_task(self._watch.run())
+        tasks = [asyncio.create_task(self._watch.run()), asyncio.create_task(self.metrics.share())]
         try:
             yield
         finally:
-            watching.cancel()
-            with suppress(asyncio.CancelledError):
-                await watching
+            for task in tasks:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+            self.metrics.close()
             await self._store.close()
 
     async def lookup(self, request: Request) -> Response:

@@ -1,22 +1,20 @@
 """What a server counts about itself, and how Prometheus reads it.
 
 Every label is bounded: routes are the paths of the API, views and models come from the contract and the deployment, and
-errors are the classes of our tree. The series of a request are found once and kept, so that a lookup of one view
-pays 7 microseconds for all of this, and 13 where several workers count in common files.
+errors are the classes of our tree. The numbers of a request are found once and kept.
 """
 
+import asyncio
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from starlette.types import Scope
@@ -25,29 +23,31 @@ from isthmus.features.clock import Status
 from isthmus.features.online import ViewAnswer
 from isthmus.serving.lookup import LABELS
 from isthmus.serving.refusals import NotReadyError
-from isthmus.serving.settings import METRICS_FOLDER
 from isthmus.serving.state import State
-
-BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5)
-"""Upper bounds in seconds: from a lookup of one key to the longest wait for Redis."""
+from isthmus.serving.tally import Tally
 
 REFUSAL = "isthmus.refusal"
 """Where a request's scope has the class of the error that it was answered with."""
 
-_NEWEST = "isthmus_view_newest_known_timestamp_seconds"
+WRITE_SECONDS = 1.0
+"""How much of a worker's counts is lost if it is killed, and how far the others lag behind it."""
+
+_NEWEST = "isthmus_view_newest_known_microseconds"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 _waits: ContextVar[list[float]] = ContextVar("waits")
 
 
-@contextmanager
-def waiting() -> Iterator[None]:
+class Waiting:
     """Surrounds a wait for the online store, and notes it with the request being answered."""
-    start = time.perf_counter()
-    try:
-        yield
-    finally:
-        _waits.get([]).append(time.perf_counter() - start)
+
+    __slots__ = ("_start",)
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        _waits.get([]).append(time.perf_counter() - self._start)
 
 
 class Metrics:
@@ -56,25 +56,34 @@ class Metrics:
     Args:
         state: what the server answers from at present.
         now: the present time in microseconds since 1970 UTC.
+        folder: where the workers count together; None if there is but one.
     """
 
-    def __init__(self, state: Callable[[], State], now: Callable[[], int]) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # so in prometheus_client
-        registry = CollectorRegistry()
-        self._series = _Series(registry)
-        folder = os.environ.get(METRICS_FOLDER)
-        counted = MultiProcessCollector(None, folder) if folder else registry  # type: ignore[no-untyped-call]
+    def __init__(self, state: Callable[[], State], now: Callable[[], int], folder: Path | None = None) -> None:
+        self._tally = Tally(folder)
+        self._series = _Series(self._tally)
+        self._in_flight = self._series.in_flight.number()
+        self._first_answer = self._series.first_answer.number()
         self._exposed = CollectorRegistry()
-        self._exposed.register(_Exposed(counted, state, now))
+        self._exposed.register(_Exposed(self._tally, state, now))
         self._outcomes: dict[tuple[str, str, int], _Outcome] = {}
         self._views: dict[str, _View] = {}
         self._models: dict[str, _Runs] = {}
-        self._answered = False
+
+    async def share(self) -> None:
+        """Lets the other workers know what this one has counted, until it is canceled."""
+        while True:
+            self._tally.write()
+            await asyncio.sleep(WRITE_SECONDS)
+
+    def close(self) -> None:
+        """Lets the other workers know it for the last time."""
+        self._tally.close()
 
     def begin(self) -> None:
         """A request has come in."""
         _waits.set([])
-        self._series.in_flight.inc()
+        self._in_flight.value += 1
 
     def end(self, path: str, scope: Scope, status: int, seconds: float) -> None:
         """A request has been answered.
@@ -85,7 +94,7 @@ class Metrics:
             status: the HTTP status; 0 if the client left before it.
             seconds: from its beginning to the end of its answer.
         """
-        self._series.in_flight.dec()
+        self._in_flight.value -= 1
         key = (path, scope["method"], status)
         outcome = self._outcomes.get(key)
         if outcome is None:
@@ -93,10 +102,9 @@ class Metrics:
             outcome = self._outcomes[key] = _Outcome(self._series, path, method, status)
         outcome.count(seconds, _waits.get())
         if status and (refusal := scope.get(REFUSAL)) is not None:
-            self._series.errors.labels(path, refusal).inc()
-        if not self._answered and 200 <= status < 300:
-            self._answered = True
-            self._series.first_answer.set(_age_of_the_process())
+            self._series.errors.number(path, refusal).value += 1
+        if not self._first_answer.value and 200 <= status < 300:
+            self._first_answer.value = _age_of_the_process()
 
     def read(self, answers: Mapping[str, ViewAnswer]) -> None:
         """Some views of the contract have answered."""
@@ -116,51 +124,52 @@ class Metrics:
         try:
             yield
         except Exception:
-            runs.failures.inc()
+            runs.failures.value += 1
             raise
         finally:
             runs.seconds.observe(time.perf_counter() - start)
-            runs.rows.inc(rows)
+            runs.rows.value += rows
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """All metrics as text, and its content type: OpenMetrics if `accept` names it, else Prometheus's own format."""
-        if "application/openmetrics-text" in accept:
-            body: bytes = openmetrics.generate_latest(self._exposed)  # type: ignore[no-untyped-call]
-            return body, openmetrics.CONTENT_TYPE_LATEST
-        return generate_latest(self._exposed), CONTENT_TYPE_PLAIN_0_0_4
+        # The request for them is no work in progress; other workers would read of it long after it has been answered.
+        self._in_flight.value -= 1
+        try:
+            if "application/openmetrics-text" in accept:
+                body: bytes = openmetrics.generate_latest(self._exposed)  # type: ignore[no-untyped-call]
+                return body, openmetrics.CONTENT_TYPE_LATEST
+            return generate_latest(self._exposed), CONTENT_TYPE_PLAIN_0_0_4
+        finally:
+            self._in_flight.value += 1
 
 
 class _Series:
     """Every metric that is counted as things happen."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, labels, registry=registry)
-
-        def seconds(name: str, text: str, *labels: str) -> Histogram:
-            return Histogram(name, text, labels, registry=registry, buckets=BUCKETS)
-
-        self.requests = counter("isthmus_requests_total", "Requests answered.", "route", "method", "status")
-        self.request_seconds = seconds(
+    def __init__(self, tally: Tally) -> None:
+        self.requests = tally.counter("isthmus_requests_total", "Requests answered.", "route", "method", "status")
+        self.request_seconds = tally.histogram(
             "isthmus_request_duration_seconds", "From a request to the end of its answer.", "route", "status_class"
         )
-        self.store_seconds = seconds(
+        self.store_seconds = tally.histogram(
             "isthmus_store_duration_seconds", "Of a request's time, waiting for the online store.", "route"
         )
-        self.serving_seconds = seconds(
+        self.serving_seconds = tally.histogram(
             "isthmus_serving_duration_seconds", "Of a request's time, everything but the online store.", "route"
         )
-        self.errors = counter("isthmus_errors_total", "Requests refused, by the class of the error.", "route", "error")
-        self.in_flight = Gauge(
-            "isthmus_requests_in_flight", "Requests being answered, the one that asks for this included.",
-            registry=registry, multiprocess_mode="livesum",
+        self.errors = tally.counter(
+            "isthmus_errors_total", "Requests refused, by the class of the error.", "route", "error"
+        )
+        self.in_flight = tally.gauge(
+            "isthmus_requests_in_flight", "Requests being answered, but for the one that asks for this.",
+            merge="livesum",
         )  # fmt: skip
-        self.first_answer = Gauge(
+        self.first_answer = tally.gauge(
             "isthmus_first_answer_seconds",
             "From the start of the process to its first successful answer; 0 before that. The slowest worker's.",
-            registry=registry, multiprocess_mode="livemax",
+            merge="livemax",
         )  # fmt: skip
-        self.view_rows = counter(
+        self.view_rows = tally.counter(
             "isthmus_view_rows_total",
             "Rows that a view answered, one per row asked for, by the status of the row: NULL_VALUE is a row without "
             "any value.",
@@ -168,28 +177,31 @@ class _Series:
         )  # fmt: skip
         # Turned into an age when it is read: an age kept here would stop growing with the traffic, and the smallest of
         # several workers' ages would be that of whoever was asked least.
-        self.newest = Gauge(_NEWEST, "Newest known time served.", ["view"], registry=registry, multiprocess_mode="max")
-        self.model_seconds = seconds("isthmus_model_duration_seconds", "A run of a model over its rows.", "model")
-        self.model_rows = counter("isthmus_model_rows_total", "Rows that a model was run over.", "model")
-        self.failures = counter("isthmus_prediction_failures_total", "Runs of a model that failed.", "model")
+        self.newest = tally.gauge(_NEWEST, "Newest known time served.", "view", merge="max")
+        self.model_seconds = tally.histogram(
+            "isthmus_model_duration_seconds", "A run of a model over its rows.", "model"
+        )
+        self.model_rows = tally.counter("isthmus_model_rows_total", "Rows that a model was run over.", "model")
+        self.failures = tally.counter("isthmus_prediction_failures_total", "Runs of a model that failed.", "model")
 
 
 class _Outcome:
     """The series of the requests that one route answered with one status."""
 
     def __init__(self, series: _Series, route: str, method: str, status: int) -> None:
-        self._requests = series.requests.labels(route, method, str(status) if status else "none")
-        self._duration = series.request_seconds.labels(route, f"{status // 100}xx" if status else "none")
-        self._serving = series.serving_seconds.labels(route)
-        # Asked for when it is needed: a route that never waits has no such series.
-        self._store = lru_cache(1)(lambda: series.store_seconds.labels(route))
+        self._requests = series.requests.number(route, method, str(status) if status else "none")
+        self._duration = series.request_seconds.seconds(route, f"{status // 100}xx" if status else "none")
+        self._serving = series.serving_seconds.seconds(route)
+        self._store = series.store_seconds
+        self._route = route
 
     def count(self, seconds: float, waits: list[float]) -> None:
-        self._requests.inc()
+        self._requests.value += 1
         self._duration.observe(seconds)
         if waits:
             waited = sum(waits)
-            self._store().observe(waited)
+            # Not kept: a route that never waits has no such histogram.
+            self._store.seconds(self._route).observe(waited)
             seconds -= waited
         self._serving.observe(seconds)
 
@@ -198,39 +210,35 @@ class _View:
     """The series of one view."""
 
     def __init__(self, series: _Series, name: str) -> None:
-        self._rows = [series.view_rows.labels(name, label) for label in LABELS]
-        self._gauge = series.newest.labels(name)
-        self._newest = 0
+        self._rows = [series.view_rows.number(name, label) for label in LABELS]
+        self._newest = series.newest.number(name)
 
     def count(self, answer: ViewAnswer) -> None:
         # One byte per status. Up to a hundred rows, bytes are counted faster than by `np.bincount`.
         codes = answer.status.tobytes()
         for code, rows in enumerate(self._rows):
             if count := codes.count(code):
-                rows.inc(count)
+                rows.value += count
         # `argmax`, because `max` takes four times as long for a few rows.
-        if answer.known.item(answer.known.argmax()) > self._newest:
+        if answer.known.item(answer.known.argmax()) > self._newest.value:
             # Perhaps a row from the future, which was not served.
             served = answer.known[answer.status != Status.NOT_FOUND]
-            newest = int(served.max(initial=0))
-            if newest > self._newest:
-                self._newest = newest
-                self._gauge.set(newest / 1e6)
+            self._newest.value = max(self._newest.value, float(served.max(initial=0)))
 
 
 class _Runs:
     """The series of one model."""
 
     def __init__(self, series: _Series, model: str) -> None:
-        self.seconds = series.model_seconds.labels(model)
-        self.rows = series.model_rows.labels(model)
-        self.failures = series.failures.labels(model)
+        self.seconds = series.model_seconds.seconds(model)
+        self.rows = series.model_rows.number(model)
+        self.failures = series.failures.number(model)
 
 
 class _Exposed(Collector):
     """What has been counted, and what is true at the moment of reading."""
 
-    def __init__(self, counted: Collector, state: Callable[[], State], now: Callable[[], int]) -> None:
+    def __init__(self, counted: Tally, state: Callable[[], State], now: Callable[[], int]) -> None:
         self._counted = counted
         self._state = state
         self._now = now
@@ -251,7 +259,7 @@ class _Exposed(Collector):
         )
         for sample in newest.samples if newest else ():
             if sample.value and sample.labels["view"] in contract.views:
-                freshness.add_metric([sample.labels["view"]], self._now() / 1e6 - sample.value)
+                freshness.add_metric([sample.labels["view"]], (self._now() - sample.value) / 1e6)
         deployment = state.model.deployment if state.model else None
         info = {
             "project": contract.project,

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 
 import structlog
 import uvicorn
+from prometheus_client.multiprocess import mark_process_dead
 from uvicorn.supervisors import Multiprocess
 
 from isthmus.features.errors import ConfigurationError, IsthmusError, Problem
@@ -57,14 +58,12 @@ def run(settings: ServerSettings) -> None:
         # Longer than any request may take: what is under way is answered, what hangs is not waited for.
         timeout_graceful_shutdown=math.ceil(settings.limits.deadline_seconds) + 1,
     )
-    # The application and prometheus_client are imported after this, here or in the workers.
     if settings.workers == 1:
-        os.environ.pop(METRICS_FOLDER, None)
         _Server(config).run([listener])
     else:
         with TemporaryDirectory(prefix="isthmus-metrics-") as folder:
             os.environ[METRICS_FOLDER] = folder
-            _Workers(config, [listener]).run()
+            _Workers(config, [listener], folder).run()
 
 
 class _Server(uvicorn.Server):
@@ -85,7 +84,10 @@ class _Workers(Multiprocess):
     connections that nobody ever answers.
     """
 
-    _counting: frozenset[int | None] = frozenset()
+    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket], folder: str) -> None:
+        super().__init__(config, sockets)
+        self._folder = folder
+        self._counting: frozenset[int | None] = frozenset()
 
     def terminate_all(self) -> None:
         for listener in self.sockets:
@@ -94,12 +96,9 @@ class _Workers(Multiprocess):
 
     def keep_subprocess_alive(self) -> None:
         super().keep_subprocess_alive()
-        # Imported here because its package looks for the folder when it is imported.
-        from prometheus_client.multiprocess import mark_process_dead
-
         alive = frozenset(process.pid for process in self.processes)
         for dead in self._counting - alive:
-            mark_process_dead(dead)  # type: ignore[no-untyped-call]  # so in prometheus_client
+            mark_process_dead(dead, self._folder)  # type: ignore[no-untyped-call]  # so in prometheus_client
         self._counting = alive
 
 

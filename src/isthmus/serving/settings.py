@@ -18,8 +18,8 @@ from isthmus.serving.limits import Limits
 
 VARIABLE = "ISTHMUS_SERVER"
 
-METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""Where workers that share a port count together; prometheus_client looks for it when it is imported."""
+METRICS_FOLDER = "ISTHMUS_METRICS"
+"""The variable that tells workers who share a port where they count together."""
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

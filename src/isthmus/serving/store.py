@@ -9,7 +9,7 @@ from isthmus.features.exchange import FIRST_KEY
 from isthmus.features.online import WRITE, LookupPlan, ViewAnswer, answering
 from isthmus.serving.cluster import Cluster
 from isthmus.serving.limits import Limits
-from isthmus.serving.metrics import waiting
+from isthmus.serving.metrics import Waiting
 from isthmus.serving.node import KEYS, Node
 from isthmus.serving.offload import VALUES, offload
 
@@ -65,7 +65,7 @@ class Store:
         Raises:
             DependencyError: there is none.
         """
-        with waiting(), answering(self._url):
+        with Waiting(), answering(self._url):
             async with asyncio.timeout(self._seconds):
                 await self._redis.ping()
 
@@ -75,6 +75,6 @@ class Store:
 
     async def _ask(self, commands: Sequence[tuple[bytes, ...]], key: int = 1) -> list[Any]:
         """The replies to commands that have a key in that place."""
-        with waiting(), answering(self._url):
+        with Waiting(), answering(self._url):
             async with asyncio.timeout(self._seconds):
                 return await self._redis.ask(commands, key=key)
