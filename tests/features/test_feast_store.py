@@ -42,6 +42,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import feast
     import feast.types as ft
+    from feast.on_demand_feature_view import on_demand_feature_view
     from feast.protos.feast.types.EntityKey_pb2 import EntityKey
     from feast.protos.feast.types.Value_pb2 import Value
 
@@ -371,6 +372,29 @@ def test_materialize_and_push(prod: feast.FeatureStore, tmp_path: Path) -> None:
     assert read(prod, ["stats:trips"], driver=[1, 2])["trips"] == [(2, "PRESENT"), (4, "PRESENT")]
     prod.push("pushed", frame(driver=[1], trips=[9]))
     assert read(prod, ["live:trips"], driver=[1])["trips"] == [(9, "PRESENT")]
+
+
+@pytest.mark.filterwarnings("ignore:On demand feature view is an experimental feature")
+def test_views_on_demand(prod: feast.FeatureStore, tmp_path: Path) -> None:
+    stats = view(tmp_path, {"trips": ft.Int64})
+    asked = feast.RequestSource(name="asked", schema=[feast.Field(name="more", dtype=ft.Int64)])
+
+    @on_demand_feature_view(sources=[stats, asked], schema=[feast.Field(name="total", dtype=ft.Int64)], mode="python")  # type: ignore[untyped-decorator]  # so in Feast
+    def total(inputs: dict[str, Any]) -> dict[str, Any]:
+        return {"total": [trips + more for trips, more in zip(inputs["trips"], inputs["more"], strict=True)]}
+
+    @on_demand_feature_view(
+        entities=[DRIVER], sources=[stats], schema=[feast.Field(name="twice", dtype=ft.Int64)], mode="pandas",
+        write_to_online_store=True,
+    )  # type: ignore[untyped-decorator]  # fmt: skip
+    def twice(inputs: pd.DataFrame) -> pd.DataFrame:
+        return inputs[["trips"]].rename(columns={"trips": "twice"}) * 2
+
+    prod.apply([DRIVER, stats, total, twice])
+    prod.write_to_online_store("stats", frame(driver=[1, 2], trips=[10, 20]))
+    prod.write_to_online_store("twice", frame(driver=[1, 2], trips=[10, 20]))
+    found = prod.get_online_features(["total:total", "twice:twice"], {"driver": [2, 1], "more": [5, 6]}).to_dict()
+    assert found == {"driver": [2, 1], "twice": [40, 20], "total": [25, 16]}
 
 
 # --- asyncio
