@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -293,6 +294,17 @@ def test_the_newest_row_wins(prod: feast.FeatureStore, tmp_path: Path) -> None:
     assert after((20, 20, 7), (30, 31, 8), (30, 30, 9), (25, 40, 10)) == 8, "one key several times in a batch"
 
 
+@pytest.fixture
+def tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine whose clock on the wall is not UTC."""
+    with monkeypatch.context() as changed:
+        changed.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("tokyo")
 def test_times_without_a_zone_are_utc(prod: feast.FeatureStore, tmp_path: Path) -> None:
     prod.apply([DRIVER, view(tmp_path, {"trips": ft.Int64}, ttl=HOUR)])
     table, store = prod.get_feature_view("stats"), online_store(prod)
@@ -301,7 +313,7 @@ def test_times_without_a_zone_are_utc(prod: feast.FeatureStore, tmp_path: Path) 
     row = {"trips": Value(int64_val=1)}
     write(prod, [(entity_key(driver=1), row, naive, naive), (entity_key(driver=2), row, elsewhere, pd.NaT)])
     found = store.online_read(prod.config, table, [entity_key(driver=1), entity_key(driver=2)])
-    assert [time for time, _ in found] == [naive.replace(tzinfo=UTC), elsewhere.to_pydatetime()]
+    assert [event for event, _ in found] == [naive.replace(tzinfo=UTC), elsewhere.to_pydatetime()]
     with pytest.raises(DataError, match="a row has no event timestamp"):
         write(prod, [(entity_key(driver=1), row, pd.NaT, None)])
 
