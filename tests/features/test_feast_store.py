@@ -36,7 +36,7 @@ from tests.features.feast_project import (
     view,
     write,
 )
-from tests.features.support import VALUES, bits_of, column
+from tests.features.support import VALUES, bits_of, columns_of, make_view
 from tests.serving.support import free_port, wait
 
 with warnings.catch_warnings():
@@ -90,7 +90,7 @@ def test_values_survive_the_way_to_protos_and_back(data: st.DataObject) -> None:
     dtype = TYPES[name]
     given = data.draw(st.lists(st.none() | VALUES[name], max_size=6))
     given = [_whole_seconds(value, dtype) for value in given]
-    values = column(given, dtype)
+    values = columns_of(make_view({"f": dtype}), [{"f": value} for value in given])["f"]
     protos = [Value.FromString(proto.SerializeToString()) for proto in _feast_values.protos(values, FORMS[name])]
     assert bits_of(_feast_values.column(protos, FORMS[name], "here"), dtype) == bits_of(values, dtype)
 
