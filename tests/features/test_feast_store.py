@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, DependencyError, RequestError
 from isthmus.features.online import connect
-from isthmus.features.types import TYPES, DataType
+from isthmus.features.types import KEY_TYPES, TYPES, DataType
 from tests.features.feast_project import (
     CITY,
     DRIVER,
@@ -33,6 +33,7 @@ from tests.features.feast_project import (
     now,
     online_store,
     repository,
+    source,
     view,
     write,
 )
@@ -259,6 +260,27 @@ def test_reading_directly(prod: feast.FeatureStore, tmp_path: Path) -> None:
     null = EntityKey(join_keys=["driver", "city"], entity_values=[Value(), Value(string_val="x")])
     with pytest.raises(RequestError, match="join key driver is null"):
         store.online_read(prod.config, table, [null])
+
+
+KEYS: dict[str, list[Any]] = {
+    "Int32": [-(2**31), 0],
+    "Int64": [2**63 - 1, -1],
+    "String": ["é:,", ""],
+    "Bool": [True, False],
+    "Bytes": [b"\0:", b""],
+    "UnixTimestamp": [datetime(1969, 1, 1, tzinfo=UTC), datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)],
+}
+
+
+@pytest.mark.parametrize("name", [dtype.name for dtype in KEY_TYPES])
+def test_keys_of_every_type(prod: feast.FeatureStore, tmp_path: Path, name: str) -> None:
+    kind = getattr(ft, name)
+    thing = feast.Entity(name="thing", join_keys=["thing"], value_type=kind.to_value_type())
+    fields = [feast.Field(name="thing", dtype=kind), feast.Field(name="size", dtype=ft.Int64)]
+    prod.apply([thing, feast.FeatureView(name="stats", entities=[thing], schema=fields, source=source(tmp_path))])
+    keys = [EntityKey(join_keys=["thing"], entity_values=[value]) for value in _protos(KEYS[name], name)]
+    write(prod, [(key, {"size": Value(int64_val=n)}, now() - HOUR, None) for n, key in enumerate(keys)])
+    assert read(prod, ["stats:size"], thing=KEYS[name])["size"] == [(0, "PRESENT"), (1, "PRESENT")]
 
 
 def test_documents_are_not_searched(prod: feast.FeatureStore, tmp_path: Path) -> None:
