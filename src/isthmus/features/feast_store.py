@@ -436,8 +436,9 @@ class _Lookup:
     def sent_by(self, pipeline: Any) -> Any:
         """The pipeline, of whichever kind, with the commands of all questions."""
         for group, plan in zip(self._groups, self._plans, strict=True):
-            for command in plan.commands(group[0].keys):
-                pipeline.execute_command(*command)
+            for name, *rest in plan.commands(group[0].keys):
+                # A cluster's pipeline looks the command up by its name as text.
+                pipeline.execute_command(name.decode(), *rest)
         return pipeline
 
     def answers(self, replies: Sequence[Any]) -> list[ViewAnswer]:
