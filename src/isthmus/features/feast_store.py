@@ -242,6 +242,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
             await client.aclose()
         if self._client is not None:
             self._client.close()
+            self._client = None
 
     def _connected(self, config: RepoConfig) -> redis.Redis:
         if self._client is None:
