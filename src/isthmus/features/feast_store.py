@@ -20,7 +20,6 @@ from datetime import datetime
 from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import redis
@@ -89,7 +88,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
     def __init__(self) -> None:
         self._client: redis.Redis | None = None
         # A connection of asyncio lives and dies with its event loop.
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, redis.asyncio.Redis] = WeakKeyDictionary()
+        self._clients: dict[asyncio.AbstractEventLoop, redis.asyncio.Redis] = {}
 
     @property
     def async_supported(self) -> SupportedAsyncMethods:
@@ -252,6 +251,8 @@ class IsthmusOnlineStore(FeastOnlineStore):
     def _connected_async(self, config: RepoConfig) -> redis.asyncio.Redis:
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
+            # What a loop that has ended without `close` had open goes with it.
+            self._clients = {other: held for other, held in self._clients.items() if not other.is_closed()}
             self._clients[loop] = redis.asyncio.Redis.from_url(
                 config.online_store.url, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS
             )
