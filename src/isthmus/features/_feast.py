@@ -1,9 +1,10 @@
-"""The project in Feast's own registry, for Feast's SDK, CLI and UI. The only importer of feast.
+"""The project in Feast's own registry, for Feast's SDK, CLI and UI.
 
 Feast registers the results of our transforms; it never runs them. Its online store is our server, through Feast's
-remote client.
+remote client, or the same rows in Redis through `feast_store`, which reads the contract of a view from its tags.
 """
 
+import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -124,7 +125,11 @@ def _view(view: FeatureView, contract: Contract, keys: Mapping[str, feast.Entity
             created_timestamp_column="known_at",
         ),
         description=view.description,
-        tags={"isthmus.contract": contract.views[view.name].hash},
+        tags={
+            "isthmus.contract": contract.views[view.name].hash,
+            "isthmus.project": contract.project,
+            "isthmus.view": json.dumps(contract.views[view.name].as_dict(), sort_keys=True),
+        },
     )
 
 

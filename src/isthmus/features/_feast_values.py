@@ -1,0 +1,208 @@
+"""Feast's protos as columns, and back: values, entity keys and times."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+with warnings.catch_warnings():
+    # Feast's dependencies warn of their own deprecations when they are imported.
+    warnings.simplefilter("ignore")
+    from feast.protos.feast.types.EntityKey_pb2 import EntityKey
+    from feast.protos.feast.types.Value_pb2 import Value
+
+from isthmus.features import clock
+from isthmus.features.columns import ARROW, Values, from_arrow, to_arrow
+from isthmus.features.contract import Column, one_of
+from isthmus.features.errors import DataError, RequestError
+from isthmus.features.online import KeyValue
+from isthmus.features.rows import Int64
+from isthmus.features.types import TYPES, DataType
+
+_SECOND = 1_000_000
+_NO_TIME = -(2**63)
+"""What Feast writes for a null timestamp among others that are none."""
+
+_LATEST = 2**63 // _SECOND - 1
+_NULL = Value()
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a type of Feast's lies in a row and in a proto.
+
+    Attributes:
+        dtype: its type in our rows.
+        kind: the field of `Value` that holds it.
+    """
+
+    dtype: DataType
+    kind: str
+
+
+_KINDS = {
+    "Bool": "bool",
+    "Int32": "int32",
+    "Int64": "int64",
+    "Float32": "float",
+    "Float64": "double",
+    "UnixTimestamp": "unix_timestamp",
+    "String": "string",
+    "Bytes": "bytes",
+}
+# Types of Feast's that are text or bytes under another name.
+_ALIASES = {
+    "ImageBytes": ("Bytes", "bytes"),
+    "PdfBytes": ("Bytes", "bytes"),
+    "Json": ("String", "json"),
+    "Uuid": ("String", "uuid"),
+    "TimeUuid": ("String", "time_uuid"),
+    "Decimal": ("String", "decimal"),
+}
+
+FORMS: Mapping[str, Form] = {
+    **{name: Form(TYPES[name], f"{kind}_val") for name, kind in _KINDS.items()},
+    **{name: Form(TYPES[ours], f"{kind}_val") for name, (ours, kind) in _ALIASES.items()},
+    **{
+        f"Array({name})": Form(TYPES[f"Array({name})"], f"{kind}_list_val")
+        for name, kind in _KINDS.items()
+        if f"Array({name})" in TYPES
+    },
+}
+"""The types of Feast's that rows can hold, by Feast's words for them."""
+
+
+def column(protos: Sequence[Value], form: Form, where: str) -> Values:
+    """The NumPy form of n protos; one without a value is null.
+
+    Args:
+        protos: n values.
+        form: what they are.
+        where: the column, for a message.
+
+    Raises:
+        DataError: a value is of another type, or a time that no row can hold.
+    """
+    kinds = _kinds(protos)
+    others = {*kinds} - {form.kind, "null_val", ""}
+    if others:
+        raise DataError(where, f"a value is a {min(others)}", expected=f"{form.kind}, or none")
+    valid = np.array([kind == form.kind for kind in kinds], bool)
+    found: list[Any] = [getattr(proto, form.kind) for proto in protos]
+    if form.kind.endswith("_list_val"):
+        lists = [list(item.val) if kind == form.kind else None for item, kind in zip(found, kinds, strict=True)]
+        return _lists(lists, form, where)
+    if form.kind == "unix_timestamp_val":
+        valid &= np.array([item != _NO_TIME for item in found], bool)
+        found = [_micros(item, where) if good else 0 for item, good in zip(found, valid.tolist(), strict=True)]
+    if form.dtype.numpy is None:
+        # One more element keeps NumPy from looking inside.
+        data = np.array([*found, None], dtype=object)[:-1]
+        data[~valid] = None
+        return Values(data, valid)
+    # A field that is not set reads as zero, which is what lies under a null.
+    return Values(np.array(found, form.dtype.numpy), valid)
+
+
+def protos(values: Values, form: Form) -> list[Value]:
+    """A proto per value; null is one without a value. Feast's timestamps are whole seconds: the rest is cut off."""
+    if form.kind.endswith("_list_val"):
+        made = type(getattr(_NULL, form.kind))
+        return [
+            _NULL if items is None else Value(**{form.kind: made(val=items)}) for items in _plain_lists(values, form)
+        ]
+    items = values.tolist(form.dtype)
+    if form.kind == "unix_timestamp_val":
+        items = [None if item is None else item // _SECOND for item in items]
+    return [_NULL if item is None else Value(**{form.kind: item}) for item in items]
+
+
+def key_columns(keys: Sequence[EntityKey], columns: Sequence[Column], where: str) -> dict[str, list[KeyValue]]:
+    """Join key name to its values in n entity keys.
+
+    Args:
+        keys: n entity keys.
+        columns: the join keys of the view.
+        where: the view, for a message.
+
+    Raises:
+        RequestError: an entity key has other join keys, or a value of another type.
+    """
+    names = {column.name for column in columns}
+    rows = [dict(zip(key.join_keys, key.entity_values, strict=True)) for key in keys]
+    for row in rows:
+        if row.keys() != names:
+            raise RequestError(where, f"an entity key of {', '.join(sorted(row))}", expected=", ".join(sorted(names)))
+    return {column.name: _key_values([row[column.name] for row in rows], column, where) for column in columns}
+
+
+def key_type(value: Value) -> str:
+    """The name of the type that a value of an entity key has by itself."""
+    kind = str(value.WhichOneof("val")).removesuffix("_val")
+    return next((name for name, known in _KINDS.items() if known == kind), kind)
+
+
+def micros(times: Sequence[datetime], where: str) -> Int64:
+    """Microseconds since 1970 UTC of n moments; without a time zone they are UTC, as in Feast.
+
+    Raises:
+        DataError: there is none (`NaT`).
+    """
+    if not all(map(is_time, times)):
+        raise DataError(where, "a row has no event timestamp", expected="one in every row")
+    return np.array([clock.micros(_aware(time)) for time in times], np.int64)
+
+
+def is_time(time: datetime | None) -> bool:
+    """Whether a time is one: pandas has a value of it, `NaT`, that is none."""
+    return time is not None and time == time
+
+
+def _kinds(protos: Sequence[Value]) -> list[str]:
+    return [proto.WhichOneof("val") or "" for proto in protos]
+
+
+def _aware(time: datetime) -> datetime:
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time
+
+
+def _micros(seconds: int, where: str) -> int:
+    if abs(seconds) > _LATEST:
+        raise DataError(where, f"a timestamp of {seconds} seconds", expected=f"{_LATEST} before or after 1970 at most")
+    return seconds * _SECOND
+
+
+def _key_values(values: Sequence[Value], column: Column, where: str) -> list[KeyValue]:
+    kind = f"{_KINDS[column.dtype.name]}_val"
+    # Both widths of integers make the same key.
+    allowed = {"int32_val", "int64_val"} if kind in ("int32_val", "int64_val") else {kind}
+    found = _kinds(values)
+    others = {*found} - allowed
+    if others:
+        met = min(others) or "null"
+        raise RequestError(where, f"a value of join key {column.name} is {met}", expected=one_of(allowed))
+    plain: list[KeyValue] = [getattr(value, kind) for value, kind in zip(values, found, strict=True)]
+    if kind == "unix_timestamp_val":
+        return [_micros(int(value), where) for value in plain]
+    return plain
+
+
+def _lists(lists: Sequence[list[Any] | None], form: Form, where: str) -> Values:
+    arrow = ARROW[form.dtype.name]
+    if form.kind == "unix_timestamp_list_val":
+        whole = [None if items is None else [_micros(item, where) for item in items] for items in lists]
+        return from_arrow(pa.array(whole, pa.list_(pa.int64())).cast(arrow), form.dtype)
+    return from_arrow(pa.array(lists, arrow), form.dtype)
+
+
+def _plain_lists(values: Values, form: Form) -> list[Any]:
+    array = to_arrow(values, form.dtype)
+    if form.kind == "unix_timestamp_list_val":
+        whole = array.cast(pa.list_(pa.int64())).to_pylist()
+        return [None if items is None else [item // _SECOND for item in items] for items in whole]
+    plain: list[Any] = array.to_pylist()
+    return plain
