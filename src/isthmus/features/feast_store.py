@@ -40,6 +40,7 @@ with warnings.catch_warnings():
 from isthmus.features import _feast_values as feast_values
 from isthmus.features import clock
 from isthmus.features._feast_values import FORMS, Form
+from isthmus.features.address import Address
 from isthmus.features.clock import Status
 from isthmus.features.contract import Column, Contract, ViewContract, one_of, sha256
 from isthmus.features.errors import (
@@ -50,6 +51,7 @@ from isthmus.features.errors import (
     Problem,
     RequestError,
 )
+from isthmus.features.exchange import Client
 from isthmus.features.online import KeyValue, LookupPlan, OnlineStore, ViewAnswer, answering, connect
 from isthmus.features.types import KEY_TYPES
 
@@ -86,7 +88,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
     """Our rows in Redis, behind Feast's interface."""
 
     def __init__(self) -> None:
-        self._client: redis.Redis | None = None
+        self._client: Client | None = None
         # A connection of asyncio lives and dies with its event loop.
         self._clients: dict[asyncio.AbstractEventLoop, redis.asyncio.Redis] = {}
 
@@ -243,7 +245,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
             self._client.close()
             self._client = None
 
-    def _connected(self, config: RepoConfig) -> redis.Redis:
+    def _connected(self, config: RepoConfig) -> Client:
         if self._client is None:
             self._client = connect(config.online_store.url, TIMEOUT_SECONDS)
         return self._client
@@ -253,8 +255,10 @@ class IsthmusOnlineStore(FeastOnlineStore):
         if loop not in self._clients:
             # What a loop that has ended without `close` had open goes with it.
             self._clients = {other: held for other, held in self._clients.items() if not other.is_closed()}
-            self._clients[loop] = redis.asyncio.Redis.from_url(
-                config.online_store.url, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS
+            address = Address.of(config.online_store.url)
+            kind: Any = redis.asyncio.RedisCluster if address.cluster else redis.asyncio.Redis
+            self._clients[loop] = kind.from_url(
+                address.urls[0], socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS
             )
         return self._clients[loop]
 
