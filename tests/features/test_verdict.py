@@ -114,7 +114,7 @@ def test_passed_needs_something_compared_and_nothing_differing() -> None:
     assert not Verdict("c", 0, {}).passed
     assert not _verdict(a=EMPTY).passed
     assert not _verdict(a=GOOD, b=BAD).passed
-    assert not Verdict("c", 0, {"traffic": {"a": GOOD}}, {}, "p", BAD).passed
+    assert not Verdict("c", 0, {"traffic": {"a": GOOD}}, {}, {}, "p", BAD).passed
     assert (_verdict(a=GOOD, b=BAD).compared, _verdict(a=GOOD, b=BAD).differing) == (6, 1)
 
 
@@ -139,7 +139,7 @@ def _strictly(text: bytes) -> Any:
     [
         Verdict("c", 0, {}),
         _verdict(a=GOOD, status=EMPTY),
-        Verdict("c", -1, {"v": {"a": EXAMPLE}}, {"v": "f00d"}, "pkg", BAD),
+        Verdict("c", -1, {"v": {"a": EXAMPLE}}, {"v": "f00d"}, {"v": 3}, "pkg", BAD),
         _verdict(a=FeatureVerdict(1, 1, float("inf"), [Difference("k", "x", None)])),
     ],
 )

@@ -1,5 +1,6 @@
 """The verdict over a real project: every way in which the two sides can differ is found and named."""
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -7,8 +8,9 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from isthmus import DataError, GateFailed
 from isthmus.features import clock
+from isthmus.features.columns import from_python
 from isthmus.features.embedded import EmbeddedRedis
-from isthmus.features.online import connect
+from isthmus.features.online import OnlineStore, connect
 from isthmus.orchestration.materialization import materialize
 from isthmus.orchestration.registration import apply
 from isthmus.orchestration.tables import build
@@ -111,6 +113,23 @@ def test_verify_finds_an_offline_row_whose_content_is_not_what_was_written(built
     alter_born(built)
     with pytest.raises(DataError, match=r"customer_facts: .*\(1 of 50 rows are not what was written\)"):
         verify(project(built), every=True)
+
+
+def test_a_pushed_row_is_left_out_until_the_table_has_caught_up(built: Shop, project: Open) -> None:
+    contract, now = project(built).applied(), project(built).now()
+    view = contract.view("customer_orders")
+    with EmbeddedRedis(built.state / "redis") as server, connect(server.url) as client:
+        values = {"orders_7d": 99, "mean_amount_7d": 0.5, "late_rate_7d": 0.5}
+        pushed = {c.name: from_python([values.get(c.name)], c.dtype) for c in view.fields}
+        at = np.array([now])
+        counts = OnlineStore(client, contract).write(view, {"customer": [0]}, at, at, pushed)
+        assert counts.written == 1
+        verdict = verify(project(built), every=True)
+        assert verdict.ahead == {"customer_orders": 1, "shelf_demand": 0, "customer_facts": 0}
+        assert require_passed(verdict).views["customer_orders"]["orders_7d"].compared == 59
+        key = sorted(client.keys("shop:customer:*"))[5]
+        client.hdel(key, "customer_orders")
+    assert failed(built, project)["customer_orders.status"] == 1
 
 
 def test_verify_finds_a_key_that_only_redis_has(built: Shop, project: Open) -> None:

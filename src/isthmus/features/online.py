@@ -21,7 +21,7 @@ from isthmus.features.columns import Values
 from isthmus.features.contract import Column, Contract, ViewContract
 from isthmus.features.errors import DependencyError, RequestError
 from isthmus.features.exchange import CHUNK, Client, Piece, Script, ask
-from isthmus.features.rows import VERSION, Columns, Int64, RowCodec
+from isthmus.features.rows import VERSION, Block, Columns, Int64, RowCodec
 
 PIECE = 4000
 """Rows that are packed at a time: a small part of all memory, and few enough for Redis to start on them soon."""
@@ -107,6 +107,7 @@ class ViewAnswer:
     Attributes:
         columns: feature name to its values; everything but a present value is null.
         status: shape (n,) uint8, codes of `Status`.
+        whole: whether every row is there, is present and has no null: then there is nothing to mask.
         event: shape (n,) int64 microseconds, 0 where there is no row.
         known: shape (n,) int64 microseconds, 0 where there is no row.
     """
@@ -115,6 +116,7 @@ class ViewAnswer:
     status: np.ndarray[Any, np.dtype[np.uint8]]
     event: Int64
     known: Int64
+    whole: bool = False
 
 
 def connect(url: str, timeout: float = 5.0) -> Client:
@@ -395,12 +397,30 @@ def _rows(keys: Mapping[str, Sequence[KeyValue]]) -> int:
     return len(next(iter(keys.values()), ()))
 
 
+def _all_present(view: ViewContract, block: Block, at: int) -> bool:
+    """Whether no row of a complete block is from the future or has expired."""
+    first, last = _bounds(block.event)
+    return last <= at and _bounds(block.known)[1] <= at and (view.ttl is None or at - first <= view.ttl)
+
+
+def _bounds(times: Int64) -> tuple[int, int]:
+    """The smallest and the largest of some times; of a few, Python finds them sooner."""
+    if len(times) > _FEW:
+        return int(times.min()), int(times.max())
+    few = times.tolist()
+    return min(few), max(few)
+
+
+_FEW = 32
 _PRESENT, _NOT_FOUND = np.uint8(Status.PRESENT), np.uint8(Status.NOT_FOUND)
 
 
 def _answer(view: ViewContract, codec: RowCodec, packed: Sequence[bytes | None], at: int) -> ViewAnswer:
     """Applies the time rule to stored rows: the future is not there yet, the past expires."""
     block = codec.decode(packed)
+    if block.columns.complete and _all_present(view, block, at):
+        # What most lookups meet, with a third of the work.
+        return ViewAnswer(block.columns, np.zeros(len(packed), np.uint8), block.event, block.known, whole=True)
     visible = block.found & (block.event <= at) & (block.known <= at)
     status = np.where(visible, _PRESENT, _NOT_FOUND)
     if view.ttl is not None:

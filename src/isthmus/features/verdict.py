@@ -50,6 +50,8 @@ class Verdict:
         at: the moment of the comparison, microseconds since 1970 UTC.
         views: view to feature to its comparison; the view's own status is compared as feature `status`.
         tables: view to the fingerprint of the offline table that was compared.
+        ahead: view to the number of keys left out: what is served became known after everything the table holds, by a
+            push, and there is nothing to compare it with until the table has caught up.
         package: digest of the package whose output was compared, or None.
         model: comparison of the package's output with the student's, or None.
     """
@@ -58,6 +60,7 @@ class Verdict:
     at: int
     views: Mapping[str, Mapping[str, FeatureVerdict]]
     tables: Mapping[str, str] = field(default_factory=dict)
+    ahead: Mapping[str, int] = field(default_factory=dict)
     package: str | None = None
     model: FeatureVerdict | None = field(default=None)
 
@@ -108,7 +111,8 @@ class Verdict:
             }
             model = _feature(data["model"]) if data["model"] else None
             tables = {str(view): str(fingerprint) for view, fingerprint in data["tables"].items()}
-            verdict = cls(data["contract"], data["at"], views, tables, data["package"], model)
+            ahead = {str(view): int(keys) for view, keys in data["ahead"].items()}
+            verdict = cls(data["contract"], data["at"], views, tables, ahead, data["package"], model)
             altered = [n for n in ("passed", "compared", "differing") if data[n] != getattr(verdict, n)]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise GateFailed(where, f"is not a verdict ({error})", remedy="run `isthmus verify`") from error

@@ -214,7 +214,7 @@ def _fields(place: tuple[str, ...]) -> list[str]:
 
 def _shown(value: object) -> str:
     """A value as it may be shown: what a URL says of a user, a password or a token is left out."""
-    return re.sub(r"(token|password)=[^;&'\"]*", r"\1=***", re.sub(r"//[^@\s]*@", "//***@", repr(value)))
+    return re.sub(r"(token|password)=[^;&'\"]*", r"\1=***", re.sub(r"//[^\s'\"]*@", "//***@", repr(value)))
 
 
 def _unknown_variables() -> list[Problem]:

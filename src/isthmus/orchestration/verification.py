@@ -16,6 +16,7 @@ from isthmus.features.files import write_atomically
 from isthmus.features.offline import OfflineStore
 from isthmus.features.online import KeyValue, OnlineStore, ViewAnswer, answering, connect
 from isthmus.features.pointintime import History, point_in_time, status_column
+from isthmus.features.rows import Bool
 from isthmus.features.types import String
 from isthmus.features.verdict import FeatureVerdict, Verdict, compare
 from isthmus.orchestration.materialization import key_values, redis_url
@@ -47,7 +48,7 @@ def verify(project: Project, name: str | None = None, *, every: bool = False, pr
     offline = OfflineStore(project.offline)
     histories = [offline.history(view) for view in contract.views.values()]
     at = project.now()
-    views = {}
+    views, ahead = {}, {}
     with redis_url(project) as url, connect(url) as client:
         store = OnlineStore(client, contract)
         for n, history in enumerate(histories):
@@ -62,13 +63,15 @@ def verify(project: Project, name: str | None = None, *, every: bool = False, pr
                 trained = _trained(keys, history)
             with answering(url):
                 served = store.read(view, key_values(view, keys), at)
-            views[view.name] = compare_view(history, keys, trained, served)
+            pushed = served.known > _horizon(history, at)
+            views[view.name] = compare_view(history, keys, trained, served, ~pushed)
+            ahead[view.name] = int(np.count_nonzero(pushed))
     package = outputs = None
     if declared and is_exported(project, declared, contract):
         progress("comparing the package with its student", 0.9)
         package, outputs = check_last_package(project, declared)
     tables = {history.view.name: offline.fingerprint(history) for history in histories}
-    verdict = Verdict(contract.hash, at, views, tables, package, outputs)
+    verdict = Verdict(contract.hash, at, views, tables, ahead, package, outputs)
     write_atomically(verdict_file(project, declared), verdict.dumps())
     progress("the verdict is written", 1.0)
     return verdict
@@ -105,14 +108,29 @@ def require_passed(verdict: Verdict) -> Verdict:
 
 
 def compare_view(
-    history: History, keys: pa.Table, trained: dict[str, Values], served: ViewAnswer
+    history: History, keys: pa.Table, trained: dict[str, Values], served: ViewAnswer, compared: Bool
 ) -> dict[str, FeatureVerdict]:
-    """Feature to its comparison, the status of the view included."""
+    """Feature to its comparison over the rows of `compared`, the status of the view included."""
     names = [str(row) for row in keys.select([column.name for column in history.view.keys]).to_pylist()]
     labels = np.array([clock.Status(code).label for code in served.status], dtype=object)
     online = {**served.columns, STATUS: Values(labels, np.ones(len(labels), bool))}
     types = {**{column.name: column.dtype for column in history.view.fields}, STATUS: String}
-    return {name: compare(names, trained[name], online[name], dtype) for name, dtype in types.items()}
+    chosen = [name for name, there in zip(names, compared.tolist(), strict=True) if there]
+    return {
+        name: compare(chosen, _rows(trained[name], compared), _rows(online[name], compared), dtype)
+        for name, dtype in types.items()
+    }
+
+
+def _rows(values: Values, chosen: Bool) -> Values:
+    return Values(values.data[chosen], values.valid[chosen])
+
+
+def _horizon(history: History, at: int) -> int:
+    """The latest known time of what a view holds at time `at`."""
+    data = history.data if isinstance(history.data, pa.Table) else history.data.to_table(columns=["known_at"])
+    known = columns.micros(data["known_at"])
+    return int(known[known <= at].max(initial=0))
 
 
 def _keys(history: History, at: int, served: Mapping[str, Sequence[KeyValue]] | None) -> pa.Table:

@@ -25,13 +25,11 @@ class Cluster:
 
     Args:
         address: some of its nodes.
-        connections: how many there may be to each node.
     """
 
-    def __init__(self, address: Address, connections: int) -> None:
+    def __init__(self, address: Address) -> None:
         self._address = address
-        self._connections = connections
-        self._nodes = {url: Node(url, connections) for url in address.urls}
+        self._nodes = {url: Node(url) for url in address.urls}
         self._owners: Sequence[str] = ()
         self._learning = asyncio.Lock()
 
@@ -112,7 +110,7 @@ class Cluster:
 
     def _node(self, url: str) -> Node:
         if url not in self._nodes:
-            self._nodes[url] = Node(url, self._connections)
+            self._nodes[url] = Node(url)
         return self._nodes[url]
 
     async def _learn(self, known: Sequence[str]) -> Sequence[str]:

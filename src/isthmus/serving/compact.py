@@ -19,7 +19,7 @@ from isthmus.features.columns import ARROW, Values, from_python
 from isthmus.features.contract import RESERVED, SEPARATOR, STATUS, Column
 from isthmus.features.online import ViewAnswer
 from isthmus.features.types import DataType, String, UnixTimestamp
-from isthmus.serving.lookup import LABELS, OPTIONS, Lookup, labels
+from isthmus.serving.lookup import LABELS, OPTIONS, Lookup, json_columns, labels
 
 CONTRACT = "isthmus-contract"
 """Under this name the metadata of the Arrow schema holds the hash of the contract, as the header of the answer does."""
@@ -62,8 +62,8 @@ def arrow(
 def values(lookup: Lookup, keys: Mapping[str, Sequence[Any]], answers: Mapping[str, ViewAnswer]) -> bytes:
     """JSON with one list of values per column, in the notation of the full answer."""
     columns: list[Any] = [None] * len(lookup.names)
-    for _, places, values, _ in lookup.parts(answers):
-        for place, column in zip(places, values, strict=True):
+    for _, places, dtype, data, null in lookup.parts(answers):
+        for place, column in zip(places, json_columns(dtype, data, null), strict=True):
             columns[place] = column
     return orjson.dumps(
         {

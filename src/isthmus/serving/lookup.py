@@ -3,6 +3,7 @@
 import math
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ LABELS = ("PRESENT", "NULL_VALUE", "OUTSIDE_MAX_AGE", "NOT_FOUND")
 _WORDS = [(bytes([code]), f'"{label}",'.encode()) for code, label in enumerate(LABELS)]
 _PRESENT, _NULL, _NOT_FOUND = (np.uint8(code) for code in (Status.PRESENT, Status.NULL, Status.NOT_FOUND))
 
+_ORDERS = 16
+"""Sets and orders of join keys whose metadata are kept."""
 _SHORT = 16
 """Items of an array below which orjson writes a list faster."""
 _SECOND = 1_000_000
@@ -66,57 +69,79 @@ class Lookup:
         types = {(view, field.name): field.dtype for view in places for field in contract.views[view].fields}
         self.features = [(view, feature, types[view, feature]) for view, feature in features]
         keys = [column for view in contract.views.values() for column in view.keys]
+        self._metadata = lru_cache(_ORDERS)(self._describe)
         self._coded = {column.name for column in keys if column.dtype == Bytes}
 
     def encode(self, keys: Mapping[str, Sequence[Any]], rows: int, answers: Mapping[str, ViewAnswer]) -> bytes:
-        """The JSON answer for `rows` rows."""
-        present = orjson.Fragment(repeated(b'"PRESENT"', rows))
-        epoch = orjson.Fragment(repeated(_EPOCH, rows))
-        results: list[Any] = [
-            {"values": column, "statuses": present, "event_timestamps": epoch} for column in self.given(keys)
-        ]
-        columns: list[Any] = [None] * len(self.names)
+        """The JSON answer for `rows` rows.
+
+        It is put together from the texts of its columns: what columns share is written once.
+        """
+        present = repeated(b'"PRESENT"', rows)
+        end = _end(present, repeated(_EPOCH, rows))
+        columns = [b""] * len(self.names)
         shared = {view: _Shared(answers[view], present) for view, _ in self._views}
-        for view, places, values, null in self.parts(answers):
-            for place, column, statuses in zip(places, values, shared[view].statuses(null, len(places)), strict=True):
-                columns[place] = {"values": column, "statuses": statuses, "event_timestamps": shared[view].times}
-        metadata = {"feature_names": [*keys, *self.names], "contract": self.contract.hash}
-        return orjson.dumps({"metadata": metadata, "results": results + columns}, option=OPTIONS)
+        for view, places, dtype, data, null in self.parts(answers):
+            texts = _texts(dtype, json_columns(dtype, data, null))
+            for place, text, ending in zip(places, texts, shared[view].ends(null, len(places)), strict=True):
+                columns[place] = text + ending
+        given = [orjson.dumps(column) + end for column in self.given(keys)]
+        listed = b',{"values":'.join(given + columns)
+        return b'{"metadata":' + self._metadata(tuple(keys)) + b',"results":[{"values":' + listed + b"]}"
 
     def given(self, keys: Mapping[str, Sequence[Any]]) -> list[Any]:
         """The join keys of a request as orjson writes them."""
         return [_coded(column) if name in self._coded else column for name, column in keys.items()]
 
-    def parts(self, answers: Mapping[str, ViewAnswer]) -> Iterator[tuple[str, Sequence[int], list[Any], Nulls | None]]:
-        """For features that decode together: their view, their places in the answer, their columns, what is null."""
+    def parts(
+        self, answers: Mapping[str, ViewAnswer]
+    ) -> Iterator[tuple[str, Sequence[int], DataType, np.ndarray[Any, Any], Nulls | None]]:
+        """For features that decode together: view, places in the answer, type, values (m, n) and what is null."""
         for view, parts in self._views:
             for selection, places in parts:
-                data, null = answers[view].columns.read(selection)
-                yield view, places, json_columns(selection.dtype, data, null), null
+                yield view, places, selection.dtype, *answers[view].columns.read(selection)
+
+    def _describe(self, keys: tuple[str, ...]) -> bytes:
+        """The metadata of an answer that begins with these keys."""
+        return orjson.dumps({"feature_names": [*keys, *self.names], "contract": self.contract.hash})
 
 
 class _Shared:
     """What the columns of one view share in an answer."""
 
-    def __init__(self, answer: ViewAnswer, present: orjson.Fragment) -> None:
+    def __init__(self, answer: ViewAnswer, present: bytes) -> None:
         self._status = answer.status
         self._present = present
-        missing = answer.status == _NOT_FOUND
-        event = np.where(missing, 0, answer.event) if missing.any() else np.ascontiguousarray(answer.event)
-        self.times = orjson.Fragment(orjson.dumps(event.view("<M8[us]"), option=OPTIONS))
+        event = np.ascontiguousarray(answer.event)
+        if not answer.whole:
+            event = np.where(answer.status == _NOT_FOUND, 0, event)
+        self._times = orjson.dumps(event.view("<M8[us]"), option=OPTIONS)
 
-    def statuses(self, null: Nulls | None, count: int) -> list[orjson.Fragment]:
-        """The statuses of columns by their nulls, shape (count, n); None if there is no null."""
+    def ends(self, null: Nulls | None, count: int) -> list[bytes]:
+        """What follows the values of columns by their nulls, shape (count, n); None if there is no null."""
         if null is None:
-            return [self._present] * count
+            return [_end(self._present, self._times)] * count
         there = self._status == _PRESENT
-        common = _words(self._status)
+        common = _end(_words(self._status), self._times)
         # A row that is not present is null in every column: most columns have no other null.
         gone = there.size - np.count_nonzero(there)
         return [
-            common if nulls == gone else _words(np.where(row & there, _NULL, self._status))
+            common if nulls == gone else _end(_words(np.where(row & there, _NULL, self._status)), self._times)
             for row, nulls in zip(null, np.count_nonzero(null, axis=1).tolist(), strict=True)
         ]
+
+
+def _end(statuses: bytes, times: bytes) -> bytes:
+    return b',"statuses":' + statuses + b',"event_timestamps":' + times + b"}"
+
+
+def _texts(dtype: DataType, columns: list[Any]) -> list[bytes]:
+    """The JSON of each column of one type."""
+    if dtype.numpy is None:
+        return [orjson.dumps(column, option=OPTIONS) for column in columns]
+    # Numbers hold no brackets: all columns are written at once, and cut where one ends and the next begins.
+    listed = orjson.dumps(columns, option=OPTIONS)[2:-2].split(b"],[")
+    return [b"[" + text + b"]" for text in listed]
 
 
 def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, str]]:
@@ -253,12 +278,12 @@ def _coded(values: Sequence[bytes | None]) -> list[str | None]:
     return [None if value is None else b64encode(value).decode() for value in values]
 
 
-def _words(codes: np.ndarray[Any, np.dtype[np.uint8]]) -> orjson.Fragment:
+def _words(codes: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
     """Feast's words for codes of `Status`, as a JSON array."""
     text = codes.tobytes()
     for code, word in _WORDS:
         text = text.replace(code, word)
-    return orjson.Fragment(b"[" + text[:-1] + b"]")
+    return b"[" + text[:-1] + b"]"
 
 
 def _word(value: float) -> str:

@@ -14,8 +14,6 @@ from isthmus.serving.node import KEYS, Node
 from isthmus.serving.offload import VALUES, offload
 
 TIMEOUT_SECONDS = 2.0
-_SPARE = 32
-"""Connections beyond those of the requests that are counted: for the state of the server."""
 
 
 class Store:
@@ -23,14 +21,14 @@ class Store:
 
     Args:
         url: see `Address`; the settings have checked it.
-        limits: of the server: each request has a connection, and half of the time it has left for Redis at most.
+        limits: of the server: Redis has half of the time of a request at most.
     """
 
     def __init__(self, url: str, limits: Limits) -> None:
         self._url = url
         self._seconds = min(TIMEOUT_SECONDS, limits.deadline_seconds / 2)
-        address, connections = Address.of(url), limits.concurrency + _SPARE
-        self._redis = Cluster(address, connections) if address.cluster else Node(url, connections)
+        address = Address.of(url)
+        self._redis = Cluster(address) if address.cluster else Node(url)
 
     async def read(
         self, plan: LookupPlan, keys: Mapping[str, Sequence[Any]], rows: int, at: int
