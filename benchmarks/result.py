@@ -67,7 +67,9 @@ def report(name: str, comparisons: Sequence[Comparison], *, as_json: bool, quick
     if as_json:
         sys.stdout.write(json.dumps(rows, indent=1) + "\n")
     else:
-        Console().print(table(comparisons))
+        terminal = Console()
+        terminal.width = max(terminal.width, 150)
+        terminal.print(table(comparisons))
     return int(any(comparison.holds is False for comparison in comparisons))
 
 

@@ -85,9 +85,9 @@ class Lookup:
             texts = _texts(dtype, json_columns(dtype, data, null))
             for place, text, ending in zip(places, texts, shared[view].ends(null, len(places)), strict=True):
                 columns[place] = text + ending
-        given = [orjson.dumps(column) + end for column in self.given(keys)]
-        listed = b',{"values":'.join(given + columns)
-        return b'{"metadata":' + self._metadata(tuple(keys)) + b',"results":[{"values":' + listed + b"]}"
+        given = [orjson.dumps(column)[1:-1] + end for column in self.given(keys)]
+        listed = b',{"values":['.join(given + columns)
+        return b'{"metadata":' + self._metadata(tuple(keys)) + b',"results":[{"values":[' + listed + b"]}"
 
     def given(self, keys: Mapping[str, Sequence[Any]]) -> list[Any]:
         """The join keys of a request as orjson writes them."""
@@ -132,16 +132,15 @@ class _Shared:
 
 
 def _end(statuses: bytes, times: bytes) -> bytes:
-    return b',"statuses":' + statuses + b',"event_timestamps":' + times + b"}"
+    return b'],"statuses":' + statuses + b',"event_timestamps":' + times + b"}"
 
 
 def _texts(dtype: DataType, columns: list[Any]) -> list[bytes]:
-    """The JSON of each column of one type."""
+    """The JSON of each column of one type, without the brackets around it."""
     if dtype.numpy is None:
-        return [orjson.dumps(column, option=OPTIONS) for column in columns]
+        return [orjson.dumps(column, option=OPTIONS)[1:-1] for column in columns]
     # Numbers hold no brackets: all columns are written at once, and cut where one ends and the next begins.
-    listed = orjson.dumps(columns, option=OPTIONS)[2:-2].split(b"],[")
-    return [b"[" + text + b"]" for text in listed]
+    return orjson.dumps(columns, option=OPTIONS)[2:-2].split(b"],[")
 
 
 def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, str]]:
