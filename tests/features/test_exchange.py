@@ -13,9 +13,10 @@ from redis.retry import Retry
 
 from isthmus.features.columns import Values
 from isthmus.features.embedded import EmbeddedRedis
+from isthmus.features.entitykey import entity_keys
 from isthmus.features.errors import DependencyError
 from isthmus.features.exchange import Client, Script, ask
-from isthmus.features.online import OnlineStore, WriteCounts, answering, connect, entity_keys
+from isthmus.features.online import OnlineStore, WriteCounts, answering, connect
 from isthmus.features.types import Int64
 from tests.features.support import make_contract, make_view
 from tests.servers import free_port, redis_cluster, redis_server

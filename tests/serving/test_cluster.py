@@ -11,8 +11,9 @@ from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.retry import Retry
 
+from isthmus.features.entitykey import entity_key
 from isthmus.features.errors import DependencyError
-from isthmus.features.online import LookupPlan, OnlineStore, connect, entity_key
+from isthmus.features.online import LookupPlan, OnlineStore, connect
 from isthmus.features.types import Int32
 from isthmus.serving.limits import Limits
 from isthmus.serving.store import Store

@@ -18,8 +18,8 @@ with warnings.catch_warnings():
 from isthmus.features import clock
 from isthmus.features.columns import ARROW, Values, from_arrow, to_arrow
 from isthmus.features.contract import Column, one_of
+from isthmus.features.entitykey import KeyValue
 from isthmus.features.errors import DataError, RequestError
-from isthmus.features.online import KeyValue
 from isthmus.features.rows import Int64
 from isthmus.features.types import TYPES, DataType
 

@@ -43,6 +43,7 @@ from isthmus.features._feast_values import FORMS, Form
 from isthmus.features.address import Address
 from isthmus.features.clock import Status
 from isthmus.features.contract import Column, Contract, ViewContract, one_of, sha256
+from isthmus.features.entitykey import KeyValue
 from isthmus.features.errors import (
     ConfigurationError,
     ContractMismatch,
@@ -52,7 +53,7 @@ from isthmus.features.errors import (
     RequestError,
 )
 from isthmus.features.exchange import Client
-from isthmus.features.online import KeyValue, LookupPlan, OnlineStore, ViewAnswer, answering, connect
+from isthmus.features.online import LookupPlan, OnlineStore, ViewAnswer, answering, connect
 from isthmus.features.types import KEY_TYPES
 
 TIMEOUT_SECONDS = 5.0

@@ -12,17 +12,10 @@ import pyarrow as pa
 from isthmus.features import columns as columnar
 from isthmus.features.contract import ViewContract
 from isthmus.features.embedded import EmbeddedRedis
+from isthmus.features.entitykey import KeyValue
 from isthmus.features.errors import DependencyError
 from isthmus.features.offline import OfflineStore
-from isthmus.features.online import (
-    EVERYTHING,
-    KeyValue,
-    OnlineStore,
-    WriteCounts,
-    answering,
-    connect,
-    without_credentials,
-)
+from isthmus.features.online import EVERYTHING, OnlineStore, WriteCounts, answering, connect, without_credentials
 from isthmus.features.pointintime import latest
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables import Progress, selected, silent

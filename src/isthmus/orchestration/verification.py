@@ -11,10 +11,11 @@ import pyarrow.compute as pc
 from isthmus.distill.declaration import Distillation
 from isthmus.features import clock, columns
 from isthmus.features.columns import Values
+from isthmus.features.entitykey import KeyValue
 from isthmus.features.errors import GateFailed
 from isthmus.features.files import write_atomically
 from isthmus.features.offline import OfflineStore
-from isthmus.features.online import KeyValue, OnlineStore, ViewAnswer, answering, connect
+from isthmus.features.online import OnlineStore, ViewAnswer, answering, connect
 from isthmus.features.pointintime import History, point_in_time, status_column
 from isthmus.features.rows import Bool
 from isthmus.features.types import String

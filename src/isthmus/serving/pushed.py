@@ -14,8 +14,8 @@ import numpy as np
 from isthmus.features import clock
 from isthmus.features.columns import Values
 from isthmus.features.contract import RESERVED, Column, Contract, ViewContract
+from isthmus.features.entitykey import entity_keys
 from isthmus.features.errors import Problem, RequestError
-from isthmus.features.online import entity_keys
 from isthmus.features.rows import Int64, RowCodec
 from isthmus.serving import columns
 from isthmus.serving.limits import Limits
