@@ -101,13 +101,14 @@ class _Wire(asyncio.Protocol):
     """One connection, and the requests whose replies are under way on it.
 
     Args:
-        connection: of redis-py, connected; it is kept so that it is not collected.
+        connection: of redis-py, connected. What it reads and writes with is taken from it; the rest is not needed.
     """
 
     def __init__(self, connection: Any) -> None:
         self.lost = False
-        self._connection = connection
-        self._transport: asyncio.WriteTransport = connection._writer.transport
+        # Kept, because a writer that is collected closes its transport.
+        self._writer, connection._writer, connection._reader = connection._writer, None, None
+        self._transport: asyncio.WriteTransport = self._writer.transport
         self._transport.set_protocol(self)
         self._loop = asyncio.get_running_loop()
         self._replies = hiredis.Reader(
