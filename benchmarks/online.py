@@ -27,6 +27,7 @@ from online_data import START, VIEWS, feast_project, our_project, write_tables
 from processes import answers, free_port, last_json, redis_server, resident_mb, settle, started, wait
 from result import Comparison, at_most, less, more, report
 
+from isthmus.features.exchange import ask
 from isthmus.features.online import LookupPlan
 from isthmus.orchestration.materialization import materialize
 from isthmus.orchestration.project import Project
@@ -186,10 +187,7 @@ def raw(client: Any, project: Project, case: Case, seconds: float) -> float:
     asked = [plan.commands({"user_id": chance.integers(0, 1_000, case.keys).tolist()}) for _ in range(50)]
     done, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
-        pipeline = client.pipeline(transaction=False)
-        for command in asked[done % len(asked)]:
-            pipeline.execute_command(*command)
-        pipeline.execute()
+        ask(client, asked[done % len(asked)])
         done += 1
     return done / (time.perf_counter() - began)
 

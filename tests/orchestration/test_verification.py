@@ -132,6 +132,32 @@ def test_a_pushed_row_is_left_out_until_the_table_has_caught_up(built: Shop, pro
     assert failed(built, project)["customer_orders.status"] == 1
 
 
+def test_a_row_from_the_future_hides_nothing(built: Shop, project: Open) -> None:
+    contract, later = project(built).applied(), np.array([project(built).now() + HOUR])
+    view = contract.view("customer_orders")
+    with EmbeddedRedis(built.state / "redis") as server, connect(server.url) as client:
+        nothing = {c.name: from_python([None], c.dtype) for c in view.fields}
+        OnlineStore(client, contract).write(view, {"customer": [0]}, later, later, nothing)
+    assert failed(built, project)["customer_orders.status"] == 1
+
+
+def test_materialize_decides_until_what_the_whole_history_knows(built: Shop, project: Open) -> None:
+    """The row that became known last may have been superseded before: the table knows of its time all the same."""
+    orders, now = pq.read_table(built.orders), project(built).now()
+    landed = pa.array([now - 1_000_000], pa.int64()).cast(orders.schema.field("delivered_at").type)
+    late = orders.slice(0, 1).set_column(4, "delivered_at", landed)
+    pq.write_table(pa.concat_tables([late, orders.slice(1)]), built.orders)
+    build(project(built))
+    contract, known = project(built).applied(), np.array([now - 2_000_000])
+    view = contract.view("customer_orders")
+    with EmbeddedRedis(built.state / "redis") as server, connect(server.url) as client:
+        nothing = {c.name: from_python([None], c.dtype) for c in view.fields}
+        OnlineStore(client, contract).write(view, {"customer": [1_000_003]}, known, known, nothing)
+        materialize(project(built))
+    verdict = require_passed(verify(project(built), every=True))
+    assert set(verdict.ahead.values()) == {0}
+
+
 def test_verify_finds_a_key_that_only_redis_has(built: Shop, project: Open) -> None:
     with EmbeddedRedis(built.state / "redis") as server, connect(server.url) as client:
         key = sorted(client.keys("shop:customer:*"))[0]

@@ -50,6 +50,7 @@ def test_each_reason_for_refusal_has_its_sentence(package: Path) -> None:
             verdict,
             views={"punctuality": {"flights": FeatureVerdict(1, 0, 0.0), "late_rate": FeatureVerdict(0, 0, 0.0)}},
         ),
+        "did not compare punctuality.late_rate, punctuality.fl": replace(verdict, ahead={"punctuality": 11}),
         "the tables of punctuality have changed since its verdict": replace(verdict, tables={"punctuality": "beef"}),
         "about contract": replace(verdict, contract=OTHER.hash),
         "about package": replace(verdict, package="0" * 64),

@@ -265,3 +265,18 @@ def test_refusals_are_what_the_document_says(
     described = document["paths"][path]["get" if body is None else "post"]["responses"][str(status)]
     assert {name.lower() for name in described["headers"]} <= set(answer.headers)
     OAS30Validator(resolved(document, described["content"]["application/json"]["schema"])).validate(answer.json())
+
+
+def test_a_key_file_that_cannot_be_looked_at_opens_nothing(guarded: Server) -> None:
+    assert guarded.http.get("/models").status_code == 401
+    guarded.keys.unlink()
+    guarded.keys.symlink_to(guarded.keys)
+    assert guarded.http.get("/models").status_code == 401
+    guarded.keys.unlink()
+
+
+def test_a_page_of_another_site_is_refused_where_there_is_no_key(tmp_path: Path, redis_url: str) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    with serving(tmp_path, redis_url) as server:
+        for site, status in (("cross-site", 403), ("same-origin", 200), ("none", 200)):
+            assert server.http.get("/models", headers={"sec-fetch-site": site}).status_code == status

@@ -21,7 +21,7 @@ import pyarrow.dataset as ds
 
 from isthmus.features import clock
 from isthmus.features.clock import Status
-from isthmus.features.columns import ARROW
+from isthmus.features.columns import ARROW, micros
 from isthmus.features.contract import SEPARATOR, STATUS, ViewContract
 from isthmus.features.errors import DataError
 
@@ -103,6 +103,13 @@ def latest(history: History, at: int) -> pa.Table:
         db.register("history", _places(view, rows))
         places = db.sql(query).to_arrow_table()["_place"]
     return rows.take(places).cast(table_schema(view))
+
+
+def horizon(history: History, at: int) -> int:
+    """The latest known time of all that a view holds at time `at`, in microseconds; the least there is if nothing."""
+    rows = history.data if isinstance(history.data, pa.Table) else history.data.to_table(columns=["known_at"])
+    known = micros(rows["known_at"])
+    return int(known[known <= at].max(initial=-(1 << 63)))
 
 
 def table_schema(view: ViewContract) -> pa.Schema:

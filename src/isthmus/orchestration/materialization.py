@@ -16,7 +16,7 @@ from isthmus.features.entitykey import KeyValue
 from isthmus.features.errors import DependencyError
 from isthmus.features.offline import OfflineStore
 from isthmus.features.online import EVERYTHING, OnlineStore, WriteCounts, answering, connect, without_credentials
-from isthmus.features.pointintime import latest
+from isthmus.features.pointintime import horizon, latest
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables import Progress, selected, silent
 
@@ -77,12 +77,13 @@ def materialize(
             view = contract.views[name]
             with offline.reading(name):
                 rows = latest(history, at)
-            event, known = columnar.micros(rows["event_timestamp"]), columnar.micros(rows["known_at"])
+                decided = horizon(history, at)
+            event = columnar.micros(rows["event_timestamp"])
             with answering(url):
-                horizon = store.claim(view, int(known.max(initial=0)), offline.built(history))
-                horizon = EVERYTHING if full else horizon
-                counts = _write(store, view, rows, horizon)
-                removed = 0 if horizon is None else store.remove_others(view, key_values(view, rows), horizon)
+                until = store.claim(view, decided, offline.built(history))
+                until = EVERYTHING if full else until
+                counts = _write(store, view, rows, until)
+                removed = 0 if until is None else store.remove_others(view, key_values(view, rows), until)
                 _check_runs(url, runs, store.runs())
             expired = 0 if view.ttl is None else int(np.count_nonzero(at - event > view.ttl))
             seconds = round(time.perf_counter() - started, 3)
@@ -91,14 +92,14 @@ def materialize(
     return done
 
 
-def _write(store: OnlineStore, view: ViewContract, rows: pa.Table, horizon: int | None) -> WriteCounts:
+def _write(store: OnlineStore, view: ViewContract, rows: pa.Table, until: int | None) -> WriteCounts:
     """Writes rows a part at a time: their form outside of Arrow takes several times the memory."""
     changed = written = 0
     for start in range(0, len(rows), PART):
         part = rows.slice(start, PART)
         values = {column.name: columnar.from_arrow(part[column.name], column.dtype) for column in view.fields}
         event, known = columnar.micros(part["event_timestamp"]), columnar.micros(part["known_at"])
-        counts = store.write(view, key_values(view, part), event, known, values, horizon=horizon)
+        counts = store.write(view, key_values(view, part), event, known, values, horizon=until)
         changed, written = changed + counts.changed, written + counts.written
     return WriteCounts(len(rows), changed, written)
 

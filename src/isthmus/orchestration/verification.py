@@ -16,7 +16,7 @@ from isthmus.features.errors import GateFailed
 from isthmus.features.files import write_atomically
 from isthmus.features.offline import OfflineStore
 from isthmus.features.online import OnlineStore, ViewAnswer, answering, connect
-from isthmus.features.pointintime import History, point_in_time, status_column
+from isthmus.features.pointintime import History, horizon, point_in_time, status_column
 from isthmus.features.rows import Bool
 from isthmus.features.types import String
 from isthmus.features.verdict import FeatureVerdict, Verdict, compare
@@ -64,7 +64,8 @@ def verify(project: Project, name: str | None = None, *, every: bool = False, pr
                 trained = _trained(keys, history)
             with answering(url):
                 served = store.read(view, key_values(view, keys), at)
-            pushed = served.known > _horizon(history, at)
+            # What is not there yet is compared: training has something else.
+            pushed = (served.known > horizon(history, at)) & (served.status != clock.Status.NOT_FOUND)
             views[view.name] = compare_view(history, keys, trained, served, ~pushed)
             ahead[view.name] = int(np.count_nonzero(pushed))
     package = outputs = None
@@ -125,13 +126,6 @@ def compare_view(
 
 def _rows(values: Values, chosen: Bool) -> Values:
     return Values(values.data[chosen], values.valid[chosen])
-
-
-def _horizon(history: History, at: int) -> int:
-    """The latest known time of what a view holds at time `at`."""
-    data = history.data if isinstance(history.data, pa.Table) else history.data.to_table(columns=["known_at"])
-    known = columns.micros(data["known_at"])
-    return int(known[known <= at].max(initial=0))
 
 
 def _keys(history: History, at: int, served: Mapping[str, Sequence[KeyValue]] | None) -> pa.Table:

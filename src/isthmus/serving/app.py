@@ -61,6 +61,7 @@ class Api:
         # What has been loaded stays: without this, each full collection looks through all of it, for 30 ms.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(10_000)
         tasks = [asyncio.create_task(self._watch.run()), asyncio.create_task(self.metrics.share())]
         try:
             yield
@@ -82,6 +83,7 @@ class Api:
         lookup = _find(state, asked)
         keys = await offload(len(body) > BYTES, columns.keys, asked.entities, state.join_keys)
         require_keys(lookup.plan, keys)
+        lookup.require_apart(keys)
         rows = columns.rows("entities", keys, self._limits.rows)
         self._limits.require_values("entities and features", rows, len(lookup.names))
         answers = await self._read(lookup.plan, keys, rows)
@@ -193,6 +195,7 @@ def create(settings: ServerSettings | None = None) -> ASGIApp:
         lifespan=api.lifespan,
         exception_handlers={IsthmusError: _refuse, HTTPException: _no_route, Exception: _fail},
     )
+    app.router.redirect_slashes = False
     routes = [route for route in app.routes if isinstance(route, Route)]
     limited = Limited(_Direct(app, [route for route in routes if "POST" in (route.methods or ())]), settings.limits)
     rate = settings.limits.requests_per_second

@@ -124,7 +124,8 @@ def _require_coverage(
     missing = []
     for view, feature in features:
         compared = verdict.views.get(view, {}).get(feature)
-        if compared is None or compared.compared == 0:
+        # More left out than compared, because it was pushed since, is no comparison either.
+        if compared is None or compared.compared <= verdict.ahead.get(view, 0):
             missing.append(f"{view}.{feature}")
     if missing:
         raise GateFailed(

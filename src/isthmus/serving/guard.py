@@ -69,6 +69,12 @@ class Guarded:
         """
         ring = self._ring()
         if self._unguarded and (ring is None or not ring.keys):
+            if _header(scope, b"sec-fetch-site") == b"cross-site":
+                # A browser on this machine, sent by a page from anywhere.
+                raise refusals.ForbiddenError(
+                    "request", "comes from a page of another site", expected="a caller of its own, or an API key",
+                    remedy="create a key with `isthmus keys create`",
+                )  # fmt: skip
             return EVERYTHING
         presented = _bearer(scope)
         if presented is None:

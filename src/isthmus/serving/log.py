@@ -2,7 +2,8 @@
 
 import logging
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
@@ -33,6 +34,13 @@ def configure() -> None:
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
 
 
+def request(line: Mapping[str, Any]) -> None:
+    """The line of a request, as structlog would write it: that took a twentieth of a lookup of one key."""
+    text = _line({**line, "event": "request", "level": "info", "timestamp": datetime.now(UTC)})
+    sys.stderr.buffer.write(text + b"\n")
+    sys.stderr.buffer.flush()
+
+
 def place(error: Exception) -> str:
     """Where an error was raised, without the stack that led there."""
     trace = error.__traceback__
@@ -43,7 +51,7 @@ def place(error: Exception) -> str:
 
 def _line(event: Any, **_: object) -> bytes:
     """A line of the log. What a caller sends as path or request id stands in it, and that may be a key by mistake."""
-    return keys.PATTERN.sub(b"isthmus_...", orjson.dumps(event))
+    return keys.PATTERN.sub(b"isthmus_...", orjson.dumps(event, option=orjson.OPT_UTC_Z))
 
 
 def _without_trace(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -32,6 +32,8 @@ _SHORT = 16
 _SECOND = 1_000_000
 _EXACT = 53
 """Bits of a whole number that a double holds."""
+_CALENDAR = (-62_135_596_800 * _SECOND, 253_402_300_800 * _SECOND - 1)
+"""The years 1 to 9999."""
 _EPOCH = b'"1970-01-01T00:00:00Z"'
 
 
@@ -59,6 +61,7 @@ class Lookup:
                     remedy="set full_feature_names to true, and name each feature once",
                 )  # fmt: skip
             seen.add(name)
+        self._columns = frozenset(self.names)
         places: dict[str, dict[str, int]] = {}
         for place, (view, feature) in enumerate(features):
             places.setdefault(view, {})[feature] = place
@@ -89,6 +92,19 @@ class Lookup:
         listed = b',{"values":['.join(given + columns)
         return b'{"metadata":' + self._metadata(tuple(keys)) + b',"results":[{"values":[' + listed + b"]}"
 
+    def require_apart(self, keys: Mapping[str, Sequence[Any]]) -> None:
+        """Refuses join keys that the lookup does not need and that have the name of a column of its answer.
+
+        Raises:
+            RequestError: there is one.
+        """
+        for name in keys:
+            if name in self._columns:
+                raise RequestError(
+                    f"entities.{name}", "is the name of a feature of the answer, too",
+                    remedy="leave it out, or set full_feature_names to true",
+                )  # fmt: skip
+
     def given(self, keys: Mapping[str, Sequence[Any]]) -> list[Any]:
         """The join keys of a request as orjson writes them."""
         return [_coded(column) if name in self._coded else column for name, column in keys.items()]
@@ -115,7 +131,11 @@ class _Shared:
         event = np.ascontiguousarray(answer.event)
         if not answer.whole:
             event = np.where(answer.status == _NOT_FOUND, 0, event)
-        self._times = orjson.dumps(event.view("<M8[us]"), option=OPTIONS)
+        try:
+            self._times = orjson.dumps(event.view("<M8[us]"), option=OPTIONS)
+        except TypeError:
+            # A year that a date cannot have: one such row must not cost the answer.
+            self._times = orjson.dumps(np.clip(event, *_CALENDAR).view("<M8[us]"), option=OPTIONS)
 
     def ends(self, null: Nulls | None, count: int) -> list[bytes]:
         """What follows the values of columns by their nulls, shape (count, n); None if there is no null."""

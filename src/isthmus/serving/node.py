@@ -28,6 +28,9 @@ Command = tuple[bytes, ...]
 _FEW = 256
 """Commands of a request that others may have to wait for. Requests with more have a connection of their own kind."""
 
+_SILENCE = 0.5
+"""Seconds without a reply after which a canceled request takes its connection with it."""
+
 _NOTHING = object()
 
 
@@ -132,9 +135,9 @@ class _Wire(asyncio.Protocol):
         try:
             return await future
         except asyncio.CancelledError:
-            # The replies are still taken off the connection when they come. If nothing has come at all since, the other
+            # The replies are still taken off the connection when they come. If nothing has come for long, the other
             # side may be gone without a word, and would keep everyone waiting.
-            if self._heard < sent:
+            if self._loop.time() - max(sent, self._heard) >= _SILENCE:
                 self.abort()
             raise
 

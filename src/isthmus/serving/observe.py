@@ -5,11 +5,10 @@ import re
 import time
 from collections.abc import Iterable
 
-import structlog
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from isthmus.serving.log import place
+from isthmus.serving import log
 from isthmus.serving.metrics import Metrics
 
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}\Z")
@@ -28,7 +27,6 @@ class Observed:
         self._app = app
         self._metrics = metrics
         self._paths = frozenset(paths)
-        self._log = structlog.get_logger()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
@@ -55,7 +53,7 @@ class Observed:
             left = True
             details["found"] = "the client left before its request was complete"
         except Exception as error:  # noqa: BLE001 - a defect of ours: it has been answered, the log names the place
-            details = {"exception": type(error).__name__, "at": place(error)}
+            details = {"exception": type(error).__name__, "at": log.place(error)}
         if (grants := scope.get("state", {}).get("grants")) and grants.name:
             details["key"] = grants.name
         seconds = time.perf_counter() - start
@@ -63,14 +61,15 @@ class Observed:
         route = scope.get("route")
         path = route.path if route else scope["path"] if scope["path"] in self._paths else "unmatched"
         self._metrics.end(path, scope, 0 if left else status, seconds)
-        self._log.info(
-            "request",
-            id=request_id.decode(),
-            method=scope["method"],
-            path=scope["path"],
-            status=status,
-            ms=round(seconds * 1e3, 3),
-            **details,
+        log.request(
+            {
+                "id": request_id.decode(),
+                "method": scope["method"],
+                "path": scope["path"],
+                "status": status,
+                "ms": round(seconds * 1e3, 3),
+                **details,
+            }
         )
 
 

@@ -90,10 +90,13 @@ class File(Generic[T]):
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """What changes with a file; None only if it is certain that there is none."""
     try:
         found = path.stat()
-    except OSError:
+    except FileNotFoundError:
         return None
+    except OSError as error:
+        return 0, 0, -(error.errno or 1)
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
