@@ -1,5 +1,4 @@
 import os
-import shutil
 import signal
 import subprocess
 import threading
@@ -16,6 +15,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from isthmus.features.embedded import binary
 from tests.serving.support import CONTRACT, Server, fill, free_port, require_discreet, serving, wait
 
 PASSWORD = "never-to-be-shown"  # noqa: S105
@@ -27,13 +27,11 @@ CLIENTS = 8
 @contextmanager
 def redis_server(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
     """A Redis that can be killed and started again on the same port with the same data."""
-    binary = shutil.which("redis-server")
-    assert binary, "install the package redis-server"
     arguments = [
         "--port", str(port), "--requirepass", PASSWORD, "--dir", str(folder), "--save", "",
         "--appendonly", "yes", "--appendfsync", "always",
     ]  # fmt: skip
-    process = subprocess.Popen([binary, *arguments], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([binary(), *arguments], stdout=subprocess.DEVNULL)
     try:
         # Without the client's own retries, to know to the hundredth of a second when Redis is back.
         with redis.Redis(port=port, password=PASSWORD, retry=Retry(NoBackoff(), 0)) as client:
