@@ -66,7 +66,7 @@ def plot(name: str, comparisons: list[dict[str, Any]]) -> None:
     axes.set_xscale("log")
     axes.set_xlabel("times better than the peer (logarithmic)")
     axes.margins(x=0.15)
-    axes.legend(loc="lower right", fontsize=8)
+    axes.legend(loc="upper right", fontsize=8)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     (DOCS / "plots").mkdir(exist_ok=True)

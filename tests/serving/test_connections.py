@@ -8,10 +8,12 @@ from urllib.parse import quote
 import pytest
 import redis
 
+from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.errors import DependencyError
 from isthmus.features.online import LookupPlan, connect
 from isthmus.features.types import Int64
 from isthmus.serving.limits import Limits
+from isthmus.serving.node import Node
 from isthmus.serving.store import Store
 from tests.servers import free_port, redis_server
 from tests.serving.support import CONTRACT, NOW, fill
@@ -131,3 +133,26 @@ def test_tls(secured: int, own: Certificate, tmp_path: Path) -> None:
     _refused(f"rediss://:{QUOTED}@127.0.0.1:{secured}?ssl_ca_certs={quote(str(certificate(tmp_path).certificate))}")
     _refused(f"redis://:{QUOTED}@127.0.0.1:{secured}")
     _refused(f"rediss://:{QUOTED}@127.0.0.1:{secured}?ssl_ca_certs=/nowhere.pem")
+
+
+async def _cancel_one_of_many(url: str) -> None:
+    node = Node(url)
+    try:
+        await node.ping()
+        wire = node._wires[False]
+        for number in range(200):
+            name = b"n%d" % number
+            kept = [asyncio.create_task(node.ask([(b"ECHO", name + b"-%d" % n)])) for n in range(8)]
+            gone = asyncio.create_task(node.ask([(b"ECHO", b"nobody reads this")]))
+            await asyncio.sleep(0)
+            gone.cancel()
+            assert await asyncio.gather(*kept) == [[name + b"-%d" % n] for n in range(8)]
+        assert node._wires[False] is wire
+        assert not wire.lost
+    finally:
+        await node.close()
+
+
+def test_a_canceled_request_takes_nothing_from_the_others_on_its_connection(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path / "redis") as server:
+        asyncio.run(_cancel_one_of_many(server.url))

@@ -1,7 +1,26 @@
+from pathlib import Path
+from typing import Any
+
 import orjson
 import pytest
 
-from tests.serving.support import CONTRACT, Server
+from isthmus.features.embedded import EmbeddedRedis
+from isthmus.features.online import OnlineStore, connect
+from isthmus.features.types import String
+from isthmus.serving.formats import Format
+from tests.serving.support import (
+    CONTRACT,
+    FLIGHT,
+    HOUR,
+    NOW,
+    PUNCTUALITY,
+    ROUTE,
+    Server,
+    contract_of,
+    serving,
+    view,
+    write,
+)
 
 EPOCH = "1970-01-01T00:00:00Z"
 HOUR_AGO = "2027-01-15T07:00:00Z"
@@ -225,3 +244,29 @@ def test_paths_and_methods(server: Server) -> None:
     method = server.http.get("/get-online-features")
     assert (method.status_code, method.headers["allow"]) == (405, "POST")
     assert method.json()["error"] == "NotAllowedError"
+
+
+def test_a_join_key_that_has_the_name_of_a_feature_is_refused_in_every_form(tmp_path: Path, redis_url: str) -> None:
+    """Arrow would keep one of two columns with one name, in silence."""
+    clash = view("clash", [FLIGHT], [("carrier", String)])
+    contract = contract_of(PUNCTUALITY, clash)
+    (tmp_path / "contract.json").write_bytes(contract.dumps())
+    asked = {"features": ["clash:carrier"], "entities": {"flight": [1], "carrier": ["UA"]}}
+    with serving(tmp_path, redis_url) as server:
+        for form in Format:
+            answer = server.http.post("/get-online-features", json=asked, headers={"accept": form.value})
+            assert answer.status_code == 422
+            assert answer.json()["where"] == "entities.carrier"
+        assert server.lookup(**asked, full_feature_names=True).status_code == 200
+
+
+def test_a_time_that_no_date_has_does_not_cost_the_answer(tmp_path: Path) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    with EmbeddedRedis(tmp_path / "redis") as own, serving(tmp_path, own.url) as server:
+        with connect(own.url) as client:
+            rows: dict[str, list[Any]] = {"carrier": ["UA", "AA"], "flight": [1, 1]}
+            write(OnlineStore(client, CONTRACT), ROUTE, rows, [-62_167_219_200_000_001, NOW - HOUR], flights=[3, 4])
+        answer = server.lookup(features=["route:flights"], entities=rows)
+        assert answer.status_code == 200
+        assert answer.json()["results"][2]["values"] == [3, 4]
+        assert answer.json()["results"][2]["event_timestamps"][0] == "0001-01-01T00:00:00Z"

@@ -205,7 +205,7 @@ def create(settings: ServerSettings | None = None) -> ASGIApp:
 
 
 class _Direct:
-    """The routes that are asked all the time, without what Starlette does on the way to any: a tenth of a lookup.
+    """The routes that are asked all the time, without what Starlette does on the way to any.
 
     Args:
         app: the application with all routes.
