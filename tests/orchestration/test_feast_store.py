@@ -15,7 +15,7 @@ from isthmus.features import clock
 from isthmus.features.contract import Contract
 from isthmus.features.errors import ContractMismatch
 from isthmus.features.online import OnlineStore, connect
-from isthmus.orchestration.materialization import materialize, redis_url
+from isthmus.orchestration.materialization import materialize
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.registration import apply
 from isthmus.orchestration.tables import build
@@ -44,7 +44,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Project,
     found = Project(shop.root)
     apply(found)
     build(found)
-    with redis_url(found) as url:
+    with found.redis() as url:
         materialize(found)
         yield found, url
 

@@ -13,7 +13,7 @@ from isthmus.features.errors import ConfigurationError, DataError, RequestError
 from isthmus.features.files import write_atomically
 from isthmus.orchestration import keys
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.release import settings
+from isthmus.orchestration.server import settings
 from isthmus.serving.keys import PATTERN, Keyring
 from tests.orchestration.shop import Shop
 

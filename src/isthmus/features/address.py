@@ -1,5 +1,6 @@
 """Where a Redis is: the URL of one server, or of some nodes of a cluster."""
 
+import re
 from dataclasses import dataclass
 
 from redis.cluster import ClusterNode
@@ -57,3 +58,14 @@ class Address:
         end = min((rest.index(mark) for mark in "/?#" if mark in rest), default=len(rest))
         credentials, at, _ = rest[:end].rpartition("@")
         return f"{scheme}://{credentials}{at}{f'[{host}]' if ':' in host else host}:{port}{rest[end:]}"
+
+
+def without_credentials(url: str) -> str:
+    """The URL as it may be shown: without user, password and options."""
+    head, separator, tail = url.partition("://")
+    scheme, rest = (head, tail) if separator else ("", url)
+    place, *options = re.split(r"[?#]", rest)
+    if any("@" in option for option in options):
+        # An unescaped password, or one given as an option: where it ends cannot be told.
+        return f"{scheme}{separator}..."
+    return f"{scheme}{separator}{place.rpartition('@')[2]}"

@@ -15,7 +15,7 @@ import numpy as np
 import redis
 from redis.exceptions import MovedError, RedisClusterException
 
-from isthmus.features.address import SCHEMES, Address
+from isthmus.features.address import SCHEMES, Address, without_credentials
 from isthmus.features.clock import Status
 from isthmus.features.columns import Values
 from isthmus.features.contract import Column, Contract, ViewContract
@@ -158,17 +158,6 @@ def answering(url: str) -> Any:
         raise DependencyError(
             f"Redis at {without_credentials(url)}", f"does not answer ({text})", remedy=remedy
         ) from error  # fmt: skip
-
-
-def without_credentials(url: str) -> str:
-    """The URL as it may be shown: without user, password and options."""
-    head, separator, tail = url.partition("://")
-    scheme, rest = (head, tail) if separator else ("", url)
-    place, *options = re.split(r"[?#]", rest)
-    if any("@" in option for option in options):
-        # An unescaped password, or one given as an option: where it ends cannot be told.
-        return f"{scheme}{separator}..."
-    return f"{scheme}{separator}{place.rpartition('@')[2]}"
 
 
 class OnlineStore:

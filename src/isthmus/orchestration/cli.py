@@ -149,7 +149,7 @@ def serve(
     project: ProjectOption = None,
 ) -> None:
     """Run the API: online lookups and predictions."""
-    from isthmus.orchestration.release import serve as run
+    from isthmus.orchestration.server import serve as run
 
     raise typer.Exit(run(_project(project), port=port))
 

@@ -16,9 +16,8 @@ from isthmus.features.columns import micros
 from isthmus.features.errors import DependencyError, GateFailed, IsthmusError
 from isthmus.orchestration.assets import build_definitions
 from isthmus.orchestration.instance import dagster_home
-from isthmus.orchestration.materialization import redis_url
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.release import serving
+from isthmus.orchestration.server import serving
 from isthmus.orchestration.tables import Progress, silent
 from isthmus.orchestration.trainingset import distillation, last_training_set
 
@@ -52,7 +51,7 @@ def demo(project: Project, *, progress: Progress = silent) -> dict[str, Any]:
     """
     started = time.perf_counter()
     declared = distillation(project, None)
-    with redis_url(project):
+    with project.redis():
         reports, seconds = _run(project, progress)
         progress("asking the API", 0.0)
         begun = time.perf_counter()

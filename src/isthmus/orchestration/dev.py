@@ -16,7 +16,7 @@ from typing import IO
 from isthmus.features.errors import DependencyError
 from isthmus.orchestration.instance import dagster_home
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.release import serving
+from isthmus.orchestration.server import serving
 
 
 def dev(project: Project) -> int:

@@ -1,8 +1,7 @@
 """`materialize`: writes the latest row of every key to Redis."""
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 
 from isthmus.features import columns as columnar
+from isthmus.features.address import without_credentials
 from isthmus.features.contract import ViewContract
-from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.entitykey import KeyValue
 from isthmus.features.errors import DependencyError
 from isthmus.features.offline import OfflineStore
-from isthmus.features.online import EVERYTHING, OnlineStore, WriteCounts, answering, connect, without_credentials
+from isthmus.features.online import EVERYTHING, OnlineStore, WriteCounts, answering, connect
 from isthmus.features.pointintime import horizon, latest
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables import Progress, selected, silent
@@ -67,7 +66,7 @@ def materialize(
     histories = {name: offline.history(contract.views[name]) for name in names}
     at = project.now()
     done = {}
-    with redis_url(project) as url, connect(url) as client:
+    with project.redis() as url, connect(url) as client:
         store = OnlineStore(client, contract)
         with answering(url):
             runs = store.runs()
@@ -118,14 +117,3 @@ def key_values(view: ViewContract, rows: pa.Table) -> dict[str, list[KeyValue]]:
     return {
         column.name: columnar.from_arrow(rows[column.name], column.dtype).tolist(column.dtype) for column in view.keys
     }
-
-
-@contextmanager
-def redis_url(project: Project) -> Iterator[str]:
-    """The URL of the project's Redis; an embedded one runs at least as long as the block."""
-    configured = project.settings.stores.online
-    if configured != "embedded":
-        yield configured
-        return
-    with EmbeddedRedis(project.state / "redis") as server:
-        yield server.url

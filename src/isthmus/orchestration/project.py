@@ -17,6 +17,7 @@ from isthmus.distill.declaration import Distillation
 from isthmus.features import clock
 from isthmus.features.contract import Contract, differences
 from isthmus.features.declarations import Declaration, compile_contract
+from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem
 from isthmus.features.spec import Entity, FeatureProjection, FeatureService, FeatureView, RequestSource, Source, Spine
 from isthmus.features.types import is_input
@@ -109,6 +110,16 @@ class Project:
     def now(self) -> int:
         """The project's present, in microseconds since 1970 UTC."""
         return clock.now() if self.fixed_now is None else self.fixed_now
+
+    @contextmanager
+    def redis(self) -> Iterator[str]:
+        """The URL of the project's Redis; an embedded one runs at least as long as the block."""
+        configured = self.settings.stores.online
+        if configured != "embedded":
+            yield configured
+            return
+        with EmbeddedRedis(self.state / "redis") as server:
+            yield server.url
 
     @cached_property
     def definitions(self) -> Definitions:

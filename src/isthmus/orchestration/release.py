@@ -1,25 +1,18 @@
-"""`deploy` and `serve`: puts a package behind the API, and runs the API."""
+"""`deploy`: puts a package behind the API."""
 
-import os
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
 from isthmus.features import clock
 from isthmus.features.offline import OfflineStore
 from isthmus.features.verdict import Verdict
-from isthmus.orchestration.materialization import redis_url
 from isthmus.orchestration.models import last_package
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.trainingset import distillation
 from isthmus.orchestration.verification import verdict_file
 from isthmus.serving import deployment
 from isthmus.serving.deployment import Deployment
-from isthmus.serving.settings import ServerSettings, command
-from isthmus.serving.settings import serve as run_server
 
 
 def deploy(project: Project, name: str | None = None) -> Deployment:
@@ -46,51 +39,6 @@ def deploy(project: Project, name: str | None = None) -> Deployment:
         project.deployment_file,
         tables={view.name: store.fingerprint(store.history(view)) for view in views},
         at=clock.now(),
-    )
-
-
-def serve(project: Project, *, port: int | None = None) -> int:
-    """Runs the API until it is told to stop; returns its exit code.
-
-    Over a Redis of the user's own this process becomes the server and does not return: what it has loaded to read the
-    project would only take memory beside it. The embedded Redis needs somebody who stops it at the end.
-    """
-    configured = project.settings.stores.online
-    if configured != "embedded":
-        arguments, environment = command(settings(project, configured, port))
-        os.execve(arguments[0], arguments, environment)  # noqa: S606 - this interpreter, our own module
-    with redis_url(project) as url:
-        return run_server(settings(project, url, port))
-
-
-@contextmanager
-def serving(
-    project: Project, *, port: int | None = None, log: IO[bytes] | None = None, private: bool = False
-) -> "Iterator[subprocess.Popen[bytes]]":
-    """The API as a child process that ends with the block; it logs to `log`, or to this process's stderr."""
-    with redis_url(project) as url:
-        arguments, environment = command(settings(project, url, port, private=private))
-        child = subprocess.Popen(arguments, env=environment, stderr=log)  # noqa: S603 - this interpreter, our own module
-        try:
-            yield child
-        finally:
-            child.terminate()
-            child.wait(10)
-
-
-def settings(project: Project, url: str, port: int | None = None, *, private: bool = False) -> ServerSettings:
-    """What a server of the project is told; a private one is for this machine and asks for no key."""
-    server = project.settings.server
-    return ServerSettings(
-        contract=str(project.contract_file),
-        deployment=str(project.deployment_file),
-        redis=url,
-        keys=None if private else str(project.keys_file),
-        host="127.0.0.1" if private else server.host,
-        port=server.port if port is None else port,
-        workers=server.workers,
-        limits=server.limits,
-        now=project.fixed_now,
     )
 
 

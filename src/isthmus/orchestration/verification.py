@@ -20,7 +20,7 @@ from isthmus.features.pointintime import History, horizon, point_in_time, status
 from isthmus.features.rows import Bool
 from isthmus.features.types import String
 from isthmus.features.verdict import FeatureVerdict, Verdict, compare
-from isthmus.orchestration.materialization import key_values, redis_url
+from isthmus.orchestration.materialization import key_values
 from isthmus.orchestration.models import check_last_package, is_exported
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables import Progress, silent
@@ -50,7 +50,7 @@ def verify(project: Project, name: str | None = None, *, every: bool = False, pr
     histories = [offline.history(view) for view in contract.views.values()]
     at = project.now()
     views, ahead = {}, {}
-    with redis_url(project) as url, connect(url) as client:
+    with project.redis() as url, connect(url) as client:
         store = OnlineStore(client, contract)
         for n, history in enumerate(histories):
             view = history.view

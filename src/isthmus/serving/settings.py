@@ -10,9 +10,8 @@ from types import FrameType
 
 import msgspec
 
-from isthmus.features.address import SCHEMES, Address
+from isthmus.features.address import SCHEMES, Address, without_credentials
 from isthmus.features.errors import ConfigurationError, DataError, Problem
-from isthmus.features.online import without_credentials
 from isthmus.serving.keys import Keyring
 from isthmus.serving.limits import Limits
 
