@@ -5,6 +5,7 @@ import gc
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,7 +77,7 @@ class Api:
     async def lookup(self, request: Request) -> Response:
         """Feast's online lookup."""
         form = chosen(request.headers.get("accept", ""))
-        body = await request.body()
+        body = await _body(request)
         asked = _decode(body, _LOOKUP)
         granted(request).require_lookup(asked.feature_service, asked.features)
         state = self._watch.state
@@ -99,7 +100,7 @@ class Api:
 
     async def push(self, request: Request) -> Response:
         """Feast's push of rows to the online store."""
-        asked = _decode(await request.body(), _PUSH)
+        asked = _decode(await _body(request), _PUSH)
         granted(request).require("push", asked.push_source_name)
         state = self._watch.state
         answer = await push.push(asked, state, self._store, self._limits, self._at())
@@ -107,7 +108,7 @@ class Api:
 
     async def predict(self, request: Request) -> Response:
         """A prediction for each row of join keys and request fields."""
-        body = await request.body()
+        body = await _body(request)
         asked = _decode(body, _PREDICT)
         state = self._watch.state
         predictor = state.predictor(asked.model)
@@ -257,8 +258,34 @@ def _decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     return decoded
 
 
+class _Answer(Response):
+    """A response whose head is known: nothing is looked up or encoded for each."""
+
+    def __init__(self, body: bytes, head: Iterable[tuple[bytes, bytes]]) -> None:
+        self.status_code = 200
+        self.body = body
+        self.background = None
+        self.raw_headers = [*head, (b"content-length", b"%d" % len(body))]
+
+
 def _answer(body: bytes, contract: str | None = None, media_type: str = Format.JSON.value) -> Response:
-    return Response(body, media_type=media_type, headers={"isthmus-contract": contract} if contract else None)
+    return _Answer(body, _head(contract, media_type))
+
+
+@lru_cache
+def _head(contract: str | None, media_type: str) -> tuple[tuple[bytes, bytes], ...]:
+    kind = (b"content-type", media_type.encode())
+    return (kind,) if contract is None else (kind, (b"isthmus-contract", contract.encode()))
+
+
+async def _body(request: Request) -> bytes:
+    """The body of a request, without what Starlette does to hand it out in parts."""
+    parts = []
+    while (message := await request.receive())["type"] == "http.request":
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+    raise ClientDisconnect
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

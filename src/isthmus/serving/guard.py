@@ -199,7 +199,7 @@ class _Exchange:
 
 def granted(request: Request) -> Grants:
     """What a request may do, as `Guarded` has found it out."""
-    grants: Grants = request.state.grants
+    grants: Grants = request.scope["state"]["grants"]
     return grants
 
 

@@ -118,6 +118,7 @@ class _Wire(asyncio.Protocol):
             protocolError=InvalidResponse, replyError=BaseParser.parse_error, notEnoughData=_NOTHING
         )
         self._waiting: deque[tuple[asyncio.Future[list[Any]], int, list[Any]]] = deque()
+        self._outgoing: list[bytes] = []
         self._heard = self._loop.time()
 
     async def ask(self, packed: bytes, count: int) -> list[Any]:
@@ -131,7 +132,10 @@ class _Wire(asyncio.Protocol):
         sent = self._loop.time()
         future: asyncio.Future[list[Any]] = self._loop.create_future()
         self._waiting.append((future, count, []))
-        self._transport.write(packed)
+        if not self._outgoing:
+            # The requests of one turn of the event loop leave together: a write costs more than what it carries.
+            self._loop.call_soon(self._send)
+        self._outgoing.append(packed)
         try:
             return await future
         except asyncio.CancelledError:
@@ -140,6 +144,11 @@ class _Wire(asyncio.Protocol):
             if self._loop.time() - max(sent, self._heard) >= _SILENCE:
                 self.abort()
             raise
+
+    def _send(self) -> None:
+        parts, self._outgoing = self._outgoing, []
+        if not self.lost:
+            self._transport.writelines(parts)
 
     def abort(self) -> None:
         """Closes the connection at once."""
