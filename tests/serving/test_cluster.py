@@ -80,7 +80,7 @@ class Move:
 
     def tell(self, node: int, *command: Any) -> Any:
         with redis.Redis(port=self.ports[node], password=PASSWORD) as client:
-            return client.execute_command(*command)  # type: ignore[no-untyped-call]
+            return client.execute_command(*command)
 
     def begin(self) -> None:
         names = [str(self.tell(n, "CLUSTER MYID"), "ascii") for n in range(3)]
@@ -191,7 +191,7 @@ def test_no_push_is_lost_or_refused_while_a_slot_moves(url: str, ports: list[int
 
     asyncio.run(check())
     with redis.Redis(port=ports[move.target], password=PASSWORD) as client:
-        assert client.execute_command("CLUSTER COUNTKEYSINSLOT", 6002) == len(flights)  # type: ignore[no-untyped-call]
+        assert client.execute_command("CLUSTER COUNTKEYSINSLOT", 6002) == len(flights)
 
 
 def test_canceled_requests_leave_no_replies_behind(url: str) -> None:
@@ -219,10 +219,10 @@ def test_a_node_that_is_gone(tmp_path: Path) -> None:
         async def check() -> None:
             store = Store(url, Limits())
             try:
-                await store.ping()
+                await store.ping(CONTRACT.project)
                 with redis.Redis(port=mortal[1], password=PASSWORD, retry=Retry(NoBackoff(), 0)) as second:
                     second.shutdown(nosave=True)
-                for attempt in (store.ping(), _flights(store), _flights(store)):
+                for attempt in (store.ping(CONTRACT.project), _flights(store), _flights(store)):
                     with pytest.raises(DependencyError, match="does not answer") as caught:
                         await attempt
                     assert PASSWORD not in str(caught.value)
@@ -245,7 +245,7 @@ def test_no_cluster_at_all() -> None:
     async def check() -> None:
         store = Store(f"redis+cluster://:{PASSWORD}@127.0.0.1:1,127.0.0.1:2", Limits())
         with pytest.raises(DependencyError, match="does not answer") as caught:
-            await store.ping()
+            await store.ping(CONTRACT.project)
         assert PASSWORD not in str(caught.value)
         await store.close()
 

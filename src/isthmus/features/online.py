@@ -23,7 +23,7 @@ from isthmus.features.contract import Column, Contract, ViewContract
 from isthmus.features.entitykey import KeyValue, decode_key, entity_keys, key_prefix
 from isthmus.features.errors import DependencyError
 from isthmus.features.exchange import CHUNK, Client, Piece, Script, ask
-from isthmus.features.refusal import Refusal, refusal, words
+from isthmus.features.refusal import Refusal, only_writes, refusal, words
 from isthmus.features.rows import VERSION, Block, Columns, Int64, RowCodec
 
 PIECE = 4000
@@ -148,6 +148,9 @@ def connect(url: str, timeout: float = 5.0, setting: str = SETTING) -> Client:
             client.ping()
         except TypeError:
             raise ValueError("an option of the URL is none of Redis") from None
+        except redis.ResponseError as error:
+            if not only_writes(error):
+                raise
     return client
 
 

@@ -84,6 +84,11 @@ def refusal(error: BaseException) -> Refusal | None:
     return None
 
 
+def only_writes(error: BaseException) -> bool:
+    """Whether a refusal of PING is one of writes alone: Redis that cannot save refuses both, and answers lookups."""
+    return _code(error) == "MISCONF"
+
+
 def words(error: BaseException) -> str:
     """What an error says, without the command that a pipeline puts before it."""
     return str(error).rpartition("of pipeline caused error: ")[2].strip().rstrip(".") or type(error).__name__

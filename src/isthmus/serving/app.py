@@ -149,7 +149,7 @@ class Api:
         """Whether lookups can be answered."""
         state = self._watch.state
         contract = state.contract
-        await self._store.ping()
+        await self._store.ping(contract.project)
         model = state.model.deployment.model if state.model else None
         return _answer(msgspec.json.encode(Ready("ready", contract.project, contract.hash, model)), contract.hash)
 

@@ -60,14 +60,18 @@ class Cluster:
         others = await self._ask(apart, FIRST_KEY)
         return [reply for reply in replies if not isinstance(reply, TryAgainError)] + others
 
-    async def ping(self) -> None:
-        """Asks every primary for a sign of life."""
+    async def ping(self, project: str) -> None:
+        """Asks every primary for a sign of life, see `Node.ping`.
+
+        Raises:
+            RedisError: one has none.
+        """
         owners = self._owners or await self._learn(())
-        asked = {url: [(b"PING",)] for url in set(owners)}
-        for answer in await self._gather(asked):
-            if isinstance(answer, Exception):
-                self._owners = ()
-                raise answer
+        try:
+            await asyncio.gather(*(self._node(url).ping(project) for url in set(owners)))
+        except redis.RedisError:
+            self._owners = ()
+            raise
 
     async def close(self) -> None:
         """Closes all connections."""

@@ -16,7 +16,7 @@ import redis.asyncio
 from redis._parsers.base import BaseParser
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import InvalidResponse
+from redis.exceptions import AskError, InvalidResponse
 
 from isthmus.features.exchange import Piece, Script
 from isthmus.serving.offload import offload
@@ -78,9 +78,17 @@ class Node:
         """
         return await self.ask(script.calls(arguments, piece, by_slot=False))
 
-    async def ping(self) -> None:
-        """Asks for a sign of life."""
-        await self.ask([(b"PING",)])
+    async def ping(self, project: str) -> None:
+        """Asks for a sign of life: whether a lookup of a project would be answered, here or by another node.
+
+        PING is refused where writes are, and answered where lookups are refused.
+
+        Raises:
+            RedisError: it would not.
+        """
+        (reply,) = await self.ask([(b"HMGET", f"{project}:tables".encode(), b"")], refusals=True)
+        if isinstance(reply, Exception) and not isinstance(reply, AskError):
+            raise reply
 
     async def close(self) -> None:
         """Closes all connections."""

@@ -61,15 +61,15 @@ class Store:
                 counts = await self._redis.run(WRITE, (view.encode(), b""), (names, rows))
         return sum(written for _, written in counts)
 
-    async def ping(self) -> None:
-        """Asks Redis for a sign of life.
+    async def ping(self, project: str) -> None:
+        """Asks Redis whether it would answer the lookups of a project.
 
         Raises:
-            DependencyError: there is none.
+            DependencyError: it would not.
         """
         with Waiting(), answering(self._url):
             async with asyncio.timeout(self._seconds):
-                await self._redis.ping()
+                await self._redis.ping(project)
 
     async def close(self) -> None:
         """Closes all connections."""
