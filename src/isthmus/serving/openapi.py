@@ -48,7 +48,7 @@ def document() -> dict[str, Any]:
     """The OpenAPI document of the API."""
     types = [
         messages.LookupRequest, messages.LookupAnswer, messages.ValuesAnswer, messages.PushRequest,
-        messages.PushAnswer, messages.PredictRequest, messages.PredictAnswer, messages.Models,
+        messages.WriteRequest, messages.PushAnswer, messages.PredictRequest, messages.PredictAnswer, messages.Models,
         messages.Health, messages.Ready, messages.ErrorAnswer,
     ]  # fmt: skip
     _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
@@ -71,6 +71,12 @@ def document() -> dict[str, Any]:
                 "post": _operation(
                     "push", "Writes rows to the online store", messages.PushAnswer,
                     errors=_SENT, body=messages.PushRequest, contract=True,
+                )
+            },
+            "/write-to-online-store": {
+                "post": _operation(
+                    "writeToOnlineStore", "Writes rows as Feast's remote online store does", messages.PushAnswer,
+                    errors=_SENT, body=messages.WriteRequest, contract=True,
                 )
             },
             "/predict": {
