@@ -45,7 +45,7 @@ _SCALAR = {"anyOf": [{"type": kind, "nullable": True} for kind in ("boolean", "n
 
 
 def document() -> dict[str, Any]:
-    """The OpenAPI document of the API."""
+    """The OpenAPI document of the API: the same for every project, since anybody may read it."""
     types = [
         messages.LookupRequest, messages.LookupAnswer, messages.ValuesAnswer, messages.PushRequest,
         messages.WriteRequest, messages.PushAnswer, messages.PredictRequest, messages.PredictAnswer, messages.Models,
