@@ -39,6 +39,8 @@ from tests.features.feast_project import (
     write,
 )
 from tests.features.support import VALUES, bits_of, columns_of, make_view
+from tests.refusing import ARGUMENTS, PASSWORD
+from tests.servers import redis_server
 from tests.serving.support import free_port, wait
 
 with warnings.catch_warnings():
@@ -584,6 +586,36 @@ def test_a_redis_that_is_not_there(tmp_path: Path) -> None:
             ask()
         assert "secret" not in str(caught.value)
     assert "secret" not in repr(store.config.online_store)
+
+
+def test_a_redis_that_refuses(tmp_path: Path) -> None:
+    port = free_port()
+    admin = redis.Redis(port=port, password=PASSWORD)
+    with redis_server(tmp_path / "redis", "--port", str(port), *ARGUMENTS, client=admin), admin:
+        store = repository(tmp_path, isthmus(f"redis://:{PASSWORD}@127.0.0.1:{port}"))
+        store.apply([DRIVER, view(tmp_path, {"a": ft.Int64})])
+        store.write_to_online_store("stats", frame(driver=[1], a=[1]))
+        admin.config_set("maxmemory", 1)
+        with pytest.raises(DependencyError, match="is out of memory and takes no writes") as caught:
+            store.write_to_online_store("stats", frame(driver=[1], a=[2]))
+        assert not caught.value.passes
+        assert read(store, ["stats:a"], driver=[1])["a"][0][0] == 1
+        admin.config_set("maxmemory", 0)
+        store.write_to_online_store("stats", frame(driver=[1], a=[2]))
+        admin.config_set("requirepass", "another")
+        fresh = feast.FeatureStore(config=store.config)
+        asked: list[Callable[[], Any]] = [
+            lambda: fresh.get_online_features(["stats:a"], {"driver": [1]}),
+            lambda: asyncio.run(fresh.get_online_features_async(["stats:a"], {"driver": [1]})),
+            lambda: asyncio.run(fresh.initialize()),
+            lambda: fresh.write_to_online_store("stats", frame(driver=[1], a=[1])),
+        ]
+        for ask in asked:
+            with pytest.raises(
+                DependencyError, match=r"not accept.*correct online_store\.url in feature_store\.yaml"
+            ) as e:
+                ask()
+            assert PASSWORD not in str(e.value)
 
 
 # --- Feast's server

@@ -13,12 +13,15 @@ import httpx
 import psutil
 import pyarrow.parquet as pq
 import pytest
+import redis
 
 import isthmus
 from isthmus.features.address import SCHEMES
 from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.online import connect
 from tests.orchestration.shop import Shop, files, order_rows
+from tests.refusing import ARGUMENTS, PASSWORD
+from tests.servers import free_port, redis_server
 
 SCRIPT = Path(sys.executable).with_name("isthmus")
 VERBS = [
@@ -273,6 +276,27 @@ def test_redis_unreachable(built: Shop) -> None:
     said = refused(built, "materialize", code=3, ISTHMUS_STORES__ONLINE="redis://127.0.0.1:1")
     assert said.startswith("isthmus: Redis at redis://127.0.0.1:1: does not answer (")
     assert 'correct stores.online in isthmus.toml, or set it to "embedded"' in said
+
+
+def test_redis_that_refuses(built: Shop, tmp_path: Path) -> None:
+    port = free_port()
+    admin = redis.Redis(port=port, password=PASSWORD)
+    with redis_server(tmp_path / "redis", "--port", str(port), *ARGUMENTS, client=admin), admin:
+        place = f"127.0.0.1:{port}"
+        right = {"ISTHMUS_STORES__ONLINE": f"redis://:{PASSWORD}@{place}"}
+        for verb in ("materialize", "verify"):
+            assert refused(built, verb, code=3, ISTHMUS_STORES__ONLINE=f"redis://:wrong@{place}") == (
+                f"isthmus: Redis at redis://{place}: does not accept the user and the password. "
+                "Correct stores.online in isthmus.toml"
+            )
+        admin.config_set("maxmemory", 1)
+        assert refused(built, "materialize", code=3, **right) == (
+            f"isthmus: Redis at redis://{place}: is out of memory and takes no writes. "
+            "Raise its maxmemory, or remove what it need not hold"
+        )
+        admin.config_set("maxmemory", 0)
+        assert run("materialize", cwd=built.root, **right).returncode == 0
+        assert run("verify", "--all", cwd=built.root, **right).returncode == 0
 
 
 def test_java_missing(built: Shop, tmp_path: Path) -> None:

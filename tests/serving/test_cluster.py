@@ -1,24 +1,29 @@
 """A server over a cluster answers what it answers over one Redis, also while slots move and after a node is gone."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.retry import Retry
 
+from isthmus.features.columns import from_python
 from isthmus.features.entitykey import entity_key
 from isthmus.features.errors import DependencyError
 from isthmus.features.online import LookupPlan, OnlineStore, connect
+from isthmus.features.rows import RowCodec
 from isthmus.features.types import Int32
 from isthmus.serving.limits import Limits
 from isthmus.serving.store import Store
 from tests.servers import redis_cluster
-from tests.serving.support import CARRIER, CONTRACT, FLIGHT, NOW, fill, serving, write
+from tests.serving.support import CARRIER, CONTRACT, FLIGHT, NOW, ROUTE, fill, serving, write
 
 PASSWORD = "never-to-be-shown"  # noqa: S105
 SECURED = ("--requirepass", PASSWORD, "--masterauth", PASSWORD)
@@ -58,35 +63,135 @@ def test_a_lookup_is_that_of_one_server(tmp_path: Path, url: str, ports: list[in
     assert PASSWORD not in server.log.read_text()
 
 
+@dataclass(frozen=True)
+class Move:
+    """A slot on its way from the node that has it to the next one."""
+
+    ports: list[int]
+    slot: int
+
+    @property
+    def source(self) -> int:
+        return self.slot % 3
+
+    @property
+    def target(self) -> int:
+        return (self.slot + 1) % 3
+
+    def tell(self, node: int, *command: Any) -> Any:
+        with redis.Redis(port=self.ports[node], password=PASSWORD) as client:
+            return client.execute_command(*command)
+
+    def begin(self) -> None:
+        names = [str(self.tell(n, "CLUSTER MYID"), "ascii") for n in range(3)]
+        self.tell(self.target, "CLUSTER SETSLOT", self.slot, "IMPORTING", names[self.source])
+        self.tell(self.source, "CLUSTER SETSLOT", self.slot, "MIGRATING", names[self.target])
+
+    def send(self, *keys: bytes) -> None:
+        place = "127.0.0.1", self.ports[self.target]
+        self.tell(self.source, "MIGRATE", *place, "", 0, 5000, "AUTH", PASSWORD, "KEYS", *keys)
+
+    def end(self) -> None:
+        name = str(self.tell(self.target, "CLUSTER MYID"), "ascii")
+        for node in (self.target, 0, 1, 2):
+            self.tell(node, "CLUSTER SETSLOT", self.slot, "NODE", name)
+
+
 def test_reads_follow_a_slot_that_moves(url: str, ports: list[int]) -> None:
-    clients = [redis.Redis(port=port, password=PASSWORD) for port in ports]
-
-    def tell(node: int, *command: Any) -> Any:
-        return clients[node].execute_command(*command)  # type: ignore[no-untyped-call]
-
-    names = [str(tell(n, "CLUSTER MYID"), "ascii") for n in range(3)]
     key = entity_key(CONTRACT.project, [(CARRIER, "UA"), (FLIGHT, 7)])
-    slot = key_slot(key)
-    source, target = slot % 3, (slot + 1) % 3
+    move = Move(ports, key_slot(key))
 
     async def check() -> None:
         store = Store(url, Limits())
         try:
             assert await _flights(store) == list(range(FLIGHTS))
-            tell(target, "CLUSTER SETSLOT", slot, "IMPORTING", names[source])
-            tell(source, "CLUSTER SETSLOT", slot, "MIGRATING", names[target])
-            tell(source, "MIGRATE", "127.0.0.1", ports[target], key, 0, 5000, "AUTH", PASSWORD)
+            move.begin()
+            move.send(key)
             assert await _flights(store) == list(range(FLIGHTS))
-            for node in (target, 0, 1, 2):
-                tell(node, "CLUSTER SETSLOT", slot, "NODE", names[target])
+            move.end()
             many = await asyncio.gather(*(_flights(store) for _ in range(20)))
             assert all(one == list(range(FLIGHTS)) for one in many)
         finally:
             await store.close()
 
     asyncio.run(check())
-    for client in clients:
-        client.close()
+
+
+def _together(slot: int, count: int) -> list[int]:
+    """Flights of UA whose keys have a slot."""
+    flights = (n for n in range(1 << 40, 1 << 41) if key_slot(_name(n)) == slot)
+    return list(islice(flights, count))
+
+
+def _name(flight: int) -> bytes:
+    return entity_key(CONTRACT.project, [(CARRIER, "UA"), (FLIGHT, flight)])
+
+
+async def _push(store: Store, number: int, flights: Sequence[int]) -> int:
+    """Pushes a number as the value and the time of some flights."""
+    event = np.full(len(flights), NOW + number, np.int64)
+    rows = RowCodec(ROUTE).encode(event, event, {"flights": from_python([number] * len(flights), Int32)})
+    return await store.write("route", [_name(flight) for flight in flights], rows)
+
+
+async def _pushed(store: Store, flights: Sequence[int]) -> list[int | None]:
+    keys: dict[str, list[Any]] = {"carrier": ["UA"] * len(flights), "flight": list(flights)}
+    answer = await store.read(LookupPlan(CONTRACT, ["route"]), keys, len(flights), 2 * NOW)
+    return answer["route"].columns["flights"].tolist(Int32)
+
+
+def test_pushes_follow_a_slot_that_moves(url: str, ports: list[int]) -> None:
+    """One call of the script is for all keys of the slot, some of which are here, some there, and some nowhere yet."""
+    flights, elsewhere = _together(5001, 9), list(range(40))
+    move = Move(ports, 5001)
+
+    async def check() -> None:
+        store = Store(url, Limits())
+        try:
+            assert await _push(store, 1, flights[:6]) == 6
+            move.begin()
+            for number, ahead in ((2, []), (3, flights[:2]), (4, flights[2:6])):
+                if ahead:
+                    move.send(*map(_name, ahead))
+                assert await _push(store, number, flights + elsewhere) == len(flights) + len(elsewhere)
+                assert await _pushed(store, flights + elsewhere) == [number] * (len(flights) + len(elsewhere))
+            move.end()
+            assert await _push(store, 5, flights) == len(flights)
+            assert await _push(store, 4, flights) == 0
+            assert await _pushed(store, flights) == [5] * len(flights)
+        finally:
+            await store.close()
+
+    asyncio.run(check())
+
+
+def test_no_push_is_lost_or_refused_while_a_slot_moves(url: str, ports: list[int]) -> None:
+    flights = _together(6002, 40)
+    move = Move(ports, 6002)
+
+    def all_the_way() -> None:
+        move.begin()
+        for flight in flights:
+            move.send(_name(flight))
+        move.end()
+
+    async def check() -> None:
+        store = Store(url, Limits())
+        try:
+            assert await _push(store, 0, flights) == len(flights)
+            moving, number = asyncio.create_task(asyncio.to_thread(all_the_way)), 0
+            while number < 5 or not moving.done():
+                number += 1
+                assert await _push(store, number, flights) == len(flights)
+                assert await _pushed(store, flights) == [number] * len(flights)
+            await moving
+            assert number > 5, "the slot moved too fast to say anything"
+        finally:
+            await store.close()
+
+    asyncio.run(check())
+    with redis.Redis(port=ports[move.target], password=PASSWORD) as client:
+        assert client.execute_command("CLUSTER COUNTKEYSINSLOT", 6002) == len(flights)
 
 
 def test_canceled_requests_leave_no_replies_behind(url: str) -> None:
@@ -114,10 +219,10 @@ def test_a_node_that_is_gone(tmp_path: Path) -> None:
         async def check() -> None:
             store = Store(url, Limits())
             try:
-                await store.ping()
+                await store.ping(CONTRACT.project)
                 with redis.Redis(port=mortal[1], password=PASSWORD, retry=Retry(NoBackoff(), 0)) as second:
                     second.shutdown(nosave=True)
-                for attempt in (store.ping(), _flights(store), _flights(store)):
+                for attempt in (store.ping(CONTRACT.project), _flights(store), _flights(store)):
                     with pytest.raises(DependencyError, match="does not answer") as caught:
                         await attempt
                     assert PASSWORD not in str(caught.value)
@@ -140,7 +245,7 @@ def test_no_cluster_at_all() -> None:
     async def check() -> None:
         store = Store(f"redis+cluster://:{PASSWORD}@127.0.0.1:1,127.0.0.1:2", Limits())
         with pytest.raises(DependencyError, match="does not answer") as caught:
-            await store.ping()
+            await store.ping(CONTRACT.project)
         assert PASSWORD not in str(caught.value)
         await store.close()
 

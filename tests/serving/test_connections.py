@@ -32,7 +32,7 @@ def socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int
     arguments = [
         "--port", str(port), "--bind", "127.0.0.1", "--unixsocket", str(folder / "a b.sock"), "--requirepass", PASSWORD,
         "--user", "feeder", "on", f">{PASSWORD}", "~*", "+@all",
-        "--user", "reader", "on", ">other", "~*", "+hmget", "+ping",
+        "--user", "reader", "on", ">other", "~flights:*", "+hmget",
     ]  # fmt: skip
     with redis_server(folder, *arguments, client=redis.Redis(port=port, password=PASSWORD)):
         yield folder / "a b.sock", port
@@ -50,7 +50,7 @@ def _read_back(url: str, write: str = "") -> None:
     async def read() -> list[int | None]:
         store = Store(url, Limits())
         try:
-            await store.ping()
+            await store.ping(CONTRACT.project)
             answer = await store.read(PLAN, {"carrier": ["UA", "B6", "nobody"]}, 3, NOW)
             return answer["punctuality"].columns["flights"].tolist(Int64)
         finally:
@@ -63,7 +63,7 @@ def _refused(url: str) -> None:
     async def ping() -> None:
         store = Store(url, Limits())
         try:
-            await store.ping()
+            await store.ping(CONTRACT.project)
         finally:
             await store.close()
 
@@ -86,7 +86,7 @@ def test_password_user_and_socket(socket: tuple[Path, int]) -> None:
         _read_back(url)
 
 
-def test_a_reader_needs_no_more_than_hmget_and_ping(socket: tuple[Path, int]) -> None:
+def test_a_reader_needs_no_more_than_hmget(socket: tuple[Path, int]) -> None:
     place = f"127.0.0.1:{socket[1]}"
     _read_back(f"redis://reader:other@{place}", write=f"redis://:{QUOTED}@{place}")
 
@@ -138,7 +138,7 @@ def test_tls(secured: int, own: Certificate, tmp_path: Path) -> None:
 async def _cancel_one_of_many(url: str) -> None:
     node = Node(url)
     try:
-        await node.ping()
+        await node.ping(CONTRACT.project)
         wire = node._wires[False]
         for number in range(200):
             name = b"n%d" % number

@@ -1,5 +1,6 @@
 import json
 import re
+import socket
 import stat
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -81,8 +82,10 @@ def test_a_scope_is_needed(guarded: Server, scopes: str, path: str, body: object
 
 
 @pytest.mark.parametrize(
-    "path", ["/readyz", "/models", "/openapi.json", "/docs", "/docs/assets/swagger-ui.css", "/metrics", "/nothing"]
-)
+    "path",
+    ["/readyz", "/models", "/metrics", "/nothing", "/docs/", "/docs/assets", "/docs/nothing", "/openapi.json/x",
+     "//docs", "/Docs", "/docs/assetsx/swagger-ui.css"],
+)  # fmt: skip
 def test_any_key_opens_what_is_no_data_and_nothing_else_is_open(guarded: Server, path: str) -> None:
     keys = guarded.grant(owner="push:nothing")
     refused = ask(guarded, path)
@@ -90,6 +93,23 @@ def test_any_key_opens_what_is_no_data_and_nothing_else_is_open(guarded: Server,
     assert refused.headers["www-authenticate"] == 'Bearer realm="isthmus"'
     assert ask(guarded, path, key=keys["owner"]).status_code in (200, 404)
     assert ask(guarded, "/healthz").status_code == 200
+
+
+def test_the_documentation_is_open_and_the_same_for_every_project(
+    guarded: Server, server: Server, tmp_path: Path, redis_url: str
+) -> None:
+    guarded.grant(owner="push:nothing")
+    with serving(tmp_path, redis_url) as empty:
+        for path in ("/docs", "/docs/assets/swagger-ui.css", "/docs/assets/swagger-ui-bundle.js", "/openapi.json"):
+            shown = guarded.http.get(path, headers={"sec-fetch-site": "cross-site"})
+            assert shown.status_code == 200
+            # One server has keys, a contract and a model, one has another contract, one has nothing at all.
+            assert shown.content == server.http.get(path).content == empty.http.get(path).content
+    with socket.create_connection((guarded.http.base_url.host, guarded.http.base_url.port or 0), timeout=10) as raw:
+        # A client that does not tidy up the path.
+        for path in ("/docs/assets/../../models", "/docs/assets/..%2f..%2fmodels", "/docs/assets//etc/passwd"):
+            raw.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            assert raw.recv(65_536).startswith(b"HTTP/1.1 404 ")
 
 
 def test_only_a_whole_known_key_is_one(guarded: Server) -> None:

@@ -27,7 +27,8 @@ def test_the_document_is_valid(server: Server) -> None:
     document = server.http.get("/openapi.json").json()
     validate(document)
     assert set(document["paths"]) == {
-        "/get-online-features", "/push", "/predict", "/models", "/healthz", "/readyz", "/metrics",
+        "/get-online-features", "/push", "/write-to-online-store", "/predict", "/models", "/healthz", "/readyz",
+        "/metrics",
     }  # fmt: skip
 
 
@@ -41,6 +42,8 @@ def test_the_document_is_valid(server: Server) -> None:
         ("post", "/get-online-features", {**LOOKUP, "entities": {}}, 422),
         ("post", "/push", PUSH, 422),
         ("post", "/push", {**PUSH, "push_source_name": "nothing"}, 404),
+        ("post", "/write-to-online-store", {"feature_view_name": "nothing", "df": {}}, 404),
+        ("post", "/write-to-online-store", {"feature_view_name": "punctuality", "df": {"created": [1]}}, 422),
         ("post", "/predict", PREDICT, 200),
         ("post", "/predict", {}, 422),
         ("get", "/models", None, 200),

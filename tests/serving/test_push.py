@@ -363,6 +363,62 @@ def test_a_push_needs_the_scope_of_its_view(tmp_path: Any, redis_url: str) -> No
         assert answer.json() == {"rows": 1, "written": 1}
 
 
+def test_rows_as_feast_sends_them(server: Server) -> None:
+    one, two, three = carrier(), carrier(), carrier()
+    df = {
+        "carrier": [one, two, three], "event_timestamp": ["2027-01-15T07:00:00", "2027-01-15T07:00:00.000001", AT],
+        "created": ["2027-01-15T07:30:00", None, "2027-01-15T12:30:00+05:00"], "late_rate": [0.5, None, 0.25],
+        "flights": [1, 2, 3],
+    }  # fmt: skip
+    body = {"feature_view_name": "punctuality", "df": df, "allow_registry_cache": False}
+    answer = server.http.post("/write-to-online-store", json=body)
+    assert (answer.status_code, answer.json()) == (200, {"rows": 3, "written": 3})
+    assert flights(server, one, two, three) == [1, 2, 3]
+    # A row whose known time was null is known now, before which no other row of its event time can have come.
+    for known, expected in (("2027-01-15T07:45:00", [9, 2, 9]), (None, [7, 7, 7])):
+        later = {**df, "event_timestamp": ["2027-01-15T07:00:00", "2027-01-15T07:00:00.000001", AT]}
+        later |= {"created": [known] * 3, "flights": [9 if known else 7] * 3, "late_rate": [2.0**-149] * 3}
+        if known is None:
+            del later["created"]
+            later["event_timestamp"] = ["2027-01-15T07:00:01"] * 3
+        assert server.http.post("/write-to-online-store", json={**body, "df": later}).status_code == 200
+        assert flights(server, one, two, three) == expected
+
+
+def test_times_that_feast_counts_in_seconds(server: Server) -> None:
+    key = next(FRESH) + 2**40
+    df = {
+        "flight": [key, key + 1, key + 2], "event_timestamp": [NOW] * 3,
+        **{name: [None] * 3 for name in "abcdegh"}, "f": [1_700_000_000, -(2**63), None],
+    }  # fmt: skip
+    answer = server.http.post("/write-to-online-store", json={"feature_view_name": "everything", "df": df})
+    assert answer.status_code == 200, answer.text
+    body = server.lookup(features=["everything:f"], entities={"flight": df["flight"]}).json()
+    assert body["results"][1]["values"] == [1_700_000_000, None, None]
+    for wrong in (2**63 // 10**6 + 1, -(2**63) // 10**6 - 1, 1.5, "2027-01-15T07:00:00"):
+        df["f"] = [1, wrong, 1]
+        answer = server.http.post("/write-to-online-store", json={"feature_view_name": "everything", "df": df})
+        assert (answer.status_code, answer.json()["where"]) == (422, "df.f"), wrong
+
+
+def test_the_forms_of_a_push_are_not_mixed(server: Server) -> None:
+    for path, body, where in (
+        ("/push", {"push_source_name": "punctuality", "df": {**ROW, "created": [AT]}}, "df.created"),
+        ("/push", {"push_source_name": "punctuality", "df": {**ROW, "event_timestamp": [AT[:-1]]}},
+         "df.event_timestamp"),
+        ("/push", {"feature_view_name": "punctuality", "df": ROW}, "body"),
+        ("/write-to-online-store", {"feature_view_name": "punctuality", "df": {**ROW, "known_at": [AT]}},
+         "df.known_at"),
+        ("/write-to-online-store", {"feature_view_name": "nothing", "df": ROW}, "feature_view_name"),
+        ("/write-to-online-store", {"feature_view_name": "punctuality", "df": {**ROW, "created": [NOW + 1]}},
+         "df.created"),
+        ("/write-to-online-store", {"feature_view_name": "punctuality", "df": {**ROW, "created": [AT, AT]}}, "df"),
+    ):  # fmt: skip
+        answer = server.http.post(path, json=body)
+        assert answer.status_code in (404, 422)
+        assert answer.json()["where"] == where, answer.text
+
+
 def test_a_push_has_no_more_rows_and_values_than_the_limits_say(tmp_path: Any, redis_url: str) -> None:
     (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
     with serving(tmp_path, redis_url, limits=Limits(rows=3, values=4)) as server:

@@ -108,6 +108,14 @@ class RequestError(IsthmusError):
 
 
 class DependencyError(IsthmusError):
-    """Something outside this process is not available: Redis, Java, an engine, an optional library."""
+    """Something outside this process is not available: Redis, Java, an engine, an optional library.
+
+    Attributes:
+        passes: whether waiting may be enough; if not, somebody has to do what `remedy` says.
+    """
 
     exit_code = 3
+
+    def __init__(self, where: str, found: str, *, expected: str = "", remedy: str = "", passes: bool = True) -> None:
+        super().__init__(where, found, expected=expected, remedy=remedy)
+        self.passes = passes

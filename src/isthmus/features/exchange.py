@@ -97,6 +97,13 @@ class Script:
         commands = [self._call(arguments, part) for part in parts]
         return [self._first(command) if by_slot or not n else command for n, command in enumerate(commands)]
 
+    def apart(self, arguments: Sequence[bytes], call: Command) -> list[Command]:
+        """A call with one value for each key as one call per key, for when some keys of a slot have moved ahead."""
+        count = int(call[2])
+        keys, values = call[FIRST_KEY : FIRST_KEY + count], call[FIRST_KEY + count + len(arguments) :]
+        pairs = zip(keys, values, strict=True)
+        return [self._first(self._call(arguments, ([key], [value]))) for key, value in pairs]
+
     def _call(self, arguments: Sequence[bytes], piece: Piece) -> Command:
         keys, values = piece
         return (b"EVALSHA", self._sha, b"%d" % len(keys), *keys, *arguments, *values)

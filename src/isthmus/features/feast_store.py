@@ -47,7 +47,6 @@ from isthmus.features.entitykey import KeyValue
 from isthmus.features.errors import (
     ConfigurationError,
     ContractMismatch,
-    DependencyError,
     IsthmusError,
     Problem,
     RequestError,
@@ -57,6 +56,7 @@ from isthmus.features.online import LookupPlan, OnlineStore, ViewAnswer, answeri
 from isthmus.features.types import KEY_TYPES
 
 TIMEOUT_SECONDS = 5.0
+SETTING = "online_store.url in feature_store.yaml"
 BATCH = 1000
 """Keys that one round trip of a deletion covers."""
 
@@ -120,10 +120,9 @@ class IsthmusOnlineStore(FeastOnlineStore):
             stated = np.array([feast_values.is_time(time) for time in created], bool)
             known = event + view.delay
             known[stated] = feast_values.micros([time for time in created if feast_values.is_time(time)], view.name)
-            with _told():
-                store = OnlineStore(self._connected(config), _contract(config, [view]))
-                with answering(config.online_store.url):
-                    store.write(view, layout.keys(keys), event, known, columns)
+            store = OnlineStore(self._connected(config), _contract(config, [view]))
+            with answering(config.online_store.url, SETTING):
+                store.write(view, layout.keys(keys), event, known, columns)
         if progress:
             progress(len(data))
 
@@ -234,7 +233,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
         Raises:
             DependencyError: Redis does not answer.
         """
-        with _told(), answering(config.online_store.url):
+        with answering(config.online_store.url, SETTING):
             await self._connected_async(config).execute_command("PING")  # type: ignore[no-untyped-call]  # so in redis-py
 
     async def close(self) -> None:
@@ -248,7 +247,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
 
     def _connected(self, config: RepoConfig) -> Client:
         if self._client is None:
-            self._client = connect(config.online_store.url, TIMEOUT_SECONDS)
+            self._client = connect(config.online_store.url, TIMEOUT_SECONDS, SETTING)
         return self._client
 
     def _connected_async(self, config: RepoConfig) -> redis.asyncio.Redis:
@@ -264,14 +263,13 @@ class IsthmusOnlineStore(FeastOnlineStore):
         return self._clients[loop]
 
     def _replies(self, config: RepoConfig, lookup: "_Lookup") -> list[Any]:
-        with _told():
-            client = self._connected(config)
-            with answering(config.online_store.url):
-                replies: list[Any] = lookup.sent_by(client.pipeline(transaction=False)).execute()
-                return replies
+        client = self._connected(config)
+        with answering(config.online_store.url, SETTING):
+            replies: list[Any] = lookup.sent_by(client.pipeline(transaction=False)).execute()
+            return replies
 
     async def _replies_async(self, config: RepoConfig, lookup: "_Lookup") -> list[Any]:
-        with _told(), answering(config.online_store.url):
+        with answering(config.online_store.url, SETTING):
             pipeline = self._connected_async(config).pipeline(transaction=False)
             replies: list[Any] = await lookup.sent_by(pipeline).execute()
             return replies
@@ -283,15 +281,14 @@ class IsthmusOnlineStore(FeastOnlineStore):
             return
         # The project comes first in the name of a hash and ends with a colon: no other project's name begins so.
         pattern = re.sub(r"([*?\[\]\\])", r"\\\1", _project(config)) + ":*"
-        with _told():
-            client = self._connected(config)
-            with answering(config.online_store.url):
-                names = client.scan_iter(match=pattern, count=BATCH, _type="HASH")
-                while batch := list(islice(names, BATCH)):
-                    pipeline = client.pipeline(transaction=False)
-                    for name in batch:
-                        pipeline.hdel(name, *fields)
-                    pipeline.execute()
+        client = self._connected(config)
+        with answering(config.online_store.url, SETTING):
+            names = client.scan_iter(match=pattern, count=BATCH, _type="HASH")
+            while batch := list(islice(names, BATCH)):
+                pipeline = client.pipeline(transaction=False)
+                for name in batch:
+                    pipeline.hdel(name, *fields)
+                pipeline.execute()
 
 
 @dataclass(frozen=True)
@@ -518,16 +515,6 @@ def _rows(question: _Question, answer: ViewAnswer) -> Rows:
         held = status in (Status.PRESENT, Status.NULL)
         rows.append((time, dict(zip(question.features, values, strict=True)) if held else None))
     return rows
-
-
-@contextmanager
-def _told() -> Iterator[None]:
-    """Gives the errors of a connection the remedies of this side."""
-    try:
-        yield
-    except DependencyError as error:
-        remedy = "start it, or correct online_store.url in feature_store.yaml"
-        raise DependencyError(error.where, error.found, expected=error.expected, remedy=remedy) from error.__cause__
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from typing import Any, cast
 
 import numpy as np
 import redis
-from redis.exceptions import MovedError, RedisClusterException
+from redis.connection import parse_url
+from redis.exceptions import RedisClusterException
 
 from isthmus.features.address import SCHEMES, Address, without_credentials
 from isthmus.features.clock import Status
@@ -22,10 +23,14 @@ from isthmus.features.contract import Column, Contract, ViewContract
 from isthmus.features.entitykey import KeyValue, decode_key, entity_keys, key_prefix
 from isthmus.features.errors import DependencyError
 from isthmus.features.exchange import CHUNK, Client, Piece, Script, ask
+from isthmus.features.refusal import Refusal, only_writes, refusal, words
 from isthmus.features.rows import VERSION, Block, Columns, Int64, RowCodec
 
 PIECE = 4000
 """Rows that are packed at a time: a small part of all memory, and few enough for Redis to start on them soon."""
+
+SETTING = "stores.online in isthmus.toml"
+"""Where the URL of Redis is configured, unless an online store of Feast's says otherwise."""
 
 EVERYTHING = (1 << 63) - 1
 """The horizon behind which every row lies."""
@@ -86,6 +91,13 @@ end
 return {removed}
 """)
 
+# Sets a field if it still is what somebody has read; a field that is not there is empty.
+_REPLACE = Script("""
+if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return {0} end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+return {1}
+""")
+
 
 @dataclass(frozen=True, slots=True)
 class WriteCounts:
@@ -115,18 +127,19 @@ class ViewAnswer:
     whole: bool = False
 
 
-def connect(url: str, timeout: float = 5.0) -> Client:
+def connect(url: str, timeout: float = 5.0, setting: str = SETTING) -> Client:
     """A client for the Redis or the Redis Cluster at a URL; no wait is longer than `timeout` seconds.
 
     Args:
         url: `redis://`, `rediss://`, `unix://`, `redis+cluster://` or `rediss+cluster://`, see `Address`.
         timeout: seconds.
+        setting: where the URL is configured, for the remedy of an error.
 
     Raises:
-        DependencyError: the URL is none, or nothing answers there.
+        DependencyError: the URL is none, or what is there does not answer or refuses.
     """
     waits: dict[str, Any] = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
-    with answering(url):
+    with answering(url, setting):
         try:
             address = Address.of(url)
             if address.cluster:
@@ -135,29 +148,44 @@ def connect(url: str, timeout: float = 5.0) -> Client:
             client.ping()
         except TypeError:
             raise ValueError("an option of the URL is none of Redis") from None
+        except redis.ResponseError as error:
+            if not only_writes(error):
+                raise
     return client
 
 
 @contextmanager
-def answering(url: str) -> Any:
-    """Turns the ways in which Redis can fail to answer into one error that does not show the password."""
+def answering(url: str, setting: str = SETTING) -> Iterator[None]:
+    """Turns the ways in which Redis can refuse, or fail to answer, into one error that does not show the password.
+
+    Args:
+        url: where it is.
+        setting: where that is configured.
+    """
+    where, correct = f"Redis at {without_credentials(url)}", f"correct {setting}"
+    embedded = ', or set it to "embedded"' if setting == SETTING else ""
     try:
         yield
     except ValueError:
         # What the parser says quotes the URL, and with it the password: neither it nor its traceback is passed on.
         raise DependencyError(
-            f"Redis at {without_credentials(url)}", "is not the URL of a Redis",
+            where, "is not the URL of a Redis",
             expected=f"{', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}, with / ? # and @ in a password percent-encoded",
-            remedy="correct stores.online in isthmus.toml, or set it to \"embedded\"",
+            remedy=correct + embedded, passes=False,
         ) from None  # fmt: skip
     except (redis.RedisError, RedisClusterException, OSError) as error:
-        text = str(error).rstrip(".") or type(error).__name__
-        remedy = 'start it, correct stores.online in isthmus.toml, or set it to "embedded"'
-        if isinstance(error, MovedError):
-            remedy = "it is one node of a cluster: begin the URL in stores.online with redis+cluster://"
-        raise DependencyError(
-            f"Redis at {without_credentials(url)}", f"does not answer ({text})", remedy=remedy
-        ) from error  # fmt: skip
+        start = f"start it{',' if embedded else ' or'} {correct}{embedded}"
+        refused = refusal(error) or Refusal(f"does not answer ({words(error)})", start, passes=True)
+        remedy, found, shown = refused.remedy.replace("{setting}", setting), refused.found, True
+        for password in _passwords(url):
+            # A Redis that does not know a command repeats its arguments.
+            found, shown = found.replace(password, "..."), shown and password not in str(error)
+        raise DependencyError(where, found, remedy=remedy, passes=refused.passes) from (error if shown else None)
+
+
+def _passwords(url: str) -> list[str]:
+    options = [parse_url(node) for node in Address.of(url).urls]  # type: ignore[no-untyped-call]
+    return [option["password"] for option in options if option.get("password")]
 
 
 class OnlineStore:
@@ -222,13 +250,17 @@ class OnlineStore:
             The horizon for `write` and `remove_others`; None if Redis has rows of a table that was built later, where
             this one decides nothing.
         """
-        name = f"{self.contract.project}:tables"
-        last = str(cast("bytes | None", self.client.hget(name, view.name)) or b"", "ascii").split()
-        if last and int(last[1]) > built:
-            return None
-        horizon = max(horizon, int(last[0])) if last else horizon
-        self.client.hset(name, view.name, f"{horizon} {built}")
-        return horizon
+        name, field = f"{self.contract.project}:tables", view.name.encode()
+        while True:
+            before = cast("bytes | None", self.client.hget(name, view.name)) or b""
+            last = [int(number) for number in before.split()]
+            if last and last[1] > built:
+                return None
+            until = max(horizon, last[0]) if last else horizon
+            # Compared and set in one, since another run may announce another table at the same time.
+            after = b"%d %d" % (until, built)
+            if _REPLACE.run(self.client, [field, before, after], [([name.encode()], [])]) == [1]:
+                return until
 
     def remove_others(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]], horizon: int) -> int:
         """Removes the rows of other keys that were known by the horizon; returns how many those were.

@@ -25,7 +25,16 @@ from isthmus.serving import columns, compact, documentation, log, members, opena
 from isthmus.serving.formats import Format, chosen
 from isthmus.serving.guard import Guarded, Limited, granted, refused
 from isthmus.serving.lookup import Lookup
-from isthmus.serving.messages import LookupRequest, ModelInput, Models, ModelState, PredictRequest, PushRequest, Ready
+from isthmus.serving.messages import (
+    LookupRequest,
+    ModelInput,
+    Models,
+    ModelState,
+    PredictRequest,
+    PushRequest,
+    Ready,
+    WriteRequest,
+)
 from isthmus.serving.metrics import REFUSAL, Metrics
 from isthmus.serving.observe import Observed
 from isthmus.serving.offload import BYTES, VALUES, offload
@@ -38,6 +47,7 @@ from isthmus.serving.watch import Watch
 _LOOKUP = msgspec.json.Decoder(LookupRequest)
 _PREDICT = msgspec.json.Decoder(PredictRequest)
 _PUSH = msgspec.json.Decoder(PushRequest)
+_WRITE = msgspec.json.Decoder(WriteRequest)
 _UP = orjson.dumps({"status": "up"})
 
 T = TypeVar("T")
@@ -100,8 +110,14 @@ class Api:
 
     async def push(self, request: Request) -> Response:
         """Feast's push of rows to the online store."""
-        asked = _decode(await _body(request), _PUSH)
-        granted(request).require("push", asked.push_source_name)
+        return await self._push(request, _decode(await _body(request), _PUSH))
+
+    async def write(self, request: Request) -> Response:
+        """The same as Feast's remote online store sends it."""
+        return await self._push(request, _decode(await _body(request), _WRITE))
+
+    async def _push(self, request: Request, asked: PushRequest | WriteRequest) -> Response:
+        granted(request).require("push", push.viewed(asked)[0])
         state = self._watch.state
         answer = await push.push(asked, state, self._store, self._limits, self._at())
         return _answer(answer, state.contract.hash)
@@ -150,7 +166,7 @@ class Api:
         """Whether lookups can be answered."""
         state = self._watch.state
         contract = state.contract
-        await self._store.ping()
+        await self._store.ping(contract.project)
         model = state.model.deployment.model if state.model else None
         return _answer(msgspec.json.encode(Ready("ready", contract.project, contract.hash, model)), contract.hash)
 
@@ -185,6 +201,7 @@ def create(settings: ServerSettings | None = None) -> ASGIApp:
         routes=[
             Route("/get-online-features", api.lookup, methods=["POST"]),
             Route("/push", api.push, methods=["POST"]),
+            Route("/write-to-online-store", api.write, methods=["POST"]),
             Route("/predict", api.predict, methods=["POST"]),
             Route("/models", api.models),
             Route("/healthz", api.health),
@@ -232,6 +249,7 @@ class _Direct:
         except ClientDisconnect:
             raise
         except Exception as error:
+            # A defect of ours, whatever it is: the caller has an answer, and `Observed` logs the place.
             await (await _fail(request, error))(scope, receive, send)
             raise
         await response(scope, receive, send)

@@ -11,6 +11,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import AskError, ClusterDownError, MovedError, TryAgainError
 
 from isthmus.features.address import Address
+from isthmus.features.exchange import FIRST_KEY, Piece, Script
 from isthmus.serving.node import Command, Node
 
 _TRIES = 3
@@ -33,8 +34,55 @@ class Cluster:
         self._owners: Sequence[str] = ()
         self._learning = asyncio.Lock()
 
-    async def ask(self, commands: Sequence[Command], *, key: int = 1) -> list[Any]:
-        """The replies to commands that have a key in that place, and no key of another slot."""
+    async def ask(self, commands: Sequence[Command]) -> list[Any]:
+        """The replies to commands whose first argument is a key.
+
+        Raises:
+            RedisError: a node does not answer, or has refused a command.
+        """
+        return await self._ask(commands, 1)
+
+    async def run(self, script: Script, arguments: Sequence[bytes], piece: Piece) -> list[Any]:
+        """The replies to the calls that run a script over keys with one value each.
+
+        Raises:
+            RedisError: a node does not answer, or has refused a call.
+        """
+        calls = script.calls(arguments, piece, by_slot=True)
+        replies = await self._ask(calls, FIRST_KEY, divided=True)
+        apart: list[Command] = []
+        for call, reply in zip(calls, replies, strict=True):
+            if isinstance(reply, TryAgainError):
+                # Of a slot on the move, some of the keys are still here and some are there already: each goes alone.
+                apart += script.apart(arguments, call)
+        if not apart:
+            return replies
+        others = await self._ask(apart, FIRST_KEY)
+        return [reply for reply in replies if not isinstance(reply, TryAgainError)] + others
+
+    async def ping(self, project: str) -> None:
+        """Asks every primary for a sign of life, see `Node.ping`.
+
+        Raises:
+            RedisError: one has none.
+        """
+        owners = self._owners or await self._learn(())
+        try:
+            await asyncio.gather(*(self._node(url).ping(project) for url in set(owners)))
+        except redis.RedisError:
+            self._owners = ()
+            raise
+
+    async def close(self) -> None:
+        """Closes all connections."""
+        for node in self._nodes.values():
+            await node.close()
+
+    async def _ask(self, commands: Sequence[Command], key: int, *, divided: bool = False) -> list[Any]:
+        """The replies to commands that have a key in that place, and no key of another slot.
+
+        If `divided`, a TryAgainError may stand in the place of a reply: the keys of that command are on two nodes.
+        """
         replies: list[Any] = [None] * len(commands)
         left = list(range(len(commands)))
         owners = self._owners
@@ -43,6 +91,8 @@ class Cluster:
                 owners = await self._learn(owners)
             try:
                 left = await self._round(owners, commands, replies, left, key)
+                if divided:
+                    left = [place for place in left if not isinstance(replies[place], TryAgainError)]
             except asyncio.CancelledError:
                 # Perhaps by the timeout: a node that says nothing may have lost its slots to another one.
                 self._owners = ()
@@ -50,20 +100,6 @@ class Cluster:
             if not left:
                 return replies
         raise replies[left[0]]
-
-    async def ping(self) -> None:
-        """Asks every primary for a sign of life."""
-        owners = self._owners or await self._learn(())
-        asked = {url: [(b"PING",)] for url in set(owners)}
-        for answer in await self._gather(asked):
-            if isinstance(answer, Exception):
-                self._owners = ()
-                raise answer
-
-    async def close(self) -> None:
-        """Closes all connections."""
-        for node in self._nodes.values():
-            await node.close()
 
     async def _round(
         self, owners: Sequence[str], commands: Sequence[Command], replies: list[Any], left: Sequence[int], key: int
@@ -89,12 +125,18 @@ class Cluster:
         Raises:
             RedisError: nothing of that helps.
         """
-        if isinstance(refusal, MovedError | TryAgainError | ClusterDownError | redis.ConnectionError):
-            return refusal
-        if isinstance(refusal, AskError):
+        if isinstance(refusal, AskError) and not isinstance(refusal, MovedError):
             # Of a slot on the move, this key has gone ahead.
             node = self._node(self._address.node(refusal.host, refusal.port))
-            return (await node.ask([(b"ASKING",), command]))[1]
+            try:
+                reply = (await node.ask([(b"ASKING",), command], refusals=True))[1]
+            except redis.ConnectionError as error:
+                return error
+            if not isinstance(reply, Exception):
+                return reply
+            refusal = reply
+        if isinstance(refusal, AskError | TryAgainError | ClusterDownError | redis.ConnectionError):
+            return refusal
         raise refusal
 
     async def _gather(self, asked: Mapping[str, Sequence[Command]]) -> list[Any]:

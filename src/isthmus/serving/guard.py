@@ -16,9 +16,12 @@ from isthmus.serving.limits import Limits
 from isthmus.serving.metrics import REFUSAL
 from isthmus.serving.watch import File
 
-OPEN = frozenset({"/healthz"})
-"""Asked without a key: who starts and restarts processes must not need a secret for it, and it says nothing but that
-the process is up."""
+OPEN = frozenset({"/healthz", "/docs", "/openapi.json"})
+"""Asked without a key. Who starts and restarts processes must not need a secret for it, and learns nothing but that the
+process is up. A browser has no key until its page has asked for one, and page and document are those of this version of
+Isthmus: they name no project, no view and no model."""
+
+OPEN_FOLDER = "/docs/assets/"
 
 UNCOUNTED = frozenset({"/healthz", "/readyz", "/metrics"})
 """Answered also when the server is busy: that is when they are looked at."""
@@ -50,7 +53,7 @@ class Guarded:
         """Answers one request, or refuses it."""
         if scope["type"] == "http":
             try:
-                if scope["path"] not in OPEN:
+                if scope["path"] not in OPEN and not scope["path"].startswith(OPEN_FOLDER):
                     grants = self._grants(scope)
                     scope.setdefault("state", {})["grants"] = grants
                     if self._rate is not None and grants.name:

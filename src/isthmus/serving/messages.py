@@ -88,6 +88,28 @@ class PushRequest(Struct, forbid_unknown_fields=True):
     )
 
 
+class WriteRequest(Struct, forbid_unknown_fields=True):
+    """Rows for the online store, as Feast's SDK writes them with `online_store: {type: remote}`."""
+
+    feature_view_name: Annotated[str, Meta(description="The view that the rows are of.", examples=["punctuality"])]
+    df: Annotated[
+        Columns,
+        Meta(
+            description="Column to its values, one per row: the join keys, `event_timestamp`, every feature of the "
+            "view, and `created`, where null or no column is the server's present. Times without a zone are UTC, "
+            "UnixTimestamp features are whole seconds since 1970 UTC; no row may lie in the future.",
+            examples=[{
+                "carrier": ["UA"], "event_timestamp": ["2027-01-15T07:30:00"], "created": [None], "late_rate": [0.25],
+                "flights": [None],
+            }],
+        ),
+    ]  # fmt: skip
+    allow_registry_cache: Annotated[bool, Meta(description="Sent by Feast's client; there is one contract.")] = True
+    transform_on_write: Annotated[bool, Meta(description="Sent by Feast's client; rows are written as they are.")] = (
+        True
+    )
+
+
 class PushAnswer(Struct):
     """How many rows were taken, and how many of them replaced what was stored: the others were older than that."""
 

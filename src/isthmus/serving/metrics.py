@@ -124,6 +124,7 @@ class Metrics:
         try:
             yield
         except Exception:
+            # Whatever it is, the run has failed; a request that was canceled has not, which is no Exception.
             runs.failures.value += 1
             raise
         finally:

@@ -16,8 +16,9 @@ import redis.asyncio
 from redis._parsers.base import BaseParser
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import InvalidResponse
+from redis.exceptions import AskError, InvalidResponse
 
+from isthmus.features.exchange import Piece, Script
 from isthmus.serving.offload import offload
 
 KEYS = 1000
@@ -47,12 +48,11 @@ class Node:
         self._wires: dict[bool, _Wire] = {}
         self._opening = {False: asyncio.Lock(), True: asyncio.Lock()}
 
-    async def ask(self, commands: Sequence[Command], *, key: int = 1, refusals: bool = False) -> list[Any]:  # noqa: ARG002 - a cluster's
+    async def ask(self, commands: Sequence[Command], *, refusals: bool = False) -> list[Any]:
         """The replies to some commands.
 
         Args:
             commands: the commands.
-            key: the place of the key in each, which only a cluster needs to know.
             refusals: whether an error that answers a command stands in the place of its reply; it is raised otherwise.
 
         Raises:
@@ -70,9 +70,25 @@ class Node:
                     raise reply
         return replies
 
-    async def ping(self) -> None:
-        """Asks for a sign of life."""
-        await self.ask([(b"PING",)])
+    async def run(self, script: Script, arguments: Sequence[bytes], piece: Piece) -> list[Any]:
+        """The replies to the calls that run a script over keys with one value each.
+
+        Raises:
+            RedisError: there is no connection, or Redis has refused a call.
+        """
+        return await self.ask(script.calls(arguments, piece, by_slot=False))
+
+    async def ping(self, project: str) -> None:
+        """Asks for a sign of life: whether a lookup of a project would be answered, here or by another node.
+
+        PING is refused where writes are, and answered where lookups are refused.
+
+        Raises:
+            RedisError: it would not.
+        """
+        (reply,) = await self.ask([(b"HMGET", f"{project}:tables".encode(), b"")], refusals=True)
+        if isinstance(reply, Exception) and not isinstance(reply, AskError):
+            raise reply
 
     async def close(self) -> None:
         """Closes all connections."""

@@ -45,10 +45,10 @@ _SCALAR = {"anyOf": [{"type": kind, "nullable": True} for kind in ("boolean", "n
 
 
 def document() -> dict[str, Any]:
-    """The OpenAPI document of the API."""
+    """The OpenAPI document of the API: the same for every project, since anybody may read it."""
     types = [
         messages.LookupRequest, messages.LookupAnswer, messages.ValuesAnswer, messages.PushRequest,
-        messages.PushAnswer, messages.PredictRequest, messages.PredictAnswer, messages.Models,
+        messages.WriteRequest, messages.PushAnswer, messages.PredictRequest, messages.PredictAnswer, messages.Models,
         messages.Health, messages.Ready, messages.ErrorAnswer,
     ]  # fmt: skip
     _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
@@ -71,6 +71,12 @@ def document() -> dict[str, Any]:
                 "post": _operation(
                     "push", "Writes rows to the online store", messages.PushAnswer,
                     errors=_SENT, body=messages.PushRequest, contract=True,
+                )
+            },
+            "/write-to-online-store": {
+                "post": _operation(
+                    "writeToOnlineStore", "Writes rows as Feast's remote online store does", messages.PushAnswer,
+                    errors=_SENT, body=messages.WriteRequest, contract=True,
                 )
             },
             "/predict": {

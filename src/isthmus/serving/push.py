@@ -4,13 +4,14 @@ import orjson
 
 from isthmus.features.errors import RequestError
 from isthmus.serving.limits import Limits
-from isthmus.serving.messages import PushRequest
+from isthmus.serving.messages import PushRequest, WriteRequest
 from isthmus.serving.offload import BYTES, offload
+from isthmus.serving.pushed import FEAST, PUSH, Form
 from isthmus.serving.state import State
 from isthmus.serving.store import Store
 
 
-async def push(asked: PushRequest, state: State, store: Store, limits: Limits, now: int) -> bytes:
+async def push(asked: PushRequest | WriteRequest, state: State, store: Store, limits: Limits, now: int) -> bytes:
     """Writes the rows of a request, all or none, and answers how many.
 
     A lookup finds them from then on. A row replaces what is stored if it is newer by (event time, known time, content):
@@ -29,14 +30,22 @@ async def push(asked: PushRequest, state: State, store: Store, limits: Limits, n
         RequestError: the rows should go to an offline store.
         RowsError: a column is missing, unknown, of another type or in the future.
         TooLargeError: there are too many rows or values.
-        DependencyError: Redis does not answer.
+        DependencyError: Redis does not answer, or refuses.
     """
-    view = state.pushed(asked.push_source_name)
-    if asked.to != "online":
+    name, form = viewed(asked)
+    view = state.pushed(name, form)
+    if isinstance(asked, PushRequest) and asked.to != "online":
         raise RequestError(
             "to", f"{asked.to!r}, and the server has no offline store", expected="online",
             remedy="let a source of the view hold the rows, and run `isthmus build`",
         )  # fmt: skip
     large = sum(len(memoryview(raw)) for raw in asked.df.values()) > BYTES
     names, rows = await offload(large, view.pack, asked.df, limits, now)
-    return orjson.dumps({"rows": len(rows), "written": await store.write(asked.push_source_name, names, rows)})
+    return orjson.dumps({"rows": len(rows), "written": await store.write(name, names, rows)})
+
+
+def viewed(asked: PushRequest | WriteRequest) -> tuple[str, Form]:
+    """The name of the view that rows are pushed to, and how they are written down."""
+    if isinstance(asked, PushRequest):
+        return asked.push_source_name, PUSH
+    return asked.feature_view_name, FEAST

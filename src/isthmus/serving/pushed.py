@@ -33,12 +33,41 @@ _ANYTHING = msgspec.json.Decoder()
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 _TIMES = msgspec.json.Decoder(list[_Moment])
 _NULLABLE_TIMES = msgspec.json.Decoder(list[_Moment | None])
+# Without a zone they are UTC, as in Feast.
+_Local = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | datetime
+_LOCAL_TIMES = msgspec.json.Decoder(list[_Local])
+_NULLABLE_LOCAL_TIMES = msgspec.json.Decoder(list[_Local | None])
 _Float = float | Literal["NaN", "Infinity", "-Infinity"]
 _FLOATS = msgspec.json.Decoder(list[_Float | None])
 _FLOAT_ARRAYS = msgspec.json.Decoder(list[list[_Float] | None])
+_NO_TIME = -(2**63)
+_Second = Annotated[int, msgspec.Meta(ge=_NO_TIME, le=(2**63 - 1) // 10**6)]
+_SECONDS = msgspec.json.Decoder(list[_Second | None])
+_SECOND_ARRAYS = msgspec.json.Decoder(list[list[_Second] | None])
 _FINER = re.compile(rb"\.\d{6}\d*[1-9]")
 _A_TIME = "RFC 3339 text with a time zone, or whole microseconds since 1970 UTC"
+_A_SECOND = "a list of whole seconds since 1970 UTC"
 _A_NUMBER = 'numbers, "NaN", "Infinity" and "-Infinity"'
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How rows are written down.
+
+    Attributes:
+        view: the field of the request that names their view.
+        known: the column of the known times, which may be left out.
+    """
+
+    view: str
+    known: str
+
+
+PUSH = Form("push_source_name", KNOWN)
+"""Times have a zone, or are whole microseconds."""
+FEAST = Form("feature_view_name", "created")
+"""As Feast's remote online store writes: times without a zone are UTC, known times may be null, and a UnixTimestamp
+feature is in whole seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +83,17 @@ class _Rows:
 class PushedView:
     """How the rows of one view are checked and packed: built once, used by every push to it."""
 
-    def __init__(self, contract: Contract, view: ViewContract) -> None:
+    def __init__(self, contract: Contract, view: ViewContract, form: Form = PUSH) -> None:
         self._project = contract.project
         self._view = view
+        self._known = form.known
         self._codec = RowCodec(view)
+        feast = form is FEAST
         self._readers: dict[str, Callable[[msgspec.Raw], list[Any]]] = {
             **{column.name: partial(_key, column) for column in view.keys},
-            EVENT: partial(_times, _TIMES),
-            KNOWN: partial(_times, _TIMES),
-            **{column.name: _reader(column) for column in view.fields},
+            EVENT: partial(_times, _LOCAL_TIMES if feast else _TIMES),
+            form.known: partial(_times, _NULLABLE_LOCAL_TIMES if feast else _TIMES),
+            **{column.name: _seconds(column) if feast else _reader(column) for column in view.fields},
         }
 
     def pack(self, df: Raws, limits: Limits, now: int) -> tuple[list[bytes], list[bytes]]:
@@ -96,12 +127,13 @@ class PushedView:
                     problems.append(column)
                 else:
                     lists[name] = column
-            elif name != KNOWN:
+            elif name != self._known:
                 problems.append(Problem(f"df.{name}", "is missing", "one value per row"))
         if lists:
             problems += _lengths(lists, limits.rows)
-        for name in (EVENT, KNOWN):
-            problems += _outside(name, lists.get(name, []), now)
+        known = [now if time is None else time for time in lists.get(self._known, [])]
+        for name, times in ((EVENT, lists.get(EVENT, [])), (self._known, known)):
+            problems += _outside(name, times, now)
         features = {}
         for field in self._view.fields:
             if field.name in lists:
@@ -113,7 +145,7 @@ class PushedView:
         return _Rows(
             {key.name: lists[key.name] for key in self._view.keys},
             np.array(lists[EVENT], np.int64),
-            np.array(lists.get(KNOWN) or [now] * len(lists[EVENT]), np.int64),
+            np.array(known or [now] * len(lists[EVENT]), np.int64),
             features,
         )
 
@@ -130,6 +162,27 @@ def _reader(column: Column) -> Callable[[msgspec.Raw], list[Any]]:
         case "UnixTimestamp":
             return partial(_times, _NULLABLE_TIMES)
     return partial(_field, column)
+
+
+def _seconds(column: Column) -> Callable[[msgspec.Raw], list[Any]]:
+    """What reads a feature as Feast's protos have it: times in whole seconds, of which one stands for null."""
+    match column.dtype.name:
+        case "UnixTimestamp":
+            return lambda raw: [_micros(value) for value in _decode(raw, _SECONDS, _A_SECOND)]
+        case "Array(UnixTimestamp)":
+            return lambda raw: [
+                None if array is None else [_micros(value) for value in array]
+                for array in _decode(raw, _SECOND_ARRAYS, _A_SECOND)
+            ]
+    return _reader(column)
+
+
+def _micros(seconds: int | None) -> int | None:
+    if seconds is None or seconds == _NO_TIME:
+        return None
+    if seconds * 10**6 < -(2**63):
+        raise RequestError("", f"{seconds} is too early", expected=_A_SECOND)
+    return seconds * 10**6
 
 
 def _field(column: Column, raw: msgspec.Raw) -> list[Any]:
@@ -154,7 +207,11 @@ def _times(decoder: msgspec.json.Decoder[list[Any]], raw: msgspec.Raw) -> list[A
     if finer := _FINER.search(text):
         # Nothing is rounded unasked: two rows could become one.
         raise RequestError("", f"a second has the fraction {finer[0].decode()}", expected="microseconds at most")
-    return [value if value is None or isinstance(value, int) else clock.micros(value) for value in values]
+    return [value if value is None or isinstance(value, int) else clock.micros(_zoned(value)) for value in values]
+
+
+def _zoned(time: datetime) -> datetime:
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time
 
 
 def _column(name: str, raw: msgspec.Raw, read: Callable[[msgspec.Raw], list[Any]], most: int) -> list[Any] | Problem:

@@ -103,6 +103,6 @@ def headers(error: IsthmusError) -> dict[str, str]:
         case 408:
             # The rest of the body may come at any time, and is no request.
             return {"connection": "close"}
-        case 429 | 503:
+        case 429 | 503 if not isinstance(error, DependencyError) or error.passes:
             return {"retry-after": str(RETRY_SECONDS)}
     return {}

@@ -8,7 +8,7 @@ from isthmus.features.errors import IsthmusError
 from isthmus.serving.lookup import Lookup, resolve, service_features
 from isthmus.serving.model import Model
 from isthmus.serving.predictor import Predictor
-from isthmus.serving.pushed import PushedView
+from isthmus.serving.pushed import Form, PushedView
 from isthmus.serving.refusals import NotFoundError, NotReadyError
 
 LOOKUPS = 256
@@ -84,12 +84,12 @@ class State:
     def _compile_service(self, service: str, full_names: bool) -> Lookup:
         return Lookup(self.contract, service_features(self.contract, service), full_names=full_names)
 
-    def _compile_pushed(self, view: str) -> PushedView:
+    def _compile_pushed(self, view: str, form: Form) -> PushedView:
         known = self.contract.views.get(view)
         if known is None:
             expected = "one of " + (", ".join(sorted(self.contract.views)) or "none")
-            raise NotFoundError("push_source_name", f"no view {view!r}", expected=expected)
-        return PushedView(self.contract, known)
+            raise NotFoundError(form.view, f"no view {view!r}", expected=expected)
+        return PushedView(self.contract, known, form)
 
 
 def _not_ready(problem: IsthmusError | None, where: str, found: str, remedy: str) -> NotReadyError:

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from isthmus.features.address import Address
-from isthmus.features.exchange import FIRST_KEY
 from isthmus.features.online import WRITE, LookupPlan, ViewAnswer, answering
 from isthmus.serving.cluster import Cluster
 from isthmus.serving.limits import Limits
@@ -36,10 +35,13 @@ class Store:
         """What the views of a plan answer for `rows` rows of keys at time `at`.
 
         Raises:
-            DependencyError: Redis does not answer.
+            DependencyError: Redis does not answer, or refuses.
             ContractMismatch: a row was written under another contract.
         """
-        replies = await self._ask(await offload(rows > KEYS, plan.commands, keys))
+        commands = await offload(rows > KEYS, plan.commands, keys)
+        with Waiting(), answering(self._url):
+            async with asyncio.timeout(self._seconds):
+                replies = await self._redis.ask(commands)
         size = rows * sum(len(view.fields) for view in plan.views)
         return await offload(size > VALUES, plan.decode, replies, rows, at)
 
@@ -52,27 +54,23 @@ class Store:
             rows: the packed rows.
 
         Raises:
-            DependencyError: Redis does not answer.
-        """
-        calls = WRITE.calls((view.encode(), b""), (names, rows), by_slot=isinstance(self._redis, Cluster))
-        return sum(written for _, written in await self._ask(calls, key=FIRST_KEY))
-
-    async def ping(self) -> None:
-        """Asks Redis for a sign of life.
-
-        Raises:
-            DependencyError: there is none.
+            DependencyError: Redis does not answer, or refuses.
         """
         with Waiting(), answering(self._url):
             async with asyncio.timeout(self._seconds):
-                await self._redis.ping()
+                counts = await self._redis.run(WRITE, (view.encode(), b""), (names, rows))
+        return sum(written for _, written in counts)
+
+    async def ping(self, project: str) -> None:
+        """Asks Redis whether it would answer the lookups of a project.
+
+        Raises:
+            DependencyError: it would not.
+        """
+        with Waiting(), answering(self._url):
+            async with asyncio.timeout(self._seconds):
+                await self._redis.ping(project)
 
     async def close(self) -> None:
         """Closes all connections."""
         await self._redis.close()
-
-    async def _ask(self, commands: Sequence[tuple[bytes, ...]], key: int = 1) -> list[Any]:
-        """The replies to commands that have a key in that place."""
-        with Waiting(), answering(self._url):
-            async with asyncio.timeout(self._seconds):
-                return await self._redis.ask(commands, key=key)

@@ -1,0 +1,117 @@
+"""What Redis says when it answers and refuses: what that means, what to do, and whether waiting is enough."""
+
+import re
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import redis
+from redis.exceptions import ClusterError, MovedError, RedisClusterException
+
+# What Redis says of a command in a script comes with the script's own words around it, and in Redis 6 as ERR.
+_IN_A_SCRIPT = re.compile(r"-(OOM|READONLY|MISCONF|NOREPLICAS|MASTERDOWN|NOPERM) ")
+_PHRASES = {
+    "can't run this command or subcommand": "NOPERM",
+    "AUTH called without any password": "UNASKED",
+    "AUTH <password> called without any password": "UNASKED",
+    "no password is set": "UNASKED",
+    "invalid password": "WRONGPASS",
+    "unknown command 'AUTH'": "UNASKED",
+    "unknown command `AUTH`": "UNASKED",
+    "max number of clients reached": "MAXCLIENTS",
+    "cluster support disabled": "NOCLUSTER",
+    "Cluster mode is not enabled": "NOCLUSTER",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A refusal in words of ours.
+
+    Attributes:
+        found: what Redis does not do, and why.
+        remedy: what to do; `{setting}` stands for where its URL is configured.
+        passes: whether waiting may be enough.
+    """
+
+    found: str
+    remedy: str
+    passes: bool = False
+
+
+_REFUSALS = {
+    "OOM": Refusal("is out of memory and takes no writes", "raise its maxmemory, or remove what it need not hold"),
+    "WRONGPASS": Refusal("does not accept the user and the password", "correct {setting}"),
+    "NOAUTH": Refusal("asks for a password, and was given none", "name user and password in {setting}"),
+    "UNASKED": Refusal("takes no password, and was given one", "leave the password out of {setting}"),
+    "NOPERM": Refusal(
+        "does not allow its user what is asked", "allow it with ACL SETUSER, or name another user in {setting}"
+    ),
+    "READONLY": Refusal("is a replica and takes no writes", "name the primary in {setting}"),
+    "MISCONF": Refusal(
+        "cannot save to its disk and takes no writes", "free space there and see its log; it takes writes once it can"
+    ),
+    "MOVED": Refusal("is one node of a cluster", "begin the URL in {setting} with redis+cluster://"),
+    "NOCLUSTER": Refusal("is no cluster", "begin the URL in {setting} with redis:// or rediss://"),
+    "LOADING": Refusal("was started and is still loading its rows", "wait until it has them", passes=True),
+    "BUSY": Refusal("is busy with a script of another client", "wait until it is done, or end it", passes=True),
+    "MASTERDOWN": Refusal("is a replica without its primary", "wait until it is back", passes=True),
+    "NOREPLICAS": Refusal("has too few replicas and takes no writes", "wait until they are back", passes=True),
+    "CLUSTERDOWN": Refusal("is a cluster that is not whole", "wait until every slot has a node again", passes=True),
+    "TRYAGAIN": Refusal("is a cluster that is moving these rows", "wait until they are there", passes=True),
+    "MAXCLIENTS": Refusal("has as many connections as it may have", "wait, or raise its maxclients", passes=True),
+}
+
+_UNTRUSTED = "name who vouches for it with ?ssl_ca_certs=FILE in {setting}, and the host by the name that it has there"
+_NO_TLS = "begin the URL in {setting} with rediss:// where Redis speaks TLS, and with redis:// where it does not"
+
+
+def refusal(error: BaseException) -> Refusal | None:
+    """What an error of redis-py, or what led to it, says that Redis has refused; None if Redis does not answer."""
+    for cause in _causes(error):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return Refusal(f"shows a certificate that is not trusted ({cause.verify_message})", _UNTRUSTED)
+        if isinstance(cause, ssl.SSLError):
+            return Refusal(f"does not speak the TLS that was expected ({cause.reason or cause})", _NO_TLS)
+        code = _code(cause)
+        if code == "NOPERM":
+            known = _REFUSALS[code]
+            return Refusal(f"{known.found} ({words(cause)})", known.remedy)
+        if code in _REFUSALS:
+            return _REFUSALS[code]
+    if isinstance(error, redis.ResponseError):
+        return Refusal(f"refuses ({words(error)})", "see what it says, and correct {setting} if it is another Redis")
+    return None
+
+
+def only_writes(error: BaseException) -> bool:
+    """Whether a refusal of PING is one of writes alone: Redis that cannot save refuses both, and answers lookups."""
+    return _code(error) == "MISCONF"
+
+
+def words(error: BaseException) -> str:
+    """What an error says, without the command that a pipeline puts before it."""
+    return str(error).rpartition("of pipeline caused error: ")[2].strip().rstrip(".") or type(error).__name__
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error and what led to it: redis-py wraps what a node of a cluster says, and what a socket says."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _code(error: BaseException) -> str:
+    """The word that Redis begins a refusal with, also of one that a script reports."""
+    if isinstance(error, MovedError):
+        return "MOVED"
+    if not isinstance(error, redis.RedisError | ClusterError | RedisClusterException):
+        return ""
+    text = str(error)
+    code: str = getattr(error, "status_code", None) or text.partition(" ")[0]
+    if code in _REFUSALS:
+        return code
+    if inside := _IN_A_SCRIPT.search(text):
+        return inside[1]
+    return next((meant for phrase, meant in _PHRASES.items() if phrase in text), code)

@@ -1,0 +1,109 @@
+"""A server over a Redis that refuses: what it says, whether one is to try again, and that it needs no restart."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import redis
+
+from isthmus.features.embedded import binary
+from tests.refusing import ARGUMENTS, HALF, PASSWORD, READER, STATES, fill_for_loading, loading
+from tests.servers import redis_server
+from tests.serving.support import CONTRACT, NOW, Server, fill, free_port, serving
+
+LOOKUP = {"features": ["punctuality:flights"], "entities": {"carrier": ["B6"]}}
+
+
+@pytest.fixture
+def port(tmp_path: Path) -> Iterator[int]:
+    found = free_port()
+    with redis_server(
+        tmp_path / "redis", "--port", str(found), *ARGUMENTS, client=redis.Redis(port=found, password=PASSWORD)
+    ):
+        fill(f"redis://:{PASSWORD}@127.0.0.1:{found}")
+        yield found
+
+
+def _push(server: Server, flights: int) -> httpx.Response:
+    df = {"carrier": ["B6"], "event_timestamp": [NOW], "late_rate": [None], "flights": [flights]}
+    return server.http.post("/push", json={"push_source_name": "punctuality", "df": df})
+
+
+def _require_refused(answer: httpx.Response, found: str, *, passes: bool) -> None:
+    assert (answer.status_code, answer.json()["error"]) == (503, "DependencyError")
+    assert found in answer.json()["found"]
+    assert answer.json()["remedy"]
+    assert answer.headers.get("retry-after") == ("1" if passes else None)
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_push_that_is_refused_says_why_and_lookups_go_on(tmp_path: Path, port: int, name: str) -> None:
+    state = STATES[name]
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    with (
+        redis.Redis(port=port, password=PASSWORD) as admin,
+        serving(tmp_path, f"redis://:{PASSWORD}@127.0.0.1:{port}") as server,
+    ):
+        assert server.lookup(**LOOKUP).json()["results"][1]["values"] == [7]
+        with state.entered(admin, tmp_path / "redis"):
+            _require_refused(_push(server, 8), state.found, passes=state.passes)
+            looked, ready = server.lookup(**LOOKUP), server.http.get("/readyz")
+            if state.reads:
+                assert looked.json()["results"][1]["values"] == [7]
+                assert ready.status_code == 200
+            else:
+                _require_refused(looked, state.found, passes=state.passes)
+                _require_refused(ready, state.found, passes=state.passes)
+        assert _push(server, 9).json() == {"rows": 1, "written": 1}
+        assert server.lookup(**LOOKUP).json()["results"][1]["values"] == [9]
+
+
+@pytest.mark.parametrize("user", [READER, HALF])
+def test_a_user_that_may_only_read(tmp_path: Path, port: int, user: str) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    with serving(tmp_path, f"redis://{user}:{PASSWORD}@127.0.0.1:{port}") as server:
+        _require_refused(_push(server, 8), "does not allow its user what is asked (", passes=False)
+        assert server.lookup(**LOOKUP).json()["results"][1]["values"] == [7]
+
+
+def test_a_password_that_is_changed_while_the_server_runs(tmp_path: Path, port: int) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    with (
+        redis.Redis(port=port, password=PASSWORD) as admin,
+        serving(tmp_path, f"redis://:{PASSWORD}@127.0.0.1:{port}") as server,
+    ):
+        assert server.lookup(**LOOKUP).status_code == 200
+        admin.config_set("requirepass", "another")
+        admin.client_kill_filter(_type="normal", skipme=True)
+        for answer in (server.lookup(**LOOKUP), _push(server, 8), server.http.get("/readyz")):
+            _require_refused(answer, "does not accept the user and the password", passes=False)
+        admin.config_set("requirepass", PASSWORD)
+        assert server.lookup(**LOOKUP).json()["results"][1]["values"] == [7]
+
+
+def test_loading_is_waited_for_without_a_restart(tmp_path: Path) -> None:
+    folder, port = tmp_path / "redis", free_port()
+    url = f"redis://:{PASSWORD}@127.0.0.1:{port}"
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    with serving(tmp_path, url) as server:
+        with redis_server(
+            folder, "--port", str(port), *ARGUMENTS, client=redis.Redis(port=port, password=PASSWORD)
+        ) as process:
+            fill(url)
+            with redis.Redis(port=port, password=PASSWORD) as client:
+                fill_for_loading(client)
+            assert server.lookup(**LOOKUP).status_code == 200
+            process.kill()
+        said = set()
+        with loading(binary(), folder, port):
+            deadline = time.monotonic() + 20
+            while (answer := server.lookup(**LOOKUP)).status_code != 200 and time.monotonic() < deadline:
+                said.add((answer.json()["found"].partition(" (")[0], answer.headers["retry-after"]))
+                if "loading" in answer.json()["found"]:
+                    ready = server.http.get("/readyz")
+                    assert ready.status_code == 200 or ready.headers["retry-after"] == "1"
+            assert answer.json()["results"][1]["values"] == [7]
+            assert _push(server, 9).json() == {"rows": 1, "written": 1}
+    assert said - {("does not answer", "1")} == {("was started and is still loading its rows", "1")}
