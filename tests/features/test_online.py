@@ -1,9 +1,7 @@
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -186,50 +184,6 @@ def test_the_table_decides_what_was_known_by_its_horizon(
 
 def _latest(rows: list[Any]) -> dict[Any, Any]:
     return {(row["k"], row["n"]): row for row in sorted(rows, key=_order)}
-
-
-def test_a_horizon_never_goes_back_and_an_older_table_has_none(client: Client) -> None:
-    store = OnlineStore(client, make_contract(VIEW))
-    assert store.claim(VIEW, 5, built=1) == 5
-    assert store.claim(VIEW, 3, built=2) == 5
-    assert store.claim(VIEW, 9, built=1) is None
-    assert store.claim(VIEW, 9, built=2) == 9
-
-
-def test_claims_at_once_never_go_back(client: Client, url: str) -> None:
-    """Runs announce tables that were built ever later, while somebody watches what is announced."""
-    writers, rounds = 4, 60
-    start, ended = threading.Barrier(writers), threading.Event()
-
-    def claim(writer: int) -> None:
-        with connect(url) as own:
-            store = OnlineStore(own, make_contract(VIEW))
-            start.wait()
-            for built in range(writer, writers * rounds, writers):
-                until = store.claim(VIEW, 2**60 + built, built)
-                assert until is None or until >= 2**60 + built
-
-    def watch() -> list[list[int]]:
-        seen = [[0, 0]]
-        with connect(url) as own:
-            while not ended.is_set():
-                held = cast("bytes | None", own.hget("prod:tables", VIEW.name)) or b"0 0"
-                seen.append([int(number) for number in held.split()])
-        return seen
-
-    with ThreadPoolExecutor(writers + 1) as pool:
-        watched = pool.submit(watch)
-        try:
-            list(pool.map(claim, range(writers)))
-        finally:
-            ended.set()
-        seen = watched.result()
-    assert len(seen) > rounds
-    assert seen == sorted(seen)
-    last = writers * rounds - 1
-    store = OnlineStore(client, make_contract(VIEW))
-    assert store.claim(VIEW, 0, last - 1) is None
-    assert store.claim(VIEW, 0, last) == 2**60 + last
 
 
 @pytest.mark.parametrize("how", [{}, {"horizon": EVERYTHING}])

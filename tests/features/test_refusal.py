@@ -90,7 +90,7 @@ def test_a_write_that_is_refused_says_why_and_is_done_afterwards(server: Server,
 
 
 def test_who_may_not_write(server: Server) -> None:
-    for user, found in ((READER, "'eval"), (HALF, "can't run this command")):
+    for user, found in ((READER, "'hget"), (HALF, "can't run this command")):
         _refused(server.url(user), found, remedy="ACL SETUSER, or name another user in stores.online", passes=False)
         _refused(server.url(user), "does not allow its user what is asked (", remedy="", passes=False)
 
@@ -118,7 +118,7 @@ def test_a_redis_without_the_command_that_takes_passwords(tmp_path: Path, server
 def test_a_key_of_somebody_else_is_refused_with_the_words_of_redis(server: Server) -> None:
     server.admin.set("prod:tables", "x")
     with connect(server.url()) as client, pytest.raises(DependencyError) as caught, answering(server.url()):
-        OnlineStore(client, CONTRACT).claim(VIEW, 1, 1)
+        OnlineStore(client, CONTRACT).published(VIEW)
     assert "refuses (WRONGTYPE" in str(caught.value)
     assert not caught.value.passes
 

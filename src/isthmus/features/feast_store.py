@@ -440,7 +440,7 @@ class _Lookup:
     def sent_by(self, pipeline: Any) -> Any:
         """The pipeline, of whichever kind, with the commands of all questions."""
         for group, plan in zip(self._groups, self._plans, strict=True):
-            for name, *rest in plan.commands(group[0].keys):
+            for name, *rest in [plan.records, *plan.commands(group[0].keys)]:
                 # A cluster's pipeline looks the command up by its name as text.
                 pipeline.execute_command(name.decode(), *rest)
         return pipeline
@@ -456,8 +456,9 @@ class _Lookup:
         with _rows_of_feast():
             for group, plan in zip(self._groups, self._plans, strict=True):
                 rows = group[0].rows
-                answers = plan.decode(replies[start : start + rows], rows, at)
-                start += rows
+                stamps = plan.stamps(replies[start])
+                answers = plan.decode(replies[start + 1 : start + 1 + rows], rows, at, stamps)
+                start += 1 + rows
                 found.update({id(question): answers[question.layout.view.name] for question in group})
         return [found[id(question)] for question in self.questions]
 

@@ -11,18 +11,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
+import msgspec
 import numpy as np
+import pyarrow as pa
 import redis
 from redis.connection import parse_url
 from redis.exceptions import RedisClusterException
+from redis.lock import Lock
 
+from isthmus.features import published
 from isthmus.features.address import SCHEMES, Address, without_credentials
 from isthmus.features.clock import Status
-from isthmus.features.columns import Values
+from isthmus.features.columns import Values, from_python, to_arrow
 from isthmus.features.contract import Column, Contract, ViewContract
 from isthmus.features.entitykey import KeyValue, decode_key, entity_keys, key_prefix
 from isthmus.features.errors import DependencyError
 from isthmus.features.exchange import CHUNK, Client, Piece, Script, ask
+from isthmus.features.published import Published, Stamp
 from isthmus.features.refusal import Refusal, only_writes, refusal, words
 from isthmus.features.rows import VERSION, Block, Columns, Int64, RowCodec
 
@@ -32,18 +37,35 @@ PIECE = 4000
 SETTING = "stores.online in isthmus.toml"
 """Where the URL of Redis is configured, unless an online store of Feast's says otherwise."""
 
+MANY = 100_000
+"""Keys that others have written of which each is remembered, until a materialization has looked at them."""
+
+LEASE_SECONDS = 5.0
+"""How long a materialization that does not say so is taken to be alive."""
+
 EVERYTHING = (1 << 63) - 1
 """The horizon behind which every row lies."""
 
 # Decides for many rows in one call which of them replace what is stored. Lua's numbers are doubles, which hold
 # microseconds only to the year 2255: the 64-bit header numbers are compared as a signed and an unsigned half.
+#
+# The second argument is the horizon of a table, which decides about all that was known by then (8 bytes), or the stamp
+# of the view for rows that come from elsewhere (24 bytes), or nothing.
 WRITE = Script("""
-local field, decided = ARGV[1], ARGV[2] ~= ''
+local field, decided, stamped = ARGV[1], #ARGV[2] == 8, #ARGV[2] == 24
 local sub, unpack, call = string.sub, struct.unpack, redis.call
 local hl, hh = 0, 0
-if decided then hl, hh = unpack('<I4i4', ARGV[2]) end
+if decided or stamped then hl, hh = unpack('<I4i4', ARGV[2]) end
 local changed, written = 0, 0
+local function later(row)
+  local l, h = unpack('<I4i4', row, 18)
+  return h > hh or (h == hh and l > hl)
+end
 local function newer(new, old)
+  if stamped then
+    if not later(new) then return false end
+    if not later(old) then old = sub(old, 1, 9) .. sub(ARGV[2], 9, 24) .. sub(old, 26, 33) end
+  end
   for place = 10, 26, 8 do
     local l, h = unpack('<I4i4', new, place)
     local was_l, was_h = unpack('<I4i4', old, place)
@@ -60,8 +82,7 @@ for i, key in ipairs(KEYS) do
     write = false
   elseif old and #old >= 33 and sub(old, 1, 9) == sub(new, 1, 9) then
     differs = sub(old, 26, 33) ~= sub(new, 26, 33)
-    local l, h = unpack('<I4i4', old, 18)
-    if not decided or h > hh or (h == hh and l > hl) then write = newer(new, old) end
+    if not decided or later(old) then write = newer(new, old) end
   end
   if write then
     call('HSET', key, field, new)
@@ -91,11 +112,17 @@ end
 return {removed}
 """)
 
-# Sets a field if it still is what somebody has read; a field that is not there is empty.
-_REPLACE = Script("""
-if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return {0} end
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
-return {1}
+# Notes which keys others than the table have written, by when the rows became known. Of too many, only that there are.
+ANNOUNCE = Script(f"""
+local call, set = redis.call, KEYS[1]
+if call('ZSCORE', set, '*') then return {{0}} end
+if call('ZCARD', set) + #ARGV / 2 > {MANY} then
+  call('DEL', set)
+  call('ZADD', set, '+inf', '*')
+  return {{0}}
+end
+for i = 1, #ARGV, 2 do call('ZADD', set, 'GT', ARGV[i], ARGV[i + 1]) end
+return {{#ARGV / 2}}
 """)
 
 
@@ -146,8 +173,13 @@ def connect(url: str, timeout: float = 5.0, setting: str = SETTING) -> Client:
                 return redis.RedisCluster(url=address.urls[0], startup_nodes=address.nodes()[1:], **waits)
             client = redis.Redis.from_url(url, **waits)
             client.ping()
-        except TypeError:
-            raise ValueError("an option of the URL is none of Redis") from None
+        except (ValueError, TypeError):
+            # What the parser says quotes the URL, and with it the password: neither it nor its traceback is passed on.
+            raise DependencyError(
+                f"Redis at {without_credentials(url)}", "is not the URL of a Redis",
+                expected=f"{', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}, with / ? # and @ in a password percent-encoded",
+                remedy=f"correct {setting}" + _embedded(setting), passes=False,
+            ) from None  # fmt: skip
         except redis.ResponseError as error:
             if not only_writes(error):
                 raise
@@ -162,25 +194,23 @@ def answering(url: str, setting: str = SETTING) -> Iterator[None]:
         url: where it is.
         setting: where that is configured.
     """
-    where, correct = f"Redis at {without_credentials(url)}", f"correct {setting}"
-    embedded = ', or set it to "embedded"' if setting == SETTING else ""
     try:
         yield
-    except ValueError:
-        # What the parser says quotes the URL, and with it the password: neither it nor its traceback is passed on.
-        raise DependencyError(
-            where, "is not the URL of a Redis",
-            expected=f"{', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}, with / ? # and @ in a password percent-encoded",
-            remedy=correct + embedded, passes=False,
-        ) from None  # fmt: skip
     except (redis.RedisError, RedisClusterException, OSError) as error:
-        start = f"start it{',' if embedded else ' or'} {correct}{embedded}"
+        embedded = _embedded(setting)
+        start = f"start it{',' if embedded else ' or'} correct {setting}{embedded}"
         refused = refusal(error) or Refusal(f"does not answer ({words(error)})", start, passes=True)
         remedy, found, shown = refused.remedy.replace("{setting}", setting), refused.found, True
         for password in _passwords(url):
             # A Redis that does not know a command repeats its arguments.
             found, shown = found.replace(password, "..."), shown and password not in str(error)
-        raise DependencyError(where, found, remedy=remedy, passes=refused.passes) from (error if shown else None)
+        raise DependencyError(
+            f"Redis at {without_credentials(url)}", found, remedy=remedy, passes=refused.passes
+        ) from (error if shown else None)  # fmt: skip
+
+
+def _embedded(setting: str) -> str:
+    return ', or set it to "embedded"' if setting == SETTING else ""
 
 
 def _passwords(url: str) -> list[str]:
@@ -199,6 +229,7 @@ class OnlineStore:
     def __init__(self, client: Client, contract: Contract) -> None:
         self.client = client
         self.contract = contract
+        self._records = published.records(contract.project).decode()
 
     def write(
         self,
@@ -218,10 +249,11 @@ class OnlineStore:
             event: shape (n,) int64 microseconds.
             known: shape (n,) int64 microseconds.
             columns: feature name to its values, shape (n,).
-            horizon: of rows that come from the offline table, what `claim` has said: whatever is stored and was known
+            horizon: of rows that come from the offline table, until when it decides: whatever is stored and was known
                 by then is replaced, be it newer, since the table would still have it if it were true.
         """
         codec = RowCodec(view)
+        rule = struct.pack("<q", horizon) if horizon is not None else self._announce(view, keys, known)
 
         def packed() -> Iterator[Piece]:
             for start in range(0, len(event), PIECE):
@@ -230,47 +262,77 @@ class OnlineStore:
                 names = entity_keys(self.contract.project, view.keys, {name: keys[name][part] for name in keys})
                 yield names, codec.encode(event[part], known[part], values)
 
-        decided = b"" if horizon is None else struct.pack("<q", horizon)
-        changed, written = WRITE.run(self.client, [view.name.encode(), decided], packed()) or (0, 0)
+        changed, written = WRITE.run(self.client, [view.name.encode(), rule], packed()) or (0, 0)
         return WriteCounts(len(event), changed, written)
 
-    def claim(self, view: ViewContract, horizon: int, built: int) -> int | None:
-        """Announces that the rows of an offline table come next; returns until when the table decides what is stored.
+    def _announce(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]], known: Int64) -> bytes:
+        """Says which keys are about to be written by somebody else than the table; returns the rule for `WRITE`."""
+        record = self.published(view)
+        if record is None:
+            return b""
+        names = entity_keys(self.contract.project, view.keys, keys)
+        for start in range(0, len(names), CHUNK):
+            part = slice(start, start + CHUNK)
+            arguments = announced(names[part], known[part])
+            ANNOUNCE.run(self.client, arguments, [([suspects(self.contract.project, view.name)], [])])
+        return rule_of(published.stamp_of(view, record))
 
-        The table holds everything that was known at its horizon, so a stored row that was known by then and that it
-        lacks is not true any more. A row that became known later may come from another writer, which the table has yet
-        to catch up with. The last table's horizon counts on: its newest row may be what is not true any more.
+    def published(self, view: ViewContract) -> Published | None:
+        """What Redis has been told of the view's offline table."""
+        told = cast("bytes | None", self.client.hget(self._records, view.name))
+        return published.decode(told)
 
-        Args:
-            view: the view.
-            horizon: the latest known time of the table, microseconds.
-            built: when the table was written, in any unit that does not change.
+    def publish(self, view: ViewContract, record: Published) -> None:
+        """Tells Redis so."""
+        self.client.hset(self._records, view.name, msgspec.json.encode(record).decode())
+
+    def lock(self, view: ViewContract) -> Lock:
+        """What one materialization of a view at a time can hold."""
+        name = published.beside(self.contract.project, view.name, "lock").decode()
+        return cast("Lock", self.client.lock(name, timeout=LEASE_SECONDS, thread_local=False))
+
+    def take_suspects(self, view: ViewContract, horizon: int) -> pa.Table | None:
+        """The join keys of rows that others have written and that were known by a horizon, which are forgotten.
 
         Returns:
-            The horizon for `write` and `remove_others`; None if Redis has rows of a table that was built later, where
-            this one decides nothing.
+            The keys; None if they are too many to be remembered.
         """
-        name, field = f"{self.contract.project}:tables", view.name.encode()
-        while True:
-            before = cast("bytes | None", self.client.hget(name, view.name)) or b""
-            last = [int(number) for number in before.split()]
-            if last and last[1] > built:
-                return None
-            until = max(horizon, last[0]) if last else horizon
-            # Compared and set in one, since another run may announce another table at the same time.
-            after = b"%d %d" % (until, built)
-            if _REPLACE.run(self.client, [field, before, after], [([name.encode()], [])]) == [1]:
-                return until
+        name = suspects(self.contract.project, view.name).decode()
+        with self.client.pipeline(transaction=True) as pipeline:
+            pipeline.zrangebyscore(name, "-inf", horizon)
+            pipeline.zremrangebyscore(name, "-inf", horizon)
+            pipeline.zscore(name, "*")
+            found, _, many = pipeline.execute()
+        if many is not None:
+            self.client.delete(name)
+            return None
+        rows = [decode_key(self.contract.project, view.keys, key) for key in found]
+        columns = sorted(view.keys, key=lambda column: column.name)
+        values = {column.name: [row[n] for row in rows] for n, column in enumerate(columns)}
+        return pa.table({key.name: to_arrow(from_python(values[key.name], key.dtype), key.dtype) for key in view.keys})
 
-    def remove_others(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]], horizon: int) -> int:
-        """Removes the rows of other keys that were known by the horizon; returns how many those were.
+    def remove(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]], horizon: int) -> int:
+        """Removes the rows of keys that were known by the horizon; returns how many those were.
 
         A row of another contract, which nothing can read, is removed whatever its time.
         """
+        return self._remove(view, [entity_keys(self.contract.project, view.keys, keys)], horizon)
+
+    def remove_others(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]], horizon: int) -> int:
+        """Removes the rows of all other keys likewise."""
         kept = set(entity_keys(self.contract.project, view.keys, keys))
-        others: Iterator[Piece] = (([name for name in names if name not in kept], []) for names in self._names(view))
+        others = ([name for name in names if name not in kept] for names in self._names(view))
+        return self._remove(view, others, horizon)
+
+    def _remove(self, view: ViewContract, names: Iterable[Sequence[bytes]], horizon: int) -> int:
+        pieces: Iterator[Piece] = ((some, []) for some in names)
         arguments = [view.name.encode(), bytes([VERSION]) + view.prefix, struct.pack("<q", horizon)]
-        return sum(_REMOVE.run(self.client, arguments, others))
+        return sum(_REMOVE.run(self.client, arguments, pieces))
+
+    def missing(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]]) -> int:
+        """How many of these keys have no row of the view."""
+        names = entity_keys(self.contract.project, view.keys, keys)
+        return ask(self.client, [(b"HEXISTS", name, view.name.encode()) for name in names]).count(0)
 
     def keys(self, view: ViewContract) -> dict[str, list[KeyValue]]:
         """Join key name to the values of every key that has a row of the view, in no order."""
@@ -282,10 +344,27 @@ class OnlineStore:
         ordered = sorted(column.name for column in view.keys)
         return {name: [row[n] for row in rows] for n, name in enumerate(ordered)}
 
-    def runs(self) -> frozenset[str]:
-        """What Redis calls the processes that hold the rows, each by a name that it never has again."""
-        told = [cast("dict[str, Any]", node.info("server")) for node in self._nodes()]
-        return frozenset(str(server.get("run_id")) for server in told)
+    def servers(self) -> dict[str, int]:
+        """The processes that hold the rows, by names that they never have again, and how many keys each has evicted."""
+        return {str(node["run_id"]): int(node["evicted_keys"]) for node in self._told()}
+
+    def has_kept(self, servers: Mapping[str, int]) -> bool:
+        """Whether everything is there that was there when `servers` said this.
+
+        One server writes a record after the rows: if it was started again and has the record, it has the rows. Of the
+        nodes of a cluster, one can have come back without.
+        """
+        for node in self._told():
+            evicts = node["maxmemory"] and node["maxmemory_policy"] != "noeviction"
+            again = str(node["run_id"]) not in servers
+            if again and (evicts or isinstance(self.client, redis.RedisCluster)):
+                return False
+            if not again and int(node["evicted_keys"]) != servers[str(node["run_id"])]:
+                return False
+        return True
+
+    def _told(self) -> list[dict[str, Any]]:
+        return [cast("dict[str, Any]", node.info("everything")) for node in self._nodes()]
 
     def _nodes(self) -> list[redis.Redis]:
         """The one server, or every primary of the cluster."""
@@ -319,6 +398,7 @@ class LookupPlan:
 
     Attributes:
         codecs: view name to what decodes its rows.
+        records: the Redis command that reads what the stamps are in.
     """
 
     def __init__(self, contract: Contract, views: Iterable[str]) -> None:
@@ -329,6 +409,7 @@ class LookupPlan:
         for view in self.views:
             groups.setdefault(tuple(sorted(column.name for column in view.keys)), []).append(view)
         self._groups = list(groups.values())
+        self.records = (b"HMGET", published.records(self.project), *(view.name.encode() for view in self.views))
         self.keys: dict[str, Column] = {column.name: column for view in self.views for column in view.keys}
 
     def commands(self, keys: Mapping[str, Sequence[KeyValue]]) -> list[tuple[bytes, ...]]:
@@ -339,19 +420,45 @@ class LookupPlan:
             commands += [(b"HMGET", name, *fields) for name in entity_keys(self.project, views[0].keys, keys)]
         return commands
 
-    def decode(self, replies: Sequence[Sequence[bytes | None]], rows: int, at: int) -> dict[str, ViewAnswer]:
-        """View name to its answer, from the replies to `commands` for `rows` entity rows."""
+    def stamps(self, reply: Sequence[bytes | None]) -> dict[str, Stamp]:
+        """View name to its stamp, if it has one, from the reply to `records`."""
+        told = zip(self.views, map(published.decode, reply), strict=True)
+        return {view.name: stamp for view, record in told if (stamp := published.stamp_of(view, record))}
+
+    def decode(
+        self, replies: Sequence[Sequence[bytes | None]], rows: int, at: int, stamps: Mapping[str, Stamp]
+    ) -> dict[str, ViewAnswer]:
+        """View name to its answer, from the replies to `commands` for `rows` entity rows.
+
+        The stamps must have been read before the rows: a row that a stamp does not mean is newer than the stamp.
+        """
         answers = {}
         for group, views in enumerate(self._groups):
             part = replies[group * rows : (group + 1) * rows]
             for position, view in enumerate(views):
                 packed = [reply[position] for reply in part]
-                answers[view.name] = _answer(view, self.codecs[view.name], packed, at)
+                answers[view.name] = _answer(view, self.codecs[view.name], packed, at, stamps.get(view.name))
         return answers
 
     def read(self, client: Client, keys: Mapping[str, Sequence[KeyValue]], at: int) -> dict[str, ViewAnswer]:
         """Reads and decodes, blocking."""
-        return self.decode(ask(client, self.commands(keys)), _rows(keys), at)
+        (told,) = ask(client, [self.records])
+        return self.decode(ask(client, self.commands(keys)), _rows(keys), at, self.stamps(told))
+
+
+def suspects(project: str, view: str) -> bytes:
+    """The name of the sorted set of keys that others have written."""
+    return published.beside(project, view, "suspects")
+
+
+def announced(names: Sequence[bytes], known: Int64) -> list[bytes]:
+    """The arguments of `ANNOUNCE` for rows, shape (n,) int64 microseconds when they became known."""
+    return [part for name, time in zip(names, known.tolist(), strict=True) for part in (b"%d" % time, name)]
+
+
+def rule_of(stamp: Stamp | None) -> bytes:
+    """The rule for `WRITE` of rows that do not come from the table."""
+    return b"" if stamp is None else struct.pack("<qqq", stamp.until, stamp.event, stamp.known)
 
 
 def _rows(keys: Mapping[str, Sequence[KeyValue]]) -> int:
@@ -376,9 +483,14 @@ _FEW = 32
 _PRESENT, _NOT_FOUND = np.uint8(Status.PRESENT), np.uint8(Status.NOT_FOUND)
 
 
-def _answer(view: ViewContract, codec: RowCodec, packed: Sequence[bytes | None], at: int) -> ViewAnswer:
+def _answer(
+    view: ViewContract, codec: RowCodec, packed: Sequence[bytes | None], at: int, stamp: Stamp | None
+) -> ViewAnswer:
     """Applies the time rule to stored rows: the future is not there yet, the past expires."""
     block = codec.decode(packed)
+    if stamp is not None:
+        event, known = stamp.apply(block.event, block.known)
+        block = Block(block.found, event * block.found, known * block.found, block.columns)
     if block.columns.complete and _all_present(view, block, at):
         # What most lookups meet, with a third of the work.
         return ViewAnswer(block.columns, np.zeros(len(packed), np.uint8), block.event, block.known, whole=True)

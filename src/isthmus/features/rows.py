@@ -368,6 +368,11 @@ def _mix(state: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtyp
     return state ^ (state >> np.uint64(31))
 
 
+def known_of(rows: Sequence[bytes]) -> Int64:
+    """When packed rows became known, shape (n,) int64 microseconds."""
+    return np.fromiter((HEADER.unpack_from(row)[3] for row in rows), np.int64, len(rows))
+
+
 def encode_row(view: ViewContract, event: int, known: int, values: Mapping[str, Any]) -> bytes:
     """One packed row, written as the layout reads: the oracle of `RowCodec`.
 

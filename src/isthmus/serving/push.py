@@ -41,7 +41,7 @@ async def push(asked: PushRequest | WriteRequest, state: State, store: Store, li
         )  # fmt: skip
     large = sum(len(memoryview(raw)) for raw in asked.df.values()) > BYTES
     names, rows = await offload(large, view.pack, asked.df, limits, now)
-    return orjson.dumps({"rows": len(rows), "written": await store.write(name, names, rows)})
+    return orjson.dumps({"rows": len(rows), "written": await store.write(state.contract.project, name, names, rows)})
 
 
 def viewed(asked: PushRequest | WriteRequest) -> tuple[str, Form]:

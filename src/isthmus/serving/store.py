@@ -4,8 +4,20 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from isthmus.features import published
 from isthmus.features.address import Address
-from isthmus.features.online import WRITE, LookupPlan, ViewAnswer, answering
+from isthmus.features.online import (
+    ANNOUNCE,
+    WRITE,
+    LookupPlan,
+    ViewAnswer,
+    announced,
+    answering,
+    rule_of,
+    suspects,
+)
+from isthmus.features.published import Published, Stamp
+from isthmus.features.rows import known_of
 from isthmus.serving.cluster import Cluster
 from isthmus.serving.limits import Limits
 from isthmus.serving.metrics import Waiting
@@ -13,6 +25,9 @@ from isthmus.serving.node import KEYS, Node
 from isthmus.serving.offload import VALUES, offload
 
 TIMEOUT_SECONDS = 2.0
+
+FRESH_SECONDS = 0.5
+"""How long a server goes by the stamps that it has read."""
 
 
 class Store:
@@ -28,6 +43,9 @@ class Store:
         self._seconds = min(TIMEOUT_SECONDS, limits.deadline_seconds / 2)
         address = Address.of(url)
         self._redis = Cluster(address) if address.cluster else Node(url)
+        self._told: list[bytes] | None = None
+        self._asked = 0.0
+        self._stamped: dict[str, Published] = {}
 
     async def read(
         self, plan: LookupPlan, keys: Mapping[str, Sequence[Any]], rows: int, at: int
@@ -41,14 +59,16 @@ class Store:
         commands = await offload(rows > KEYS, plan.commands, keys)
         with Waiting(), answering(self._url):
             async with asyncio.timeout(self._seconds):
+                stamps = await self._stamps(plan)
                 replies = await self._redis.ask(commands)
         size = rows * sum(len(view.fields) for view in plan.views)
-        return await offload(size > VALUES, plan.decode, replies, rows, at)
+        return await offload(size > VALUES, plan.decode, replies, rows, at, stamps)
 
-    async def write(self, view: str, names: Sequence[bytes], rows: Sequence[bytes]) -> int:
+    async def write(self, project: str, view: str, names: Sequence[bytes], rows: Sequence[bytes]) -> int:
         """Writes packed rows by the rule of the online store; returns how many replaced what was stored.
 
         Args:
+            project: name of the project.
             view: name of the view.
             names: `entity_key` of each row.
             rows: the packed rows.
@@ -58,7 +78,12 @@ class Store:
         """
         with Waiting(), answering(self._url):
             async with asyncio.timeout(self._seconds):
-                counts = await self._redis.run(WRITE, (view.encode(), b""), (names, rows))
+                (told,) = await self._redis.ask([(b"HGET", published.records(project), view.encode())])
+                rule = b""
+                if (record := published.decode(told)) is not None:
+                    rule = rule_of(record.stamp)
+                    await self._redis.run(ANNOUNCE, announced(names, known_of(rows)), ([suspects(project, view)], []))
+                counts = await self._redis.run(WRITE, (view.encode(), rule), (names, rows))
         return sum(written for _, written in counts)
 
     async def ping(self, project: str) -> None:
@@ -70,6 +95,27 @@ class Store:
         with Waiting(), answering(self._url):
             async with asyncio.timeout(self._seconds):
                 await self._redis.ping(project)
+
+    async def _stamps(self, plan: LookupPlan) -> dict[str, Stamp]:
+        """The stamps of a plan's views: never newer than the rows that are read next, and hardly older."""
+        now = asyncio.get_running_loop().time()
+        if self._told is None or now - self._asked > FRESH_SECONDS:
+            # Others go on with what was told before, except when there is nothing yet.
+            self._asked = now
+            try:
+                (told,) = await self._redis.ask([(b"HGETALL", published.records(plan.project))])
+            except BaseException:
+                self._asked = -FRESH_SECONDS
+                raise
+            if told != self._told:
+                self._told = told
+                pairs = zip(told[::2], told[1::2], strict=True)
+                found = {view.decode(): published.decode(text) for view, text in pairs}
+                self._stamped = {view: record for view, record in found.items() if record and record.stamp}
+        if not self._stamped:
+            return {}
+        records = [(view, self._stamped.get(view.name)) for view in plan.views]
+        return {view.name: stamp for view, record in records if (stamp := published.stamp_of(view, record))}
 
     async def close(self) -> None:
         """Closes all connections."""
