@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from operator import itemgetter
 
 with warnings.catch_warnings():
     # Feast's dependencies warn of their own deprecations when they are imported.
@@ -12,10 +13,11 @@ with warnings.catch_warnings():
     from feast import FeatureView
     from feast.protos.feast.types.EntityKey_pb2 import EntityKey
     from feast.repo_config import RepoConfig
+    from feast.types import FeastType
 
 from isthmus.features import _feast_values as feast_values
 from isthmus.features import clock
-from isthmus.features._feast_values import FORMS, Form
+from isthmus.features._feast_values import FORMS, Form, form_of
 from isthmus.features.contract import Column, Contract, ViewContract, one_of, sha256
 from isthmus.features.entitykey import KeyValue
 from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem
@@ -71,22 +73,27 @@ def layout_of(config: RepoConfig, table: FeatureView, keys: Sequence[EntityKey] 
     """
     joined = tuple((field.name, str(field.dtype)) for field in table.entity_columns)
     if not joined and keys:
-        named = zip(keys[0].join_keys, keys[0].entity_values, strict=True)
-        joined = tuple((name, feast_values.key_type(value)) for name, value in named)
-    fields = tuple((field.name, str(field.dtype)) for field in table.features)
-    ttl = getattr(table, "ttl", None)
-    tags = table.tags
+        of_one = zip(keys[0].join_keys, keys[0].entity_values, strict=True)
+        joined = tuple((name, feast_values.key_type(value)) for name, value in of_one)
+    ttl, tags = getattr(table, "ttl", None), table.tags
     if "isthmus.contract" in tags:
         stated = tags["isthmus.contract"], tags.get("isthmus.project", ""), tags.get("isthmus.view", "null")
-        return _registered(project_of(config), table.name, joined, fields, *stated)
+        named = tuple((field.name, str(field.dtype)) for field in table.features)
+        return _registered(project_of(config), table.name, joined, named, *stated)
+    fields = tuple((field.name, field.dtype) for field in table.features)
     return _derived(table.name, joined, fields, ttl // clock.MICROSECOND if ttl else None)
 
 
 @lru_cache(maxsize=1024)
-def _derived(name: str, keys: Named, fields: Named, ttl: int | None) -> Layout:
-    problems = [
-        Problem(f"{name}.{field}", f"has type {dtype}", one_of(FORMS)) for field, dtype in fields if dtype not in FORMS
-    ]
+def _derived(name: str, keys: Named, fields: tuple[tuple[str, FeastType], ...], ttl: int | None) -> Layout:
+    forms: dict[str, Form] = {}
+    problems: list[Problem] = []
+    # In the order of their names: Feast gives the order of fields no meaning.
+    for field, dtype in sorted(fields, key=itemgetter(0)):
+        if form := form_of(dtype):
+            forms[field] = form
+        else:
+            problems.append(Problem(f"{name}.{field}", f"has type {dtype}", "one that has values"))
     allowed = [dtype.name for dtype in KEY_TYPES]
     problems += [
         Problem(f"{name}.{key}", f"is a join key of type {dtype}", one_of(allowed))
@@ -95,11 +102,11 @@ def _derived(name: str, keys: Named, fields: Named, ttl: int | None) -> Layout:
     ]
     if problems:
         raise ConfigurationError("feature views", problems)
-    forms = {field: FORMS[dtype] for field, dtype in fields}
-    # In the order of their names: Feast gives the order of fields no meaning.
-    columns = tuple(Column(field, forms[field].dtype) for field in sorted(forms))
+    columns = tuple(Column(field, form.dtype) for field, form in forms.items())
     joined = tuple(Column(key, FORMS[dtype].dtype) for key, dtype in sorted(keys))
-    return Layout(_FeastView(name, (), joined, columns, ttl, 0, (), "feast"), forms)
+    # What lies in a row whole is bytes to our types: that they are those of a map, say, belongs to what rows are.
+    code = " ".join(["feast", *(f"{field}:{form.kind}" for field, form in forms.items() if form.whole)])
+    return Layout(_FeastView(name, (), joined, columns, ttl, 0, (), code), forms)
 
 
 @lru_cache(maxsize=1024)

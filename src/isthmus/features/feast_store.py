@@ -26,6 +26,7 @@ with warnings.catch_warnings():
     # Feast's dependencies warn of their own deprecations when they are imported.
     warnings.simplefilter("ignore")
     from feast import Entity, FeatureView
+    from feast.feature_view import DUMMY_ENTITY_ID, DUMMY_ENTITY_VAL
     from feast.infra.online_stores.online_store import OnlineStore as FeastOnlineStore
     from feast.infra.supported_async_methods import SupportedAsyncMethods
     from feast.protos.feast.types.EntityKey_pb2 import EntityKey
@@ -46,6 +47,7 @@ BATCH = 1000
 """Keys that one round trip of a deletion covers."""
 
 _NULL = Value()
+_NOBODY = EntityKey(join_keys=[DUMMY_ENTITY_ID], entity_values=[Value(string_val=DUMMY_ENTITY_VAL)])
 
 Batch = list[tuple[EntityKey, dict[str, Value], datetime, datetime | None]]
 
@@ -88,7 +90,9 @@ class IsthmusOnlineStore(FeastOnlineStore):
             DependencyError: Redis does not answer.
         """
         if data:
-            keys, rows, events, created = zip(*data, strict=True)
+            stated_keys, rows, events, created = zip(*data, strict=True)
+            # Of a view without entities, `materialize` and lookups name a key that `write_to_online_store` leaves out.
+            keys = [key if key.join_keys else _NOBODY for key in stated_keys]
             layout = layout_of(config, table, keys)
             view = layout.view
             columns = {
