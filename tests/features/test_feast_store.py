@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
 
@@ -50,6 +51,7 @@ with warnings.catch_warnings():
     from feast.on_demand_feature_view import on_demand_feature_view
     from feast.protos.feast.types.EntityKey_pb2 import EntityKey
     from feast.protos.feast.types.Value_pb2 import Value
+    from feast.value_type import ValueType
 
     from isthmus.features import _feast_values
     from isthmus.features._feast_values import FORMS
@@ -139,6 +141,22 @@ SAMPLES: dict[str, list[Any]] = {
 }
 
 
+# Types of Feast's that our rows hold as they are.
+WHOLE: list[tuple[Any, list[Any]]] = [
+    (ft.Map, [{"b": {"c": [1, 2]}, "a": "é"}, {"n": 1.5}, None]),
+    (ft.ScalarMap, [{1: "a", 2: "b"}, {3: "c"}, None]),
+    (ft.Struct({"name": ft.String, "age": ft.Int64}), [{"name": "x", "age": 3}, {"name": "", "age": 0}, None]),
+    (ft.Set(ft.String), [{"a", "b"}, {""}, None]),
+    (ft.Set(ft.Int64), [{1, -(2**62)}, {2}, None]),
+    (ft.Array(ft.Map), [[{"a": 1}], [{"b": "x"}, {"c": "y"}], None]),
+    (ft.Array(ft.Array(ft.Int64)), [[[1, 2], [3]], [[]], None]),
+    (ft.Array(ft.Struct({"a": ft.Int64})), [[{"a": 1}, {"a": 2}], [{"a": 3}], None]),
+    (ft.Array(ft.Json), [['{"z": 1}'], ["[]"], None]),
+    (ft.Array(ft.Decimal), [[Decimal("1.50")], [Decimal("-2")], None]),
+    (ft.ZonedTimestamp, [datetime(2024, 5, 6, tzinfo=UTC), datetime(1969, 1, 1, tzinfo=UTC), None]),
+]
+
+
 def _type(name: str) -> Any:
     return ft.Array(getattr(ft, name[6:-1])) if name.startswith("Array(") else getattr(ft, name)
 
@@ -146,19 +164,19 @@ def _type(name: str) -> Any:
 def _everything(folder: Path, online: str) -> feast.FeatureStore:
     """A project whose view has every type, with three rows: two of values and one of nulls."""
     store = repository(folder, online)
-    fields = {name: f"f{n}" for n, name in enumerate(SAMPLES) if name in FORMS}
-    store.apply([DRIVER, view(folder, {field: _type(name) for name, field in fields.items()})])
+    samples = [*((_type(name), values) for name, values in SAMPLES.items()), *WHOLE]
+    fields = {f"f{n}": (dtype, _protos(values, dtype)) for n, (dtype, values) in enumerate(samples)}
+    store.apply([DRIVER, view(folder, {field: dtype for field, (dtype, _) in fields.items()})])
     ago = now() - HOUR
-    protos = {field: _protos(SAMPLES[name], name) for name, field in fields.items()}
-    rows = [({field: found[n] for field, found in protos.items()}, entity_key(driver=n)) for n in range(3)]
+    rows = [({field: found[n] for field, (_, found) in fields.items()}, entity_key(driver=n)) for n in range(3)]
     write(store, [(key, row, ago, ago) for row, key in rows])
     return store
 
 
-def _protos(values: list[Any], name: str) -> list[Value]:
+def _protos(values: list[Any], dtype: Any) -> list[Value]:
     from feast.type_map import python_values_to_proto_values
 
-    made: list[Value] = python_values_to_proto_values(values, _type(name).to_value_type())
+    made: list[Value] = python_values_to_proto_values(values, dtype.to_value_type())
     return made
 
 
@@ -281,7 +299,7 @@ def test_keys_of_every_type(prod: feast.FeatureStore, tmp_path: Path, name: str)
     thing = feast.Entity(name="thing", join_keys=["thing"], value_type=kind.to_value_type())
     fields = [feast.Field(name="thing", dtype=kind), feast.Field(name="size", dtype=ft.Int64)]
     prod.apply([thing, feast.FeatureView(name="stats", entities=[thing], schema=fields, source=source(tmp_path))])
-    keys = [EntityKey(join_keys=["thing"], entity_values=[value]) for value in _protos(KEYS[name], name)]
+    keys = [EntityKey(join_keys=["thing"], entity_values=[value]) for value in _protos(KEYS[name], kind)]
     write(prod, [(key, {"size": Value(int64_val=n)}, now() - HOUR, None) for n, key in enumerate(keys)])
     assert read(prod, ["stats:size"], thing=KEYS[name])["size"] == [(0, "PRESENT"), (1, "PRESENT")]
 
@@ -434,6 +452,16 @@ def test_views_on_demand(prod: feast.FeatureStore, tmp_path: Path) -> None:
     assert found == {"driver": [2, 1], "twice": [40, 20], "total": [25, 16]}
 
 
+def test_a_view_without_entities_may_be_written_directly(prod: feast.FeatureStore, tmp_path: Path) -> None:
+    prod.apply([view(tmp_path, {"day": ft.String}, [], name="world")])
+    frame(day=["monday"]).to_parquet(tmp_path / "world_rows.parquet")
+    assert prod.get_online_features(["world:day"], {"driver": [1]}).to_dict()["day"] == [None]
+    prod.materialize(now() - HOUR, now())
+    assert prod.get_online_features(["world:day"], {"driver": [1, 2]}).to_dict()["day"] == ["monday"] * 2
+    prod.write_to_online_store("world", frame(day=["tuesday"]))
+    assert prod.get_online_features(["world:day"], {"driver": [1, 2]}).to_dict()["day"] == ["tuesday"] * 2
+
+
 # --- asyncio
 
 
@@ -481,6 +509,7 @@ def test_rows_of_another_schema_are_refused_until_they_are_written_again(
     prod.write_to_online_store("stats", frame(driver=[1, 2], rate=[0.5, 0.6], trips=[1, 2]))
     # The same bits under other names would be read without a complaint.
     prod.apply([view(tmp_path, {"rate": ft.Int32, "trips": ft.Int64})])
+    prod.refresh_registry()  # type: ignore[no-untyped-call]  # so in Feast
     with pytest.raises(ContractMismatch, match="Write the view's rows again"):
         read(prod, ["stats:rate"], driver=[1])
     assert read(prod, ["stats:rate"], driver=[3])["rate"] == [(None, "NOT_FOUND")]
@@ -496,6 +525,7 @@ def test_what_is_not_in_the_rows_may_change(prod: feast.FeatureStore, tmp_path: 
     prod.apply(
         [view(tmp_path, {"trips": ft.Int64, "rate": ft.Float32}, ttl=HOUR, description="new", tags={"team": "a"})]
     )
+    prod.refresh_registry()  # type: ignore[no-untyped-call]  # so in Feast
     assert read(prod, ["stats:rate"], driver=[1])["rate"] == [(0.5, "PRESENT")]
     prod.apply([view(tmp_path, {"trips": ft.Int64, "rate": ft.Float32}, ttl=timedelta(seconds=1))])
     prod.refresh_registry()  # type: ignore[no-untyped-call]  # so in Feast
@@ -503,12 +533,39 @@ def test_what_is_not_in_the_rows_may_change(prod: feast.FeatureStore, tmp_path: 
 
 
 def test_types_that_rows_cannot_hold_are_named_together(prod: feast.FeatureStore, tmp_path: Path) -> None:
+    price = feast.Entity(name="price", join_keys=["price"], value_type=ValueType.DOUBLE)
+    bought = [feast.Field(name="price", dtype=ft.Float64), feast.Field(name="a", dtype=ft.Int64)]
     good = view(tmp_path, {"a": ft.Int64}, name="good")
-    bad = view(tmp_path, {"a": ft.Map, "b": ft.Int64, "c": ft.Set(ft.String)}, name="bad")
+    bad = feast.FeatureView(name="bad", entities=[DRIVER, price], schema=bought, source=source(tmp_path, "bad"))
+    worse = feast.FeatureView(name="worse", entities=[price], schema=bought, source=source(tmp_path, "worse"))
     with pytest.raises(ConfigurationError) as caught:
-        prod.apply([DRIVER, good, bad])
-    assert [problem.where for problem in caught.value.problems] == ["bad.a", "bad.c"]
-    assert "has type Map" in str(caught.value)
+        prod.apply([DRIVER, price, good, bad, worse])
+    assert {problem.where for problem in caught.value.problems} == {"bad.price", "worse.price"}
+    assert "is a join key of type Float64; expected one of Bool, Bytes" in str(caught.value)
+
+
+def test_a_value_that_a_row_holds_whole_is_none_of_another_type(prod: feast.FeatureStore, tmp_path: Path) -> None:
+    prod.apply([DRIVER, view(tmp_path, {"a": ft.Map})])
+    ago = now() - HOUR
+    with pytest.raises(DataError, match=r"stats\.a: a value is a string_val; expected map_val, or none"):
+        write(prod, [(entity_key(driver=1), {"a": Value(string_val="{}")}, ago, ago)])
+    write(prod, [(entity_key(driver=1), {"a": _protos([{"x": 1}], ft.Map)[0]}, ago, ago)])
+    assert read(prod, ["stats:a"], driver=[1])["a"] == [({"x": 1}, "PRESENT")]
+    # Bytes, too, to a row.
+    for other in (ft.Bytes, ft.Set(ft.String), ft.Struct({"x": ft.Int64})):
+        prod.apply([view(tmp_path, {"a": other})])
+        prod.refresh_registry()  # type: ignore[no-untyped-call]  # so in Feast
+        with pytest.raises(ContractMismatch, match="Write the view's rows again"):
+            read(prod, ["stats:a"], driver=[1])
+
+
+def test_equal_maps_are_equal_rows() -> None:
+    form = _feast_values.form_of(ft.Map)
+    assert form is not None
+    names = [f"n{n}" for n in range(40)]
+    maps = [{name: name for name in order} for order in (names, names[::-1], sorted(names, key=hash))]
+    found = _feast_values.column(_protos(maps, ft.Map), form, "here").data
+    assert found[0] == found[1] == found[2]
 
 
 # --- removal

@@ -14,14 +14,15 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from feast.protos.feast.types.EntityKey_pb2 import EntityKey
     from feast.protos.feast.types.Value_pb2 import Value
+    from feast.types import FeastType
 
 from isthmus.features import clock
-from isthmus.features.columns import ARROW, Values, from_arrow, to_arrow
+from isthmus.features.columns import ARROW, Values, from_arrow, objects, to_arrow
 from isthmus.features.contract import Column, one_of
 from isthmus.features.entitykey import KeyValue
 from isthmus.features.errors import DataError, RequestError
 from isthmus.features.rows import Int64
-from isthmus.features.types import TYPES, DataType
+from isthmus.features.types import TYPES, Bytes, DataType
 
 _SECOND = 1_000_000
 _NO_TIME = -(2**63)
@@ -38,10 +39,12 @@ class Form:
     Attributes:
         dtype: its type in our rows.
         kind: the field of `Value` that holds it.
+        whole: whether the row has the proto itself, as bytes: our types know nothing like it.
     """
 
     dtype: DataType
     kind: str
+    whole: bool = False
 
 
 _KINDS = {
@@ -73,7 +76,15 @@ FORMS: Mapping[str, Form] = {
         if f"Array({name})" in TYPES
     },
 }
-"""The types of Feast's that rows can hold, by Feast's words for them."""
+"""The types of Feast's that are types of ours, by Feast's words for them."""
+
+
+def form_of(dtype: FeastType) -> Form | None:
+    """How a type lies in a row and in a proto: a map, a set or a struct lies there whole. None if it has no values."""
+    if str(dtype) in FORMS:
+        return FORMS[str(dtype)]
+    kind = f"{dtype.to_value_type().name.removeprefix('VALUE_').lower()}_val"
+    return Form(Bytes, kind, whole=True) if kind in Value.DESCRIPTOR.fields_by_name else None
 
 
 def column(protos: Sequence[Value], form: Form, where: str) -> Values:
@@ -92,16 +103,18 @@ def column(protos: Sequence[Value], form: Form, where: str) -> Values:
     if others:
         raise DataError(where, f"a value is a {min(others)}", expected=f"{form.kind}, or none")
     valid = np.array([kind == form.kind for kind in kinds], bool)
-    found: list[Any] = [getattr(proto, form.kind) for proto in protos]
-    if form.kind.endswith("_list_val"):
+    # Entries of a map have no order but the deterministic one: equal maps are equal bytes.
+    found: list[Any] = [
+        proto.SerializeToString(deterministic=True) if form.whole else getattr(proto, form.kind) for proto in protos
+    ]
+    if form.kind.endswith("_list_val") and not form.whole:
         lists = [list(item.val) if kind == form.kind else None for item, kind in zip(found, kinds, strict=True)]
         return _lists(lists, form, where)
     if form.kind == "unix_timestamp_val":
         valid &= np.array([item != _NO_TIME for item in found], bool)
         found = [_micros(item, where) if good else 0 for item, good in zip(found, valid.tolist(), strict=True)]
     if form.dtype.numpy is None:
-        # One more element keeps NumPy from looking inside.
-        data = np.array([*found, None], dtype=object)[:-1]
+        data = objects(found, len(found))
         data[~valid] = None
         return Values(data, valid)
     # A field that is not set reads as zero, which is what lies under a null.
@@ -110,6 +123,8 @@ def column(protos: Sequence[Value], form: Form, where: str) -> Values:
 
 def protos(values: Values, form: Form) -> list[Value]:
     """A proto per value; null is one without a value. Feast's timestamps are whole seconds: the rest is cut off."""
+    if form.whole:
+        return [_NULL if item is None else Value.FromString(item) for item in values.data]
     if form.kind.endswith("_list_val"):
         made = type(getattr(_NULL, form.kind))
         return [

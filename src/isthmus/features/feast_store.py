@@ -10,14 +10,10 @@ time rules, so a correction with the same event timestamp and a later created ti
 """
 
 import asyncio
-import json
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any, Literal
 
@@ -28,46 +24,31 @@ import redis.asyncio
 with warnings.catch_warnings():
     # Feast's dependencies warn of their own deprecations when they are imported.
     warnings.simplefilter("ignore")
-    from feast import Entity, FeatureView, utils
+    from feast import Entity, FeatureView
+    from feast.feature_view import DUMMY_ENTITY_ID, DUMMY_ENTITY_VAL
     from feast.infra.online_stores.online_store import OnlineStore as FeastOnlineStore
     from feast.infra.supported_async_methods import SupportedAsyncMethods
-    from feast.protos.feast.serving.ServingService_pb2 import FieldStatus, GetOnlineFeaturesResponse
     from feast.protos.feast.types.EntityKey_pb2 import EntityKey
     from feast.protos.feast.types.Value_pb2 import Value
     from feast.repo_config import FeastConfigBaseModel, RepoConfig
     from pydantic import Field, StrictStr
 
 from isthmus.features import _feast_values as feast_values
-from isthmus.features import clock
-from isthmus.features._feast_values import FORMS, Form
+from isthmus.features._feast_lookup import Lookup, Question, Request, Rows
+from isthmus.features._feast_views import contract_of, layout_of, project_of
 from isthmus.features.address import Address
-from isthmus.features.clock import Status
-from isthmus.features.contract import Column, Contract, ViewContract, one_of, sha256
-from isthmus.features.entitykey import KeyValue
-from isthmus.features.errors import (
-    ConfigurationError,
-    ContractMismatch,
-    IsthmusError,
-    Problem,
-    RequestError,
-)
+from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.exchange import Client
-from isthmus.features.online import LookupPlan, OnlineStore, ViewAnswer, answering, connect
-from isthmus.features.types import KEY_TYPES
+from isthmus.features.online import OnlineStore, answering, connect
 
 TIMEOUT_SECONDS = 5.0
 SETTING = "online_store.url in feature_store.yaml"
 BATCH = 1000
 """Keys that one round trip of a deletion covers."""
 
-_STATUSES = np.array(
-    [FieldStatus.PRESENT, FieldStatus.NULL_VALUE, FieldStatus.OUTSIDE_MAX_AGE, FieldStatus.NOT_FOUND], np.uint8
-)
-"""Feast's code for each code of `Status`."""
-
 _NULL = Value()
+_NOBODY = EntityKey(join_keys=[DUMMY_ENTITY_ID], entity_values=[Value(string_val=DUMMY_ENTITY_VAL)])
 
-Rows = list[tuple[datetime | None, dict[str, Value] | None]]
 Batch = list[tuple[EntityKey, dict[str, Value], datetime, datetime | None]]
 
 
@@ -109,8 +90,10 @@ class IsthmusOnlineStore(FeastOnlineStore):
             DependencyError: Redis does not answer.
         """
         if data:
-            keys, rows, events, created = zip(*data, strict=True)
-            layout = _layout(config, table, keys)
+            stated_keys, rows, events, created = zip(*data, strict=True)
+            # Of a view without entities, `materialize` and lookups name a key that `write_to_online_store` leaves out.
+            keys = [key if key.join_keys else _NOBODY for key in stated_keys]
+            layout = layout_of(config, table, keys)
             view = layout.view
             columns = {
                 name: feast_values.column([row.get(name, _NULL) for row in rows], form, f"{view.name}.{name}")
@@ -120,9 +103,10 @@ class IsthmusOnlineStore(FeastOnlineStore):
             stated = np.array([feast_values.is_time(time) for time in created], bool)
             known = event + view.delay
             known[stated] = feast_values.micros([time for time in created if feast_values.is_time(time)], view.name)
-            store = OnlineStore(self._connected(config), _contract(config, [view]))
+            named = layout.keys(keys)
             with answering(config.online_store.url, SETTING):
-                store.write(view, layout.keys(keys), event, known, columns)
+                store = OnlineStore(self._connected(config), contract_of(config, [view]))
+                store.write(view, named, event, known, columns)
         if progress:
             progress(len(data))
 
@@ -145,8 +129,8 @@ class IsthmusOnlineStore(FeastOnlineStore):
             ContractMismatch: a row was written under another schema of the view.
             DependencyError: Redis does not answer.
         """
-        lookup = _Lookup(config, [_Question(config, table, entity_keys, requested_features)])
-        return lookup.rows(self._replies(config, lookup))[0]
+        lookup = Lookup(config, [Question(config, table, entity_keys, requested_features)])
+        return lookup.rows(self._replies(lookup))[0]
 
     async def online_read_async(
         self,
@@ -156,37 +140,17 @@ class IsthmusOnlineStore(FeastOnlineStore):
         requested_features: list[str] | None = None,
     ) -> Rows:
         """`online_read` on the event loop."""
-        lookup = _Lookup(config, [_Question(config, table, entity_keys, requested_features)])
-        return lookup.rows(await self._replies_async(config, lookup))[0]
+        lookup = Lookup(config, [Question(config, table, entity_keys, requested_features)])
+        return lookup.rows(await self._replies_async(lookup))[0]
 
-    def _read_features_per_fv(
-        self,
-        config: RepoConfig,
-        grouped_refs: list[tuple[FeatureView, list[str]]],
-        join_key_values: dict[str, list[Value]],
-        entity_name_to_join_key_map: dict[str, str],
-        online_features_response: GetOnlineFeaturesResponse,
-        full_feature_names: bool,
-        include_feature_view_version_metadata: bool,
-    ) -> None:
-        """Feast's hook for stores that read all views of a request at once."""
-        request = _Request(config, grouped_refs, join_key_values, entity_name_to_join_key_map)
-        replies = self._replies(config, request.lookup)
-        request.answer(replies, online_features_response, full_feature_names, include_feature_view_version_metadata)
+    def _read_features_per_fv(self, *asked: Any, **named: Any) -> None:
+        """Feast's hook for stores that read all views of a request at once: takes what `Request` takes."""
+        request = Request(*asked, **named)
+        request.answer(self._replies(request.lookup))
 
-    async def _read_features_per_fv_async(
-        self,
-        config: RepoConfig,
-        grouped_refs: list[tuple[FeatureView, list[str]]],
-        join_key_values: dict[str, list[Value]],
-        entity_name_to_join_key_map: dict[str, str],
-        online_features_response: GetOnlineFeaturesResponse,
-        full_feature_names: bool,
-        include_feature_view_version_metadata: bool,
-    ) -> None:
-        request = _Request(config, grouped_refs, join_key_values, entity_name_to_join_key_map)
-        replies = await self._replies_async(config, request.lookup)
-        request.answer(replies, online_features_response, full_feature_names, include_feature_view_version_metadata)
+    async def _read_features_per_fv_async(self, *asked: Any, **named: Any) -> None:
+        request = Request(*asked, **named)
+        request.answer(await self._replies_async(request.lookup))
 
     def update(
         self,
@@ -207,7 +171,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
         for table in tables_to_keep:
             if getattr(table, "write_to_online_store", True):
                 try:
-                    _layout(config, table)
+                    layout_of(config, table)
                 except ConfigurationError as error:
                     problems += error.problems
         if problems:
@@ -262,17 +226,17 @@ class IsthmusOnlineStore(FeastOnlineStore):
             )
         return self._clients[loop]
 
-    def _replies(self, config: RepoConfig, lookup: "_Lookup") -> list[Any]:
-        client = self._connected(config)
-        with answering(config.online_store.url, SETTING):
-            replies: list[Any] = lookup.sent_by(client.pipeline(transaction=False)).execute()
-            return replies
+    def _replies(self, lookup: Lookup) -> list[Any]:
+        with answering(lookup.config.online_store.url, SETTING):
+            pipeline = self._connected(lookup.config).pipeline(transaction=False)
+            replies: list[Any] = lookup.sent_by(pipeline).execute()
+        return replies
 
-    async def _replies_async(self, config: RepoConfig, lookup: "_Lookup") -> list[Any]:
-        with answering(config.online_store.url, SETTING):
-            pipeline = self._connected_async(config).pipeline(transaction=False)
+    async def _replies_async(self, lookup: Lookup) -> list[Any]:
+        with answering(lookup.config.online_store.url, SETTING):
+            pipeline = self._connected_async(lookup.config).pipeline(transaction=False)
             replies: list[Any] = await lookup.sent_by(pipeline).execute()
-            return replies
+        return replies
 
     def _remove(self, config: RepoConfig, tables: Sequence[FeatureView]) -> None:
         """Removes the fields of some views from every hash of the project."""
@@ -280,249 +244,12 @@ class IsthmusOnlineStore(FeastOnlineStore):
         if not fields:
             return
         # The project comes first in the name of a hash and ends with a colon: no other project's name begins so.
-        pattern = re.sub(r"([*?\[\]\\])", r"\\\1", _project(config)) + ":*"
-        client = self._connected(config)
+        pattern = re.sub(r"([*?\[\]\\])", r"\\\1", project_of(config)) + ":*"
         with answering(config.online_store.url, SETTING):
+            client = self._connected(config)
             names = client.scan_iter(match=pattern, count=BATCH, _type="HASH")
             while batch := list(islice(names, BATCH)):
                 pipeline = client.pipeline(transaction=False)
                 for name in batch:
                     pipeline.hdel(name, *fields)
                 pipeline.execute()
-
-
-@dataclass(frozen=True)
-class _FeastView(ViewContract):
-    """A view that only Feast knows. Its ttl says how rows are read, not what they are: it may change under them."""
-
-    @cached_property
-    def hash(self) -> str:
-        """SHA-256 of the canonical form without the ttl, in hex."""
-        return sha256({**self.as_dict(), "ttl": None})
-
-
-@dataclass(frozen=True, eq=False)
-class _Layout:
-    """A view as rows know it.
-
-    Attributes:
-        view: its contract.
-        forms: feature name to how it lies in a row and in a proto.
-    """
-
-    view: ViewContract
-    forms: Mapping[str, Form]
-
-    def keys(self, keys: Sequence[EntityKey]) -> dict[str, list[KeyValue]]:
-        """Join key name to its values."""
-        return feast_values.key_columns(keys, self.view.keys, f"view {self.view.name}")
-
-
-def _project(config: RepoConfig) -> str:
-    return config.online_store.project or config.project
-
-
-def _contract(config: RepoConfig, views: Iterable[ViewContract]) -> Contract:
-    return Contract(_project(config), {view.name: view for view in views}, {}, {}, {})
-
-
-def _layout(config: RepoConfig, table: FeatureView, keys: Sequence[EntityKey] = ()) -> _Layout:
-    """The layout of a view; the keys say what its join keys are if Feast made it up and gave it none.
-
-    Raises:
-        ConfigurationError: a type that rows cannot hold.
-        ContractMismatch: the view was registered by Isthmus and changed since, or belongs to another project.
-    """
-    joined = [(field.name, str(field.dtype)) for field in table.entity_columns]
-    if not joined and keys:
-        named = zip(keys[0].join_keys, keys[0].entity_values, strict=True)
-        joined = [(name, feast_values.key_type(value)) for name, value in named]
-    fields = tuple((field.name, str(field.dtype)) for field in table.features)
-    ttl = getattr(table, "ttl", None)
-    tags = table.tags
-    if "isthmus.contract" in tags:
-        stated = tags["isthmus.contract"], tags.get("isthmus.project", ""), tags.get("isthmus.view", "null")
-        return _registered(_project(config), table.name, tuple(joined), fields, *stated)
-    return _derived(table.name, tuple(joined), fields, ttl // clock.MICROSECOND if ttl else None)
-
-
-@lru_cache(maxsize=1024)
-def _derived(
-    name: str, keys: tuple[tuple[str, str], ...], fields: tuple[tuple[str, str], ...], ttl: int | None
-) -> _Layout:
-    problems = [
-        Problem(f"{name}.{field}", f"has type {dtype}", one_of(FORMS)) for field, dtype in fields if dtype not in FORMS
-    ]
-    allowed = [dtype.name for dtype in KEY_TYPES]
-    problems += [
-        Problem(f"{name}.{key}", f"is a join key of type {dtype}", one_of(allowed))
-        for key, dtype in keys
-        if dtype not in allowed
-    ]
-    if problems:
-        raise ConfigurationError("feature views", problems)
-    forms = {field: FORMS[dtype] for field, dtype in fields}
-    # In the order of their names: Feast gives the order of fields no meaning.
-    columns = tuple(Column(field, forms[field].dtype) for field in sorted(forms))
-    joined = tuple(Column(key, FORMS[dtype].dtype) for key, dtype in sorted(keys))
-    return _Layout(_FeastView(name, (), joined, columns, ttl, 0, (), "feast"), forms)
-
-
-@lru_cache(maxsize=1024)
-def _registered(
-    project: str,
-    name: str,
-    keys: tuple[tuple[str, str], ...],
-    fields: tuple[tuple[str, str], ...],
-    hashed: str,
-    owner: str,
-    text: str,
-) -> _Layout:
-    where, remedy = f"view {name} in Feast's registry", "run `isthmus apply`, which registers it again"
-    try:
-        view = ViewContract.from_dict(name, json.loads(text))
-    except (ValueError, KeyError, TypeError) as error:
-        raise ContractMismatch(where, "does not carry its contract", remedy=remedy) from error
-    if view.hash != hashed:
-        raise ContractMismatch(where, f"carries contract {view.hash[:12]}", expected=hashed[:12], remedy=remedy)
-    if owner != project:
-        raise ContractMismatch(
-            where, f"belongs to project {owner}, these are the rows of {project}",
-            remedy=f"set online_store.project to {owner} in feature_store.yaml, if that is what you want to read",
-        )  # fmt: skip
-    known = [(column.name, column.dtype.name) for column in view.fields]
-    joined = [(column.name, column.dtype.name) for column in view.keys]
-    if sorted(fields) != sorted(known) or sorted(keys) != sorted(joined):
-        raise ContractMismatch(where, "has other fields than its contract", remedy=remedy)
-    return _Layout(view, {field: FORMS[dtype] for field, dtype in known})
-
-
-@lru_cache(maxsize=256)
-def _plan(project: str, layouts: tuple[_Layout, ...]) -> LookupPlan:
-    views = {layout.view.name: layout.view for layout in layouts}
-    return LookupPlan(Contract(project, views, {}, {}, {}), views)
-
-
-class _Question:
-    """What one view is asked.
-
-    Raises:
-        RequestError: a feature is none of the view, or an entity key is not the view's.
-    """
-
-    def __init__(
-        self, config: RepoConfig, table: FeatureView, entity_keys: Sequence[EntityKey], features: Sequence[str] | None
-    ) -> None:
-        self.layout = _layout(config, table, entity_keys)
-        self.features = list(features or self.layout.forms)
-        for feature in self.features:
-            if feature not in self.layout.forms:
-                raise RequestError(f"view {table.name}", f"no feature {feature!r}", expected=one_of(self.layout.forms))
-        self.keys = self.layout.keys(entity_keys)
-        self.rows = len(entity_keys)
-
-
-class _Lookup:
-    """Some questions in one round trip: views that are asked for the same keys share their commands."""
-
-    def __init__(self, config: RepoConfig, questions: Sequence[_Question]) -> None:
-        self.questions = questions
-        groups: dict[tuple[Any, ...], list[_Question]] = {}
-        for question in questions:
-            named = tuple((name, tuple(question.keys[name])) for name in sorted(question.keys))
-            groups.setdefault(named, []).append(question)
-        self._groups = list(groups.values())
-        self._plans = [
-            _plan(_project(config), tuple(dict.fromkeys(question.layout for question in group)))
-            for group in self._groups
-        ]
-
-    def sent_by(self, pipeline: Any) -> Any:
-        """The pipeline, of whichever kind, with the commands of all questions."""
-        for group, plan in zip(self._groups, self._plans, strict=True):
-            for name, *rest in [plan.records, *plan.commands(group[0].keys)]:
-                # A cluster's pipeline looks the command up by its name as text.
-                pipeline.execute_command(name.decode(), *rest)
-        return pipeline
-
-    def answers(self, replies: Sequence[Any]) -> list[ViewAnswer]:
-        """The answer to each question as of now.
-
-        Raises:
-            ContractMismatch: a row was written under another schema of the view.
-        """
-        at, start = clock.now(), 0
-        found: dict[int, ViewAnswer] = {}
-        with _rows_of_feast():
-            for group, plan in zip(self._groups, self._plans, strict=True):
-                rows = group[0].rows
-                stamps = plan.stamps(replies[start])
-                answers = plan.decode(replies[start + 1 : start + 1 + rows], rows, at, stamps)
-                start += 1 + rows
-                found.update({id(question): answers[question.layout.view.name] for question in group})
-        return [found[id(question)] for question in self.questions]
-
-    def rows(self, replies: Sequence[Any]) -> list[Rows]:
-        """The rows of each question as Feast wants them."""
-        answers = self.answers(replies)
-        return [_rows(question, answer) for question, answer in zip(self.questions, answers, strict=True)]
-
-
-class _Request:
-    """One request of `get_online_features`: which rows of the answer each looked-up key fills."""
-
-    def __init__(
-        self,
-        config: RepoConfig,
-        grouped_refs: Sequence[tuple[FeatureView, list[str]]],
-        join_key_values: dict[str, list[Value]],
-        join_keys: dict[str, str],
-    ) -> None:
-        self.parts = []
-        for table, features in grouped_refs:
-            unique, places, length = utils._get_unique_entities(table, join_key_values, join_keys)
-            question = _Question(config, table, utils._get_entity_key_protos(unique), features)
-            self.parts.append((question, table, places, length))
-        self.lookup = _Lookup(config, [question for question, *_ in self.parts])
-
-    def answer(
-        self, replies: Sequence[Any], response: GetOnlineFeaturesResponse, full_names: bool, versions: bool
-    ) -> None:
-        """Appends all features to Feast's response, with statuses that are true.
-
-        Feast by itself would say PRESENT of a null and NOT_FOUND of what has expired.
-        """
-        for (question, table, places, length), answer in zip(self.parts, self.lookup.answers(replies), strict=True):
-            features = question.features
-            utils._populate_response_from_feature_data(
-                features, _rows(question, answer), places, response, full_names, table, length, versions
-            )
-            spread = np.zeros(length, np.int64)
-            for n, rows in enumerate(places):
-                spread[rows] = n
-            for feature, result in zip(features, response.results[-len(features) :], strict=True):
-                absent = ~answer.columns[feature].valid & (answer.status == Status.PRESENT)
-                codes = np.where(absent, np.uint8(Status.NULL), answer.status)
-                result.statuses[:] = _STATUSES[codes][spread].tolist()
-
-
-def _rows(question: _Question, answer: ViewAnswer) -> Rows:
-    forms = question.layout.forms
-    columns = [feast_values.protos(answer.columns[name], forms[name]) for name in question.features]
-    times = answer.event.tolist()
-    rows: Rows = []
-    for status, event, values in zip(answer.status.tolist(), times, zip(*columns, strict=True), strict=True):
-        time = None if status == Status.NOT_FOUND else clock.moment(event)
-        held = status in (Status.PRESENT, Status.NULL)
-        rows.append((time, dict(zip(question.features, values, strict=True)) if held else None))
-    return rows
-
-
-@contextmanager
-def _rows_of_feast() -> Iterator[None]:
-    """Gives the errors of stored rows the remedies of this side."""
-    try:
-        yield
-    except IsthmusError as error:
-        remedy = "write the view's rows again, with `feast materialize` or `isthmus materialize`"
-        raise type(error)(error.where, error.found, expected=error.expected, remedy=remedy) from None

@@ -10,8 +10,7 @@
     ends     4 bytes per variable-length feature: where its bytes end in the last section
     bytes    variable-length features, one after the other, no bytes where null
 
-A String is its UTF-8 form. An array of fixed-width elements is its elements back to back; an array of String or Bytes
-has, before each element, 4 bytes that say how many bytes it takes. An empty array takes no bytes and is not null.
+How a variable-length feature lies in its bytes, the module `tails` says.
 
 All numbers are little-endian. The fixed part of all rows of a view has one width, so the rows of many keys decode
 together as one NumPy array. The content hash folds the fixed part and the variable part into 63 bits, so that it is
@@ -27,14 +26,14 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from isthmus.features.columns import Values, array_of, objects, split
+from isthmus.features.columns import Values
 from isthmus.features.contract import ViewContract
 from isthmus.features.errors import ContractMismatch, DataError
+from isthmus.features.tails import pack, unpack
 from isthmus.features.types import DataType
 
 VERSION = 1
 HEADER = struct.Struct("<B8sqqQ")
-_LENGTH = struct.Struct("<I")
 _SEED = 0x9E3779B97F4A7C15
 _FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _WORD = (1 << 64) - 1
@@ -139,42 +138,10 @@ class Columns(Mapping[str, Values]):
         width = self._codec.width
         places = zip(self._rows, (start + width).tolist(), (stop + width).tolist(), null.tolist(), strict=True)
         found = [None if dead or row is None else row[begin:end] for row, begin, end, dead in places]
-        element = selection.dtype.element
         try:
-            if selection.dtype.name == "String":
-                return objects([None if text is None else text.decode() for text in found], len(found))
-            if element is None:
-                return objects(found, len(found))
-            if element.numpy is None:
-                return objects([None if array is None else _items(array, element) for array in found], len(found))
-            return _arrays(found, element.numpy)
+            return unpack(found, selection.dtype)
         except ValueError:
             self._codec.refuse(self._rows)
-
-
-def _arrays(packed: Sequence[bytes | None], code: str) -> np.ndarray[Any, Any]:
-    """Arrays of fixed-width elements."""
-    lengths, rest = np.divmod([len(array or b"") for array in packed], np.dtype(code).itemsize)
-    if rest.any():
-        raise ValueError("a part of an element")
-    flat = np.frombuffer(b"".join([array or b"" for array in packed]), code)
-    return split(flat, lengths, [array is not None for array in packed])
-
-
-def _items(packed: bytes, element: DataType) -> list[Any]:
-    """The elements of an array of String or Bytes."""
-    items: list[Any] = []
-    start = 0
-    while start < len(packed):
-        if len(packed) < start + 4:
-            raise ValueError("a part of a length")
-        (length,) = _LENGTH.unpack_from(packed, start)
-        item = packed[start + 4 : start + 4 + length]
-        if len(item) != length:
-            raise ValueError("a part of an element")
-        items.append(item.decode() if element.name == "String" else item)
-        start += 4 + length
-    return items
 
 
 class RowCodec:
@@ -299,14 +266,7 @@ class RowCodec:
         ends = np.zeros(rows, np.int64)
         for i, column in enumerate(self._variable):
             where = f"feature {column.name} of view {self.view.name}"
-            try:
-                if column.dtype.element is None:
-                    encoded = [b"" if value is None else _blob(value) for value in columns[column.name].data]
-                else:
-                    element = column.dtype.element
-                    encoded = [_array(value, element, where) for value in columns[column.name].data]
-            except UnicodeEncodeError as error:
-                raise DataError(where, f"{error.object!r} is not text", expected="text with a UTF-8 form") from None
+            encoded = pack(columns[column.name].data, column.dtype, where)
             ends += np.fromiter(map(len, encoded), np.int64, rows)
             packed["ends"][:, i] = ends
             parts.append(encoded)
@@ -335,30 +295,14 @@ class RowCodec:
                 continue
             if len(row) < HEADER.size or row[0] != VERSION:
                 raise DataError(
-                    where,
-                    f"a value of {len(row)} bytes, version {row[:1].hex()}",
-                    expected=f"version {VERSION:02x}",
-                    remedy=remedy,
-                )
+                    where, f"a value of {len(row)} bytes, version {row[:1].hex()}",
+                    expected=f"version {VERSION:02x}, {HEADER.size} bytes at least", remedy=remedy,
+                )  # fmt: skip
             if row[1:9] != self.view.prefix:
                 raise ContractMismatch(
                     where, f"written under contract {row[1:9].hex()}", expected=self.view.prefix.hex(), remedy=remedy
                 )
         raise DataError(where, "a row is damaged", expected=f"{self.width} bytes and what they announce", remedy=remedy)
-
-
-def _blob(value: str | bytes) -> bytes:
-    return value.encode() if isinstance(value, str) else value
-
-
-def _array(value: Any, element: DataType, where: str) -> bytes:
-    if value is None:
-        return b""
-    items = array_of(value, element, where)
-    if element.numpy is not None:
-        return bytes(items.tobytes())
-    blobs = [_blob(item) for item in items]
-    return b"".join([_LENGTH.pack(len(blob)) + blob for blob in blobs])
 
 
 def _mix(state: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:

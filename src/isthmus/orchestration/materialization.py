@@ -97,7 +97,6 @@ def materialize(
             view = contract.views[name]
             with answering(url), _alone(store, view, url, progress) as lease:
                 counts = _Run(project, store, offline, history, lease, servers).write(full=full)
-                _require_same(url, servers, store.servers())
             done[name] = replace(counts, seconds=round(time.perf_counter() - started, 3))
     progress("all rows are written", 1.0)
     return done
@@ -112,7 +111,7 @@ class _Lease:
     """
 
     def __init__(self, lock: Lock, url: str) -> None:
-        self._lock, self._url = lock, url
+        self._lock, self.url = lock, url
         self._renewed = time.monotonic()
         self._lost = False
         self._over = threading.Event()
@@ -127,7 +126,7 @@ class _Lease:
         """
         if self._lost or time.monotonic() - self._renewed > LEASE_SECONDS:
             raise DependencyError(
-                f"Redis at {without_credentials(self._url)}", "may have been taken over by another materialization",
+                f"Redis at {without_credentials(self.url)}", "may have been taken over by another materialization",
                 expected=f"a sign of life every {LEASE_SECONDS:g} seconds", remedy="run `isthmus materialize` again",
             )  # fmt: skip
 
@@ -223,6 +222,7 @@ class _Run:
             counts, removed = self._send(state, changes.sent, horizon), self._remove(changes.removed, horizon)
             stamp = changes.stamp
         self._lease.require()
+        _require_same(self._lease.url, self._servers, self._store.servers())
         Log(self._project.offline).append(
             Materialization(
                 view=view.name, contract=view.hash, version=record.version, fingerprint=fingerprint, at=self._at,
