@@ -131,7 +131,8 @@ class Changes:
         if moved.any():
             first = int(np.flatnonzero(moved)[0])
             fresh = Stamp(horizon, int(after.event[first]), int(after.known[first]))
-            if not fresh.alters(after.event, after.known).any():
+            alike = (after.event[same] == fresh.event).all() and (after.known[same] == fresh.known).all()
+            if alike and not fresh.alters(after.event[sent], after.known[sent]).any():
                 stamp = fresh
             else:
                 sent |= moved

@@ -17,10 +17,10 @@ from isthmus.features.files import write_atomically
 from isthmus.features.offline import OfflineStore
 from isthmus.features.online import OnlineStore, ViewAnswer, answering, connect
 from isthmus.features.pointintime import History, horizon, point_in_time, status_column
+from isthmus.features.publishing import key_values
 from isthmus.features.rows import Bool
 from isthmus.features.types import String
 from isthmus.features.verdict import FeatureVerdict, Verdict, compare
-from isthmus.orchestration.materialization import key_values
 from isthmus.orchestration.models import check_last_package, is_exported
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables import Progress, silent
