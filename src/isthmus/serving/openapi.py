@@ -145,7 +145,7 @@ def _metrics() -> dict[str, Any]:
 
 
 def _error_headers(status: int) -> dict[str, Any]:
-    headers = {"X-Request-Id": {"schema": {"type": "string"}}}
+    headers: dict[str, Any] = {"X-Request-Id": {"schema": {"type": "string"}}}
     if status == 401:
         headers["WWW-Authenticate"] = {"schema": {"type": "string"}}
     if status in (429, 503):
