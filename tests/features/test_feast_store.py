@@ -612,7 +612,7 @@ def test_a_redis_that_refuses(tmp_path: Path) -> None:
         ]
         for ask in asked:
             with pytest.raises(
-                DependencyError, match=r"not accept.*correct online_store\.url in feature_store\.yaml"
+                DependencyError, match=r"not accept.*online_store\.url in feature_store\.yaml"
             ) as e:
                 ask()
             assert PASSWORD not in str(e.value)
