@@ -59,7 +59,7 @@ def _read_back(url: str, write: str = "") -> None:
     assert asyncio.run(read()) == [2**60 + 1, 7, None]
 
 
-def _refused(url: str) -> None:
+def _refused(url: str, found: str = "") -> None:
     async def ping() -> None:
         store = Store(url, Limits())
         try:
@@ -72,6 +72,8 @@ def _refused(url: str) -> None:
             attempt()
         for secret in ("wrong", PASSWORD, QUOTED):
             assert secret not in str(caught.value)
+        assert found in caught.value.found
+        assert not found or not caught.value.passes
 
 
 def test_password_user_and_socket(socket: tuple[Path, int]) -> None:
@@ -129,8 +131,11 @@ def test_tls(secured: int, own: Certificate, tmp_path: Path) -> None:
         _read_back(f"rediss://:{QUOTED}@{host}:{secured}?ssl_ca_certs={quote(str(own.certificate))}")
     _read_back(f"rediss://:{QUOTED}@127.0.0.1:{secured}?ssl_cert_reqs=none&ssl_check_hostname=false")
     # Nobody vouches for the certificate; another one does; no TLS.
-    _refused(f"rediss://:{QUOTED}@127.0.0.1:{secured}")
-    _refused(f"rediss://:{QUOTED}@127.0.0.1:{secured}?ssl_ca_certs={quote(str(certificate(tmp_path).certificate))}")
+    untrusted = "shows a certificate that is not trusted ("
+    _refused(f"rediss://:{QUOTED}@127.0.0.1:{secured}", untrusted)
+    other = quote(str(certificate(tmp_path).certificate))
+    _refused(f"rediss://:{QUOTED}@127.0.0.1:{secured}?ssl_ca_certs={other}", untrusted)
+    _refused(f"rediss://:{QUOTED}@127.1:{secured}?ssl_ca_certs={quote(str(own.certificate))}", untrusted)
     _refused(f"redis://:{QUOTED}@127.0.0.1:{secured}")
     _refused(f"rediss://:{QUOTED}@127.0.0.1:{secured}?ssl_ca_certs=/nowhere.pem")
 
@@ -148,7 +153,7 @@ async def _cancel_one_of_many(url: str) -> None:
             gone.cancel()
             assert await asyncio.gather(*kept) == [[name + b"-%d" % n] for n in range(8)]
         assert node._wires[False] is wire
-        assert not wire.lost
+        assert not wire.left
     finally:
         await node.close()
 

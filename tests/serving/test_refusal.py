@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -81,6 +82,34 @@ def test_a_password_that_is_changed_while_the_server_runs(tmp_path: Path, port: 
             _require_refused(answer, "does not accept the user and the password", passes=False)
         admin.config_set("requirepass", PASSWORD)
         assert server.lookup(**LOOKUP).json()["results"][1]["values"] == [7]
+
+
+def test_another_primary_is_found_by_the_same_name(tmp_path: Path) -> None:
+    """The name is a link to a socket, which new connections follow and old ones do not, as with a name in the DNS."""
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    link = tmp_path / "primary.sock"
+    with ExitStack() as stack:
+        clients = []
+        for name in ("one", "two"):
+            place = tmp_path / f"{name}.sock"
+            client = stack.enter_context(redis.Redis(unix_socket_path=str(place)))
+            stack.enter_context(redis_server(tmp_path / name, "--port", "0", "--unixsocket", str(place), client=client))
+            fill(f"unix://{place}")
+            clients.append(client)
+        link.symlink_to("one.sock")
+        server = stack.enter_context(serving(tmp_path, f"unix://{link}"))
+        assert _push(server, 8).json() == {"rows": 1, "written": 1}
+        clients[0].replicaof("127.0.0.1", 1)
+        _require_refused(_push(server, 9), "is a replica and takes no writes", passes=False)
+        link.unlink()
+        link.symlink_to("two.sock")
+        assert _push(server, 9).json() == {"rows": 1, "written": 1}
+        assert server.lookup(**LOOKUP).json()["results"][1]["values"] == [9]
+        # What was left is closed.
+        deadline = time.monotonic() + 5
+        while len(clients[0].client_list(_type="normal")) > 1 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(clients[0].client_list(_type="normal")) == 1
 
 
 def test_loading_is_waited_for_without_a_restart(tmp_path: Path) -> None:

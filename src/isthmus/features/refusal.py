@@ -84,6 +84,11 @@ def refusal(error: BaseException) -> Refusal | None:
     return None
 
 
+def of_a_replica(reply: object) -> bool:
+    """Whether a reply refuses a write because the server is a replica."""
+    return isinstance(reply, redis.ResponseError) and _code(reply) == "READONLY"
+
+
 def only_writes(error: BaseException) -> bool:
     """Whether a refusal of PING is one of writes alone: Redis that cannot save refuses both, and answers lookups."""
     return _code(error) == "MISCONF"
@@ -91,7 +96,8 @@ def only_writes(error: BaseException) -> bool:
 
 def words(error: BaseException) -> str:
     """What an error says, without the command that a pipeline puts before it."""
-    return str(error).rpartition("of pipeline caused error: ")[2].strip().rstrip(".") or type(error).__name__
+    said = str(error).rpartition("of pipeline caused error: ")[2].strip().rstrip(".")
+    return said or ("not in time" if isinstance(error, TimeoutError) else type(error).__name__)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -19,6 +19,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AskError, InvalidResponse
 
 from isthmus.features.exchange import Piece, Script
+from isthmus.features.refusal import of_a_replica
 from isthmus.serving.offload import offload
 
 KEYS = 1000
@@ -59,15 +60,17 @@ class Node:
             RedisError: there is no connection, or Redis has refused a command.
         """
         packed = await offload(len(commands) > KEYS, _pack, commands)
-        try:
-            replies = await self._exchange(packed, len(commands))
-        except redis.ConnectionError:
-            # A connection from before Redis was started again. The next one is new.
-            replies = await self._exchange(packed, len(commands))
-        if not refusals:
-            for reply in replies:
-                if isinstance(reply, Exception):
-                    raise reply
+        before = list(self._wires.values())
+        replies = await self._replies(packed, len(commands))
+        refused = [reply for reply in replies if isinstance(reply, Exception)]
+        if before and any(map(of_a_replica, refused)):
+            # Connections from before another server became the primary. The next ones go where its name leads now.
+            for wire in before:
+                wire.leave()
+            replies = await self._replies(packed, len(commands))
+            refused = [reply for reply in replies if isinstance(reply, Exception)]
+        if refused and not refusals:
+            raise refused[0]
         return replies
 
     async def run(self, script: Script, arguments: Sequence[bytes], piece: Piece) -> list[Any]:
@@ -95,13 +98,20 @@ class Node:
         for wire in self._wires.values():
             wire.abort()
 
+    async def _replies(self, packed: bytes, count: int) -> list[Any]:
+        try:
+            return await self._exchange(packed, count)
+        except redis.ConnectionError:
+            # A connection from before Redis was started again. The next one is new.
+            return await self._exchange(packed, count)
+
     async def _exchange(self, packed: bytes, count: int) -> list[Any]:
         many = count > _FEW
         wire = self._wires.get(many)
-        if wire is None or wire.lost:
+        if wire is None or wire.left:
             async with self._opening[many]:
                 wire = self._wires.get(many)
-                if wire is None or wire.lost:
+                if wire is None or wire.left:
                     wire = self._wires[many] = await self._open()
         return await wire.ask(packed, count)
 
@@ -124,7 +134,8 @@ class _Wire(asyncio.Protocol):
     """
 
     def __init__(self, connection: Any) -> None:
-        self.lost = False
+        self.left = False
+        """Whether it takes no more requests."""
         # Kept, because a writer that is collected closes its transport.
         self._writer, connection._writer, connection._reader = connection._writer, None, None
         self._transport: asyncio.WriteTransport = self._writer.transport
@@ -166,6 +177,12 @@ class _Wire(asyncio.Protocol):
         if not self.lost:
             self._transport.writelines(parts)
 
+    def leave(self) -> None:
+        """Takes no more requests, and closes the connection once those under way are answered."""
+        self.left = True
+        if not self._waiting:
+            self._transport.close()
+
     def abort(self) -> None:
         """Closes the connection at once."""
         self._transport.abort()
@@ -183,13 +200,15 @@ class _Wire(asyncio.Protocol):
                     self._waiting.popleft()
                     if not future.done():
                         future.set_result(replies)
+            if self.left and not self._waiting:
+                self._transport.close()
         except (InvalidResponse, IndexError):
             # What speaks there is no Redis.
             self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tells everyone who waits."""
-        self.lost = True
+        self.left = True
         while self._waiting:
             future, _, _ = self._waiting.popleft()
             if not future.done():

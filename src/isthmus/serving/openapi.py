@@ -23,7 +23,7 @@ _ERRORS = {
     413: "The body is too long, or asks for too many rows or values.",
     422: "The request lacks something, or something has another type.",
     429: "The API key is used more often than it may be.",
-    503: "There is no contract or no model yet, Redis does not answer, or too many requests are under way.",
+    503: "There is no contract or no model yet, Redis does not answer or refuses, or too many requests are under way.",
 }
 
 _ANY = (401, 429, 503)
@@ -145,11 +145,12 @@ def _metrics() -> dict[str, Any]:
 
 
 def _error_headers(status: int) -> dict[str, Any]:
-    headers = {"X-Request-Id": {"schema": {"type": "string"}}}
+    headers: dict[str, Any] = {"X-Request-Id": {"schema": {"type": "string"}}}
     if status == 401:
         headers["WWW-Authenticate"] = {"schema": {"type": "string"}}
     if status in (429, 503):
-        headers["Retry-After"] = {"schema": {"type": "string"}}
+        found = "Seconds; left out of a 503 where somebody has to do something first."
+        headers["Retry-After"] = {"description": found, "schema": {"type": "string"}}
     return headers
 
 
