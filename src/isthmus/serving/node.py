@@ -174,7 +174,7 @@ class _Wire(asyncio.Protocol):
 
     def _send(self) -> None:
         parts, self._outgoing = self._outgoing, []
-        if not self.lost:
+        if not self._transport.is_closing():
             self._transport.writelines(parts)
 
     def leave(self) -> None:
