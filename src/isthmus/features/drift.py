@@ -1,0 +1,158 @@
+"""How far the values of a feature have moved from those of a reference: a pure function of two statistics.
+
+* Population stability index, sum over bins of (p - q) ln(p / q) for the shares p of the reference and q of what is new
+  (Siddiqi 2006, "Credit Risk Scorecards"; it is the symmetrized Kullback-Leibler divergence). Numbers fall into bins
+  between the deciles of the reference, and a value that makes up a decile alone has a bin of its own; categories into
+  the reference's most frequent ones and all others. Null has a bin, and so have NaN and the infinities together. A
+  share below half a point (`statistics.POINTS`) counts as half a point, so that an empty bin gives no infinity.
+* Kolmogorov-Smirnov statistic, the largest gap between the two distribution functions (`scipy.stats.ks_2samp`).
+* Wasserstein distance of first order, the area between them (`scipy.stats.wasserstein_distance`), in standard
+  deviations of the reference.
+
+The latter two read the points of the statistics, so they are off by at most 1/256, and say nothing of categories.
+
+The thresholds are one: a normal distribution that moves by half a standard deviation has an index of 0.25, a gap of
+0.197 and a distance of 0.5. Few rows differ by chance: what rows of one distribution exceed once in a thousand times is
+never drift. For the index that is the 0.999 quantile of chi-square with one degree less than bins, times 1/n + 1/m
+(Yurdakul and Naranjo 2020, "Statistical properties of the population stability index", Journal of Risk Model
+Validation 14:4); for the gap, 1.95 sqrt(1/n + 1/m) (Smirnov 1948). Both take rows for independent; rows that are not,
+such as those of rolling windows, move more by chance.
+"""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from isthmus.features.errors import DependencyError
+from isthmus.features.statistics import POINTS, SAMPLE, FeatureStatistics
+
+BINS = 10
+CATEGORIES = 20
+_FLOOR = 0.5 / POINTS
+_RARE = 3.0902
+"""The normal quantile of 0.999."""
+
+
+class Thresholds(msgspec.Struct, frozen=True):
+    """Beyond which a feature has drifted; see the module."""
+
+    psi: float = 0.25
+    ks: float = 0.2
+    wasserstein: float = 0.5
+
+
+class Drift(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a feature has moved.
+
+    Attributes:
+        rows: how many are new.
+        psi: population stability index.
+        ks: Kolmogorov-Smirnov statistic; None for categories, or where one side has no number.
+        wasserstein: in standard deviations of the reference; likewise None, and None if the reference is constant.
+        exceeded: which of them are beyond their threshold and beyond chance.
+        unseen: categories of the new rows that the reference, which names all of its own, has not; the most frequent.
+    """
+
+    rows: int
+    psi: float
+    ks: float | None = None
+    wasserstein: float | None = None
+    exceeded: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
+
+
+def drift(reference: FeatureStatistics, new: FeatureStatistics, thresholds: Thresholds | None = None) -> Drift:
+    """Compares what is new with a reference of the same type.
+
+    Raises:
+        DependencyError: SciPy is not installed.
+    """
+    limits = thresholds or Thresholds()
+    if not reference.rows or not new.rows:
+        return Drift(rows=new.rows, psi=0.0)
+    index, chance = psi(reference, new)
+    exceeded = ["psi"] if index > max(limits.psi, chance) else []
+    gap = distance = None
+    if reference.points and new.points:
+        gap, distance = _scipy(reference.points, new.points)
+        distance = distance / reference.deviation if reference.deviation else None
+        spread = math.sqrt(_inverse_rows(reference.rows - reference.nulls, new.rows - new.nulls))
+        if gap > max(limits.ks, 1.9495 * spread):
+            exceeded.append("ks")
+        if distance is not None and distance > max(limits.wasserstein, _RARE * spread):
+            exceeded.append("wasserstein")
+    return Drift(
+        rows=new.rows, psi=index, ks=gap, wasserstein=distance, exceeded=tuple(exceeded), unseen=_unseen(reference, new)
+    )
+
+
+def psi(reference: FeatureStatistics, new: FeatureStatistics) -> tuple[float, float]:
+    """The population stability index, and what chance alone exceeds once in a thousand times.
+
+    Args:
+        reference: of at least one row.
+        new: likewise.
+    """
+    if reference.categorical:
+        names = list(reference.top)[:CATEGORIES]
+        shares = [_category_shares(side, names) for side in (reference, new)]
+    else:
+        edges = _edges(reference.points)
+        shares = [_number_shares(side, edges) for side in (reference, new)]
+    p, q = (np.maximum(side, _FLOOR) for side in shares)
+    filled = int(((shares[0] > 0) | (shares[1] > 0)).sum())
+    return float(np.sum((p - q) * np.log(p / q))), _chi_square(filled - 1) * _inverse_rows(reference.rows, new.rows)
+
+
+def _edges(points: Sequence[float]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """The upper ends of all bins but the last, ascending: the deciles, and what is just below one met twice."""
+    deciles = [points[min(n * len(points) // BINS, len(points) - 1)] for n in range(1, BINS)] if points else []
+    twice = {value for value in deciles if deciles.count(value) > 1}
+    return np.array(sorted({*deciles, *(math.nextafter(value, -math.inf) for value in twice)}), np.float64)
+
+
+def _number_shares(
+    side: FeatureStatistics, edges: np.ndarray[tuple[int], np.dtype[np.float64]]
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Shares of all rows: null, not finite, and each bin (edge, edge]."""
+    counts = np.bincount(np.searchsorted(edges, np.array(side.points), side="left"), minlength=len(edges) + 1)
+    finite = side.rows - side.nulls - side.not_finite
+    inside = counts * (finite / side.rows / max(len(side.points), 1))
+    return np.concatenate([[side.nulls / side.rows, side.not_finite / side.rows], inside])
+
+
+def _category_shares(side: FeatureStatistics, names: Sequence[str]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Shares of all rows: null, each named category, all others."""
+    named = [side.top.get(name, 0.0) for name in names]
+    nulls = side.nulls / side.rows
+    return np.array([nulls, *named, max(0.0, 1.0 - nulls - sum(named))])
+
+
+def _unseen(reference: FeatureStatistics, new: FeatureStatistics) -> tuple[str, ...]:
+    if not reference.categorical or reference.distinct > len(reference.top):
+        return ()
+    return tuple(name for name in new.top if name not in reference.top)[:5]
+
+
+def _inverse_rows(n: int, m: int) -> float:
+    """1/n + 1/m for the rows that were looked at."""
+    return 1 / max(min(n, SAMPLE), 1) + 1 / max(min(m, SAMPLE), 1)
+
+
+def _chi_square(freedom: int) -> float:
+    """The 0.999 quantile of chi-square, as Wilson and Hilferty (1931) have it; 0 without freedom."""
+    if freedom < 1:
+        return 0.0
+    part = 2 / (9 * freedom)
+    return float(freedom * (1 - part + _RARE * math.sqrt(part)) ** 3)
+
+
+def _scipy(reference: Sequence[float], new: Sequence[float]) -> tuple[float, float]:
+    try:
+        from scipy.stats import ks_2samp, wasserstein_distance
+    except ImportError as error:
+        raise DependencyError("drift", f"SciPy cannot be imported ({error})",
+                              remedy="install it with: pip install 'isthmus[orchestration]'") from error  # fmt: skip
+    return float(ks_2samp(reference, new, method="asymp").statistic), float(wasserstein_distance(reference, new))
