@@ -1,6 +1,6 @@
 """The gate before the offline tables: rows that break what their view promises are not written."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -19,7 +19,9 @@ def require_expectations(project: Project, rows: Mapping[str, pa.Table | ds.Data
     """
     broken = [finding for view, data in rows.items() for finding in findings(project, view, data) if not finding.passed]
     if broken:
-        raise failure("build", broken, "correct the transform, its sources or the expectation; nothing was written")
+        raise failure(
+            "build", [*map(str, broken)], "correct the transform, its sources or the expectation; nothing was written"
+        )
 
 
 def findings(project: Project, view: str, data: pa.Table | ds.Dataset) -> list[Finding]:
@@ -30,9 +32,9 @@ def findings(project: Project, view: str, data: pa.Table | ds.Dataset) -> list[F
     return check(contract, promised, data, now=project.now(), references=known)
 
 
-def failure(where: str, broken: list[Finding], remedy: str) -> GateFailed:
-    """One error for all broken expectations."""
-    if len(broken) == 1:
-        return GateFailed(where, str(broken[0]), remedy=remedy)
-    found = f"{len(broken)} expectations are broken" + "".join(f"\n  - {finding}" for finding in broken)
+def failure(where: str, wrong: Sequence[str], remedy: str) -> GateFailed:
+    """One error for everything that is wrong, a sentence each."""
+    if len(wrong) == 1:
+        return GateFailed(where, wrong[0], remedy=remedy)
+    found = f"{len(wrong)} things do not hold" + "".join(f"\n  - {sentence}" for sentence in wrong)
     return GateFailed(where, found, remedy=remedy)

@@ -1,7 +1,7 @@
 """Statistics beside a training set: of what it holds, and of the tables it was joined from.
 
-New rows of a table are compared with its own rows of that time, never with the training set: in that one a row stands as
-often as it was asked for, and both would differ without anything having moved.
+New rows of a table are compared with its own rows of that time, never with the training set: in that one a row stands
+as often as it was asked for, and both would differ without anything having moved.
 """
 
 from collections.abc import Sequence
