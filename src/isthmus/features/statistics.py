@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from isthmus.features.columns import ARROW
 from isthmus.features.contract import Column, ViewContract
 from isthmus.features.rows import mix
 from isthmus.features.types import DataType
@@ -176,7 +177,8 @@ def measure(columns: Sequence[Column], batches: Iterable[pa.RecordBatch]) -> tup
         batches: rows that hold these columns, in the types of the contract.
     """
     measured = {column.name: _Measured(column.dtype) for column in columns}
-    sample = _Sample(list(measured))
+    empty = {name: _measurable(pa.array([], ARROW[one.dtype.name]), one.dtype) for name, one in measured.items()}
+    sample = _Sample(pa.table(empty))
     rows = 0
     for batch in batches:
         if len(batch):
@@ -300,17 +302,16 @@ class _Sample:
     they are cut into batches.
     """
 
-    def __init__(self, names: list[str]) -> None:
-        self._names = names
+    def __init__(self, empty: pa.Table) -> None:
         self._random = np.random.PCG64(0)
         self._limit = np.uint64(2**64 - 1)
-        self._numbers: list[_Hashes] = []
-        self._parts: list[pa.Table] = []
+        self._numbers: list[_Hashes] = [np.empty(0, np.uint64)]
+        self._parts = [empty]
 
     def add(self, arrays: Mapping[str, pa.Array], rows: int) -> None:
         numbers = self._random.random_raw(rows)
         chosen = np.flatnonzero(numbers <= self._limit)
-        table = pa.table({name: arrays[name] for name in self._names})
+        table = pa.table(dict(arrays))
         self._numbers.append(numbers[chosen])
         self._parts.append(table if len(chosen) == rows else table.take(pa.array(chosen)))
         if sum(map(len, self._numbers)) > 2 * SAMPLE:
@@ -321,8 +322,7 @@ class _Sample:
         return self._parts[0]
 
     def _shrink(self) -> None:
-        numbers = np.concatenate([np.empty(0, np.uint64), *self._numbers])
-        table = pa.concat_tables(self._parts) if self._parts else pa.table({name: pa.nulls(0) for name in self._names})
+        numbers, table = np.concatenate(self._numbers), pa.concat_tables(self._parts)
         if len(numbers) > SAMPLE:
             kept = np.argpartition(numbers, SAMPLE - 1)[:SAMPLE]
             numbers, table = numbers[kept], table.take(pa.array(kept)).combine_chunks()

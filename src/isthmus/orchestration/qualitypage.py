@@ -33,9 +33,9 @@ def _view(name: str, view: ViewQuality) -> str:
     statistics = view.statistics
     plots = map(_plot, statistics.features.values())
     rows = [[*map(escape, row), plot] for row, plot in zip(feature_rows(statistics), plots, strict=True)]
+    made = f"contract {statistics.contract[:12]}, fingerprint {statistics.fingerprint[:12]}"
     parts = [
-        f"<h2>{escape(name)}</h2>\n<p>{statistics.rows:,} rows, version {statistics.version}, "
-        f"contract {statistics.contract[:12]}, fingerprint {statistics.fingerprint[:12]}</p>",
+        f"<h2>{escape(name)}</h2>\n<p>{statistics.rows:,} rows, version {statistics.version}, {made}</p>",
         _table([*FEATURE_COLUMNS, "distribution"], rows),
     ]
     if view.findings:
