@@ -11,12 +11,17 @@
 
 The latter two read the points of the statistics, so they are off by at most 1/256, and say nothing of categories.
 
-The thresholds are one: a normal distribution that moves by half a standard deviation has an index of 0.25, a gap of
-0.197 and a distance of 0.5. Few rows differ by chance: what rows of one distribution exceed once in a thousand times is
-never drift. For the index that is the 0.999 quantile of chi-square with one degree less than bins, times 1/n + 1/m
-(Yurdakul and Naranjo 2020, "Statistical properties of the population stability index", Journal of Risk Model
-Validation 14:4); for the gap, 1.95 sqrt(1/n + 1/m) (Smirnov 1948). Both take rows for independent; rows that are not,
-such as those of rolling windows, move more by chance.
+What has drifted is beyond three things.
+
+* A threshold. The three are one: a normal distribution that moves by half a standard deviation has an index of 0.25, a
+  gap of 0.197 and a distance of 0.5.
+* Chance: what so few rows of one distribution exceed once in a thousand times. For the index that is the 0.999 quantile
+  of chi-square with one degree less than bins, times 1/n + 1/m (Yurdakul and Naranjo 2020, "Statistical properties of
+  the population stability index", Journal of Risk Model Validation 14:4); for the gap, 1.95 sqrt(1/n + 1/m) (Smirnov
+  1948).
+* What is usual. Chance takes rows for independent, and those of one night or of one rolling window are not: four hours
+  never look like a year. So windows of the reference's own time, each as long as that of the new rows, are compared
+  with the whole of it too. New rows that are no stranger than one of those have not drifted.
 """
 
 import math
@@ -24,12 +29,20 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
 
+from isthmus.features.columns import micros
+from isthmus.features.contract import Column
 from isthmus.features.errors import DependencyError
-from isthmus.features.statistics import POINTS, SAMPLE, FeatureStatistics
+from isthmus.features.statistics import POINTS, SAMPLE, FeatureStatistics, Measurement, read
+
+WINDOWS = 50
+"""Windows of the reference that new rows are held against."""
 
 BINS = 10
 CATEGORIES = 20
+_WINDOW_SAMPLE = 4_096
 _FLOOR = 0.5 / POINTS
 _RARE = 3.0902
 """The normal quantile of 0.999."""
@@ -51,7 +64,7 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
         psi: population stability index.
         ks: Kolmogorov-Smirnov statistic; None for categories, or where one side has no number.
         wasserstein: in standard deviations of the reference; likewise None, and None if the reference is constant.
-        exceeded: which of them are beyond their threshold and beyond chance.
+        exceeded: which of them are beyond threshold, chance and what is usual.
         unseen: categories of the new rows that the reference, which names all of its own, has not; the most frequent.
     """
 
@@ -63,8 +76,19 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
     unseen: tuple[str, ...] = ()
 
 
-def drift(reference: FeatureStatistics, new: FeatureStatistics, thresholds: Thresholds | None = None) -> Drift:
+def drift(
+    reference: FeatureStatistics,
+    new: FeatureStatistics,
+    thresholds: Thresholds | None = None,
+    windows: Sequence[FeatureStatistics] = (),
+) -> Drift:
     """Compares what is new with a reference of the same type.
+
+    Args:
+        reference: what it is compared with.
+        new: what is new.
+        thresholds: beyond which it has drifted.
+        windows: parts of the reference, each as long as the window of the new rows.
 
     Raises:
         DependencyError: SciPy is not installed.
@@ -73,19 +97,68 @@ def drift(reference: FeatureStatistics, new: FeatureStatistics, thresholds: Thre
     if not reference.rows or not new.rows:
         return Drift(rows=new.rows, psi=0.0)
     index, chance = psi(reference, new)
-    exceeded = ["psi"] if index > max(limits.psi, chance) else []
-    gap = distance = None
-    if reference.points and new.points:
-        gap, distance = _scipy(reference.points, new.points)
-        distance = distance / reference.deviation if reference.deviation else None
-        spread = math.sqrt(_inverse_rows(reference.rows - reference.nulls, new.rows - new.nulls))
-        if gap > max(limits.ks, 1.9495 * spread):
-            exceeded.append("ks")
-        if distance is not None and distance > max(limits.wasserstein, _RARE * spread):
-            exceeded.append("wasserstein")
+    values = {"psi": index, **_numeric(reference, new)}
+    spread = math.sqrt(_inverse_rows(reference.rows - reference.nulls, new.rows - new.nulls))
+    bounds = {
+        "psi": max(limits.psi, chance),
+        "ks": max(limits.ks, 1.9495 * spread),
+        "wasserstein": max(limits.wasserstein, _RARE * spread),
+    }
+    exceeded = [name for name, value in values.items() if value > bounds[name]]
+    if exceeded:
+        usual = [{"psi": psi(reference, one)[0], **_numeric(reference, one)} for one in windows if one.rows]
+        exceeded = [name for name in exceeded if values[name] > max((one.get(name, 0.0) for one in usual), default=0.0)]
     return Drift(
-        rows=new.rows, psi=index, ks=gap, wasserstein=distance, exceeded=tuple(exceeded), unseen=_unseen(reference, new)
+        rows=new.rows,
+        psi=index,
+        ks=values.get("ks"),
+        wasserstein=values.get("wasserstein"),
+        exceeded=tuple(exceeded),
+        unseen=_unseen(reference, new),
     )
+
+
+def windows(
+    columns: Sequence[Column], data: ds.Dataset | pa.Table, until: int, length: int
+) -> dict[str, list[FeatureStatistics]]:
+    """Parts of a history, each of the same length of time, evenly spread from its end to its beginning.
+
+    Args:
+        columns: the features.
+        data: the history, with `event_timestamp`.
+        until: the end of the last window, in microseconds.
+        length: of each, in microseconds.
+
+    Returns:
+        For each column its statistics in at most WINDOWS windows that hold rows; none if there is time for only one.
+    """
+    first = until
+    for batch in read(data, ["event_timestamp"], until=until):
+        if len(batch):
+            first = min(first, int(micros(batch["event_timestamp"]).min()))
+    count = (until - first) // length
+    if count < 2:
+        return {column.name: [] for column in columns}
+    chosen = np.unique(np.linspace(0, count - 1, min(count, WINDOWS)).astype(np.int64))
+    parts = [Measurement(columns, _WINDOW_SAMPLE) for _ in chosen]
+    for batch in read(data, [*(column.name for column in columns), "event_timestamp"], until=until):
+        place = (until - micros(batch["event_timestamp"])) // length
+        order = np.argsort(place, kind="stable")
+        starts = np.searchsorted(place[order], chosen, side="left")
+        ends = np.searchsorted(place[order], chosen, side="right")
+        for part, start, end in zip(parts, starts, ends, strict=True):
+            if start < end:
+                part.add(batch.take(pa.array(order[start:end])))
+    measured = [part.features() for part in parts if part.rows]
+    return {column.name: [one[column.name] for one in measured] for column in columns}
+
+
+def _numeric(reference: FeatureStatistics, new: FeatureStatistics) -> dict[str, float]:
+    """The measures that only numbers have."""
+    if not reference.points or not new.points:
+        return {}
+    gap, distance = _scipy(reference.points, new.points)
+    return {"ks": gap, "wasserstein": distance / reference.deviation} if reference.deviation else {"ks": gap}
 
 
 def psi(reference: FeatureStatistics, new: FeatureStatistics) -> tuple[float, float]:

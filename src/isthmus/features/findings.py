@@ -1,6 +1,7 @@
 """Expectations held against rows: what was found, and at which keys first. One pass; unique ones take a second look."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -12,7 +13,7 @@ import pyarrow.dataset as ds
 from isthmus.features import clock
 from isthmus.features.columns import ARROW
 from isthmus.features.contract import ViewContract
-from isthmus.features.drift import psi
+from isthmus.features.drift import psi, windows
 from isthmus.features.expectations import (
     Between,
     Expectation,
@@ -24,7 +25,7 @@ from isthmus.features.expectations import (
     Rows,
     Unique,
 )
-from isthmus.features.statistics import FeatureStatistics, measure, read
+from isthmus.features.statistics import FeatureStatistics, read, view_statistics
 from isthmus.features.types import DataType
 
 EXAMPLES = 3
@@ -235,20 +236,25 @@ def _drift(
     data: ds.Dataset | pa.Table,
     references: Sequence[Reference],
 ) -> Iterator[Finding]:
-    column = next(column for column in view.fields if column.name == expectation.feature)
+    columns = [column for column in view.fields if column.name == expectation.feature]
     compared = False
     for reference in references:
         then = reference.features.get(expectation.feature)
         if then is None or then.dtype != dtype.name or not then.rows:
             continue
-        rows, now = measure([column], read(data, [column.name], after=reference.last))
-        if rows:
-            compared = True
-            index, chance = psi(then, now[column.name])
-            found = f"psi {index:.3g} of {rows} rows after training set {reference.training_set} of {reference.name}"
-            if most < index <= chance:
-                found += ", no more than chance among so few"
-            yield _finding(view, expectation, index <= max(most, chance), found)
+        new = view_statistics(replace(view, fields=tuple(columns)), data, 0, "", after=reference.last)
+        if new.last is None:
+            continue
+        compared = True
+        index, chance = psi(then, new.features[expectation.feature])
+        found = f"psi {index:.3g} of {new.rows} rows after training set {reference.training_set} of {reference.name}"
+        usual = 0.0
+        if index > max(most, chance):
+            parts = windows(columns, data, reference.last, new.last - reference.last)[expectation.feature]
+            usual = max((psi(then, part)[0] for part in parts), default=0.0)
+        if most < index <= max(chance, usual):
+            found += ", no more than chance or what was usual"
+        yield _finding(view, expectation, index <= max(most, chance, usual), found)
     if not compared:
         yield _finding(view, expectation, True, "no training set, or no row after it")
 

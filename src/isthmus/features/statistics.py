@@ -176,19 +176,39 @@ def measure(columns: Sequence[Column], batches: Iterable[pa.RecordBatch]) -> tup
         columns: what to measure.
         batches: rows that hold these columns, in the types of the contract.
     """
-    measured = {column.name: _Measured(column.dtype) for column in columns}
-    empty = {name: _measurable(pa.array([], ARROW[one.dtype.name]), one.dtype) for name, one in measured.items()}
-    sample = _Sample(pa.table(empty))
-    rows = 0
+    measurement = Measurement(columns)
     for batch in batches:
+        measurement.add(batch)
+    return measurement.rows, measurement.features()
+
+
+class Measurement:
+    """Columns being measured, batch by batch.
+
+    Args:
+        columns: what to measure.
+        sample: rows that the shapes of distributions are taken from, at most.
+    """
+
+    def __init__(self, columns: Sequence[Column], sample: int = SAMPLE) -> None:
+        self.rows = 0
+        self._measured = {column.name: _Measured(column.dtype) for column in columns}
+        empty = {name: _measurable(pa.array([], ARROW[m.dtype.name]), m.dtype) for name, m in self._measured.items()}
+        self._sample = _Sample(pa.table(empty), sample)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Takes rows in; they must have the columns, in the types of the contract."""
         if len(batch):
-            arrays = {name: _measurable(batch[name], one.dtype) for name, one in measured.items()}
-            for name, one in measured.items():
+            arrays = {name: _measurable(batch[name], one.dtype) for name, one in self._measured.items()}
+            for name, one in self._measured.items():
                 one.add(arrays[name])
-            sample.add(arrays, len(batch))
-            rows += len(batch)
-    drawn = sample.rows()
-    return rows, {name: one.statistics(drawn[name], rows) for name, one in measured.items()}
+            self._sample.add(arrays, len(batch))
+            self.rows += len(batch)
+
+    def features(self) -> dict[str, FeatureStatistics]:
+        """What the columns look like so far."""
+        drawn = self._sample.rows()
+        return {name: one.statistics(drawn[name], self.rows) for name, one in self._measured.items()}
 
 
 def category(value: bool | str | bytes) -> str:
@@ -296,13 +316,14 @@ class _Measured:
 
 
 class _Sample:
-    """At most SAMPLE of the rows, each as likely as any other: those with the smallest of random numbers.
+    """At most `size` of the rows, each as likely as any other: those with the smallest of random numbers.
 
     The numbers are a stream of their own, one a row, so the same rows in the same order give the same sample, however
     they are cut into batches.
     """
 
-    def __init__(self, empty: pa.Table) -> None:
+    def __init__(self, empty: pa.Table, size: int) -> None:
+        self._size = size
         self._random = np.random.PCG64(0)
         self._limit = np.uint64(2**64 - 1)
         self._numbers: list[_Hashes] = [np.empty(0, np.uint64)]
@@ -314,7 +335,7 @@ class _Sample:
         table = pa.table(dict(arrays))
         self._numbers.append(numbers[chosen])
         self._parts.append(table if len(chosen) == rows else table.take(pa.array(chosen)))
-        if sum(map(len, self._numbers)) > 2 * SAMPLE:
+        if sum(map(len, self._numbers)) > 2 * self._size:
             self._shrink()
 
     def rows(self) -> pa.Table:
@@ -323,8 +344,8 @@ class _Sample:
 
     def _shrink(self) -> None:
         numbers, table = np.concatenate(self._numbers), pa.concat_tables(self._parts)
-        if len(numbers) > SAMPLE:
-            kept = np.argpartition(numbers, SAMPLE - 1)[:SAMPLE]
+        if len(numbers) > self._size:
+            kept = np.argpartition(numbers, self._size - 1)[: self._size]
             numbers, table = numbers[kept], table.take(pa.array(kept)).combine_chunks()
             self._limit = numbers.max()
         self._numbers, self._parts = [numbers], [table]

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from isthmus.features import clock
-from isthmus.features.drift import Drift, Thresholds, drift
+from isthmus.features.drift import Drift, Thresholds, drift, windows
 from isthmus.features.errors import RequestError
 from isthmus.features.findings import Finding, Reference
 from isthmus.features.offline import OfflineStore
@@ -143,6 +143,12 @@ def _drift(history: History, reference: Reference, after: int | None, until: int
         for name, one in new.features.items()
         if name in reference.features and new.rows
     }
+    strange = [column for column in history.view.fields if column.name in compared and compared[column.name].exceeded]
+    if strange and new.last is not None:
+        # Only now: it reads the history of the reference again.
+        usual = windows(strange, history.data, min(reference.last, begin), new.last - begin)
+        for name, parts in usual.items():
+            compared[name] = drift(reference.features[name], new.features[name], windows=parts)
     return ViewDrift(name=reference.name, training_set=reference.training_set, after=begin, until=until,
                      rows=new.rows, features=compared)  # fmt: skip
 
