@@ -25,6 +25,7 @@ VERBS = [
     "apply",
     "build",
     "materialize",
+    "quality",
     "training-set",
     "distill",
     "export",

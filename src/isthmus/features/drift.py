@@ -4,7 +4,8 @@
   (Siddiqi 2006, "Credit Risk Scorecards"; it is the symmetrized Kullback-Leibler divergence). Numbers fall into bins
   between the deciles of the reference, and a value that makes up a decile alone has a bin of its own; categories into
   the reference's most frequent ones and all others. Null has a bin, and so have NaN and the infinities together. A
-  share below half a point (`statistics.POINTS`) counts as half a point, so that an empty bin gives no infinity.
+  share below half a row of the fewer ones, or below half a point (`statistics.POINTS`), counts as that half, so that an
+  empty bin gives no infinity.
 * Kolmogorov-Smirnov statistic, the largest gap between the two distribution functions (`scipy.stats.ks_2samp`).
 * Wasserstein distance of first order, the area between them (`scipy.stats.wasserstein_distance`), in standard
   deviations of the reference.
@@ -43,7 +44,6 @@ WINDOWS = 50
 BINS = 10
 CATEGORIES = 20
 _WINDOW_SAMPLE = 4_096
-_FLOOR = 0.5 / POINTS
 _RARE = 3.0902
 """The normal quantile of 0.999."""
 
@@ -174,7 +174,8 @@ def psi(reference: FeatureStatistics, new: FeatureStatistics) -> tuple[float, fl
     else:
         edges = _edges(reference.points)
         shares = [_number_shares(side, edges) for side in (reference, new)]
-    p, q = (np.maximum(side, _FLOOR) for side in shares)
+    least = 0.5 / min(reference.rows, new.rows, POINTS)
+    p, q = (np.maximum(side, least) for side in shares)
     filled = int(((shares[0] > 0) | (shares[1] > 0)).sum())
     return float(np.sum((p - q) * np.log(p / q))), _chi_square(filled - 1) * _inverse_rows(reference.rows, new.rows)
 
@@ -228,4 +229,7 @@ def _scipy(reference: Sequence[float], new: Sequence[float]) -> tuple[float, flo
     except ImportError as error:
         raise DependencyError("drift", f"SciPy cannot be imported ({error})",
                               remedy="install it with: pip install 'isthmus[orchestration]'") from error  # fmt: skip
-    return float(ks_2samp(reference, new, method="asymp").statistic), float(wasserstein_distance(reference, new))
+    # Its p-value, which nobody reads, is none for single values; a distance can be more than a float holds.
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        gap = float(ks_2samp(reference, new, method="asymp").statistic)
+        return gap, float(wasserstein_distance(reference, new))
