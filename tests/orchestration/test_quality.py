@@ -75,7 +75,7 @@ def stale(rows: pa.Table) -> pa.Table:
 
 
 def doubled(rows: pa.Table) -> pa.Table:
-    """Every order twice, known a second later: its key and times are those of no other row."""
+    """Every order three times, each known a second later: its key and times are those of no other row."""
     again = replaced(rows, "delivered_at", pc.add(pc.cast(rows["delivered_at"], pa.int64()), 1_000_000))
     third = replaced(rows, "delivered_at", pc.add(pc.cast(rows["delivered_at"], pa.int64()), 2_000_000))
     return pa.concat_tables([rows, again, third])
@@ -92,7 +92,7 @@ def test_expectations_change_neither_contract_nor_tables(promising: Shop, projec
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [
-        (cents_times(1000), "feature mean_amount_7d: 2400 of 2400 rows do not fit, first .* at customer=0, event_times"),
+        (cents_times(1000), "feature mean_amount_7d: 2400 of 2400 rows do not fit, first .* at customer=0, event"),
         (stale, "view customer_orders: the latest event is of 2024-02-08 .*; expected fresh within 3 days"),
         (doubled, "view customer_orders: 7200 rows; expected rows from 2000 to 5000"),
     ],
@@ -103,7 +103,7 @@ def test_a_build_that_breaks_a_promise_writes_nothing(
     before = files(promising.state / "offline")
     change(promising, fault(order_rows()))
     with pytest.raises(GateFailed, match=sentence) as caught:
-        build(project(promising))
+        build(project(promising), ["customer_orders", "customer_facts"])
     assert "nothing was written" in str(caught.value)
     assert files(promising.state / "offline") == before
     # What is not built does not stand in the way of what is.
@@ -198,7 +198,7 @@ def test_a_planted_fault_is_found_and_named(
         GateFailed, match="feature {1}: .*after training set .* of late_order".format(*feature.split("."))
     ):
         require_quality(report)
-    assert feature.split(".")[1] in page(report)
+    assert name in page(report)
     assert QualityReport is type(msgspec.json.decode(msgspec.json.encode(report), type=QualityReport))
 
 
@@ -208,9 +208,7 @@ def test_drift_stops_a_build_that_promises_none(promising: Shop, project: Open) 
     before = files(promising.state / "offline")
     promising.replace("now = 2024-03-01", "now = 2024-04-30", "isthmus.toml")
     change(promising, later(ORDERS, cents_times(1000)))
-    with pytest.raises(
-        GateFailed, match=r"feature mean_amount_7d: psi .* of 2400 rows after training set .*psi\) at most"
-    ):
+    with pytest.raises(GateFailed, match=r"feature mean_amount_7d: psi .* of 2400 rows after .*\(psi\) at most"):
         build(project(promising))
     assert files(promising.state / "offline") == before
     change(promising, later(ORDERS))
@@ -232,7 +230,7 @@ def test_statistics_that_are_damaged_or_missing(built: Shop, project: Open) -> N
     made = training_set(project(built))
     cut(made.path / FILE)
     with pytest.raises(
-        DataError, match="training set of late_order: its statistics cannot be read .*`isthmus training-set`"
+        DataError, match=r"training set of late_order: its statistics cannot be read .*`isthmus training-set`"
     ):
         quality(project(built))
     (made.path / FILE).unlink()
