@@ -194,12 +194,10 @@ def test_a_planted_fault_is_found_and_named(
 ) -> None:
     report = after(built, project, fault)
     assert list(drifted(report)) == [feature]
-    with pytest.raises(
-        GateFailed, match="feature {1}: .*after training set .* of late_order".format(*feature.split("."))
-    ):
+    name = feature.split(".")[1]
+    with pytest.raises(GateFailed, match=f"feature {name}: .*after training set .* of late_order"):
         require_quality(report)
     assert name in page(report)
-    assert QualityReport is type(msgspec.json.decode(msgspec.json.encode(report), type=QualityReport))
 
 
 def test_drift_stops_a_build_that_promises_none(promising: Shop, project: Open) -> None:
