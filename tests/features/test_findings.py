@@ -193,4 +193,6 @@ def test_nothing_is_read_where_nothing_is_expected() -> None:
 def test_a_moment_is_told_in_utc() -> None:
     finding = found(Expect.fresh(within=timedelta(hours=1)), event_timestamp=[DAY])
     assert "the latest event is of 1970-01-02 00:00:00Z, 9 days, 0:00:00 before" in finding.found
+    future = found(Expect.fresh(within=timedelta(hours=1)), event_timestamp=[NOW + 1, DAY])
+    assert (future.passed, future.found) == (False, finding.found)
     assert datetime.fromtimestamp(DAY / 1e6, UTC).day == 2

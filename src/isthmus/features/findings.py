@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from isthmus.features import clock
-from isthmus.features.columns import ARROW
+from isthmus.features.columns import ARROW, micros
 from isthmus.features.contract import ViewContract
 from isthmus.features.drift import psi, windows
 from isthmus.features.expectations import (
@@ -100,12 +100,17 @@ def check(
     broken = {n: _Broken() for n in rules}
     keys = [*(column.name for column in view.keys), "event_timestamp"]
     asked = dict.fromkeys(expectations[n].feature for n in rules)
-    rows, newest = 0, None
+    rows = 0
+    newest: int | None = None
     for batch in read(data, [*dict.fromkeys([*keys, *asked])]):
         if not len(batch):
             continue
-        latest = pc.max(pc.cast(batch["event_timestamp"], pa.int64())).as_py()
-        rows, newest = rows + len(batch), latest if newest is None else max(newest, latest)
+        rows += len(batch)
+        # A row of the future is not there yet: it must not hide that nothing has come for long.
+        times = micros(batch["event_timestamp"])
+        if (past := times <= now).any():
+            latest = int(times[past].max())
+            newest = latest if newest is None else max(newest, latest)
         for n, rule in rules.items():
             feature = expectations[n].feature
             broken[n].add(pc.fill_null(pc.invert(rule(batch[feature])), False), batch, feature, keys)
@@ -194,7 +199,7 @@ def _among(values: pa.Array, allowed: Sequence[Any], dtype: DataType) -> pa.Bool
 
 def _fresh(view: ViewContract, expectation: Expectation, within: int, newest: int | None, now: int) -> Finding:
     if newest is None:
-        return _finding(view, expectation, False, "no row")
+        return _finding(view, expectation, False, "no row until the project's present")
     age = (now - newest) * clock.MICROSECOND
     found = f"the latest event is of {clock.moment(newest):%Y-%m-%d %H:%M:%S}Z, {age} before the project's present"
     return _finding(view, expectation, now - newest <= within, found)
