@@ -13,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark us
 from isthmus import (
     Distillation,
     Entity,
+    Expect,
     FeatureService,
     Field,
     Float32,
@@ -119,9 +120,23 @@ def rolling(available: str) -> list[Field]:
 # of four thousand airplanes is not. So the student may use the first three, and only the teacher the fourth.
 TTL = timedelta(days=28)
 REPORTING = timedelta(minutes=5)
+# What holds of every flight that was ever counted, and of a day's flights from New York.
+SOUND = [
+    Expect.present("flights_1d"),
+    Expect.between("flights_1d", 1, 2000),
+    Expect.between("late_rate_28d", 0, 1),
+    Expect.fresh(within=timedelta(days=1)),
+]
 
 
-@transform(entities=[carrier], sources=[flights, airports], schema=rolling("device"), ttl=TTL, delay=REPORTING)
+@transform(
+    entities=[carrier],
+    sources=[flights, airports],
+    schema=rolling("device"),
+    ttl=TTL,
+    delay=REPORTING,
+    expectations=SOUND,
+)
 def carrier_punctuality(flights: DataFrame, airports: DataFrame) -> DataFrame:
     """How punctual a carrier has been in the last hours, days and weeks."""
     return punctuality(flights, airports, "carrier")
@@ -154,6 +169,11 @@ WEATHER = ("temp", "dewp", "humid", "wind_dir", "wind_speed", "wind_gust", "prec
     schema=[Field(name, Float32, "device") for name in WEATHER],
     ttl=timedelta(hours=6),
     delay=timedelta(hours=1),
+    expectations=[
+        Expect.between("humid", 0, 100),
+        Expect.between("pressure", 900, 1100),
+        Expect.present("temp", share=0.99),
+    ],
 )
 def origin_weather(hourly: DataFrame) -> DataFrame:
     """The weather at an airport, hour by hour, published within the hour."""
@@ -170,6 +190,7 @@ def origin_weather(hourly: DataFrame) -> DataFrame:
         Field("manufacturer", String),
         Field("model", String),
     ],
+    expectations=[Expect.one_of("engines", [1, 2, 3, 4]), Expect.present("model"), Expect.between("built", 1903, 2013)],
 )
 def aircraft_facts(planes: DataFrame) -> DataFrame:
     """What an airplane is. The register has no dates: its rows hold from the beginning."""

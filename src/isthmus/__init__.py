@@ -14,6 +14,7 @@ from isthmus.features.errors import (
     PackageError,
     RequestError,
 )
+from isthmus.features.expectations import Expect
 from isthmus.features.spec import Entity, FeatureService, FeatureView, Field, RequestSource, Source, Spine
 from isthmus.features.types import Array, Bool, Bytes, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from isthmus.transforms.transform import spine, transform
@@ -28,6 +29,7 @@ __all__ = [
     "DependencyError",
     "Distillation",
     "Entity",
+    "Expect",
     "FeatureService",
     "FeatureView",
     "Field",

@@ -28,6 +28,7 @@ VERBS = [
     "apply",
     "build",
     "materialize",
+    "quality",
     "training-set",
     "distill",
     "export",

@@ -6,7 +6,7 @@ from datetime import timedelta
 from types import FunctionType, NoneType
 from typing import Any
 
-from isthmus.features import code
+from isthmus.features import code, expectations
 from isthmus.features.clock import MICROSECOND
 from isthmus.features.contract import (
     RESERVED,
@@ -46,7 +46,7 @@ _PARTS: dict[type, dict[str, tuple[type, ...]]] = {
     Entity: {"join_keys": (Mapping,)},
     Source: {"path": (str,)},
     FeatureView: {"entities": (Entity,), "schema": (Field,), "sources": (Source,), "ttl": (timedelta, NoneType),
-                  "delay": (timedelta,), "function": _FUNCTION},
+                  "delay": (timedelta,), "function": _FUNCTION, "expectations": (expectations.Expectation,)},
     RequestSource: {"schema": (Field,)},
     FeatureService: {"features": (FeatureView, FeatureProjection, RequestSource)},
     Spine: {"entities": (Entity,), "label": (Field,), "sources": (Source,), "request": (RequestSource, NoneType),
@@ -156,6 +156,8 @@ class _Declarations:
                 self._wrong(f"view {view.name}, ttl", str(view.ttl), "a positive time, or None")
             if view.delay < MICROSECOND * 0:
                 self._wrong(f"view {view.name}, delay", str(view.delay), "zero or a positive time")
+            fields = {field.name: field.dtype for field in view.schema}
+            self.problems += expectations.problems(view.name, fields, view.expectations)
         for request in self.requests.values():
             self._schema(f"request source {request.name}", request.schema, set())
             for field in request.schema:

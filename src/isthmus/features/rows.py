@@ -280,10 +280,10 @@ class RowCodec:
         words = padded.view("<u8").astype(np.uint64)
         state = np.full(len(packed), _SEED, np.uint64)
         for i in range(words.shape[1]):
-            state = _mix(state ^ words[:, i])
+            state = mix(state ^ words[:, i])
         if tails:
             digests = b"".join([hashlib.blake2b(tail, digest_size=8).digest() for tail in tails])
-            state = _mix(state ^ np.frombuffer(digests, "<u8"))
+            state = mix(state ^ np.frombuffer(digests, "<u8"))
         return state >> np.uint64(1)
 
     def refuse(self, rows: Sequence[bytes | None]) -> NoReturn:
@@ -305,7 +305,8 @@ class RowCodec:
         raise DataError(where, "a row is damaged", expected=f"{self.width} bytes and what they announce", remedy=remedy)
 
 
-def _mix(state: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+def mix(state: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """The finalizer of SplitMix64: a bijection that spreads every bit over all bits."""
     state = state + np.uint64(_SEED)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(_FACTORS[0])
     state = (state ^ (state >> np.uint64(27))) * np.uint64(_FACTORS[1])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
 
+from isthmus.features.expectations import Expectation
 from isthmus.features.types import DataType
 
 Available = Literal["server", "device"]
@@ -81,6 +82,7 @@ class FeatureView:
         delay: how long after its event time a row becomes known, where the transform gives no `known_at` itself.
         function: the PySpark transform; one DataFrame parameter per source, named like the source.
         description: for people; not part of the contract.
+        expectations: what a build must hold to be written; gates, not values, so not part of the contract either.
     """
 
     name: str
@@ -91,6 +93,7 @@ class FeatureView:
     delay: timedelta = timedelta(0)
     function: Callable[..., Any] | None = field(default=None, repr=False)
     description: str = ""
+    expectations: Sequence[Expectation] = ()
 
     def __getitem__(self, features: Sequence[str]) -> "FeatureProjection":
         """Only the named features of this view, for a feature service; a single name counts as a list of one."""

@@ -4,7 +4,7 @@ Every blocking check is an op of its own: a failing check stops what is downstre
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
@@ -12,7 +12,17 @@ import dagster as dg
 from isthmus.distill.declaration import Distillation
 from isthmus.features.errors import GateFailed
 from isthmus.features.offline import OfflineStore
-from isthmus.orchestration import materialization, models, registration, release, tables, trainingset, verification
+from isthmus.orchestration import (
+    materialization,
+    models,
+    quality,
+    registration,
+    release,
+    summary,
+    tables,
+    trainingset,
+    verification,
+)
 from isthmus.orchestration.project import Project
 
 CONTRACT = dg.AssetKey("contract")
@@ -27,7 +37,7 @@ def build_definitions(project: Project, watch: tables.Progress = tables.silent) 
     """
     views = list(project.definitions.views)
     assets: list[Any] = [_contract(project), _offline(project, views, watch), _online(project, views, watch)]
-    checks: list[Any] = [_offline_check(project, views)]
+    checks: list[Any] = [_offline_check(project, views), _quality_check(project, views)]
     for declared in project.definitions.distillations.values():
         assets += [
             _training_set(project, declared, watch),
@@ -104,6 +114,32 @@ def _offline_check(project: Project, views: list[str]) -> dg.AssetChecksDefiniti
             )  # fmt: skip
 
     return check_offline
+
+
+def _quality_check(project: Project, views: list[str]) -> dg.AssetChecksDefinition:
+    specs = [dg.AssetCheckSpec("meets_its_expectations", asset=_key("offline", name), blocking=True) for name in views]
+
+    @dg.multi_asset_check(specs=specs, name="check_quality", can_subset=True)
+    def check_quality(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+        """The table still holds what its view promises: time passes and training sets change without a build."""
+        for key in sorted(context.selected_asset_check_keys, key=str):
+            name = key.asset_key.path[-1]
+            measured = quality.quality(project, [name], drift=False).views[name]
+            broken = [finding for finding in measured.findings if not finding.passed]
+            yield dg.AssetCheckResult(
+                passed=not broken, asset_key=key.asset_key, check_name=key.name,
+                description="\n".join(map(str, broken)) or None,
+                metadata={
+                    "rows": measured.statistics.rows,
+                    "expectations": _table(
+                        ([finding.feature, finding.expectation, finding.found] for finding in measured.findings),
+                        ["feature", "expectation", "found"],
+                    ),
+                    "statistics": _table(summary.feature_rows(measured.statistics), summary.FEATURE_COLUMNS),
+                },
+            )  # fmt: skip
+
+    return check_quality
 
 
 def _online(project: Project, views: list[str], watch: tables.Progress) -> dg.AssetsDefinition:
@@ -220,7 +256,11 @@ def _models(report: Mapping[str, Any]) -> dg.MetadataValue[str]:
     """The measures of teacher, reference, student and control, side by side."""
     measures = list(next(iter(report["models"].values())))
     rows = [[name, *(f"{model[measure]:,.4g}" for measure in measures)] for name, model in report["models"].items()]
-    lines = [["model", *measures], ["---"] * (len(measures) + 1), *rows]
+    return _table(rows, ["model", *measures])
+
+
+def _table(rows: Iterable[Sequence[str]], columns: Sequence[str]) -> dg.MetadataValue[str]:
+    lines = [columns, ["---"] * len(columns), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return dg.MetadataValue.md("\n".join("| " + " | ".join(line) + " |" for line in lines))
 
 

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,6 +79,47 @@ def materialize(
     with _progress() as progress:
         done = run(_project(project), views, full=full, progress=progress)
     _report({name: counts.as_dict() for name, counts in done.items()}, as_json=as_json)
+
+
+@app.command()
+def quality(
+    views: ViewsArgument = None,
+    since: Annotated[
+        datetime | None,
+        typer.Option(
+            help="New rows are those with later event times (UTC); by default than those of the training set in use."
+        ),
+    ] = None,
+    until: Annotated[datetime | None, typer.Option(help="The last event time of new rows (UTC).")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write a page that needs no network.")] = None,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the offline tables, their expectations and their drift. Exit code 1 if one is broken or exceeded."""
+    from isthmus.orchestration.quality import quality as run
+    from isthmus.orchestration.quality import require_quality
+
+    with _progress() as progress:
+        report = run(_project(project), views, since=since, until=until, progress=progress)
+    if html:
+        from isthmus.features.files import write_atomically
+        from isthmus.orchestration.qualitypage import page
+
+        write_atomically(html, page(report).encode())
+    if as_json:
+        _report(report.as_dict(), as_json=True)
+    else:
+        from isthmus.orchestration.summary import show_quality
+
+        show_quality(report)
+    try:
+        require_quality(report)
+    except GateFailed as error:
+        if not as_json:
+            raise
+        # The report is the one document on stdout.
+        _say(str(error))
+        raise typer.Exit(1) from error
 
 
 @app.command("training-set")

@@ -1,11 +1,18 @@
 """What a person reads at the end of a step."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+
+from isthmus.features import clock
+
+if TYPE_CHECKING:
+    from isthmus.features.statistics import ViewStatistics
+    from isthmus.orchestration.quality import QualityReport, ViewDrift
 
 _MODELS = {
     "teacher": "all server-side features",
@@ -31,6 +38,56 @@ def show_report(report: Mapping[str, Any]) -> None:
         elif isinstance(value, Mapping):
             value = f"{len(value)} entries, see --json"
         console.print(f"[dim]{key:>16}[/]  {_cell(value)}", highlight=False, soft_wrap=True)
+
+
+FEATURE_COLUMNS = ("feature", "type", "nulls", "distinct", "low", "median", "high", "mean")
+
+
+def feature_rows(statistics: "ViewStatistics") -> list[list[str]]:
+    """The features of a view as rows of FEATURE_COLUMNS; of categories the most frequent stands for the median."""
+    rows = []
+    for name, one in statistics.features.items():
+        nulls = f"{one.nulls / one.rows:.1%}" if one.rows else "-"
+        middle = next(iter(one.top), None) if one.categorical else one.quantile(0.5)
+        figures = map(_cell, (one.distinct, one.low, middle, one.high, one.mean))
+        rows.append([name, one.dtype, nulls, *figures])
+    return rows
+
+
+def show_quality(report: "QualityReport") -> None:
+    """Prints what a quality report found: statistics, expectations, drift."""
+    console = _console()
+    for name, view in report.views.items():
+        rows = view.statistics.rows
+        table = _table(*FEATURE_COLUMNS)
+        table.title, table.title_justify = f"{name}: {rows:,} rows, version {view.statistics.version}", "left"
+        for row in feature_rows(view.statistics):
+            table.add_row(*(cell if len(cell) <= 24 else cell[:23] + "…" for cell in map(escape, row)))
+        console.print(table)
+        for finding in view.findings:
+            word = "[green]holds[/] " if finding.passed else "[red]broken[/]"
+            promise = f"{finding.feature} {finding.expectation}".strip()
+            console.print(f"  {word} {escape(promise)}: {escape(finding.found)}", highlight=False, soft_wrap=True)
+        for drifts in view.drift:
+            _show_drift(console, drifts)
+        console.print()
+
+
+def _show_drift(console: Console, drifts: "ViewDrift") -> None:
+    since, until = (f"{clock.moment(at):%Y-%m-%d %H:%M}Z" if at is not None else "now"
+                    for at in (drifts.after, drifts.until))  # fmt: skip
+    title = f"drift of {drifts.rows:,} rows after {since}"
+    title += f" until {until}" if drifts.until is not None else ""
+    console.print(f"  {title}, against training set {drifts.training_set} of {drifts.name}", highlight=False)
+    if not drifts.rows:
+        return
+    table = _table("feature", "psi", "ks", "wasserstein", "")
+    for feature, one in drifts.features.items():
+        figures = map(_cell, (one.psi, one.ks, one.wasserstein))
+        unseen = f" unseen: {', '.join(one.unseen)}" if one.unseen else ""
+        word = f"[red]{', '.join(one.exceeded)}[/]" if one.exceeded else ""
+        table.add_row(feature, *figures, word + escape(unseen))
+    console.print(table)
 
 
 def show(outcome: Mapping[str, Any]) -> None:

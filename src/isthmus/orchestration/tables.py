@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from isthmus.features.errors import RequestError
 from isthmus.features.offline import OfflineStore, Written
 from isthmus.features.spec import FeatureView, Source, Spine
+from isthmus.orchestration import gate
 from isthmus.orchestration.project import Project
 from isthmus.transforms import engine, sources
 from isthmus.transforms.compute import Frames, compute_view
@@ -24,6 +25,9 @@ def build(project: Project, views: Sequence[str] | None = None, *, progress: Pro
         project: the project, applied.
         views: names of the views, or None for all.
         progress: told the view at hand and the share that is done.
+
+    Raises:
+        GateFailed: rows break an expectation of their view; nothing was written.
     """
     contract = project.applied()
     chosen = [project.definitions.views[name] for name in selected(project, views)]
@@ -35,6 +39,7 @@ def build(project: Project, views: Sequence[str] | None = None, *, progress: Pro
             progress(f"computing {view.name}", n / len(chosen))
             rows = compute_view(view, contract.views[view.name], frames)
             prepared[view.name] = store.prepare(contract.views[view.name], rows)
+    gate.require_expectations(project, {name: rows.rows for name, rows in prepared.items()})
     built = {name: store.write(rows) for name, rows in prepared.items()}
     progress("all tables are written", 1.0)
     return built

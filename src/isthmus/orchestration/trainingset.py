@@ -16,6 +16,7 @@ from isthmus.features.files import publish, read_pointer, write_atomically
 from isthmus.features.offline import OfflineStore
 from isthmus.features.pointintime import point_in_time
 from isthmus.features.types import TYPES
+from isthmus.orchestration import reference
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables import Progress, reading, silent
 from isthmus.transforms.compute import compute_spine
@@ -106,9 +107,17 @@ def training_set(project: Project, name: str | None = None, *, progress: Progres
         rows_in=len(spine),
         rows_out=len(table),
     )
-    if not (result.path / _RECORD).exists():
+    if not all((result.path / name).exists() for name in (_RECORD, reference.FILE)):
         progress("writing", 0.8)
-        publish(result.path, lambda fresh: _write(fresh, result, table))
+        columns = dict.fromkeys(
+            column for service in (declared.teacher, declared.student) for column in contract.inputs(service.name)
+        )
+
+        def write(fresh: Path) -> None:
+            _write(fresh, result, table)
+            reference.write(fresh, fresh / _DATA, result, list(columns), histories, offline)
+
+        publish(result.path, write)
     write_atomically(folder / "latest", identity.encode())
     progress("the training set is written", 1.0)
     return result

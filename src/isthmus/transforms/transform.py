@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+from isthmus.features.expectations import Expectation
 from isthmus.features.spec import Entity, FeatureView, Field, RequestSource, Source, Spine
 
 Function = Callable[..., Any]
@@ -16,18 +17,21 @@ def transform(
     schema: Sequence[Field],
     ttl: timedelta | None = None,
     delay: timedelta = timedelta(0),
+    expectations: Sequence[Expectation] = (),
 ) -> Callable[[Function], FeatureView]:
     """Declares the decorated PySpark function as a feature view of the function's name.
 
     The function takes one DataFrame per source, named like the source, and returns one with the join keys,
     `event_timestamp`, the features, and `known_at` unless every row is known `delay` after its event time. A source's
     own `timestamp` and `known` columns, kept under their names, stand for `event_timestamp` and `known_at`.
+    A build whose rows break one of the expectations writes nothing.
     """
 
     def declare(function: Function) -> FeatureView:
         return FeatureView(
-            function.__name__, tuple(entities), tuple(schema), tuple(sources), ttl, delay, function, _about(function)
-        )
+            function.__name__, tuple(entities), tuple(schema), tuple(sources), ttl, delay, function, _about(function),
+            tuple(expectations),
+        )  # fmt: skip
 
     return declare
 
