@@ -48,7 +48,7 @@ def client(url: str) -> Iterator[Client]:
         yield connected
 
 
-def _key(number: int) -> tuple[str, int]:
+def key_of(number: int) -> tuple[str, int]:
     """Keys whose parts, put together, are the same text."""
     return ("1" * (number % 3 + 1), number // 3)
 
@@ -57,8 +57,8 @@ def _features(values: list[int]) -> dict[str, Any]:
     return {"a": from_python(values, Int64), "b": from_python([float(value) for value in values], Float32)}
 
 
-def _history(rows: dict[int, list[Row]]) -> pa.Table:
-    flat = [(*_key(key), *row) for key, some in rows.items() for row in some]
+def history_of(rows: dict[int, list[Row]]) -> pa.Table:
+    flat = [(*key_of(key), *row) for key, some in rows.items() for row in some]
     k, n, event, known, value = ([row[i] for row in flat] for i in range(5))
     time = pa.timestamp("us", tz="UTC")
     columns = [k, n, pa.array(event, pa.int64()).cast(time), pa.array(known, pa.int64()).cast(time), value,
@@ -112,19 +112,19 @@ class World:
 
     def write(self, table: dict[int, list[Row]]) -> None:
         self.table = table
-        self.offline.write(self.offline.prepare(self.view, _history(table)))
+        self.offline.write(self.offline.prepare(self.view, history_of(table)))
 
     def publish(self, *, full: bool = False) -> Materialized:
         return publish(self.store, self.url, self.offline, self.offline.history(self.view), lambda: self.now, full=full)
 
     def push(self, key: int, row: Row) -> None:
-        k, n = _key(key)
+        k, n = key_of(key)
         event, known = np.array([row[0]], np.int64), np.array([row[1]], np.int64)
         self.store.write(self.view, {"k": [k], "n": [n]}, event, known, _features([row[2]]))
 
     def held(self) -> dict[int, Row]:
         keys = list(range(_KEYS))
-        named = [_key(key) for key in keys]
+        named = [key_of(key) for key in keys]
         answer = self.store.read(self.view, {"k": [k for k, _ in named], "n": [n for _, n in named]}, 1 << 62)
         values = answer.columns["a"].data.tolist()
         there = (answer.event != 0) | (answer.known != 0)
@@ -412,12 +412,12 @@ def test_a_state_is_the_row_that_wins_for_each_key(rows: list[tuple[int, int, in
     table: dict[int, list[Row]] = {}
     for key, event, known, value in unique.values():
         table.setdefault(key, []).append((event, known, value))
-    data = _history(table)
+    data = history_of(table)
     contents = [_content(value) for value in data["a"].to_pylist()]
     data = data.append_column("content_hash", pa.array(contents, pa.int64()))
     state = State.of(History(VIEW, data, 0), at)
     expected = {
-        _key(key): max(usable, key=_order)
+        key_of(key): max(usable, key=_order)
         for key, some in table.items()
         if (usable := [row for row in some if row[0] <= at and row[1] <= at])
     }
