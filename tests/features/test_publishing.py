@@ -71,7 +71,7 @@ def _content(value: int) -> int:
     return int(RowCodec(VIEW).content(_features([value]), 1)[0])
 
 
-def _order(row: Row) -> tuple[int, int, int]:
+def order_of(row: Row) -> tuple[int, int, int]:
     return row[0], row[1], _content(row[2])
 
 
@@ -83,7 +83,7 @@ class Oracle:
     horizon: int = -(1 << 63)
 
     def push(self, key: int, row: Row) -> None:
-        if key not in self.rows or _order(row) > _order(self.rows[key]):
+        if key not in self.rows or order_of(row) > order_of(self.rows[key]):
             self.rows[key] = row
 
     def publish(self, table: dict[int, list[Row]], now: int) -> None:
@@ -94,7 +94,7 @@ class Oracle:
             stored = self.rows.get(key)
             if stored is not None and stored[1] <= self.horizon:
                 stored = None
-            best = max([*usable, *([stored] if stored else [])], key=_order, default=None)
+            best = max([*usable, *([stored] if stored else [])], key=order_of, default=None)
             self.rows.pop(key, None)
             if best is not None:
                 self.rows[key] = best
@@ -143,7 +143,7 @@ _STEPS = st.lists(
 )  # fmt: skip
 
 
-def _after(table: dict[int, list[Row]], what: str, key: int, value: int, now: int) -> dict[int, list[Row]]:
+def after(table: dict[int, list[Row]], what: str, key: int, value: int, now: int) -> dict[int, list[Row]]:
     """A later table: every row in it was known by now."""
     table = {k: list(rows) for k, rows in table.items()}
     match what:
@@ -173,9 +173,9 @@ def test_runs_over_changes_leave_what_runs_over_everything_leave(
         world.write({key: [(1, 2, key)] for key in first})
         for n, (what, key, value, run) in enumerate([("nothing", 0, 1, True), *steps, ("nothing", 0, 1, True)]):
             world.now = now = 10 * (n + 1)
-            after = _after(world.table, what, key, value, now - 1)
-            if after != world.table:
-                world.write(after)
+            table = after(world.table, what, key, value, now - 1)
+            if table != world.table:
+                world.write(table)
             if what == "push":
                 world.push(key, (now - value, now - 1, value + 200))
                 oracle.push(key, (now - value, now - 1, value + 200))
@@ -190,7 +190,7 @@ def test_runs_over_changes_leave_what_runs_over_everything_leave(
                 world.publish(full=what == "full")
                 oracle.publish(world.table, now)
                 if what == "full":
-                    oracle.rows = {k: max(rows, key=_order) for k, rows in world.table.items()}
+                    oracle.rows = {k: max(rows, key=order_of) for k, rows in world.table.items()}
                 assert world.held() == oracle.rows, (n, what)
 
 
@@ -417,7 +417,7 @@ def test_a_state_is_the_row_that_wins_for_each_key(rows: list[tuple[int, int, in
     data = data.append_column("content_hash", pa.array(contents, pa.int64()))
     state = State.of(History(VIEW, data, 0), at)
     expected = {
-        key_of(key): max(usable, key=_order)
+        key_of(key): max(usable, key=order_of)
         for key, some in table.items()
         if (usable := [row for row in some if row[0] <= at and row[1] <= at])
     }

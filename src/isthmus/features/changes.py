@@ -66,6 +66,15 @@ class State:
         event, known, content = (part[chosen] for part in parts.values())
         return cls(history, asked.take(chosen), event, known, content, place[chosen], horizon)
 
+    def same(self, places: Places, later: "State") -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which rows of a later state, shape (m,), have the times and the content of those at `places`, -1 for none."""
+        if not len(self.content):
+            return places >= 0
+        old = np.maximum(places, 0)
+        equal = (self.content[old] == later.content) & (self.event[old] == later.event)
+        same: np.ndarray[Any, np.dtype[np.bool_]] = (places >= 0) & equal & (self.known[old] == later.known)
+        return same
+
     def rows(self, chosen: Places) -> Iterator[pa.Table]:
         """Some rows with all their columns, in the form of the offline table, a part at a time.
 
@@ -120,7 +129,7 @@ class Changes:
             horizon: the latest known time of all that Redis was told from the table.
             suspect: join keys which others have written since: they are sent, whatever `before` says.
         """
-        matched = _matches(before.keys, after.keys)
+        matched = matches(before.keys, after.keys)
         old = np.maximum(matched, 0)
         same = (matched >= 0) & (before.content[old] == after.content) if len(before.content) else matched >= 0
         moved = np.zeros(len(same), bool)
@@ -141,12 +150,12 @@ class Changes:
             return None
         gone = np.ones(len(before.content), bool)
         gone[matched[matched >= 0]] = False
-        lost = suspect.filter(pa.array(_matches(after.keys, suspect) < 0))
+        lost = suspect.filter(pa.array(matches(after.keys, suspect) < 0))
         removed = pa.concat_tables([before.keys.filter(pa.array(gone)), lost])
         return cls(chosen, int(np.count_nonzero(~same)), removed, stamp)
 
 
-def _matches(left: pa.Table, right: pa.Table) -> Places:
+def matches(left: pa.Table, right: pa.Table) -> Places:
     """For each key of `right` the row of `left` with the same key, or -1; no key of `left` is there twice."""
     if left.equals(right):
         return np.arange(len(right))
@@ -165,7 +174,7 @@ def _matches(left: pa.Table, right: pa.Table) -> Places:
 
 def _found(keys: pa.Table, among: pa.Table) -> Places:
     """Where some keys are among others, those of them that are."""
-    places = _matches(among, keys)
+    places = matches(among, keys)
     return places[places >= 0]
 
 

@@ -1,0 +1,110 @@
+"""A training set as served: what the log of materializations says was readable at each moment, and nothing else."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.features.embedded import EmbeddedRedis
+from isthmus.features.errors import DataError
+from isthmus.features.exchange import Client
+from isthmus.features.online import connect
+from isthmus.features.pointintime import status_column
+from isthmus.features.served import as_served
+from tests.features.test_publishing import VIEW, Row, World, after, key_of, order_of
+
+LIMITED = replace(VIEW, ttl=25)
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    with EmbeddedRedis(tmp_path_factory.mktemp("redis")) as running, connect(running.url) as connected:
+        yield connected
+
+
+def _spine(questions: list[tuple[int, int]]) -> pa.Table:
+    keys = [key_of(key) for key, _ in questions]
+    times = pa.array([at for _, at in questions], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+    return pa.table({"event_timestamp": times, "k": pa.array([k for k, _ in keys], pa.string()),
+                     "n": pa.array([n for _, n in keys], pa.int64())})  # fmt: skip
+
+
+def _answer(runs: list[tuple[int, dict[int, Row]]], key: int, at: int) -> tuple[str, int | None]:
+    """What a caller saw: the rows of the last run that had ended."""
+    rows: dict[int, Row] = next((state for readable, state in reversed(runs) if readable <= at), {})
+    if key not in rows:
+        return "not_found", None
+    event, _, value = rows[key]
+    return ("expired", None) if LIMITED.ttl is not None and at - event > LIMITED.ttl else ("present", value)
+
+
+@given(
+    first=st.sets(st.integers(0, 5), min_size=1),
+    steps=st.lists(
+        st.tuples(st.sampled_from(["restamp all", "change", "correct", "drop", "rewind", "nothing"]),
+                  st.integers(0, 5), st.integers(1, 9), st.booleans()),
+        max_size=5,
+    ),
+    questions=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 90)), min_size=1, max_size=12),
+)  # fmt: skip
+def test_it_is_what_callers_saw(
+    client: Client, first: set[int], steps: list[tuple[str, int, int, bool]], questions: list[tuple[int, int]]
+) -> None:
+    url = f"unix://{client.connection_pool.connection_kwargs['path']}"  # type: ignore[union-attr]
+    with TemporaryDirectory() as folder:
+        world = World(Path(folder), url, client, LIMITED)
+        world.write({key: [(1, 2, key)] for key in first})
+        runs: list[tuple[int, dict[int, Row]]] = []
+        for n, (what, key, value, run) in enumerate([("nothing", 0, 1, True), *steps]):
+            world.now = 10 * (n + 1)
+            table = after(world.table, what, key, value, world.now - 1)
+            if table != world.table:
+                world.write(table)
+            if run:
+                world.publish()
+                runs.append((world.now, {k: max(rows, key=order_of) for k, rows in world.table.items()}))
+        spine = _spine(questions)
+        found, report = as_served(spine, world.offline, [world.offline.history(LIMITED)])
+        assert found.select(spine.column_names).equals(spine)
+        expected = [_answer(runs, key, at) for key, at in questions]
+        values = found[LIMITED.full_name("a")].to_pylist()
+        assert list(zip(found[status_column(LIMITED)].to_pylist(), values, strict=True)) == expected
+        assert report[LIMITED.name]["a"].compared == len(questions)
+
+
+def test_the_lag_is_told(tmp_path: Path, client: Client) -> None:
+    url = f"unix://{client.connection_pool.connection_kwargs['path']}"  # type: ignore[union-attr]
+    second = 1_000_000
+    world = World(tmp_path, url, client)
+    world.write({0: [(second, second, 1)]})
+    world.now = 10 * second
+    world.publish()
+    world.write({0: [(second, second, 1), (11 * second, 11 * second, 2)]})
+    world.now = 30 * second
+    world.publish()
+    spine = _spine([(0, 5 * second), (0, 10 * second), (0, 20 * second), (0, 30 * second)])
+    found, report = as_served(spine, world.offline, [world.offline.history(VIEW)])
+    assert found[VIEW.full_name("a")].to_pylist() == [None, 1, 1, 2]
+    told = report[VIEW.name]["a"]
+    # At 5 s nothing was readable; at 20 s a row ten seconds older than the one that could have been known.
+    assert (told.compared, told.differing) == (4, 2)
+    assert told.lag_seconds == pytest.approx((0 + 10 + 0) / 3)
+
+
+def test_what_is_not_known_is_refused(tmp_path: Path, client: Client) -> None:
+    url = f"unix://{client.connection_pool.connection_kwargs['path']}"  # type: ignore[union-attr]
+    world = World(tmp_path, url, client)
+    world.write({0: [(1, 1, 1)]})
+    with pytest.raises(DataError, match="nothing was materialized"):
+        as_served(_spine([(0, 1)]), world.offline, [world.offline.history(VIEW)])
+    world.now = 10
+    world.publish()
+    for file in tmp_path.glob("traffic/**/*.parquet"):
+        file.write_bytes(b"")
+    with pytest.raises(DataError, match="traffic"):
+        as_served(_spine([(0, 1)]), world.offline, [world.offline.history(VIEW)])
