@@ -8,7 +8,8 @@ Arrow, to the bit. `join_naively` says the same without any of it.
 NaNs.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -84,8 +85,8 @@ def point_in_time(spine: pa.Table, histories: Sequence[History], threads: int = 
 class Join:
     """The point-in-time join of a spine that comes, and goes, in batches.
 
-    Both sides stream. In memory are `PASS` rows of the spine with what is joined to them, and a block of a history. A
-    history is read once for `PASS` rows, and its values only where rows of it are answers.
+    Both sides stream. In memory are `rows` rows of the spine with the distinct rows that answer them, and a block of a
+    history. Of a history's values only those are read that stand in a row group with an answer.
 
     Args:
         spine: the columns of the spine.
@@ -93,6 +94,8 @@ class Join:
         features: of each view, the names of its features that are wanted, in order; by default all of every view.
         status: whether to say what each view answered. Without, rows older than any question can use are not read.
         threads: CPU threads.
+        rows: rows of the spine for which each history is read once.
+        reading: entered with a view's name while its history is read, to say what is wrong with it.
 
     Attributes:
         schema: the columns of the result.
@@ -110,8 +113,10 @@ class Join:
         features: Mapping[str, Sequence[str]] | None = None,
         status: bool = True,
         threads: int = 2,
+        rows: int = PASS,
+        reading: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        self._spine = spine
+        self._rows, self._reading = rows, reading
         self._parts = [_Part(history, features[history.view.name] if features else None, status=status, threads=threads)
                        for history in histories]  # fmt: skip
         _check_spine(spine, self._parts)
@@ -126,13 +131,17 @@ class Join:
             DataError: a row has no time, or a value that does not fit its type; the row is named.
         """
         first = 0
-        for rows in in_lots(spine, PASS):
+        for rows in in_lots(spine, self._rows):
             yield from self._joined(rows, first)
             first += len(rows)
 
     def _joined(self, spine: pa.Table, first: int) -> Iterator[pa.RecordBatch]:
         at = _moments(spine, first)
-        answers = [part.answers(spine, first, at) for part in self._parts]
+        answers = []
+        for part in self._parts:
+            keys = part.keys(spine, first)
+            with self._reading(part.view.name):
+                answers.append(part.answers(keys, at))
         for start in range(0, len(spine), BATCH):
             columns = [_whole(column) for column in spine.slice(start, BATCH).columns]
             for answer in answers:
@@ -152,9 +161,11 @@ class _Part:
         if status:
             self.added.append(pa.field(status_column(view), _LABEL))
 
-    def answers(self, spine: pa.Table, first: int, at: Integers) -> "_Answers":
+    def keys(self, spine: pa.Table, first: int) -> list[pa.ChunkedArray]:
+        return [_cast(spine, column.name, ARROW[column.dtype.name], first) for column in self.view.keys]
+
+    def answers(self, keys: Sequence[pa.ChunkedArray], at: Integers) -> "_Answers":
         view = self.view
-        keys = [_cast(spine, column.name, ARROW[column.dtype.name], first) for column in view.keys]
         scan = self._scan(at)
         places, events = self._places(scan, keys, at)
         # Ages are counted without a sign: from the first moment to the last there are more than int64 has.
