@@ -25,26 +25,33 @@ def _columns(keys: list[Any], *, dictionaries: bool) -> list[pa.ChunkedArray]:
     return [numbers, texts.dictionary_encode() if dictionaries else texts]
 
 
-def _block(rows: list[Any], first: int, *, content: bool, dictionaries: bool) -> Block:
+def _since(row: Any, delay: int) -> int:
+    """When a row answers, if each takes so long, at most, to become readable."""
+    event, known, content = map(int, row[1:])
+    return min(max(event, known) + delay * content, GREATEST)
+
+
+def _block(rows: list[Any], first: int, *, content: bool, dictionaries: bool, delay: int = 0) -> Block:
     keys, event, known, hashes = zip(*rows, strict=True) if rows else ((), (), (), ())
-    numbers = [np.array(column, np.int64) for column in (event, known, hashes)]
+    usable = [_since(row, delay) for row in rows]
+    numbers = [np.array(column, np.int64) for column in (event, known, hashes, usable)]
     place = np.arange(first, first + len(rows))
-    return Block(_columns(list(keys), dictionaries=dictionaries), numbers[0], numbers[1], place,
+    return Block(_columns(list(keys), dictionaries=dictionaries), numbers[0], numbers[1], numbers[3], place,
                  numbers[2] if content else None)  # fmt: skip
 
 
-@given(ROWS, QUESTIONS, st.lists(st.integers(0, 12), max_size=3), st.booleans())
+@given(ROWS, QUESTIONS, st.lists(st.integers(0, 12), max_size=3), st.booleans(), st.sampled_from([0, 2]))
 def test_answers_are_the_time_rule_in_whatever_blocks_the_rows_come(
-    rows: list[Any], asked: list[Any], cuts: list[int], dictionaries: bool
+    rows: list[Any], asked: list[Any], cuts: list[int], dictionaries: bool, delay: int
 ) -> None:
     at = np.array([moment for _, moment in asked], np.int64)
     questions = Questions(_columns([key for key, _ in asked], dictionaries=False), at)
     ends = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
     for first, end in pairwise(ends):
-        questions.offer(_block(rows[first:end], first, content=True, dictionaries=dictionaries))
+        questions.offer(_block(rows[first:end], first, content=True, dictionaries=dictionaries, delay=delay))
     places, events = questions.answers()
     for n, (key, moment) in enumerate(asked):
-        own = [clock.Row(event, known, content, ()) for own, event, known, content in rows if own == key]
+        own = [clock.Row(row[1], row[2], row[3], ()) for row in rows if row[0] == key and _since(row, delay) <= moment]
         winner, _ = clock.as_of(own, moment, None)
         if winner is None:
             assert places[n] == -1
@@ -88,9 +95,10 @@ def test_many_sparse_composite_keys_stay_apart() -> None:
     at = np.full(9000, 10)
     questions = Questions(keys, at)
     order = chance.permutation(9000)
+    zeros, ones = np.zeros(9000, np.int64), np.ones(9000, np.int64)
     shuffled = [pa.chunked_array([part[order]]) for part in parts]
-    questions.offer(Block(shuffled, np.zeros(9000, np.int64), np.zeros(9000, np.int64), np.arange(9000)))
+    questions.offer(Block(shuffled, zeros, zeros, zeros, np.arange(9000)))
     strangers = [shuffled[0], shuffled[1], pa.chunked_array([np.roll(parts[2][order], 1)])]
-    questions.offer(Block(strangers, np.ones(9000, np.int64), np.ones(9000, np.int64), np.arange(9000, 18000)))
+    questions.offer(Block(strangers, ones, ones, ones, np.arange(9000, 18000)))
     places, _ = questions.answers()
     assert order[places].tolist() == list(range(9000))

@@ -34,6 +34,7 @@ class Block:
         keys: a column per join key.
         event: microseconds, shape (n,).
         known: microseconds, shape (n,).
+        since: the moment from which each row answers, not before its event; microseconds, shape (n,).
         place: what the caller knows each row by, shape (n,), not negative.
         content: content hashes, shape (n,); None if they are not needed to tell rows apart.
     """
@@ -41,6 +42,7 @@ class Block:
     keys: Sequence[pa.ChunkedArray]
     event: Integers
     known: Integers
+    since: Integers
     place: Integers
     content: Integers | None = None
 
@@ -73,6 +75,7 @@ class Questions:
         self._known = np.full(len(slots), _LEAST)
         self._content = np.full(len(slots), _LEAST)
         self._place = np.full(len(slots), _NONE)
+        self._exact = True
 
     def offer(self, block: Block) -> None:
         """Takes up what rows of the history say.
@@ -83,14 +86,14 @@ class Questions:
         if not len(self._place):
             return
         number = self._keys.of(block.keys)
-        usable = since(block.event, block.known)
-        slot = np.searchsorted(self._slots, self._axis.pack_rows(number, usable))
+        slot = np.searchsorted(self._slots, self._axis.pack_rows(number, block.since))
         # Past the last question of its key, a row falls on another key's, or on none.
         late = slot == len(self._place)
         slot[late] = 0
-        kept = np.flatnonzero((self._number[slot] == number) & ~late & (usable <= self._axis.high))
+        kept = np.flatnonzero((self._number[slot] == number) & ~late & (block.since <= self._axis.high))
         for column, best in ((block.event, self._event), (block.known, self._known)):
             kept = self._greatest(kept, slot, column, best)
+        self._exact = block.content is not None
         if block.content is not None:
             kept = self._greatest(kept, slot, block.content, self._content)
         elif _tied(slot[kept]) or (self._place[slot[kept]] >= 0).any():
@@ -98,20 +101,36 @@ class Questions:
         self._place[slot[kept]] = block.place[kept]
 
     def answers(self) -> tuple[Integers, Integers]:
-        """The place of the row that answers each question, -1 without one, and its event time. Shape (n,) each."""
-        count = len(self._place)
+        """The place of the row that answers each question, -1 without one, and its event time. Shape (n,) each.
+
+        Raises:
+            Tie: as `offer`.
+        """
         there = self._place >= 0
-        # Of two rows with one event time, the one that landed later was known later: the running maximum keeps the
-        # last of equals, and needs the event time alone.
-        axis = _Axis(self._event[there], self._keys.count)
-        events = np.full(count, _NONE)
-        events[there] = axis.pack(self._number[there], self._event[there])
-        order = np.arange(count)
-        best = np.maximum.accumulate(np.where(events == np.maximum.accumulate(events), order, 0)) if count else order
-        found = there[best] & (self._number[best] == self._number) if count else there
+        best = self._best(there)
+        found = there[best] & (self._number[best] == self._number)
         place = np.append(np.where(found, self._place[best], _NONE), _NONE)
         event = np.append(np.where(found, self._event[best], _LEAST), _LEAST)
         return place[self._slot_of], event[self._slot_of]
+
+    def _best(self, there: np.ndarray[Any, np.dtype[np.bool_]]) -> Integers:
+        """Of each slot, the slot at or before it that holds the greatest row so far."""
+        order, rank = np.arange(len(there)), np.full(len(there), _NONE)
+        axis = _Axis(self._event[there], self._keys.count)
+        rank[there] = axis.pack(self._number[there], self._event[there])
+        top = np.flatnonzero(there & (rank == np.maximum.accumulate(rank)))
+        equal, known = rank[top][1:] == rank[top][:-1], self._known[top]
+        if (equal & (known[1:] <= known[:-1])).any():
+            # What is known later does not answer later: event times alone do not tell which row is the greatest.
+            if not self._exact and (equal & (known[1:] == known[:-1])).any():
+                raise Tie
+            places = np.lexsort((self._content, self._known, self._event, self._number))
+            rank[places] = np.where(there[places], order, _NONE)
+            top = np.flatnonzero(there & (rank == np.maximum.accumulate(rank)))
+        best = np.zeros(len(there), np.int64)
+        best[top] = top
+        # The last of equals stays.
+        return np.maximum.accumulate(best)
 
     def _greatest(self, rows: Integers, slot: Integers, column: Integers, best: Integers) -> Integers:
         """Those of the rows that are the greatest so far in a column; what they surpass is forgotten."""

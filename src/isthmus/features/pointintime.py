@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from isthmus.features import clock
-from isthmus.features.asof import Block, Integers, Questions, Tie
+from isthmus.features.asof import Block, Integers, Questions, Tie, since
 from isthmus.features.clock import Status
 from isthmus.features.columns import ARROW, micros
 from isthmus.features.contract import SEPARATOR, STATUS, ViewContract
@@ -196,8 +196,9 @@ class _Part:
         questions = Questions(keys, at)
         names = [column.name for column in self.view.keys]
         for first, rows in scan.blocks([*names, "event_timestamp", "known_at", *(["content_hash"] if content else [])]):
+            event, known = micros(rows["event_timestamp"]), micros(rows["known_at"])
             questions.offer(Block(
-                [rows[name] for name in names], micros(rows["event_timestamp"]), micros(rows["known_at"]),
+                [rows[name] for name in names], event, known, since(event, known),
                 np.arange(first, first + len(rows)), rows["content_hash"].to_numpy() if content else None,
             ))  # fmt: skip
         return questions.answers()

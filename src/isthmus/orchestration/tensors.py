@@ -22,13 +22,15 @@ class Tensors(IterableDataset[Item]):
     its place in `clock.Status` as int8. A null is NaN where there is one and 0 elsewhere, and False in the second
     dictionary. Texts, bytes and arrays are left out: encode them first.
 
-    Give it to a `DataLoader` with `batch_size=None`. Of several workers each yields every n-th batch.
+    Give it to a `DataLoader` with `batch_size=None`. Of several workers each yields every n-th batch, from a training
+    set that is written: a forked process cannot read the offline tables.
 
     Args:
         schema: the columns of the rows.
         read: gives the rows from the first one on.
         columns: names of those that are wanted; by default all that are numeric.
         batch: rows of a batch.
+        workers: whether the workers of a `DataLoader` can read.
 
     Raises:
         RequestError: a named column is missing or not numeric.
@@ -40,6 +42,8 @@ class Tensors(IterableDataset[Item]):
         read: Callable[[], Iterable[pa.RecordBatch]],
         columns: Sequence[str] | None,
         batch: int,
+        *,
+        workers: bool,
     ) -> None:
         numeric = [field.name for field in schema if _is_numeric(field.type)]
         for name in columns or ():
@@ -47,10 +51,13 @@ class Tensors(IterableDataset[Item]):
                 found = f"has type {schema.field(name).type}" if name in schema.names else "is not there"
                 raise RequestError(f"column {name}", found, expected="one of " + ", ".join(numeric))
         self._columns = numeric if columns is None else list(columns)
-        self._read, self._batch = read, batch
+        self._read, self._batch, self._workers = read, batch, workers
 
     def __iter__(self) -> Iterator[Item]:
         worker = get_worker_info()
+        if worker and not self._workers:
+            raise RequestError("training data", f"is asked for by {worker.num_workers} workers", expected="none",
+                               remedy="write it, and take the tensors of what was written")  # fmt: skip
         first, step = (worker.id, worker.num_workers) if worker else (0, 1)
         for n, rows in enumerate(in_lots(self._read(), self._batch)):
             if n % step == first:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from isthmus.features.columns import ARROW
 from isthmus.features.contract import Contract, ViewContract, one_of
-from isthmus.features.errors import DataError, RequestError
+from isthmus.features.errors import ContractMismatch, DataError, RequestError
 from isthmus.features.files import publish, write_atomically
 from isthmus.features.offline import OfflineStore
 from isthmus.features.pointintime import BATCH, History, Join, in_lots
@@ -96,7 +96,9 @@ class TrainingSet:
             data = ds.dataset(self.path / DATA)
         except (OSError, pa.ArrowException) as error:
             raise self._unreadable(error) from error
-        return Tensors(data.schema, lambda: data.to_batches(batch_size=BATCH, batch_readahead=4), columns, batch)
+        return Tensors(
+            data.schema, lambda: data.to_batches(batch_size=BATCH, batch_readahead=4), columns, batch, workers=True
+        )
 
     def _unreadable(self, error: Exception) -> DataError:
         return DataError(f"training set {self.id}", f"{self.path / DATA} cannot be read ({error})",
@@ -162,7 +164,7 @@ class TrainingData:
         """The rows as a torch `IterableDataset`, joined anew in each epoch: see `tensors.Tensors`."""
         from isthmus.orchestration.tensors import Tensors
 
-        return Tensors(self.schema, self.batches, columns, batch)
+        return Tensors(self.schema, self.batches, columns, batch, workers=False)
 
     def write(self, path: Path | str, *, like: str | None = None) -> TrainingSet:
         """Writes the rows and a record from which they can be made again, all or nothing.
@@ -362,15 +364,17 @@ def _tables(
 ) -> dict[str, ds.Dataset | pa.Table]:
     """What a spine's SQL can name: the histories of views that are built, and sources that are Parquet."""
     tables: dict[str, ds.Dataset | pa.Table] = {}
-    for name, source in contract.sources.items():
-        path = str(source["path"])
-        if path.endswith(".parquet") and "://" not in path and (project.root / path).exists():
-            tables[name] = ds.dataset(project.root / path)
+    views, spines = project.definitions.views.values(), project.definitions.spines.values()
+    sources = [source for view in views for source in view.sources]
+    for source in [*sources, *(source for spine in spines for source in spine.sources)]:
+        file = project.root / source.path
+        if file.suffix == ".parquet" and file.exists():
+            tables[source.name] = ds.dataset(file)
     at_hand = {history.view.name: history for history in joined}
     for name, view in contract.views.items():
         try:
             tables[name] = (at_hand.get(name) or offline.history(view)).data
-        except DataError:
+        except (ContractMismatch, DataError):
             continue  # not built: the query's own error says what there is
     return tables
 
