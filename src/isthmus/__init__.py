@@ -17,6 +17,7 @@ from isthmus.features.errors import (
 from isthmus.features.expectations import Expect
 from isthmus.features.spec import Entity, FeatureService, FeatureView, Field, RequestSource, Source, Spine
 from isthmus.features.types import Array, Bool, Bytes, Float32, Float64, Int32, Int64, String, UnixTimestamp
+from isthmus.orchestration.notebook import training_data
 from isthmus.transforms.transform import spine, transform
 
 __all__ = [
@@ -47,5 +48,6 @@ __all__ = [
     "String",
     "UnixTimestamp",
     "spine",
+    "training_data",
     "transform",
 ]

@@ -1,8 +1,12 @@
 from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +14,7 @@ from hypothesis import strategies as st
 from isthmus.features import clock
 from isthmus.features.contract import ViewContract
 from isthmus.features.errors import DataError
-from isthmus.features.pointintime import History, join_naively, latest, point_in_time, status_column, table_schema
+from isthmus.features.pointintime import History, Join, join_naively, latest, point_in_time, status_column, table_schema
 from isthmus.features.types import Bool, Bytes, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from tests.features.support import ALL, DAY, FIRST, LAST, arrow, make_view, same_bits, schemas, table, times, values_of
 
@@ -52,14 +56,15 @@ def _views(draw: st.DrawFn, name: str, keys: Mapping[str, DataType]) -> tuple[Vi
 @st.composite
 def _cases(draw: st.DrawFn) -> tuple[pa.Table, list[History]]:
     keys = draw(st.sampled_from(KEY_SETS))
-    stretch, shift = draw(st.sampled_from([(1, 0), (DAY, 0), (1, LAST - 8), (1, FIRST + 8)]))
+    stretch, shift = draw(st.sampled_from([(1, 0), (DAY, 0), (1, LAST - 8), (1, FIRST + 8), (-FIRST // 4, 0)]))
     histories = []
     for name in draw(st.sampled_from([["a"], ["a", "b"], ["asked", "history", "winners"]])):
         view, rows = draw(_views(name, keys))
         for row in rows:
             row["_event"], row["_known"] = row["_event"] * stretch + shift, row["_known"] * stretch + shift
         if view.ttl is not None:
-            view = make_view({f.name: f.dtype for f in view.fields}, keys, view.ttl * stretch, name)
+            ttl = view.ttl * stretch - draw(st.integers(0, 1))
+            view = make_view({f.name: f.dtype for f in view.fields}, keys, ttl, name)
         data = table(view, rows)
         histories.append(History(view, data, 0))
     asked = st.tuples(MOMENTS, *(st.none() | KEYS[dtype.name] for dtype in keys.values()))
@@ -83,6 +88,45 @@ def test_join_is_the_time_rule(case: tuple[pa.Table, list[History]]) -> None:
     assert [joined[view].type for view in joined.column_names] == [
         expected[view].type for view in expected.column_names
     ]
+
+
+@st.composite
+def _batches(draw: st.DrawFn, spine: pa.Table) -> list[pa.RecordBatch]:
+    """A spine in batches of any sizes, empty ones among them."""
+    cuts = sorted(draw(st.lists(st.integers(0, len(spine)), max_size=5)))
+    parts = [spine.slice(start, end - start) for start, end in pairwise([0, *cuts, len(spine)])]
+    empty = pa.RecordBatch.from_pylist([], schema=spine.schema)
+    return [batch for part in parts for batch in (part.combine_chunks().to_batches() or [empty])]
+
+
+@given(st.data(), st.integers(1, 4), st.booleans())
+def test_a_join_in_passes_over_files_is_the_join(folder: Path, data: st.DataObject, rows: int, status: bool) -> None:
+    spine, histories = data.draw(_cases())
+    wanted = point_in_time(spine, histories)
+    features = {}
+    for n, history in enumerate(histories):
+        # Each history in files of row groups of a few rows, in no order, as a table partitioned by day has them.
+        order = data.draw(st.permutations(range(history.rows())))
+        (folder / str(n)).mkdir(exist_ok=True)
+        for file in (0, 1):
+            half = history.table().take(pa.array(order[file::2], pa.int64()))
+            pq.write_table(half, folder / str(n) / f"{file}.parquet", row_group_size=rows)
+        histories[n] = History(history.view, ds.dataset(folder / str(n)), 0)
+        features[history.view.name] = data.draw(
+            st.lists(st.sampled_from([f.name for f in history.view.fields]), unique=True)
+        )
+    join = Join(spine.schema, histories, features=features, status=status, rows=rows)
+    joined = pa.Table.from_batches(join.batches(data.draw(_batches(spine))), join.schema)
+    names = spine.column_names
+    for history in histories:
+        names += [history.view.full_name(name) for name in features[history.view.name]]
+        names += [status_column(history.view)] if status else []
+    assert same_bits(joined, wanted.select(names))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("histories")
 
 
 @given(_cases(), MOMENTS)
@@ -225,7 +269,7 @@ def test_a_spine_in_any_unit_and_zone(unit: str) -> None:
             "expected a timestamp with a time",
         ),
         (lambda s: s.set_column(1, "event_timestamp", pa.array(["now"])), "event_timestamp: has type string"),
-        (lambda s: s.set_column(1, "event_timestamp", pa.nulls(1, pa.timestamp("us", tz="UTC"))), "1 nulls"),
+        (lambda s: s.set_column(1, "event_timestamp", pa.nulls(1, pa.timestamp("us", tz="UTC"))), "is null in row 0"),
         (lambda s: s.drop_columns(["k"]), "has no column k; expected every key of traffic"),
         (lambda s: s.set_column(0, "k", pa.array([1])), "spine, k: has type int64; expected string"),
         (lambda s: s.append_column("traffic__a", pa.array([1])), "has a column traffic__a"),
@@ -233,7 +277,7 @@ def test_a_spine_in_any_unit_and_zone(unit: str) -> None:
         (lambda s: s.append_column("k", s["k"]), "two columns k"),
         (
             lambda s: s.set_column(1, "event_timestamp", pa.array([1], pa.int64()).cast(pa.timestamp("ns", tz="UTC"))),
-            "spine, event_timestamp: has a value that does not fit",
+            "spine, event_timestamp: has a value in row 0 that does not fit",
         ),
     ],
 )

@@ -74,7 +74,7 @@ def test_a_training_set_that_is_damaged(built: Shop, project: Open) -> None:
     cut(made.path / "data.parquet")
     with pytest.raises(DataError, match=rf"training set {made.id}: .*cannot be read .*Remove {made.path} and run"):
         made.table()
-    (made.path / "record.json").write_text("{}")
+    (made.path / "_record.json").write_text("{}")
     opened = project(built)
     with pytest.raises(
         DataError, match=r"training set of late_order: its record cannot be read .*Run `isthmus training-set`"

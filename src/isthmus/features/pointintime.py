@@ -1,17 +1,18 @@
 """The point-in-time join: what each view answered at each row's own moment.
 
-A row can be used from `max(event, known)` on. Of the rows of a key, ordered by that moment, keep those that are then
-the greatest by (event, known, content): a row that loses when it becomes usable has lost for good. Among the rest, the
-answer at time t is the latest one usable at t, which is one ASOF join. `join_naively` says the same without the
-shortcut.
+`asof` finds the places of the rows that answer, from keys and times alone; content hashes are read only where two rows
+have the same key and times, which the offline store's own tables do not hold. The values are taken from those places by
+Arrow, to the bit. `join_naively` says the same without any of it.
 
-DuckDB sees keys, times and content hashes only, and answers with the places of rows: its windows and ASOF joins make
-0.0 of -0.0 and one NaN of all NaNs. The values are taken from those places by Arrow, to the bit.
+`latest` asks DuckDB, which sees keys, times and content hashes only: its windows make 0.0 of -0.0 and one NaN of all
+NaNs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -20,12 +21,22 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from isthmus.features import clock
+from isthmus.features.asof import Block, Integers, Questions, Tie, since
 from isthmus.features.clock import Status
 from isthmus.features.columns import ARROW, micros
 from isthmus.features.contract import SEPARATOR, STATUS, ViewContract
 from isthmus.features.errors import DataError
+from isthmus.features.scan import Scan
+
+PASS = 1 << 20
+"""Rows of a spine for which each history is read once."""
+
+BATCH = 1 << 16
+"""Rows of a batch of the result; the last one of a pass may have fewer."""
 
 _LABELS = pa.array([status.label for status in Status])
+_LABEL = pa.dictionary(pa.int8(), pa.string())
+_EARLIEST, _LATEST = -(1 << 63), (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -54,7 +65,8 @@ def point_in_time(spine: pa.Table, histories: Sequence[History], threads: int = 
     """Joins views to a spine by the time rules.
 
     Args:
-        spine: one row per question, with `event_timestamp` (timestamp with time zone, no nulls) and the join keys.
+        spine: one row per question, with `event_timestamp` (timestamp with time zone, no nulls) and the join keys. A
+            null key is no key of any row: the view finds nothing.
         histories: the views to join.
         threads: CPU threads.
 
@@ -66,23 +78,175 @@ def point_in_time(spine: pa.Table, histories: Sequence[History], threads: int = 
         DataError: the spine lacks a column, a column has another type than the view's key or a value that does not
             fit, or two columns of the result would share a name.
     """
-    _check_spine(spine, histories)
-    asked = pa.table({"_row": np.arange(len(spine)), "_at": _micros(spine)})
-    result = spine
-    with connection(threads) as db:
-        for history in histories:
-            view = history.view
-            keys = [_cast(spine, column.name, ARROW[column.dtype.name]) for column in view.keys]
-            names = [*asked.column_names, *(column.name for column in view.keys)]
-            db.register("asked", pa.table([*asked.columns, *map(_plain, keys)], names))
-            rows = history.table()
-            db.register("history", _places(view, rows))
-            answers = db.sql(_join(view)).to_arrow_table()
-            for column in view.fields:
-                values = rows[column.name].take(answers["_place"]).cast(ARROW[column.dtype.name])
-                result = result.append_column(view.full_name(column.name), values)
-            result = result.append_column(status_column(view), _labels(answers["_status"]))
-    return result
+    join = Join(spine.schema, histories, threads=threads)
+    return pa.Table.from_batches(join.batches(spine.to_batches()), join.schema)
+
+
+class Join:
+    """The point-in-time join of a spine that comes, and goes, in batches.
+
+    Both sides stream. In memory are `rows` rows of the spine with the distinct rows that answer them, and a block of a
+    history. Of a history's values only those are read that stand in a row group with an answer.
+
+    Args:
+        spine: the columns of the spine.
+        histories: the views to join.
+        features: of each view, the names of its features that are wanted, in order; by default all of every view.
+        status: whether to say what each view answered. Without, rows older than any question can use are not read.
+        threads: CPU threads.
+        rows: rows of the spine for which each history is read once.
+        reading: entered with a view's name while its history is read, to say what is wrong with it.
+
+    Attributes:
+        schema: the columns of the result.
+
+    Raises:
+        DataError: the spine lacks a column, a column has another type than the view's key, or two columns of the result
+            would share a name.
+    """
+
+    def __init__(
+        self,
+        spine: pa.Schema,
+        histories: Sequence[History],
+        *,
+        features: Mapping[str, Sequence[str]] | None = None,
+        status: bool = True,
+        threads: int = 2,
+        rows: int = PASS,
+        reading: Callable[[str], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self._rows, self._reading = rows, reading
+        self._parts = [_Part(history, features[history.view.name] if features else None, status=status, threads=threads)
+                       for history in histories]  # fmt: skip
+        _check_spine(spine, self._parts)
+        self.schema = reduce(
+            lambda schema, field: schema.append(field), [f for p in self._parts for f in p.added], spine
+        )
+
+    def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Joins batches of any sizes, none included. The sizes of the result's do not depend on them.
+
+        Raises:
+            DataError: a row has no time, or a value that does not fit its type; the row is named.
+        """
+        first = 0
+        for rows in in_lots(spine, self._rows):
+            yield from self._joined(rows, first)
+            first += len(rows)
+
+    def _joined(self, spine: pa.Table, first: int) -> Iterator[pa.RecordBatch]:
+        at = _moments(spine, first)
+        answers = []
+        for part in self._parts:
+            keys = part.keys(spine, first)
+            with self._reading(part.view.name):
+                answers.append(part.answers(keys, at))
+        for start in range(0, len(spine), BATCH):
+            columns = [_whole(column) for column in spine.slice(start, BATCH).columns]
+            for answer in answers:
+                columns += answer.columns(slice(start, start + BATCH))
+            yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+class _Part:
+    """One view of a join."""
+
+    def __init__(self, history: History, features: Sequence[str] | None, *, status: bool, threads: int) -> None:
+        self.view = view = history.view
+        self._history, self._status, self._threads = history, status, threads
+        named = {column.name: column for column in view.fields}
+        self._fields = [named[name] for name in (named if features is None else features)]
+        self.added = [pa.field(view.full_name(column.name), ARROW[column.dtype.name]) for column in self._fields]
+        if status:
+            self.added.append(pa.field(status_column(view), _LABEL))
+
+    def keys(self, spine: pa.Table, first: int) -> list[pa.ChunkedArray]:
+        return [_cast(spine, column.name, ARROW[column.dtype.name], first) for column in self.view.keys]
+
+    def answers(self, keys: Sequence[pa.ChunkedArray], at: Integers) -> "_Answers":
+        view = self.view
+        scan = self._scan(at)
+        places, events = self._places(scan, keys, at)
+        # Ages are counted without a sign: from the first moment to the last there are more than int64 has.
+        old = np.zeros(len(at), bool) if view.ttl is None else (at.view(np.uint64) - events.view(np.uint64)) > view.ttl
+        valid = (places >= 0) & ~old
+        needed, own = np.unique(places[valid], return_inverse=True)
+        read = view.fields if self._status else self._fields
+        rows = scan.rows(needed, [column.name for column in read])
+        taken = np.full(len(at), -1)
+        taken[valid] = own
+        codes = None
+        if self._status:
+            empty = reduce(pc.and_, [rows[column.name].is_null() for column in read]).to_numpy()
+            codes = np.where(places < 0, np.int8(Status.NOT_FOUND), np.int8(Status.EXPIRED))
+            codes[valid] = np.where(empty, np.int8(Status.NULL), np.int8(Status.PRESENT))[own]
+        values = [rows[column.name].cast(ARROW[column.dtype.name]) for column in self._fields]
+        return _Answers([_whole(column) for column in values], taken, codes)
+
+    def _places(self, scan: Scan, keys: Sequence[pa.ChunkedArray], at: Integers) -> tuple[Integers, Integers]:
+        try:
+            return self._asked(scan, keys, at, content=False)
+        except Tie:
+            return self._asked(scan, keys, at, content=True)
+
+    def _asked(
+        self, scan: Scan, keys: Sequence[pa.ChunkedArray], at: Integers, *, content: bool
+    ) -> tuple[Integers, Integers]:
+        questions = Questions(keys, at)
+        names = [column.name for column in self.view.keys]
+        for first, rows in scan.blocks([*names, "event_timestamp", "known_at", *(["content_hash"] if content else [])]):
+            event, known = micros(rows["event_timestamp"]), micros(rows["known_at"])
+            questions.offer(Block(
+                [rows[name] for name in names], event, known, since(event, known),
+                np.arange(first, first + len(rows)), rows["content_hash"].to_numpy() if content else None,
+            ))  # fmt: skip
+        return questions.answers()
+
+    def _scan(self, at: Integers) -> Scan:
+        """The rows that can answer at these moments."""
+        last = _time(int(at.max(initial=_EARLIEST)))
+        condition = (ds.field("event_timestamp") <= last) & (ds.field("known_at") <= last)
+        if not self._status and self.view.ttl is not None:
+            # Statistics of a table may be cut to milliseconds.
+            oldest = int(at.min(initial=_LATEST)) - self.view.ttl - 1000
+            condition &= ds.field("event_timestamp") >= _time(max(oldest, _EARLIEST))
+        texts = [column.name for column in self.view.keys if column.dtype.name in ("String", "Bytes")]
+        return Scan(self._history.data, texts, condition, self._threads)
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """What a view answered to some rows of a spine: distinct rows of it, and which of them is whose."""
+
+    values: Sequence[pa.Array]
+    rows: Integers
+    codes: "np.ndarray[Any, np.dtype[np.int8]] | None"
+
+    def columns(self, part: slice) -> list[pa.Array]:
+        rows = self.rows[part]
+        taken = pa.array(rows, mask=rows < 0)
+        columns = [_whole(column.take(taken)) for column in self.values]
+        if self.codes is not None:
+            columns.append(_labels(self.codes[part]))
+        return columns
+
+
+def in_lots(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
+    """Batches of any sizes as tables of `rows` rows each, the last one of what is left; nothing for no row."""
+    waiting: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        while count + len(batch) >= rows:
+            waiting.append(batch.slice(0, rows - count))
+            yield pa.Table.from_batches(waiting)
+            batch = batch.slice(rows - count)
+            waiting, count = [], 0
+        if len(batch):
+            waiting.append(batch)
+            count += len(batch)
+    if waiting:
+        yield pa.Table.from_batches(waiting)
 
 
 def latest(history: History, at: int) -> pa.Table:
@@ -155,48 +319,25 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
 
 
-def _join(view: ViewContract) -> str:
-    keys = [f'"{column.name}"' for column in view.keys]
-    on = " AND ".join(f"asked.{key} = winners.{key}" for key in keys)
-    late = "false" if view.ttl is None else f"_at - _event > {view.ttl}"
-    return f"""
-        WITH usable AS (SELECT *, greatest(_event, _known) AS _since FROM history),
-        winners AS (
-            SELECT * FROM usable
-            QUALIFY (_event, _known, _content) =
-                max((_event, _known, _content)) OVER (PARTITION BY {", ".join(keys)} ORDER BY _since))
-        SELECT CASE WHEN {late} THEN NULL ELSE _place END AS _place,
-               CASE WHEN _event IS NULL THEN {Status.NOT_FOUND:d} WHEN {late} THEN {Status.EXPIRED:d}
-                    WHEN _empty THEN {Status.NULL:d} ELSE {Status.PRESENT:d} END AS _status
-        FROM asked ASOF LEFT JOIN winners ON {on} AND asked._at >= winners._since
-        ORDER BY asked._row"""  # noqa: S608 - names are checked by the contract, ttl is an integer
-
-
-def _check_spine(spine: pa.Table, histories: Sequence[History]) -> None:
-    if "event_timestamp" not in spine.column_names:
+def _check_spine(spine: pa.Schema, parts: Sequence[_Part]) -> None:
+    if "event_timestamp" not in spine.names:
         raise DataError("spine", "has no column event_timestamp", remedy="name the moment of each question so")
-    if spine.column_names.count("event_timestamp") > 1:
+    if spine.names.count("event_timestamp") > 1:
         raise DataError("spine", "has two columns event_timestamp", expected="one")
-    time = spine.schema.field("event_timestamp").type
+    time = spine.field("event_timestamp").type
     if not pa.types.is_timestamp(time) or time.tz is None:
         raise DataError("spine, event_timestamp", f"has type {time}", expected="a timestamp with a time zone")
-    if spine["event_timestamp"].null_count:
-        raise DataError("spine, event_timestamp", f"{spine['event_timestamp'].null_count} nulls", expected="no null")
-    taken = list(spine.column_names)
-    for history in histories:
-        for column in history.view.keys:
+    taken = list(spine.names)
+    for part in parts:
+        for column in part.view.keys:
             if taken.count(column.name) > 1:
                 raise DataError("spine", f"has two columns {column.name}", expected="one")
-            if column.name not in spine.column_names:
-                raise DataError("spine", f"has no column {column.name}", expected=f"every key of {history.view.name}")
-            found, wanted = spine.schema.field(column.name).type, ARROW[column.dtype.name]
-            integers = pa.types.is_integer(found) and pa.types.is_integer(wanted)
-            texts = pa.types.is_large_string(found) and pa.types.is_string(wanted)
-            blobs = pa.types.is_large_binary(found) and pa.types.is_binary(wanted)
-            moments = pa.types.is_timestamp(found) and found.tz is not None and pa.types.is_timestamp(wanted)
-            if found != wanted and not (integers or texts or blobs or moments):
+            if column.name not in spine.names:
+                raise DataError("spine", f"has no column {column.name}", expected=f"every key of {part.view.name}")
+            found, wanted = spine.field(column.name).type, ARROW[column.dtype.name]
+            if not _fits(found.value_type if pa.types.is_dictionary(found) else found, wanted):
                 raise DataError(f"spine, {column.name}", f"has type {found}", expected=str(wanted))
-        added = [*(history.view.full_name(column.name) for column in history.view.fields), status_column(history.view)]
+        added = [field.name for field in part.added]
         clash = sorted({*added} & {*taken})
         if clash:
             raise DataError("spine", f"has a column {clash[0]}",
@@ -204,20 +345,48 @@ def _check_spine(spine: pa.Table, histories: Sequence[History]) -> None:
         taken += added
 
 
-def _micros(spine: pa.Table) -> pa.ChunkedArray:
-    return _cast(spine, "event_timestamp", pa.timestamp("us", tz="UTC")).cast(pa.int64())
+def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values of one type can be keys of another: all of them, or those that fit."""
+    integers = pa.types.is_integer(found) and pa.types.is_integer(wanted)
+    texts = pa.types.is_string(wanted) and (pa.types.is_large_string(found) or pa.types.is_string_view(found))
+    blobs = pa.types.is_binary(wanted) and (pa.types.is_large_binary(found) or pa.types.is_binary_view(found))
+    moments = pa.types.is_timestamp(found) and found.tz is not None and pa.types.is_timestamp(wanted)
+    # A column without any value has no type of its own; its rows find nothing.
+    return bool(found == wanted or pa.types.is_null(found) or integers or texts or blobs or moments)
 
 
-def _cast(spine: pa.Table, name: str, wanted: pa.DataType) -> pa.ChunkedArray:
+def _moments(spine: pa.Table, first: int) -> Integers:
+    """The times of the questions in microseconds; `first` is the number of the first row, for messages."""
+    times = spine["event_timestamp"]
+    if times.null_count:
+        row = first + pc.index(times.is_null(), True).as_py()
+        raise DataError("spine, event_timestamp", f"is null in row {row}", expected="no null")
+    return micros(_cast(spine, "event_timestamp", pa.timestamp("us", tz="UTC"), first))
+
+
+def _cast(spine: pa.Table, name: str, wanted: pa.DataType, first: int) -> pa.ChunkedArray:
     """The column in the type in which the history has it: every value, or an error."""
+    column = spine[name]
     try:
-        return spine[name].cast(wanted)
+        return column.cast(wanted)
     except pa.ArrowInvalid as error:
-        raise DataError(f"spine, {name}", f"has a value that does not fit ({error})", expected=str(wanted)) from None
+        changed = pc.not_equal(column.cast(wanted, safe=False).cast(column.type, safe=False), column)
+        row = first + pc.index(changed, True).as_py()
+        found = f"has a value in row {row} that does not fit ({error})"
+        raise DataError(f"spine, {name}", found, expected=str(wanted)) from None
 
 
-def _labels(codes: pa.ChunkedArray) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(codes.cast(pa.int8()).combine_chunks(), _LABELS)
+def _time(at: int) -> pa.Scalar:
+    return pa.scalar(at, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+
+
+def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """A column in one piece; if it is too large for that, still in several."""
+    return column if isinstance(column, pa.Array) else column.combine_chunks()
+
+
+def _labels(codes: "np.ndarray[Any, np.dtype[np.int8]]") -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array(codes), _LABELS)
 
 
 def join_naively(spine: pa.Table, history: History) -> pa.Table:
@@ -236,7 +405,7 @@ def join_naively(spine: pa.Table, history: History) -> pa.Table:
         place[id(row)] = n
     winners, statuses = [], []
     asked = zip(*(spine[column.name].to_pylist() for column in view.keys), strict=True)
-    for key, at in zip(asked, _micros(spine).to_pylist(), strict=True):
+    for key, at in zip(asked, _moments(spine, 0).tolist(), strict=True):
         winner, status = clock.as_of(rows.get(key, ()), at, view.ttl)
         winners.append(place[id(winner)] if winner else None)
         statuses.append(int(status))
@@ -244,4 +413,4 @@ def join_naively(spine: pa.Table, history: History) -> pa.Table:
         # Values are copied, never rebuilt: a signaling NaN does not survive Python's float.
         values = table[column.name].take(pa.array(winners, pa.int64()))
         spine = spine.append_column(view.full_name(column.name), values)
-    return spine.append_column(status_column(view), _labels(pa.chunked_array([statuses], pa.int8())))
+    return spine.append_column(status_column(view), _labels(np.array(statuses, np.int8)))

@@ -123,12 +123,32 @@ def quality(
 
 
 @app.command("training-set")
-def training_set(name: NameArgument = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
-    """Join the views to the spine of a distillation, point in time."""
-    from isthmus.orchestration.trainingset import training_set as run
+def training_set(
+    name: NameArgument = None,
+    spine: Annotated[
+        str | None, typer.Option(help="Rows of your own: a path to Parquet or CSV, or a SELECT over the views.")
+    ] = None,
+    features: Annotated[
+        str | None, typer.Option(help="For --spine: a service, or view:feature,… ; a view alone stands for all it has.")
+    ] = None,
+    like: Annotated[
+        str | None, typer.Option(help="Make this training set again, to the byte: its folder, record or id.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="For --spine and --like: the folder to make.")] = None,
+    status: Annotated[
+        bool, typer.Option("--status/--no-status", help="For --spine: a column per view that says what it answered.")
+    ] = True,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Join the views to the spine of a distillation, or to rows of your own, point in time."""
+    from isthmus.orchestration.trainingset import chosen as run
 
     with _progress() as progress:
-        made = run(_project(project), name, progress=progress)
+        made = run(
+            _project(project), name, spine=spine, features=features, like=like, out=out, status=status,
+            progress=progress,
+        )  # fmt: skip
     _report(made.as_dict(), as_json=as_json)
 
 

@@ -14,7 +14,7 @@ import pyarrow.dataset as ds
 
 from isthmus.features.contract import Column, ViewContract
 from isthmus.features.errors import DataError
-from isthmus.features.files import read_pointer
+from isthmus.features.files import read_pointer, write_atomically
 from isthmus.features.findings import Reference
 from isthmus.features.offline import OfflineStore
 from isthmus.features.pointintime import History
@@ -91,7 +91,7 @@ def write(
     measured = TrainingStatistics(
         training_set=made.id, contract=made.contract, rows=rows, last=last, features=features, views=views
     )
-    (folder / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(measured), indent=1) + b"\n")
+    write_atomically(folder / FILE, msgspec.json.format(msgspec.json.encode(measured), indent=1) + b"\n")
 
 
 def references(project: Project, view: ViewContract) -> list[Reference]:

@@ -1,0 +1,82 @@
+"""The rows of a table that may matter, read as often as needed, a part at a time, always in the same order."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+BLOCK = 1 << 20
+"""Rows of a block, about: what is read of them is in memory at once."""
+
+_AHEAD = 4
+"""Record batches that are read before they are asked for; Arrow's own 16, of 4 files each, are half a gigabyte."""
+
+
+class Scan:
+    """Some of the row groups of a table. The place of a row is the number of rows before it in the scan.
+
+    Args:
+        data: the table.
+        texts: columns that are wanted as dictionaries: texts and bytes are read several times as fast.
+        condition: row groups in which, by their statistics, no row fulfills it are left out.
+        threads: CPU threads: one or several.
+    """
+
+    def __init__(
+        self, data: ds.Dataset | pa.Table, texts: Sequence[str], condition: ds.Expression, threads: int
+    ) -> None:
+        self._data = ds.dataset(data) if isinstance(data, pa.Table) else data
+        self._options = {"batch_readahead": _AHEAD, "fragment_readahead": 2, "use_threads": threads > 1}
+        self._groups: list[ds.Fragment] | None = None
+        if isinstance(self._data, ds.FileSystemDataset) and isinstance(self._data.format, ds.ParquetFileFormat):
+            form = ds.ParquetFileFormat(dictionary_columns=list(texts))
+            found = [
+                (form.make_fragment(file.path, file.filesystem, file.partition_expression, [group.id]), group.num_rows)
+                for file in self._data.get_fragments(condition)
+                for group in file.subset(condition, schema=self._data.schema).row_groups
+            ]
+            self._groups = [group for group, _ in found]
+            self._ends = np.cumsum([rows for _, rows in found], dtype=np.int64)
+
+    def blocks(self, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
+        """The columns of all rows, a block at a time, with the place of its first row."""
+        first, waiting = 0, []
+        for batch in self._batches(self._groups, columns):
+            waiting.append(batch)
+            if (rows := sum(map(len, waiting))) >= BLOCK:
+                yield first, pa.Table.from_batches(waiting)
+                first, waiting = first + rows, []
+        if waiting:
+            yield first, pa.Table.from_batches(waiting)
+
+    def rows(self, places: np.ndarray[Any, np.dtype[np.int64]], columns: Sequence[str]) -> pa.Table:
+        """The columns of the rows at these places, which are distinct and in order.
+
+        Only the row groups that hold such rows are read, and of each batch only those rows are kept.
+        """
+        groups = self._groups
+        if groups is not None:
+            group = np.searchsorted(self._ends, places, side="right")
+            held, own = np.unique(group, return_inverse=True)
+            groups = [groups[n] for n in held]
+            lengths = np.diff(self._ends, prepend=0)[held]
+            # From places among all rows to places among those that are read.
+            places = places - self._ends[group] + np.cumsum(lengths)[own]
+        first, kept = 0, []
+        for batch in self._batches(groups, columns):
+            low, high = np.searchsorted(places, [first, first + len(batch)])
+            if high > low:
+                kept.append(batch.take(pa.array(places[low:high] - first)))
+            first += len(batch)
+        return pa.Table.from_batches(kept, pa.schema([self._data.schema.field(name) for name in columns]))
+
+    def _batches(self, groups: list[ds.Fragment] | None, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        data = self._data
+        if groups is not None:
+            if not groups:
+                return iter(())
+            data = ds.FileSystemDataset(groups, data.schema, groups[0].format, groups[0].filesystem)
+        batches: Iterator[pa.RecordBatch] = data.to_batches(columns=list(columns), **self._options)
+        return batches

@@ -1,0 +1,41 @@
+"""What a data scientist calls. Importing this loads no third-party library."""
+
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from isthmus.orchestration.project import Project
+    from isthmus.orchestration.trainingdata import TrainingData
+
+
+def training_data(
+    project: "Project | str | PathLike[str]",
+    features: str | Sequence[str],
+    spine: object,
+    *,
+    status: bool = True,
+) -> "TrainingData":
+    """What the views of a project answered at each row's own moment: one row per row of the spine, in its order.
+
+    The tables are taken as they are now. The result is not computed before it is asked for: `.table()` and `.reader()`
+    give Arrow, `.torch()` tensors, `.write(folder)` Parquet with a record that `isthmus training-set --like` repeats.
+
+    Args:
+        project: the project, or its folder.
+        features: the name of a service, or features as `view:feature`; a view's name alone stands for all of its own.
+        spine: the rows: an Arrow table, reader or dataset, a pandas or Polars frame, a path to Parquet or CSV, or a
+            SELECT over the views. They have `event_timestamp` in a time zone, the join keys, and what else is to come
+            along.
+        status: whether to add a column per view that says what it answered: present, null, expired or not_found.
+
+    Raises:
+        RequestError: a feature is not in the contract.
+        DataError: a table is not there, or the spine cannot be read, lacks a column or has it in another type.
+    """
+    from isthmus.orchestration import trainingdata
+    from isthmus.orchestration.project import Project
+
+    opened = project if isinstance(project, Project) else Project(Path(project))
+    return trainingdata.training_data(opened, features, spine, status=status)

@@ -1,0 +1,64 @@
+"""A spine asked for in SQL, over the histories of the views and the raw data of the project, and over nothing else."""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import duckdb
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from isthmus.features.errors import DataError, RequestError
+from isthmus.features.pointintime import BATCH
+from isthmus.features.spines import SpineRows
+
+_QUERY = re.compile(r"\s*(--[^\n]*\n\s*)*\(*\s*(select|with|from|values)\b", re.IGNORECASE)
+
+
+def is_sql(text: str) -> bool:
+    """Whether a text reads as a query."""
+    return bool(_QUERY.match(text))
+
+
+def asked(query: str, tables: Mapping[str, ds.Dataset | pa.Table], threads: int) -> SpineRows:
+    """The rows that a query gives.
+
+    Args:
+        query: one SELECT in DuckDB's SQL. It reaches no file, no network and no variable of this process.
+        tables: what it can name.
+        threads: CPU threads.
+
+    Raises:
+        RequestError: it is no single SELECT.
+        DataError: it fails.
+    """
+    database = duckdb.connect(config={
+        "threads": threads, "python_enable_replacements": False,
+        "autoinstall_known_extensions": False, "autoload_known_extensions": False,
+    })  # fmt: skip
+    known = f"the tables are {', '.join(sorted(tables))}"
+    with _failing(known):
+        statements = database.extract_statements(query)
+        if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+            raise RequestError("spine", f"its SQL is {len(statements)} statements or writes", expected="one SELECT")
+        for name, table in tables.items():
+            database.register(name, table)
+        database.execute("SET TimeZone = 'UTC'")
+        database.execute("SET enable_external_access = false")
+        database.execute("SET lock_configuration = true")
+        reader = database.sql(query).to_arrow_reader(BATCH)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        with _failing(known), database:
+            yield from reader
+
+    return SpineRows(reader.schema, batches, once=True)
+
+
+@contextmanager
+def _failing(known: str) -> Iterator[None]:
+    try:
+        yield
+    except (duckdb.Error, pa.ArrowException) as error:
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise DataError("spine", f"its SQL fails ({first})", remedy=known) from error

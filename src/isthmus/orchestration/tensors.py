@@ -1,0 +1,91 @@
+"""Training data as tensors. The one module of the steps that imports torch when it is loaded."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from isthmus.features.errors import RequestError
+from isthmus.features.pointintime import in_lots
+
+Item = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
+
+
+class Tensors(IterableDataset[Item]):
+    """Rows in batches: per batch the values and which of them there are, both by column name.
+
+    Floats keep their width, integers too; truth values are bool, times int64 microseconds since 1970 UTC, a status is
+    its place in `clock.Status` as int8. A null is NaN where there is one and 0 elsewhere, and False in the second
+    dictionary. Texts, bytes and arrays are left out: encode them first.
+
+    Give it to a `DataLoader` with `batch_size=None`. Of several workers each yields every n-th batch, from a training
+    set that is written: a forked process cannot read the offline tables.
+
+    Args:
+        schema: the columns of the rows.
+        read: gives the rows from the first one on.
+        columns: names of those that are wanted; by default all that are numeric.
+        batch: rows of a batch.
+        workers: whether the workers of a `DataLoader` can read.
+
+    Raises:
+        RequestError: a named column is missing or not numeric.
+    """
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        read: Callable[[], Iterable[pa.RecordBatch]],
+        columns: Sequence[str] | None,
+        batch: int,
+        *,
+        workers: bool,
+    ) -> None:
+        numeric = [field.name for field in schema if _is_numeric(field.type)]
+        for name in columns or ():
+            if name not in numeric:
+                found = f"has type {schema.field(name).type}" if name in schema.names else "is not there"
+                raise RequestError(f"column {name}", found, expected="one of " + ", ".join(numeric))
+        self._columns = numeric if columns is None else list(columns)
+        self._read, self._batch, self._workers = read, batch, workers
+
+    def __iter__(self) -> Iterator[Item]:
+        worker = get_worker_info()
+        if worker and not self._workers:
+            raise RequestError("training data", f"is asked for by {worker.num_workers} workers", expected="none",
+                               remedy="write it, and take the tensors of what was written")  # fmt: skip
+        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
+        for n, rows in enumerate(in_lots(self._read(), self._batch)):
+            if n % step == first:
+                values, valid = {}, {}
+                for name in self._columns:
+                    column = rows[name].combine_chunks()
+                    values[name] = torch.from_numpy(_numbers(column))
+                    valid[name] = torch.from_numpy(column.is_valid().to_numpy(zero_copy_only=False).copy())
+                yield values, valid
+
+
+def _is_numeric(kind: pa.DataType) -> bool:
+    status = pa.types.is_dictionary(kind) and kind.index_type == pa.int8()
+    return bool(
+        status
+        or pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_timestamp(kind)
+    )
+
+
+def _numbers(column: pa.Array) -> np.ndarray[Any, Any]:
+    if pa.types.is_dictionary(column.type):
+        column = column.indices
+    elif pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+    nothing = np.nan if pa.types.is_floating(column.type) else False if pa.types.is_boolean(column.type) else 0
+    filled = pc.fill_null(column, pa.scalar(nothing, column.type)) if column.null_count else column
+    numbers: np.ndarray[Any, Any] = filled.to_numpy(zero_copy_only=False).copy()
+    return numbers

@@ -1,0 +1,431 @@
+"""Training data for any spine and any features: looked at in a notebook, or kept with a record that can be repeated."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from isthmus.features.columns import ARROW
+from isthmus.features.contract import Contract, ViewContract, one_of
+from isthmus.features.errors import ContractMismatch, DataError, RequestError
+from isthmus.features.files import publish, write_atomically
+from isthmus.features.offline import OfflineStore
+from isthmus.features.pointintime import BATCH, History, Join, in_lots
+from isthmus.features.spines import SpineRows, spine_rows
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.spinesql import asked, is_sql
+
+if TYPE_CHECKING:
+    from isthmus.orchestration.tensors import Tensors
+
+DATA, RECORD, SPINE = "data.parquet", "_record.json", "_spine.arrow"
+"""What a training set's folder holds. Readers of Parquet folders pass over names that begin with an underscore."""
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """A training set and what it was made from.
+
+    Attributes:
+        id: hash of all that decides its content.
+        path: its folder.
+        contract: hash of the contract.
+        spine: name of the declared spine, path of the file, or "rows" if they were given in another form.
+        spine_file: the file or folder that holds the spine's rows; None if they are kept beside the record.
+        spine_sha256: hash of the spine's rows.
+        views: the views, with their contracts.
+        features: view to the names of the features that were asked of it.
+        tables: view to the version of its table.
+        tables_sha256: view to the hash of that version's rows.
+        options: what else decides the content: `status`, whether it says what each view answered.
+        rows_in: rows of the spine.
+        rows_out: rows of the training set.
+    """
+
+    id: str
+    path: Path
+    contract: str
+    spine: str
+    spine_file: str | None
+    spine_sha256: str
+    views: dict[str, dict[str, Any]]
+    features: dict[str, list[str]]
+    tables: dict[str, int]
+    tables_sha256: dict[str, str]
+    options: dict[str, bool]
+    rows_in: int
+    rows_out: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """The machine-readable form, which is also the record beside the data."""
+        return {**asdict(self), "path": str(self.path)}
+
+    @classmethod
+    def read(cls, folder: Path) -> "TrainingSet":
+        """The training set of a folder. Its place is where it is found, not where it was made: a project can be moved.
+
+        Raises:
+            FileNotFoundError: there is no record.
+            ValueError, TypeError: the record is damaged.
+        """
+        return cls(**{**json.loads((folder / RECORD).read_text()), "path": folder})
+
+    def table(self) -> pa.Table:
+        """The rows, in the order of the spine.
+
+        Raises:
+            DataError: the file is missing or damaged.
+        """
+        try:
+            return pq.read_table(self.path / DATA)
+        except (OSError, pa.ArrowException) as error:
+            raise self._unreadable(error) from error
+
+    def torch(self, *, columns: Sequence[str] | None = None, batch: int = 1024) -> "Tensors":
+        """The rows as a torch `IterableDataset`: see `tensors.Tensors`."""
+        from isthmus.orchestration.tensors import Tensors
+
+        try:
+            data = ds.dataset(self.path / DATA)
+        except (OSError, pa.ArrowException) as error:
+            raise self._unreadable(error) from error
+        return Tensors(
+            data.schema, lambda: data.to_batches(batch_size=BATCH, batch_readahead=4), columns, batch, workers=True
+        )
+
+    def _unreadable(self, error: Exception) -> DataError:
+        return DataError(f"training set {self.id}", f"{self.path / DATA} cannot be read ({error})",
+                         remedy=f"remove {self.path} and run `isthmus training-set`")  # fmt: skip
+
+
+class TrainingData:
+    """A spine and the versions of the tables that will be joined to it. Nothing is joined before it is asked for.
+
+    Args:
+        offline: where the histories are.
+        histories: the views, each at its version.
+        spine: the rows.
+        features: view to the features that are wanted.
+        status: whether to say what each view answered.
+        threads: CPU threads.
+        contract: hash of the contract, for the record.
+        named: what the record calls the spine.
+        records: the folder in which an id leads to the training set, wherever it was written.
+
+    Attributes:
+        schema: the columns of the training data.
+    """
+
+    def __init__(
+        self,
+        offline: OfflineStore,
+        histories: Sequence[History],
+        spine: SpineRows,
+        features: Mapping[str, Sequence[str]],
+        *,
+        status: bool,
+        threads: int,
+        contract: str,
+        named: str,
+        records: Path,
+    ) -> None:
+        self._records = records
+        self._offline, self._histories, self._spine = offline, histories, spine
+        self._features, self._status, self._contract, self._named = features, status, contract, named
+        self._join = Join(
+            spine.schema, histories, features=features, status=status, threads=threads, reading=offline.reading
+        )
+        self.schema = self._join.schema
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows in order, a batch at a time, in bounded memory.
+
+        Raises:
+            DataError: the spine or a table cannot be read, or a row has no time or a key that does not fit.
+        """
+        return self._joined(self._spine.batches())
+
+    def reader(self) -> pa.RecordBatchReader:
+        """The rows as Arrow's own stream, which pandas, Polars and DuckDB read."""
+        return pa.RecordBatchReader.from_batches(self.schema, self.batches())
+
+    def table(self) -> pa.Table:
+        """All rows, in memory."""
+        return pa.Table.from_batches(self.batches(), self.schema)
+
+    def torch(self, *, columns: Sequence[str] | None = None, batch: int = 1024) -> "Tensors":
+        """The rows as a torch `IterableDataset`, joined anew in each epoch: see `tensors.Tensors`."""
+        from isthmus.orchestration.tensors import Tensors
+
+        return Tensors(self.schema, self.batches, columns, batch, workers=False)
+
+    def write(self, path: Path | str, *, like: str | None = None) -> TrainingSet:
+        """Writes the rows and a record from which they can be made again, all or nothing.
+
+        Args:
+            path: the folder to make: `data.parquet` and `_record.json`, and the spine's rows if they have no file that
+                stays. A training set that is there is replaced.
+            like: the id that it must have.
+
+        Raises:
+            DataError: as `batches`; or the path holds something else than a training set.
+        """
+        target = Path(path).absolute()
+        if target.exists() and not (target / RECORD).is_file():
+            raise DataError(f"training set {target}", "something else is there", remedy="name a folder to be made")
+        publish(target, lambda folder: self._fill(folder, target, like))
+        made = TrainingSet.read(target)
+        write_atomically(self._records / made.id, str(target).encode())
+        return made
+
+    def _fill(self, folder: Path, target: Path, like: str | None) -> None:
+        spine = Noted(self._spine, None if self._spine.path else folder / SPINE)
+        with pq.ParquetWriter(folder / DATA, self.schema) as file:
+            written = 0
+            for batch in self._joined(spine.batches()):
+                file.write_batch(batch)
+                written += len(batch)
+        record = self._record(spine, written, target)
+        if like is not None and record.id != like:
+            raise DataError(f"training set {like}", "its spine changed while it was read", remedy="run it again")
+        (folder / RECORD).write_text(json.dumps(record.as_dict(), indent=1) + "\n")
+
+    def identity(self, spine_sha256: str) -> str:
+        """The id of the training set of a spine with these rows."""
+        return hashlib.sha256(json.dumps(self._known(spine_sha256), sort_keys=True).encode()).hexdigest()[:16]
+
+    def _record(self, spine: "Noted", rows_out: int, path: Path) -> TrainingSet:
+        file = str(self._spine.path) if self._spine.path else None
+        known, identity = self._known(spine.sha256), self.identity(spine.sha256)
+        return TrainingSet(**known, id=identity, path=path, spine_file=file, rows_in=spine.rows, rows_out=rows_out)
+
+    def _known(self, spine_sha256: str) -> dict[str, Any]:
+        """All that decides the content."""
+        return {
+            "contract": self._contract,
+            "spine": self._named,
+            "spine_sha256": spine_sha256,
+            "views": {history.view.name: history.view.as_dict() for history in self._histories},
+            "features": {name: list(features) for name, features in self._features.items()},
+            "tables": {history.view.name: history.version for history in self._histories},
+            "tables_sha256": {history.view.name: self._offline.fingerprint(history) for history in self._histories},
+            "options": {"status": self._status},
+        }
+
+    def _joined(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return self._join.batches(spine)
+
+
+def training_data(
+    project: Project, features: str | Sequence[str], spine: object, *, status: bool = True
+) -> TrainingData:
+    """What the views answered at each row's own moment.
+
+    Args:
+        project: the project, applied and built.
+        features: the name of a service, or features as `view:feature`; a view's name alone stands for all of its own.
+        spine: one row per question, with `event_timestamp` in a time zone, the join keys, and what else is to come
+            along: a table in any of the forms of `spines.FORMS`, or a SELECT in DuckDB's SQL over the views, by name,
+            and over sources that are Parquet.
+        status: whether to add a column per view that says what it answered.
+
+    Raises:
+        RequestError: a feature is not in the contract, or the SQL is no single SELECT.
+        DataError: a table is not there, the spine cannot be read, or lacks a column or has it in another type.
+    """
+    contract = project.applied()
+    offline = OfflineStore(project.offline)
+    chosen = selected(contract, features)
+    histories = [offline.history(contract.views[name]) for name in chosen]
+    threads = project.settings.profiles.training.threads
+    if isinstance(spine, str) and is_sql(spine):
+        rows, named = asked(spine, _tables(project, contract, offline, histories), threads), "SQL"
+    else:
+        rows = spine_rows(spine, _key_types(histories))
+        named = str(rows.path) if rows.path else "rows"
+    return TrainingData(
+        offline, histories, rows, chosen, status=status, threads=threads, contract=contract.hash, named=named,
+        records=records_of(project),
+    )  # fmt: skip
+
+
+def repeat(project: Project, record: str, out: Path | str | None = None) -> TrainingSet:
+    """Makes a training set again, from the same versions of the same tables: the same bytes, whatever came since.
+
+    Args:
+        project: the project.
+        record: the folder of a training set, its record, or its id.
+        out: the folder to make; by default the one that the training set is in.
+
+    Raises:
+        RequestError: there is no such training set.
+        DataError: it cannot be made again, because a table's version or the spine is gone or not what it was.
+    """
+    made = _found(project, record)
+    where = f"training set {made.id}"
+    offline = OfflineStore(project.offline)
+    histories = [_then(offline, made, name) for name in made.features]
+    try:
+        spine = _rows_then(made, histories)
+        noted = Noted(spine)
+        found = noted.read()
+    except DataError as error:
+        raise DataError(where, f"the rows of its spine cannot be read ({error})", remedy="bring them back") from error
+    if found != made.spine_sha256:
+        raise DataError(where, f"its spine {made.spine_file or SPINE} holds other rows now: {noted.rows} of them",
+                        expected=f"the {made.rows_in} rows with hash {made.spine_sha256[:12]}",
+                        remedy="bring those rows back, or make a new training set")  # fmt: skip
+    data = TrainingData(
+        offline, histories, spine, made.features, status=made.options["status"],
+        threads=project.settings.profiles.training.threads, contract=made.contract, named=made.spine,
+        records=records_of(project),
+    )  # fmt: skip
+    return data.write(out or made.path, like=made.id)
+
+
+def records_of(project: Project) -> Path:
+    """The folder in which an id leads to its training set."""
+    return project.state / "records"
+
+
+def selected(contract: Contract, features: str | Sequence[str]) -> dict[str, list[str]]:
+    """View to features, in the order in which they are named: of a service, of a list, or of a list with commas.
+
+    Raises:
+        RequestError: a name is not in the contract, or named twice.
+    """
+    if isinstance(features, str) and features in contract.services:
+        features = [f"{view}:{feature}" for view, feature in contract.service(features).features]
+    names = features.replace(",", " ").split() if isinstance(features, str) else list(features)
+    chosen: dict[str, list[str]] = {}
+    for name in names:
+        view, _, feature = name.partition(":")
+        if view not in contract.views:
+            expected = f"{one_of(contract.services)} for a service, or view:feature with {one_of(contract.views)}"
+            raise RequestError(f"features, {name!r}", "is not in the contract", expected=expected)
+        known = [column.name for column in contract.views[view].fields]
+        if feature and feature not in known:
+            raise RequestError(f"features, {name!r}", f"view {view} has no such feature", expected=one_of(known))
+        mine = chosen.setdefault(view, [])
+        for added in [feature] if feature else known:
+            if added in mine:
+                raise RequestError(f"features, {view}:{added}", "is named twice", expected="each feature once")
+            mine.append(added)
+    if not chosen:
+        raise RequestError("features", "none are named", expected="a service, or features as view:feature")
+    return chosen
+
+
+class Noted:
+    """The rows of a spine as they go by: counted, hashed and, if a file is named, kept.
+
+    Attributes:
+        rows: how many went by.
+    """
+
+    def __init__(self, spine: SpineRows, file: Path | None = None) -> None:
+        self._spine, self._file = spine, file
+        self._hash = hashlib.sha256(spine.schema.to_string().encode())
+        self.rows = 0
+
+    @property
+    def sha256(self) -> str:
+        """The hash of what went by, whatever the sizes of its batches."""
+        return self._hash.hexdigest()
+
+    def read(self) -> str:
+        """Reads all rows; returns their hash."""
+        for _ in self.batches():
+            pass
+        return self.sha256
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows, a batch at a time."""
+        with ExitStack() as open_files:
+            file = self._file and open_files.enter_context(pa.ipc.new_stream(self._file, self._spine.schema))
+            for rows in in_lots(self._spine.batches(), BATCH):
+                for batch in rows.combine_chunks().to_batches():
+                    self._hash.update(batch.serialize())
+                    self.rows += len(batch)
+                    if file:
+                        file.write_batch(batch)
+                    yield batch
+
+
+def _tables(
+    project: Project, contract: Contract, offline: OfflineStore, joined: Sequence[History]
+) -> dict[str, ds.Dataset | pa.Table]:
+    """What a spine's SQL can name: the histories of views that are built, and sources that are Parquet."""
+    tables: dict[str, ds.Dataset | pa.Table] = {}
+    views, spines = project.definitions.views.values(), project.definitions.spines.values()
+    sources = [source for view in views for source in view.sources]
+    for source in [*sources, *(source for spine in spines for source in spine.sources)]:
+        file = project.root / source.path
+        if file.suffix == ".parquet" and file.exists():
+            tables[source.name] = ds.dataset(file)
+    at_hand = {history.view.name: history for history in joined}
+    for name, view in contract.views.items():
+        try:
+            tables[name] = (at_hand.get(name) or offline.history(view)).data
+        except (ContractMismatch, DataError):
+            continue  # not built: the query's own error says what there is
+    return tables
+
+
+def _found(project: Project, record: str) -> TrainingSet:
+    """The training set of a folder, a record or an id."""
+    path = Path(record).absolute()
+    folders = [path.parent if path.name == RECORD else path, *(project.state / "training").glob(f"*/{path.name}")]
+    note = records_of(project) / path.name
+    if note.is_file():
+        folders.append(Path(note.read_text()))
+    for folder in folders:
+        try:
+            return TrainingSet.read(folder)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (ValueError, TypeError, KeyError) as error:
+            raise DataError(f"training set {folder}", f"its record cannot be read ({error})") from error
+    raise RequestError(f"training set {record!r}", "there is none of this path or id",
+                       expected="the folder of a training set, its record, or its id")  # fmt: skip
+
+
+def _rows_then(made: TrainingSet, histories: Sequence[History]) -> SpineRows:
+    """The rows of the spine: from the file they came from, which keeps them, or from beside the record."""
+    if made.spine_file:
+        return spine_rows(Path(made.spine_file), _key_types(histories))
+    kept = made.path / SPINE
+    try:
+        with pa.ipc.open_stream(kept) as stream:
+            schema = stream.schema
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"spine {kept}", f"cannot be read ({error})") from error
+    return SpineRows(schema, lambda: pa.ipc.open_stream(kept))
+
+
+def _key_types(histories: Sequence[History]) -> dict[str, pa.DataType]:
+    return {column.name: ARROW[column.dtype.name] for history in histories for column in history.view.keys}
+
+
+def _then(offline: OfflineStore, made: TrainingSet, name: str) -> History:
+    """The history of a view as it was when a training set was made."""
+    view, version = ViewContract.from_dict(name, made.views[name]), made.tables[name]
+    where, remedy = f"training set {made.id}", "make a new training set: this one cannot be made again"
+    try:
+        history = offline.history(view, version)
+        found = offline.fingerprint(history)
+    except DataError as error:
+        gone = f"version {version} of the offline table of {name} is gone ({error.found})"
+        raise DataError(where, gone, remedy=remedy) from error
+    if found != made.tables_sha256[name]:
+        # In a table that was removed, versions begin anew.
+        other = f"version {version} of the offline table of {name} holds other rows: the table was made anew"
+        raise DataError(where, other, expected=made.tables_sha256[name][:12], remedy=remedy)
+    return history
