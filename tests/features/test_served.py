@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.errors import DataError
 from isthmus.features.exchange import Client
+from isthmus.features.offline import OfflineStore
 from isthmus.features.online import connect
-from isthmus.features.pointintime import status_column
-from isthmus.features.served import as_served
+from isthmus.features.pointintime import History, status_column
+from isthmus.features.served import Difference, ServedJoin
 from tests.features.test_publishing import VIEW, Row, World, after, key_of, order_of
 
 LIMITED = replace(VIEW, ttl=25)
@@ -32,6 +33,14 @@ def _spine(questions: list[tuple[int, int]]) -> pa.Table:
     times = pa.array([at for _, at in questions], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
     return pa.table({"event_timestamp": times, "k": pa.array([k for k, _ in keys], pa.string()),
                      "n": pa.array([n for _, n in keys], pa.int64())})  # fmt: skip
+
+
+def as_served(
+    spine: pa.Table, offline: OfflineStore, histories: list[History]
+) -> tuple[pa.Table, dict[str, dict[str, Difference]]]:
+    join = ServedJoin(spine.schema, offline, histories)
+    table = pa.Table.from_batches(join.batches(spine.to_batches(max_chunksize=5)), join.schema)
+    return table, join.report()
 
 
 def _answer(runs: list[tuple[int, dict[int, Row]]], key: int, at: int) -> tuple[str, int | None]:

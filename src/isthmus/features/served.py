@@ -5,7 +5,7 @@ key was removed. So the point-in-time join over those moments, instead of the mo
 known, gives a training set with the lag that serving had. Rows that were pushed are not in it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,12 +19,15 @@ from isthmus.features.contract import Column, ViewContract
 from isthmus.features.errors import DataError
 from isthmus.features.materializations import Log
 from isthmus.features.offline import OfflineStore
-from isthmus.features.pointintime import History, point_in_time, status_column, table_schema
+from isthmus.features.pointintime import BATCH, PASS, History, Join, in_lots, status_column, table_schema
 from isthmus.features.types import Bool, UnixTimestamp
 from isthmus.features.verdict import compare
 
 _EVENT, _THERE = Column("_event", UnixTimestamp), Column("_there", Bool)
 """What a row of the past has besides its features; no declared name begins with an underscore."""
+
+_IDEAL = Column("event_timestamp", UnixTimestamp)
+_VALID = [Status.PRESENT.label, Status.NULL.label]
 
 _TIME = pa.timestamp("us", tz="UTC")
 
@@ -45,13 +48,86 @@ class Difference:
     lag_seconds: float | None
 
 
-def served(offline: OfflineStore, view: ViewContract) -> History:
-    """What became readable when, as a history whose times are those moments.
+class ServedJoin:
+    """The join of a spine to what serving answered at each row's moment, beside the ideal join.
+
+    It streams like `Join`, but what became readable is held in memory: a row for each change of a key.
+
+    Args:
+        spine: the columns of the spine.
+        offline: where the histories are from.
+        histories: of the views to join, for the comparison with the ideal join.
+        features: as `Join` takes them.
+        status: whether to say what each view answered.
+        threads: CPU threads.
+        until: view to the moment after which the log is not read on; by default it is read whole.
+
+    Attributes:
+        schema: the columns of the result, those of `Join`.
+        until: view to the moment at which the last rows that are replayed became readable.
+
+    Raises:
+        DataError: nothing of a view was ever materialized under its contract, or a version that was is gone.
+    """
+
+    def __init__(
+        self,
+        spine: pa.Schema,
+        offline: OfflineStore,
+        histories: Sequence[History],
+        *,
+        features: Mapping[str, Sequence[str]] | None = None,
+        status: bool = True,
+        threads: int = 2,
+        until: Mapping[str, int] | None = None,
+    ) -> None:
+        self.schema = Join(spine, histories, features=features, status=status).schema
+        self.until: dict[str, int] = {}
+        self._status, self._names = status, spine.names
+        self._views = []
+        for history in histories:
+            view = history.view
+            wanted = [c for c in view.fields if features is None or c.name in features[view.name]]
+            past, self.until[view.name] = served(offline, view, None if until is None else until[view.name])
+            ideal = replace(history, view=replace(view, fields=(*view.fields, _IDEAL)))
+            named = [*(column.name for column in wanted), _IDEAL.name]
+            joins = (
+                Join(spine, [past], status=False, threads=threads, reading=offline.reading),
+                Join(spine, [ideal], features={view.name: named}, status=False, threads=threads,
+                     reading=offline.reading),
+            )  # fmt: skip
+            self._views.append((view, wanted, joins, _Sums(view, wanted)))
+
+    def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Joins batches of any sizes, none included.
+
+        Raises:
+            DataError: a row has no time, or a value that does not fit its type.
+        """
+        for rows in in_lots(spine, PASS):
+            result = rows
+            for view, wanted, joins, sums in self._views:
+                past, ideal = (pa.Table.from_batches(join.batches(rows.to_batches()), join.schema) for join in joins)
+                answered = _answered(rows, view, past)
+                sums.add(ideal, past, answered)
+                for column in wanted:
+                    result = result.append_column(view.full_name(column.name), answered[view.full_name(column.name)])
+                if self._status:
+                    result = result.append_column(status_column(view), answered[status_column(view)])
+            yield from result.cast(self.schema).combine_chunks().to_batches(max_chunksize=BATCH)
+
+    def report(self) -> dict[str, dict[str, Difference]]:
+        """View to feature to how the rows that were joined so far differ from the ideal join."""
+        return {view.name: sums.differences() for view, _, _, sums in self._views}
+
+
+def served(offline: OfflineStore, view: ViewContract, until: int | None = None) -> tuple[History, int]:
+    """What became readable when, as a history whose times are those moments; and the last of those moments.
 
     Raises:
         DataError: nothing of the view was ever materialized under its contract, or a version that was is gone.
     """
-    entries = Log(offline.root).of(view)
+    entries = [entry for entry in Log(offline.root).of(view) if until is None or entry.readable <= until]
     if not entries:
         raise DataError(
             f"log of materializations, view {view.name}", "nothing was materialized under this contract",
@@ -73,33 +149,7 @@ def served(offline: OfflineStore, view: ViewContract) -> History:
             readable = max(entry.readable, readable + 1)
             parts += _became(view, before, state, readable)
         before = state
-    return History(_past(view), pa.concat_tables(parts), entries[-1].version)
-
-
-def as_served(
-    spine: pa.Table, offline: OfflineStore, histories: Sequence[History], threads: int = 2
-) -> tuple[pa.Table, dict[str, dict[str, Difference]]]:
-    """Joins to each row of a spine what serving answered at that moment.
-
-    Args:
-        spine: as `point_in_time` takes it.
-        offline: where the histories are from.
-        histories: of the views to join, for the comparison with the ideal join.
-        threads: CPU threads.
-
-    Returns:
-        The columns of `point_in_time`, and view to feature to how they differ from it.
-    """
-    result, report = spine, {}
-    for history in histories:
-        view = history.view
-        past = point_in_time(spine, [served(offline, view)], threads)
-        ideal = point_in_time(spine, [replace(history, view=_with_event(view))], threads)
-        answered = _answered(spine, view, past)
-        for name, column in answered.items():
-            result = result.append_column(name, column)
-        report[view.name] = _differences(view, ideal, past, answered)
-    return result, report
+    return History(_past(view), pa.concat_tables(parts), entries[-1].version), entries[-1].readable
 
 
 def _became(view: ViewContract, before: State | None, state: State, readable: int) -> list[pa.Table]:
@@ -144,10 +194,6 @@ def _past(view: ViewContract) -> ViewContract:
     return replace(view, fields=(*view.fields, _EVENT, _THERE), ttl=None)
 
 
-def _with_event(view: ViewContract) -> ViewContract:
-    return replace(view, fields=(*view.fields, Column("event_timestamp", UnixTimestamp)))
-
-
 def _answered(spine: pa.Table, view: ViewContract, past: pa.Table) -> dict[str, pa.ChunkedArray]:
     """The features and the status of a view by its own ttl."""
     event = past[view.full_name(_EVENT.name)]
@@ -164,22 +210,35 @@ def _answered(spine: pa.Table, view: ViewContract, past: pa.Table) -> dict[str, 
         empty = pc.and_(empty, kept.is_null())
     labels = [Status.PRESENT.label, Status.NULL.label, Status.EXPIRED.label, Status.NOT_FOUND.label]
     status = pc.if_else(empty, labels[1], pc.if_else(valid, labels[0], pc.if_else(expired, labels[2], labels[3])))
-    form = past.schema.field(status_column(view)).type
-    columns[status_column(view)] = pc.cast(status, pa.string()).dictionary_encode().cast(form)
+    columns[status_column(view)] = pc.cast(status, pa.string())
     return columns
 
 
-def _differences(
-    view: ViewContract, ideal: pa.Table, past: pa.Table, answered: dict[str, pa.ChunkedArray]
-) -> dict[str, Difference]:
-    names = (view.full_name("event_timestamp"), view.full_name(_EVENT.name))
-    events = [table[name].cast(pa.int64()) for table, name in zip((ideal, past), names, strict=True)]
-    lags = pc.drop_null(pc.subtract(*events)).to_numpy()
-    lag = float(lags.mean() / 1e6) if len(lags) else None
-    found = {}
-    for column in view.fields:
-        name = view.full_name(column.name)
-        sides = [from_arrow(side, column.dtype) for side in (ideal[name], answered[name])]
-        differing = compare([""] * len(ideal), sides[0], sides[1], column.dtype).differing
-        found[column.name] = Difference(len(ideal), differing, lag)
-    return found
+class _Sums:
+    """What is counted of a view while rows go by."""
+
+    def __init__(self, view: ViewContract, wanted: Sequence[Column]) -> None:
+        self._view, self._wanted = view, wanted
+        self._differing = dict.fromkeys((column.name for column in wanted), 0)
+        self._rows = self._lagging = 0
+        self._lag = 0.0
+
+    def add(self, ideal: pa.Table, past: pa.Table, answered: Mapping[str, pa.ChunkedArray]) -> None:
+        """Counts some rows."""
+        view = self._view
+        self._rows += len(ideal)
+        for column in self._wanted:
+            name = view.full_name(column.name)
+            left, right = (from_arrow(side, column.dtype) for side in (ideal[name], answered[name]))
+            self._differing[column.name] += compare([""] * len(ideal), left, right, column.dtype).differing
+        there = pc.is_in(answered[status_column(view)].cast(pa.string()), pa.array(_VALID))
+        newest, held = (
+            table[view.full_name(c.name)].cast(pa.int64()) for table, c in ((ideal, _IDEAL), (past, _EVENT))
+        )
+        lags = pc.drop_null(pc.subtract(newest, pc.if_else(there, held, None))).to_numpy()
+        self._lag, self._lagging = self._lag + float(lags.sum() / 1e6), self._lagging + len(lags)
+
+    def differences(self) -> dict[str, Difference]:
+        """Feature to what was found."""
+        lag = self._lag / self._lagging if self._lagging else None
+        return {name: Difference(self._rows, differing, lag) for name, differing in self._differing.items()}

@@ -18,6 +18,7 @@ from isthmus.features.errors import ContractMismatch, DataError, RequestError
 from isthmus.features.files import publish, write_atomically
 from isthmus.features.offline import OfflineStore
 from isthmus.features.pointintime import BATCH, History, Join, in_lots
+from isthmus.features.served import ServedJoin
 from isthmus.features.spines import SpineRows, spine_rows
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.spinesql import asked, is_sql
@@ -47,6 +48,8 @@ class TrainingSet:
         options: what else decides the content: `status`, whether it says what each view answered.
         rows_in: rows of the spine.
         rows_out: rows of the training set.
+        served: of a training set as served, view to the moment at which the last rows that it saw became readable.
+        lag: of a training set as served, view to feature to how it differs from the ideal join.
     """
 
     id: str
@@ -62,6 +65,8 @@ class TrainingSet:
     options: dict[str, bool]
     rows_in: int
     rows_out: int
+    served: dict[str, int] | None = None
+    lag: dict[str, dict[str, Any]] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The machine-readable form, which is also the record beside the data."""
@@ -114,6 +119,8 @@ class TrainingData:
         spine: the rows.
         features: view to the features that are wanted.
         status: whether to say what each view answered.
+        served: whether to join what serving answered instead of what could have been known; or view to the moment up to
+            which its log is replayed.
         threads: CPU threads.
         contract: hash of the contract, for the record.
         named: what the record calls the spine.
@@ -135,13 +142,21 @@ class TrainingData:
         contract: str,
         named: str,
         records: Path,
+        served: bool | Mapping[str, int] = False,
     ) -> None:
         self._records = records
         self._offline, self._histories, self._spine = offline, histories, spine
         self._features, self._status, self._contract, self._named = features, status, contract, named
-        self._join = Join(
-            spine.schema, histories, features=features, status=status, threads=threads, reading=offline.reading
-        )
+        self._join: Join | ServedJoin
+        if served is False:
+            self._join = Join(
+                spine.schema, histories, features=features, status=status, threads=threads, reading=offline.reading
+            )
+        else:
+            self._join = ServedJoin(
+                spine.schema, offline, histories, features=features, status=status, threads=threads,
+                until=None if served is True else served,
+            )  # fmt: skip
         self.schema = self._join.schema
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -204,7 +219,13 @@ class TrainingData:
     def _record(self, spine: "Noted", rows_out: int, path: Path) -> TrainingSet:
         file = str(self._spine.path) if self._spine.path else None
         known, identity = self._known(spine.sha256), self.identity(spine.sha256)
-        return TrainingSet(**known, id=identity, path=path, spine_file=file, rows_in=spine.rows, rows_out=rows_out)
+        lag = None
+        if isinstance(self._join, ServedJoin):
+            told = self._join.report()
+            lag = {view: {name: asdict(part) for name, part in parts.items()} for view, parts in told.items()}
+        return TrainingSet(
+            **known, id=identity, path=path, spine_file=file, rows_in=spine.rows, rows_out=rows_out, lag=lag
+        )
 
     def _known(self, spine_sha256: str) -> dict[str, Any]:
         """All that decides the content."""
@@ -217,6 +238,7 @@ class TrainingData:
             "tables": {history.view.name: history.version for history in self._histories},
             "tables_sha256": {history.view.name: self._offline.fingerprint(history) for history in self._histories},
             "options": {"status": self._status},
+            "served": self._join.until if isinstance(self._join, ServedJoin) else None,
         }
 
     def _joined(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -224,7 +246,7 @@ class TrainingData:
 
 
 def training_data(
-    project: Project, features: str | Sequence[str], spine: object, *, status: bool = True
+    project: Project, features: str | Sequence[str], spine: object, *, status: bool = True, as_served: bool = False
 ) -> TrainingData:
     """What the views answered at each row's own moment.
 
@@ -235,6 +257,7 @@ def training_data(
             along: a table in any of the forms of `spines.FORMS`, or a SELECT in DuckDB's SQL over the views, by name,
             and over sources that are Parquet.
         status: whether to add a column per view that says what it answered.
+        as_served: whether to answer with what was readable online at each moment, by the log of materializations.
 
     Raises:
         RequestError: a feature is not in the contract, or the SQL is no single SELECT.
@@ -252,7 +275,7 @@ def training_data(
         named = str(rows.path) if rows.path else "rows"
     return TrainingData(
         offline, histories, rows, chosen, status=status, threads=threads, contract=contract.hash, named=named,
-        records=records_of(project),
+        records=records_of(project), served=as_served,
     )  # fmt: skip
 
 
@@ -285,7 +308,7 @@ def repeat(project: Project, record: str, out: Path | str | None = None) -> Trai
     data = TrainingData(
         offline, histories, spine, made.features, status=made.options["status"],
         threads=project.settings.profiles.training.threads, contract=made.contract, named=made.spine,
-        records=records_of(project),
+        records=records_of(project), served=made.served or False,
     )  # fmt: skip
     return data.write(out or made.path, like=made.id)
 
