@@ -611,9 +611,7 @@ def test_a_redis_that_refuses(tmp_path: Path) -> None:
             lambda: fresh.write_to_online_store("stats", frame(driver=[1], a=[1])),
         ]
         for ask in asked:
-            with pytest.raises(
-                DependencyError, match=r"not accept.*online_store\.url in feature_store\.yaml"
-            ) as e:
+            with pytest.raises(DependencyError, match=r"not accept.*online_store\.url in feature_store\.yaml") as e:
                 ask()
             assert PASSWORD not in str(e.value)
 
