@@ -22,7 +22,7 @@ from isthmus.features.rows import RowCodec
 from isthmus.features.types import Int32
 from isthmus.serving.limits import Limits
 from isthmus.serving.store import Store
-from tests.servers import redis_cluster
+from tests.servers import NODES, owner, redis_cluster
 from tests.serving.support import CARRIER, CONTRACT, FLIGHT, NOW, ROUTE, fill, serving, write
 
 PASSWORD = "never-to-be-shown"  # noqa: S105
@@ -72,11 +72,11 @@ class Move:
 
     @property
     def source(self) -> int:
-        return self.slot % 3
+        return owner(self.slot)
 
     @property
     def target(self) -> int:
-        return (self.slot + 1) % 3
+        return (self.source + 1) % NODES
 
     def tell(self, node: int, *command: Any) -> Any:
         with redis.Redis(port=self.ports[node], password=PASSWORD) as client:
@@ -238,7 +238,7 @@ def test_a_node_that_is_gone(tmp_path: Path) -> None:
 
 
 def _node(carrier: str) -> int:
-    return key_slot(entity_key(CONTRACT.project, [(CARRIER, carrier)])) % 3
+    return owner(key_slot(entity_key(CONTRACT.project, [(CARRIER, carrier)])))
 
 
 def test_no_cluster_at_all() -> None:
