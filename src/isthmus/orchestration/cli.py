@@ -138,6 +138,9 @@ def training_set(
     status: Annotated[
         bool, typer.Option("--status/--no-status", help="For --spine: a column per view that says what it answered.")
     ] = True,
+    as_served: Annotated[
+        bool, typer.Option("--as-served", help="What serving answered at each moment, not what could have been known.")
+    ] = False,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -147,7 +150,7 @@ def training_set(
     with _progress() as progress:
         made = run(
             _project(project), name, spine=spine, features=features, like=like, out=out, status=status,
-            progress=progress,
+            as_served=as_served, progress=progress,
         )  # fmt: skip
     _report(made.as_dict(), as_json=as_json)
 

@@ -16,6 +16,7 @@ def training_data(
     spine: object,
     *,
     status: bool = True,
+    as_served: bool = False,
 ) -> "TrainingData":
     """What the views of a project answered at each row's own moment: one row per row of the spine, in its order.
 
@@ -29,6 +30,8 @@ def training_data(
             SELECT over the views. They have `event_timestamp` in a time zone, the join keys, and what else is to come
             along.
         status: whether to add a column per view that says what it answered: present, null, expired or not_found.
+        as_served: whether to answer with what was readable online at each moment, by the log of materializations, instead
+            of what could have been known.
 
     Raises:
         RequestError: a feature is not in the contract.
@@ -38,4 +41,4 @@ def training_data(
     from isthmus.orchestration.project import Project
 
     opened = project if isinstance(project, Project) else Project(Path(project))
-    return trainingdata.training_data(opened, features, spine, status=status)
+    return trainingdata.training_data(opened, features, spine, status=status, as_served=as_served)

@@ -25,12 +25,15 @@ from isthmus.orchestration.trainingdata import (
 from isthmus.transforms.compute import compute_spine
 
 
-def training_set(project: Project, name: str | None = None, *, progress: Progress = silent) -> TrainingSet:
+def training_set(
+    project: Project, name: str | None = None, *, as_served: bool = False, progress: Progress = silent
+) -> TrainingSet:
     """Joins the views of a distillation to its spine by the time rules.
 
     Args:
         project: the project, applied and built.
         name: the distillation; may be left out where there is only one.
+        as_served: whether to answer with what was readable online at each moment, by the log of materializations.
         progress: told what is being done and the share that is done.
     """
     contract = project.applied()
@@ -54,6 +57,7 @@ def training_set(project: Project, name: str | None = None, *, progress: Progres
         contract=contract.hash,
         named=declared.spine.name,
         records=records_of(project),
+        served=as_served,
     )
     folder = project.state / "training" / declared.name
     identity = data.identity(Noted(rows).read())
@@ -79,6 +83,7 @@ def chosen(
     like: str | None = None,
     out: Path | None = None,
     status: bool = True,
+    as_served: bool = False,
     progress: Progress = silent,
 ) -> TrainingSet:
     """The training set that a command line describes: of a distillation, of a spine of one's own, or one made before.
@@ -89,16 +94,16 @@ def chosen(
     told = {"a distillation": name, "--spine": spine, "--like": like}
     if len([what for what, value in told.items() if value is not None]) > 1:
         raise RequestError("training-set", "more than one of them is given", expected="one of " + ", ".join(told))
-    if like is not None and features is None and status:
+    if like is not None and features is None and status and not as_served:
         progress(f"making {like} again", 0.0)
         return repeat(project, like, out)
     if spine is not None and features is not None and out is not None:
         progress(f"joining {features} to {spine}", 0.0)
-        return training_data(project, features, spine, status=status).write(out)
-    if spine is not None or features is not None or out is not None or not status:
+        return training_data(project, features, spine, status=status, as_served=as_served).write(out)
+    if like is not None or spine is not None or features is not None or out is not None or not status:
         expected = "--spine with --features and --out, or --like, with --out or without"
         raise RequestError("training-set", "its options do not go together", expected=expected)
-    return training_set(project, name, progress=progress)
+    return training_set(project, name, as_served=as_served, progress=progress)
 
 
 def last_training_set(project: Project, declared: Distillation) -> TrainingSet:
