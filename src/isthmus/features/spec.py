@@ -81,6 +81,11 @@ class FeatureView:
         delay: how long after its event time a row becomes known, where the transform gives no `known_at` itself.
         function: the PySpark transform; one DataFrame parameter per source, named like the source.
         description: for people; not part of the contract.
+        lookback: how far from a row's event time its sources reach; None for everything they hold. Given one, the build
+            of a range reads of each source with a `timestamp` only what lies within `lookback` of the range.
+        lateness: how late rows may still arrive at the sources; `isthmus build --catch-up` goes back so far. Not part
+            of the contract.
+        version: a new one begins a table of its own, which a feature of another type needs.
     """
 
     name: str
@@ -91,6 +96,9 @@ class FeatureView:
     delay: timedelta = timedelta(0)
     function: Callable[..., Any] | None = field(default=None, repr=False)
     description: str = ""
+    lookback: timedelta | None = None
+    lateness: timedelta = timedelta(0)
+    version: int = 1
 
     def __getitem__(self, features: Sequence[str]) -> "FeatureProjection":
         """Only the named features of this view, for a feature service; a single name counts as a list of one."""

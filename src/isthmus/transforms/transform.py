@@ -16,6 +16,9 @@ def transform(
     schema: Sequence[Field],
     ttl: timedelta | None = None,
     delay: timedelta = timedelta(0),
+    lookback: timedelta | None = None,
+    lateness: timedelta = timedelta(0),
+    version: int = 1,
 ) -> Callable[[Function], FeatureView]:
     """Declares the decorated PySpark function as a feature view of the function's name.
 
@@ -26,8 +29,9 @@ def transform(
 
     def declare(function: Function) -> FeatureView:
         return FeatureView(
-            function.__name__, tuple(entities), tuple(schema), tuple(sources), ttl, delay, function, _about(function)
-        )
+            function.__name__, tuple(entities), tuple(schema), tuple(sources), ttl, delay, function, _about(function),
+            lookback, lateness, version,
+        )  # fmt: skip
 
     return declare
 
