@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.fs as fs
-from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake import ColumnProperties, CommitProperties, DeltaTable, WriterProperties, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
@@ -195,20 +195,29 @@ class OfflineStore:
         if not prepared.changes and table is not None:
             return Written(commit.rows, 0, table.version(), changed=False)
         where = self.path(view.table)
+        # A day's file is small: dictionaries would make it larger, and slower to read.
         # A commit that is not the next one after the table that the rows were held against would lie about the rest.
+        form = WriterProperties(default_column_properties=ColumnProperties(dictionary_enabled=False))
         properties = CommitProperties(custom_metadata=commit.metadata(), max_commit_retries=0)
         with _writing(view.table, where):
             rows = _reader(view, prepared.rows)
             if table is None:
-                write_deltalake(where, rows, partition_by=[_DAY.name], commit_properties=properties)
+                write_deltalake(
+                    where, rows, partition_by=[_DAY.name], commit_properties=properties, writer_properties=form
+                )
             elif prepared.replaced is None:
                 write_deltalake(
                     table, rows, mode="overwrite", schema_mode="overwrite", partition_by=[_DAY.name],
-                    commit_properties=properties,
+                    commit_properties=properties, writer_properties=form,
                 )  # fmt: skip
             elif prepared.replaced:
                 write_deltalake(
-                    table, rows, mode="overwrite", predicate=_on(prepared.replaced), commit_properties=properties
+                    table,
+                    rows,
+                    mode="overwrite",
+                    predicate=_on(prepared.replaced),
+                    commit_properties=properties,
+                    writer_properties=form,
                 )
             else:
                 # The same rows under another contract: only what the table says of itself is new.

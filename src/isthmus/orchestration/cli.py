@@ -48,8 +48,23 @@ def _options(
 
 
 @app.command()
-def apply(project: ProjectOption = None, as_json: JsonOption = False) -> None:
+def apply(
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Only show what would be rebuilt and what would become stale.")
+    ] = False,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Check the definitions, compile the contract, register the Feast objects."""
+    if diff:
+        from isthmus.orchestration.difference import difference
+
+        found = difference(_project(project))
+        if as_json:
+            _write_json(found.as_dict())
+        else:
+            typer.echo("\n".join(found.lines()))
+        return
     from isthmus.orchestration.registration import apply as run
 
     _report(run(_project(project)).as_dict(), as_json=as_json)
