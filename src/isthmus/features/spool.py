@@ -27,7 +27,6 @@ class Spool:
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit
         self.rows = 0
-        self.schema: pa.Schema | None = None
         self._waiting: list[pa.Table] = []
         self._bytes = 0
         self._runs: list[_Run] = []
@@ -50,7 +49,6 @@ class Spool:
 
     def add(self, rows: pa.Table) -> None:
         """Takes rows that have a column `event_timestamp` without nulls, all of one schema."""
-        self.schema = rows.schema if self.schema is None else self.schema
         self.rows += len(rows)
         # A part of a table counts with the whole table's buffers where those are shared: close enough for a limit.
         share = max(1, -(-rows.nbytes // self.limit))
