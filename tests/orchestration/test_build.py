@@ -59,7 +59,11 @@ def change_orders(shop: Shop, first: int, end: int) -> None:
 
 def watched() -> tuple[list[str], Any]:
     told: list[str] = []
-    return told, lambda text, done: told.append(text)
+
+    def progress(text: str, _: float) -> None:
+        told.append(text)
+
+    return told, progress
 
 
 @pytest.mark.parametrize("seed", [1, 2])

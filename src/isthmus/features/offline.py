@@ -6,25 +6,25 @@ hash of the view and a digest of every day's rows: days that are already there a
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 
 import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.fs as fs
 from deltalake import ColumnProperties, CommitProperties, DeltaTable, WriterProperties, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
-from isthmus.features.columns import from_arrow, micros, null_elements
-from isthmus.features.commits import Commit, Day, Origin, digest
+from isthmus.features.canonical import Doubled, ahead_of, by_day, canonical, cast, declared_schema
+from isthmus.features.columns import from_arrow, micros
+from isthmus.features.commits import Commit, Day, Origin
 from isthmus.features.contract import ViewContract
-from isthmus.features.days import DAY, FIRST, LAST, Days, day_name, joined
+from isthmus.features.days import DAY, Days, day_name, joined
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, Problem
 from isthmus.features.pointintime import History, table_schema
 from isthmus.features.rows import RowCodec
@@ -68,6 +68,7 @@ class Prepared:
         rows: the rows of the days that differ, as they will be stored.
         replaced: the days that differ, those that lose all their rows included; None if the table is made anew.
         ahead: how many of the rows have an event or known time that is still to come.
+        held: what ends with it: the rows that lie on disk.
     """
 
     view: ViewContract
@@ -77,6 +78,7 @@ class Prepared:
     rows: Spool
     replaced: Sequence[int] | None
     ahead: int = 0
+    held: ExitStack = field(default_factory=ExitStack, repr=False)
 
     def __enter__(self) -> "Prepared":
         return self
@@ -84,15 +86,12 @@ class Prepared:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.rows.close()
+        self.held.close()
 
     @property
     def changes(self) -> bool:
         """Whether the table is not yet what it would be made."""
-        return self.replaced is None or bool(self.replaced) or not self.before or not self._stands(self.before)
-
-    def _stands(self, before: Commit) -> bool:
-        return before.contract == self.commit.contract
+        return self.before is None or self.replaced != [] or self.before.contract != self.commit.contract
 
 
 class OfflineStore:
@@ -141,30 +140,31 @@ class OfflineStore:
             raise ConfigurationError(f"offline table of {view.table}", problems, remedy=NEW_VERSION)
         if within is not None:
             self.extendable(view)
-        if isinstance(rows, pa.Table):
-            cast = Spool()
-            cast.add(_cast(view, rows, _without_content(view)))
-            rows = cast
         old = (before.days or {}) if before else {}
         anew = before is None or before.days is None or table is None or _columns(table) != table_schema(view).names
-        kept, ahead = Spool(), 0
         days: dict[int, Day] = {}
-        doubled = _Doubled(view)
-        for part in rows.groups(within):
-            group = _canonical(view, part)
-            doubled.look(group)
-            ahead += _ahead(group, now)
-            found = _by_day(view, group)
-            days |= {day: entry for day, (entry, _) in found.items()}
-            for day, (entry, those) in found.items():
-                if anew or old.get(day) != entry:
-                    kept.add(those)
-        doubled.refuse()
-        changed = [day for day, entry in days.items() if old.get(day) != entry]
-        gone = [day for day in old if day not in days and (within is None or day in within)]
-        days |= {day: entry for day, entry in old.items() if within is not None and day not in within}
-        commit = Commit.of(view.hash, days, _until(before, within, now), *_came_of(before, within, origin, done))
-        return Prepared(view, commit, before, table, kept, None if anew else sorted([*changed, *gone]), ahead)
+        ahead, doubled = 0, Doubled(view)
+        with ExitStack() as held:
+            if isinstance(rows, pa.Table):
+                given = held.enter_context(Spool())
+                given.add(cast(view, rows, declared_schema(view)))
+                rows = given
+            kept = held.enter_context(Spool())
+            for part in rows.groups(within):
+                group = canonical(view, part)
+                doubled.look(group)
+                ahead += ahead_of(group, now)
+                for day, (entry, those) in by_day(view, group).items():
+                    days[day] = entry
+                    if anew or old.get(day) != entry:
+                        kept.add(those)
+            doubled.refuse()
+            changed = [day for day, entry in days.items() if old.get(day) != entry]
+            gone = [day for day in old if day not in days and (within is None or day in within)]
+            days |= {day: entry for day, entry in old.items() if within is not None and day not in within}
+            commit = Commit.of(view.hash, days, _until(before, within, now), *_came_of(before, within, origin, done))
+            replaced = None if anew else sorted([*changed, *gone])
+            return Prepared(view, commit, before, table, kept, replaced, ahead, held.pop_all())
 
     def extendable(self, view: ViewContract) -> Commit | None:
         """What the table of a view says of itself, if it has one and a range of its days can be replaced.
@@ -452,99 +452,3 @@ def _came_of(
         return Origin(schemas), ()
     earlier = before.done if before.origin.content == origin.content else ()
     return Origin(schemas, origin.content), tuple(joined([*earlier, *done, within]))
-
-
-def _by_day(view: ViewContract, rows: pa.Table) -> dict[int, tuple[Day, pa.Table]]:
-    """Sorted rows cut into days, each with its entry in the commit."""
-    days, starts = np.unique(micros(rows["event_timestamp"]) // DAY, return_index=True)
-    identity = [column.name for column in table_schema(view) if not column.nullable]
-    found = {}
-    for day, start, end in zip(days.tolist(), starts, np.append(starts, len(rows))[1:], strict=True):
-        part = rows.slice(start, end - start)
-        found[day] = Day(len(part), digest(part.select(identity))), part
-    return found
-
-
-def _ahead(rows: pa.Table, now: int) -> int:
-    """How many rows nobody can be answered with yet."""
-    return int(np.count_nonzero(np.maximum(micros(rows["event_timestamp"]), micros(rows["known_at"])) > now))
-
-
-def _without_content(view: ViewContract) -> pa.Schema:
-    schema = table_schema(view)
-    return schema.remove(schema.get_field_index("content_hash"))
-
-
-def _canonical(view: ViewContract, rows: pa.Table) -> pa.Table:
-    """The rows in the one order and form in which they are stored, with their content hashes."""
-    # The hash is that of the values as they are stored, so they take their types first.
-    rows = _cast(view, rows, _without_content(view))
-    columns = {column.name: from_arrow(rows[column.name], column.dtype) for column in view.fields}
-    content = table_schema(view).field("content_hash")
-    rows = rows.append_column(content, pa.array(RowCodec(view).content(columns, len(rows))))
-    event = micros(rows["event_timestamp"])
-    if len(event) and not FIRST <= event.min() <= event.max() <= LAST:
-        found = int(event.min() if event.min() < FIRST else event.max())
-        raise DataError(f"view {view.name}, column event_timestamp", f"{found} microseconds since 1970 have no date",
-                        expected="the years 1 to 9999")  # fmt: skip
-    order = [("_day", "ascending"), *((name, "ascending") for name in _identity(view))]
-    sorted_rows = rows.append_column("_day", pa.array(event // DAY)).sort_by(order)
-    return sorted_rows.drop_columns(["_day"]).combine_chunks()
-
-
-def _identity(view: ViewContract) -> list[str]:
-    return [*(column.name for column in view.keys), "event_timestamp", "known_at"]
-
-
-def _cast(view: ViewContract, rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The columns of the schema, in its types, without loss."""
-    columns = []
-    for field in schema:
-        where = f"view {view.name}, column {field.name}"
-        count = rows.column_names.count(field.name)
-        if count != 1:
-            raise DataError(where, f"there are {count} columns of this name", expected="one")
-        column = rows[field.name]
-        if not field.nullable and column.null_count:
-            raise DataError(where, f"{column.null_count} nulls", expected="no null")
-        if pa.types.is_timestamp(field.type) and not getattr(column.type, "tz", None):
-            raise DataError(where, f"has type {column.type}", expected="a timestamp with a time zone")
-        if nulls := null_elements(column):
-            raise DataError(
-                where, f"its arrays hold {nulls} nulls", expected="arrays of values, or null in their place"
-            )
-        try:
-            columns.append(column.cast(field.type))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise DataError(where, f"does not fit its type ({error})", expected=str(field.type)) from None
-    return pa.table(columns, schema=schema)
-
-
-class _Doubled:
-    """Counts the rows that have key and times of another one: both lie on one day, so in one group of rows."""
-
-    def __init__(self, view: ViewContract) -> None:
-        self.view, self.count, self.first = view, 0, ""
-
-    def look(self, rows: pa.Table) -> None:
-        """Takes sorted rows into account."""
-        identity, same = rows.select(_identity(self.view)), None
-        for name in identity.column_names:
-            column = identity[name]
-            equal = pc.equal(column[1:], column[:-1]) if len(column) > 1 else pa.array([], pa.bool_())
-            same = equal if same is None else pc.and_(same, equal)
-        first = pc.index(same, True).as_py()
-        if first < 0:
-            return
-        self.count += pc.sum(same).as_py()
-        row = identity.slice(first, 1).to_pydict().items()
-        self.first = self.first or ", ".join(f"{name}={value[0]}" for name, value in row)
-
-    def refuse(self) -> None:
-        """Raises a DataError if there was one."""
-        if self.count:
-            raise DataError(
-                f"view {self.view.name}",
-                f"{self.count} rows have the key and times of another row, first {self.first}",
-                expected="one row per key, event_timestamp and known_at", remedy="aggregate in the transform",
-            )  # fmt: skip
