@@ -136,7 +136,7 @@ def test_no_verb_shows_the_help() -> None:
     ("arguments", "sentence"),
     [
         (["bild"], "command line: No such command 'bild'; expected 'build'. See `isthmus --help`"),
-        (["build", "--fast"], "command line: No such option '--fast'. See `isthmus build --help`"),
+        (["build", "--quickly"], "command line: No such option '--quickly'. See `isthmus build --help`"),
         (["apply", "now"], "command line: Got unexpected extra argument (now). See `isthmus apply --help`"),
         (["build", "--project"], "command line: Option '--project' requires an argument. See `isthmus --help`"),
     ],
