@@ -235,7 +235,7 @@ def test_damaged_data(built: Shop) -> None:
 
 
 def test_half_written_table(built: Shop) -> None:
-    for file in (built.state / "offline" / "shelf_demand").glob("*.parquet"):
+    for file in (built.state / "offline" / "shelf_demand").rglob("*.parquet"):
         file.write_bytes(b"PAR1")
     said = refused(built, "materialize", code=1)
     assert said.startswith(
