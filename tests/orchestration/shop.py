@@ -275,8 +275,8 @@ def files(folder: Path) -> dict[str, str]:
 
 
 def data_file(shop: Shop, view: str) -> Path:
-    (file,) = (shop.state / "offline" / view).glob("*.parquet")
-    return file
+    """The file of the first day."""
+    return min((shop.state / "offline" / view).glob("event_day=*/*.parquet"))
 
 
 def cut(file: Path) -> None:

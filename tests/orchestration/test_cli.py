@@ -140,7 +140,7 @@ def test_no_verb_shows_the_help() -> None:
     ("arguments", "sentence"),
     [
         (["bild"], "command line: No such command 'bild'; expected 'build'. See `isthmus --help`"),
-        (["build", "--fast"], "command line: No such option '--fast'. See `isthmus build --help`"),
+        (["build", "--quickly"], "command line: No such option '--quickly'. See `isthmus build --help`"),
         (["apply", "now"], "command line: Got unexpected extra argument (now). See `isthmus apply --help`"),
         (["build", "--project"], "command line: Option '--project' requires an argument. See `isthmus --help`"),
     ],
@@ -239,7 +239,7 @@ def test_damaged_data(built: Shop) -> None:
 
 
 def test_half_written_table(built: Shop) -> None:
-    for file in (built.state / "offline" / "shelf_demand").glob("*.parquet"):
+    for file in (built.state / "offline" / "shelf_demand").rglob("*.parquet"):
         file.write_bytes(b"PAR1")
     said = refused(built, "materialize", code=1)
     assert said.startswith(

@@ -262,4 +262,4 @@ def test_a_broken_promise_stops_dagster_before_the_online_store(promising: Shop,
 def test_rows_may_be_a_dataset(promising: Shop, project: Open) -> None:
     opened = project(promising)
     data = OfflineStore(opened.offline).history(opened.definitions.contract.views["customer_orders"]).data
-    gate.require_expectations(opened, {"customer_orders": data})
+    gate.require(gate.findings(opened, "customer_orders", data))

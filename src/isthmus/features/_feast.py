@@ -119,7 +119,7 @@ def _view(view: FeatureView, contract: Contract, keys: Mapping[str, feast.Entity
         ttl=view.ttl or timedelta(0),
         source=feast.FileSource(
             name=f"{view.name}_table",
-            path=f"{offline}/{view.name}",
+            path=f"{offline}/{contract.views[view.name].table}",
             file_format=DeltaFormat(),
             timestamp_field="event_timestamp",
             created_timestamp_column="known_at",

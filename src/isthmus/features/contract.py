@@ -44,6 +44,8 @@ class ViewContract:
         delay: microseconds from event time to known time, where the transform gives no `known_at`.
         sources: names of what it reads.
         code: digest of the transform and of how its sources are read.
+        lookback: microseconds from a row's event time within which its sources lie, or None for all they hold.
+        version: which of the view's tables it is.
     """
 
     name: str
@@ -54,6 +56,13 @@ class ViewContract:
     delay: int
     sources: tuple[str, ...]
     code: str
+    lookback: int | None = None
+    version: int = 1
+
+    @property
+    def table(self) -> str:
+        """Name of its offline table. No view can have the name of another one's version: names hold no dot."""
+        return self.name if self.version == 1 else f"{self.name}.v{self.version}"
 
     @cached_property
     def hash(self) -> str:
@@ -71,7 +80,7 @@ class ViewContract:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, in canonical order."""
-        return {
+        data = {
             "entities": list(self.entities),
             "keys": [[column.name, column.dtype.name] for column in self.keys],
             "fields": [[column.name, column.dtype.name, column.available] for column in self.fields],
@@ -80,6 +89,12 @@ class ViewContract:
             "sources": list(self.sources),
             "code": self.code,
         }
+        # Only where they are declared: what was made before they existed keeps its hash.
+        if self.lookback is not None:
+            data["lookback"] = self.lookback
+        if self.version != 1:
+            data["version"] = self.version
+        return data
 
     @classmethod
     def from_dict(cls, name: str, data: Mapping[str, Any]) -> "ViewContract":
@@ -93,6 +108,8 @@ class ViewContract:
             delay=data["delay"],
             sources=tuple(data["sources"]),
             code=data["code"],
+            lookback=data.get("lookback"),
+            version=data.get("version", 1),
         )
 
 
@@ -247,9 +264,13 @@ def differences(old: Contract, new: Contract) -> list[str]:
             elif name not in before:
                 lines.append(f"{kind[:-1]} {name} is new")
             elif before[name] != after[name]:
-                parts = [part for part in after[name] if before[name].get(part) != after[name][part]]
-                lines.append(f"{kind[:-1]} {name} changed: " + ", ".join(parts))
+                lines.append(f"{kind[:-1]} {name} changed: " + ", ".join(changed_parts(before[name], after[name])))
     return lines
+
+
+def changed_parts(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Which parts of a declaration's canonical form differ."""
+    return [part for part in dict.fromkeys((*after, *before)) if before.get(part) != after.get(part)]
 
 
 def sha256(data: Mapping[str, Any]) -> str:

@@ -46,7 +46,8 @@ _PARTS: dict[type, dict[str, tuple[type, ...]]] = {
     Entity: {"join_keys": (Mapping,)},
     Source: {"path": (str,)},
     FeatureView: {"entities": (Entity,), "schema": (Field,), "sources": (Source,), "ttl": (timedelta, NoneType),
-                  "delay": (timedelta,), "function": _FUNCTION, "expectations": (expectations.Expectation,)},
+                  "delay": (timedelta,), "function": _FUNCTION, "lookback": (timedelta, NoneType),
+                  "lateness": (timedelta,), "version": (int,), "expectations": (expectations.Expectation,)},
     RequestSource: {"schema": (Field,)},
     FeatureService: {"features": (FeatureView, FeatureProjection, RequestSource)},
     Spine: {"entities": (Entity,), "label": (Field,), "sources": (Source,), "request": (RequestSource, NoneType),
@@ -158,6 +159,13 @@ class _Declarations:
                 self._wrong(f"view {view.name}, delay", str(view.delay), "zero or a positive time")
             fields = {field.name: field.dtype for field in view.schema}
             self.problems += expectations.problems(view.name, fields, view.expectations)
+
+            if view.lookback is not None and view.lookback < MICROSECOND * 0:
+                self._wrong(f"view {view.name}, lookback", str(view.lookback), "zero or a positive time, or None")
+            if view.lateness < MICROSECOND * 0:
+                self._wrong(f"view {view.name}, lateness", str(view.lateness), "zero or a positive time")
+            if isinstance(view.version, bool) or view.version < 1:
+                self._wrong(f"view {view.name}, version", repr(view.version), "1 or a later number")
         for request in self.requests.values():
             self._schema(f"request source {request.name}", request.schema, set())
             for field in request.schema:
@@ -285,6 +293,8 @@ def _view(view: FeatureView) -> ViewContract:
         delay=view.delay // MICROSECOND,
         sources=tuple(source.name for source in view.sources),
         code=_code(view),
+        lookback=None if view.lookback is None else view.lookback // MICROSECOND,
+        version=view.version,
     )
 
 

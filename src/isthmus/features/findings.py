@@ -96,7 +96,7 @@ def check(
     if not expectations:
         return []
     types = {column.name: column.dtype for column in view.fields}
-    rules = {n: _rule(one, types[one.feature]) for n, one in enumerate(expectations) if _by_row(one)}
+    rules = {n: _rule(one, types[one.feature]) for n, one in enumerate(expectations) if by_row(one)}
     broken = {n: _Broken() for n in rules}
     keys = [*(column.name for column in view.keys), "event_timestamp"]
     asked = dict.fromkeys(expectations[n].feature for n in rules)
@@ -151,7 +151,8 @@ class _Broken:
         self.rows += count
 
 
-def _by_row(expectation: Expectation) -> bool:
+def by_row(expectation: Expectation) -> bool:
+    """Whether it says something of each row alone."""
     return isinstance(expectation, Present | Between | Length | OneOf)
 
 

@@ -1,30 +1,38 @@
 """The offline store: the full history of every view, as Delta tables in a folder or in object storage.
 
-A table is written in one Delta commit, so a reader sees the old rows or the new ones and a killed writer leaves no
-trace. Each commit carries the contract hash of the view and the fingerprint of the rows; rows that are already there
-are not written again.
+A table is partitioned by the day of the event, in a column that readers do not see. It is written in one Delta commit,
+so a reader sees the old rows or the new ones and a killed writer leaves no trace. Each commit carries the contract
+hash of the view and a digest of every day's rows: days that are already there are not written again.
 """
 
-import hashlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import TracebackType
 
 import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from deltalake import CommitProperties, DeltaTable, write_deltalake
+import pyarrow.dataset as ds
+import pyarrow.fs as fs
+from deltalake import ColumnProperties, CommitProperties, DeltaTable, WriterProperties, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.fs import DeltaStorageHandler
 
-from isthmus.features.columns import from_arrow, null_elements
+from isthmus.features.canonical import Doubled, ahead_of, by_day, canonical, cast, declared_schema
+from isthmus.features.columns import from_arrow, micros
+from isthmus.features.commits import Commit, Day, Origin
 from isthmus.features.contract import ViewContract
-from isthmus.features.errors import ContractMismatch, DataError
+from isthmus.features.days import DAY, Days, day_name, joined
+from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, Problem
 from isthmus.features.pointintime import History, table_schema
 from isthmus.features.rows import RowCodec
+from isthmus.features.spool import Spool
 
-_CONTRACT, _FINGERPRINT, _ROWS = "isthmus.contract", "isthmus.fingerprint", "isthmus.rows"
+_DAY = pa.field("event_day", pa.date32(), nullable=False)
+_HARMLESS = ("OPTIMIZE", "VACUUM START", "VACUUM END")
+"""What other tools may do to a table without changing its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +56,42 @@ class Written:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Prepared:
-    """Rows that may become the history of a view.
+    """Rows that may become the history of a view, or that of a range of days. Close it, or use it in a `with` block.
 
     Attributes:
         view: the view.
-        rows: the rows as they will be stored.
-        fingerprint: SHA-256 of the rows.
-        before: what the commit of the table says of itself, empty if there is no table.
-        version: version of the table, if there is one.
+        commit: what the table will say of itself.
+        before: what it says now, if there is one.
+        table: the table as it was when the rows were held against it, if there is one.
+        rows: the rows of the days that differ, as they will be stored.
+        replaced: the days that differ, those that lose all their rows included; None if the table is made anew.
+        ahead: how many of the rows have an event or known time that is still to come.
+        held: what ends with it: the rows that lie on disk.
     """
 
     view: ViewContract
-    rows: pa.Table
-    fingerprint: str
-    before: Mapping[str, str]
-    version: int | None
+    commit: Commit
+    before: Commit | None
+    table: DeltaTable | None
+    rows: Spool
+    replaced: Sequence[int] | None
+    ahead: int = 0
+    held: ExitStack = field(default_factory=ExitStack, repr=False)
+
+    def __enter__(self) -> "Prepared":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.held.close()
+
+    @property
+    def changes(self) -> bool:
+        """Whether the table is not yet what it would be made."""
+        return self.before is None or self.replaced != [] or self.before.contract != self.commit.contract
 
 
 class OfflineStore:
@@ -77,52 +104,135 @@ class OfflineStore:
     def __init__(self, root: str | Path) -> None:
         self.root = str(root).rstrip("/")
 
-    def path(self, view: str) -> str:
-        """Where the table of a view is."""
-        return f"{self.root}/{view}"
+    def path(self, table: str) -> str:
+        """Where a table is, by the name that the contract of its view gives it."""
+        return f"{self.root}/{table}"
 
-    def prepare(self, view: ViewContract, rows: pa.Table) -> "Prepared":
+    def prepare(
+        self,
+        view: ViewContract,
+        rows: pa.Table | Spool,
+        within: Days | None = None,
+        *,
+        origin: Origin | None = None,
+        done: Sequence[Days] = (),
+        now: int = 0,
+    ) -> Prepared:
         """Checks everything that can keep `rows` from becoming the history of a view; writes nothing.
 
         Args:
             view: the view.
             rows: keys, `event_timestamp`, `known_at` and features in the types of the view; one row per key and times.
+            within: the days to replace, with the rows of these days; None if the rows are the whole history.
+            origin: what the rows were computed from.
+            done: days that were computed from the same before and turned out as they are.
+            now: the present, in microseconds.
 
         Raises:
-            DataError: two rows have the same key and times, or the table at the path is damaged.
+            ConfigurationError: a column of the table has another type than the view declares.
+            ContractMismatch: a range is to be replaced in a table that another contract made.
+            DataError: two rows have the same key and times; or the table at the path is damaged, or no build of
+                Isthmus made it.
         """
-        table = self._table(view.name)
-        before = self._commit(view.name, table) if table else {}
-        rows = _canonical(view, rows)
-        return Prepared(view, rows, _fingerprint(rows), before, table.version() if table else None)
+        table = self._table(view.table)
+        before = self._commit(view.table, table) if table else None
+        if problems := self.retyped(view):
+            raise ConfigurationError(f"offline table of {view.table}", problems, remedy=NEW_VERSION)
+        if within is not None:
+            self.extendable(view)
+        old = (before.days or {}) if before else {}
+        anew = before is None or before.days is None or table is None or _columns(table) != table_schema(view).names
+        days: dict[int, Day] = {}
+        ahead, doubled = 0, Doubled(view)
+        with ExitStack() as held:
+            if isinstance(rows, pa.Table):
+                given = held.enter_context(Spool())
+                given.add(cast(view, rows, declared_schema(view)))
+                rows = given
+            kept = held.enter_context(Spool())
+            for part in rows.groups(within):
+                group = canonical(view, part)
+                doubled.look(group)
+                ahead += ahead_of(group, now)
+                for day, (entry, those) in by_day(view, group).items():
+                    days[day] = entry
+                    if anew or old.get(day) != entry:
+                        kept.add(those)
+            doubled.refuse()
+            changed = [day for day, entry in days.items() if old.get(day) != entry]
+            gone = [day for day in old if day not in days and (within is None or day in within)]
+            days |= {day: entry for day, entry in old.items() if within is not None and day not in within}
+            commit = Commit.of(view.hash, days, _until(before, within, now), *_came_of(before, within, origin, done))
+            replaced = None if anew else sorted([*changed, *gone])
+            return Prepared(view, commit, before, table, kept, replaced, ahead, held.pop_all())
 
-    def write(self, prepared: "Prepared") -> Written:
-        """Makes prepared rows the history of their view, unless they already are.
+    def extendable(self, view: ViewContract) -> Commit | None:
+        """What the table of a view says of itself, if it has one and a range of its days can be replaced.
 
         Raises:
-            DataError: another process wrote to the table meanwhile.
+            ContractMismatch: another contract made it, or an earlier version of Isthmus.
+            DataError: it is damaged, or another tool has changed its rows.
         """
-        view, rows, before = prepared.view, prepared.rows, prepared.before
-        if (
-            prepared.version is not None
-            and before.get(_CONTRACT) == view.hash
-            and before.get(_FINGERPRINT) == prepared.fingerprint
-        ):
-            return Written(len(rows), 0, prepared.version, changed=False)
-        metadata = {_CONTRACT: view.hash, _FINGERPRINT: prepared.fingerprint, _ROWS: str(len(rows))}
-        with _damage(view.name, self.path(view.name)):
-            try:
+        before = self.commit(view)
+        where, remedy = f"offline table of {view.table}", f"run `isthmus build {view.name}` without a range first"
+        if before is not None and before.contract != view.hash:
+            raise ContractMismatch(
+                where,
+                f"built under {before.contract[:12]}: the days outside of the range are not what the view says today",
+                expected=view.hash[:12], remedy=remedy,
+            )  # fmt: skip
+        if before is not None and before.days is None:
+            raise ContractMismatch(where, "an earlier version of Isthmus built it, which knew no days", remedy=remedy)
+        return before
+
+    def write(self, prepared: Prepared) -> Written:
+        """Makes prepared rows the history of their view, or of their days of it, unless they already are.
+
+        Raises:
+            DataError: another process wrote to the table meanwhile, or it cannot be written. It is as it was.
+        """
+        view, commit, before, table = prepared.view, prepared.commit, prepared.before, prepared.table
+        if not prepared.changes and table is not None:
+            return Written(commit.rows, 0, table.version(), changed=False)
+        where = self.path(view.table)
+        # A day's file is small: dictionaries would make it larger, and slower to read.
+        # A commit that is not the next one after the table that the rows were held against would lie about the rest.
+        form = WriterProperties(default_column_properties=ColumnProperties(dictionary_enabled=False))
+        properties = CommitProperties(custom_metadata=commit.metadata(), max_commit_retries=0)
+        with _writing(view.table, where):
+            rows = _reader(view, prepared.rows)
+            if table is None:
                 write_deltalake(
-                    self.path(view.name), rows, mode="overwrite", schema_mode="overwrite",
-                    commit_properties=CommitProperties(custom_metadata=metadata),
+                    where, rows, partition_by=[_DAY.name], commit_properties=properties, writer_properties=form
+                )
+            elif prepared.replaced is None:
+                write_deltalake(
+                    table, rows, mode="overwrite", schema_mode="overwrite", partition_by=[_DAY.name],
+                    commit_properties=properties, writer_properties=form,
                 )  # fmt: skip
-            except CommitFailedError as error:
-                raise DataError(
-                    f"offline table of {view.name}", "another process wrote to it at the same moment",
-                    remedy="its rows are whole: run `isthmus build` again once the other run has ended",
-                ) from error  # fmt: skip
-            version = DeltaTable(self.path(view.name)).version()
-        return Written(len(rows), len(rows) - int(before.get(_ROWS, "0")), version, changed=True)
+            elif prepared.replaced:
+                write_deltalake(
+                    table,
+                    rows,
+                    mode="overwrite",
+                    predicate=_on(prepared.replaced),
+                    commit_properties=properties,
+                    writer_properties=form,
+                )
+            else:
+                # The same rows under another contract: only what the table says of itself is new.
+                write_deltalake(table, rows, mode="append", commit_properties=properties)
+        version = 0 if table is None else table.version()
+        return Written(commit.rows, commit.rows - (before.rows if before else 0), version, changed=True)
+
+    def commit(self, view: ViewContract, version: int | None = None) -> Commit | None:
+        """What the table of a view says of itself, whatever contract it was built under; None if there is no table.
+
+        Raises:
+            DataError: it is damaged, or another tool has changed its rows.
+        """
+        table = self._table(view.table, version)
+        return None if table is None else self._commit(view.table, table)
 
     def check(self, history: History) -> None:
         """Reads a history whole and computes the content hash of every row again.
@@ -131,7 +241,7 @@ class OfflineStore:
             DataError: a row is not what was written.
         """
         view = history.view
-        with self.reading(view.name):
+        with self.reading(view.table):
             rows = history.data if isinstance(history.data, pa.Table) else history.data.to_table()
             values = {column.name: from_arrow(rows[column.name], column.dtype) for column in view.fields}
             altered = np.flatnonzero(RowCodec(view).content(values, len(rows)) != rows["content_hash"].to_numpy())
@@ -145,27 +255,40 @@ class OfflineStore:
             ContractMismatch: the table was built under another contract of the view.
             DataError: there is no table, or it is damaged.
         """
-        table = self._table(view.name, version)
+        table = self._table(view.table, version)
         if table is None:
-            raise DataError(f"offline table of {view.name}", f"nothing at {self.path(view.name)}",
+            raise DataError(f"offline table of {view.table}", f"nothing at {self.path(view.table)}",
                             remedy="run `isthmus build` first")  # fmt: skip
-        built = self._commit(view.name, table).get(_CONTRACT, "no contract")
+        built = self._commit(view.table, table).contract
         if built != view.hash:
-            raise ContractMismatch(f"offline table of {view.name}", f"built under {built[:12]}",
+            raise ContractMismatch(f"offline table of {view.table}", f"built under {built[:12]}",
                                    expected=view.hash[:12], remedy="run `isthmus build`")  # fmt: skip
-        with _damage(view.name, self.path(view.name)):
-            data = table.to_pyarrow_dataset()
-            return History(view, data, table.version())
+        with _damage(view.table, self.path(view.table)):
+            return History(view, _dataset(table, self.path(view.table)), table.version())
 
     def fingerprint(self, history: History) -> str:
         """SHA-256 of the rows of a history, by its commit: in a table that was removed, versions begin anew."""
-        table = self._table(history.view.name, history.version)
-        return self._commit(history.view.name, table).get(_FINGERPRINT, "") if table else ""
+        commit = self.commit(history.view, history.version)
+        return commit.fingerprint if commit else ""
 
     def built(self, history: History) -> int:
         """When the table of a history was written, in milliseconds since 1970 UTC."""
-        table = self._table(history.view.name, history.version)
-        return int(self._commit(history.view.name, table).get("timestamp", "0")) if table else 0
+        commit = self.commit(history.view, history.version)
+        return commit.written if commit else 0
+
+    def retyped(self, view: ViewContract) -> list[Problem]:
+        """The columns of a view's table that have another type than the view declares."""
+        table = self._table(view.table)
+        if table is None:
+            return []
+        wanted = table_schema(view)
+        with _damage(view.table, self.path(view.table)):
+            found = {column.name: column.type for column in pa.schema(table.schema().to_arrow())}
+        return [
+            Problem(f"view {view.name}, {column.name}", f"its table holds {found[column.name]}", str(column.type))
+            for column in wanted
+            if found.get(column.name, column.type) != column.type
+        ]
 
     @contextmanager
     def reading(self, view: str) -> Iterator[None]:
@@ -183,14 +306,31 @@ class OfflineStore:
         except TableNotFoundError:
             return None
 
-    def _commit(self, view: str, table: DeltaTable) -> dict[str, str]:
-        """What the commit of the table's version says of itself."""
-        with _damage(view, self.path(view)):
-            # Of a table at an older version, deltalake lists the commits from the newest one down to that version.
-            commits = table.history(1)
+    def _commit(self, name: str, table: DeltaTable) -> Commit:
+        """What the last commit of ours says of the table at its version."""
+        with _damage(name, self.path(name)):
+            for back in range(1, table.version() + 2):
+                # Of a table at an older version, deltalake lists the commits from the newest one down to that version.
+                commits = table.history(back)
+                if len(commits) < back:
+                    break
+                if commit := Commit.read(commits[-1]):
+                    return commit
+                operation = commits[-1].get("operation")
+                if operation not in _HARMLESS:
+                    break
+            else:
+                operation = None
             if not commits:
                 raise OSError("its last commit is empty")
-            return {key: str(value) for key, value in commits[-1].items()}
+        raise DataError(
+            f"offline table of {name}", f"{self.path(name)} was written by another tool ({operation})",
+            expected="commits of `isthmus build`",
+            remedy="remove that folder and run `isthmus build`, which computes it again",
+        )  # fmt: skip
+
+
+NEW_VERSION = "declare the view with the next `version`, which begins a table of its own"
 
 
 @contextmanager
@@ -207,6 +347,25 @@ def _damage(view: str, path: str) -> Iterator[None]:
         ) from error  # fmt: skip
 
 
+@contextmanager
+def _writing(table: str, path: str) -> Iterator[None]:
+    """Turns what keeps a table from being written into one clear error: what is there stays as it was."""
+    where = f"offline table of {table}"
+    try:
+        yield
+    except CommitFailedError as error:
+        raise DataError(
+            where, "another process wrote to it at the same moment",
+            remedy="its rows are whole: run `isthmus build` again once the other run has ended",
+        ) from error  # fmt: skip
+    except (DeltaError, OSError, pa.ArrowException, ValueError, RuntimeError) as error:
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise DataError(
+            where, f"{path} cannot be written ({first})",
+            remedy="its rows are as they were: mend that, then run `isthmus build` again",
+        ) from error  # fmt: skip
+
+
 def _check_files(table: DeltaTable, folder: Path) -> None:
     """Every file of a local table is there and as long as its commit says: read from the log, not from the data."""
     for file in pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist():
@@ -217,62 +376,79 @@ def _check_files(table: DeltaTable, folder: Path) -> None:
             raise OSError(f"{path.name} has {path.stat().st_size} bytes instead of {file['size_bytes']}")
 
 
-def _canonical(view: ViewContract, rows: pa.Table) -> pa.Table:
-    """The rows in the one order and form in which they are stored, with their content hashes."""
-    # The hash is that of the values as they are stored, so they take their types first.
-    content = table_schema(view).field("content_hash")
-    rows = _cast(view, rows, table_schema(view).remove(table_schema(view).get_field_index(content.name)))
-    columns = {column.name: from_arrow(rows[column.name], column.dtype) for column in view.fields}
-    rows = rows.append_column(content, pa.array(RowCodec(view).content(columns, len(rows))))
-    identity = [column.name for column in view.keys] + ["event_timestamp", "known_at"]
-    rows = rows.sort_by([(name, "ascending") for name in identity]).combine_chunks()
-    _refuse_duplicates(view, rows.select(identity))
-    return rows
+def _dataset(table: DeltaTable, place: str) -> ds.Dataset:
+    """The rows of a table, in the order of their days, without the column that says the day.
+
+    deltalake would turn all statistics of all files into expressions, which takes longer than reading a year of them.
+    """
+    if (needed := table.protocol().min_reader_version) > 1:
+        raise OSError(f"another tool has made it a table of reader version {needed}")
+    adds = pa.table(table.get_add_actions(flatten=True))
+    part = f"partition.{_DAY.name}"
+    # A table that an earlier version of Isthmus built has no days.
+    days = adds[part].cast(pa.int32()).to_pylist() if part in adds.schema.names else [None] * len(adds)
+    files = sorted(zip(adds["path"].to_pylist(), days, strict=True), key=lambda file: (file[1] or 0, file[0]))
+    filesystem = (
+        fs.PyFileSystem(DeltaStorageHandler.from_table(table._table, table._storage_options))
+        if "://" in place
+        else fs.SubTreeFileSystem(place, fs.LocalFileSystem())
+    )
+    form = ds.ParquetFileFormat(default_fragment_scan_options=ds.ParquetFragmentScanOptions(pre_buffer=True))
+    fragments = [form.make_fragment(file, filesystem, partition_expression=_of_day(day)) for file, day in files]
+    schema = pa.schema([column for column in pa.schema(table.schema().to_arrow()) if column.name != _DAY.name])
+    return ds.FileSystemDataset(fragments, schema, form, filesystem)
 
 
-def _cast(view: ViewContract, rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The columns of the schema, in its types, without loss."""
-    columns = []
-    for field in schema:
-        where = f"view {view.name}, column {field.name}"
-        count = rows.column_names.count(field.name)
-        if count != 1:
-            raise DataError(where, f"there are {count} columns of this name", expected="one")
-        column = rows[field.name]
-        if not field.nullable and column.null_count:
-            raise DataError(where, f"{column.null_count} nulls", expected="no null")
-        if pa.types.is_timestamp(field.type) and not getattr(column.type, "tz", None):
-            raise DataError(where, f"has type {column.type}", expected="a timestamp with a time zone")
-        if nulls := null_elements(column):
-            raise DataError(
-                where, f"its arrays hold {nulls} nulls", expected="arrays of values, or null in their place"
-            )
-        try:
-            columns.append(column.cast(field.type))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise DataError(where, f"does not fit its type ({error})", expected=str(field.type)) from None
-    return pa.table(columns, schema=schema)
+def _of_day(day: int | None) -> ds.Expression | None:
+    """What is true of all rows of a day, so that a scan can leave its files alone."""
+    if day is None:
+        return None
+    event = ds.field("event_timestamp")
+    first, last = (pa.scalar(at, pa.timestamp("us", tz="UTC")) for at in (day * DAY, (day + 1) * DAY - 1))
+    return (event >= first) & (event <= last)
 
 
-def _refuse_duplicates(view: ViewContract, identity: pa.Table) -> None:
-    same = None
-    for name in identity.column_names:
-        column = identity[name]
-        equal = pc.equal(column[1:], column[:-1]) if len(column) > 1 else pa.array([], pa.bool_())
-        same = equal if same is None else pc.and_(same, equal)
-    first = pc.index(same, True).as_py()
-    if first >= 0:
-        row = ", ".join(f"{name}={value[0]}" for name, value in identity.slice(first, 1).to_pydict().items())
-        raise DataError(
-            f"view {view.name}", f"{pc.sum(same).as_py()} rows have the key and times of another row, first {row}",
-            expected="one row per key, event_timestamp and known_at", remedy="aggregate in the transform",
-        )  # fmt: skip
+def _columns(table: DeltaTable) -> list[str]:
+    return [column.name for column in table.schema().fields if column.name != _DAY.name]
 
 
-def _fingerprint(rows: pa.Table) -> str:
-    """SHA-256 over keys, times and content hashes, in stored order."""
-    sink = pa.BufferOutputStream()
-    identity = rows.select([field.name for field in rows.schema if not field.nullable])
-    with pa.ipc.new_stream(sink, identity.schema) as stream:
-        stream.write_table(identity)
-    return hashlib.sha256(sink.getvalue()).hexdigest()
+def _reader(view: ViewContract, rows: Spool) -> pa.RecordBatchReader:
+    """The rows as they are stored: day after day, with the column that says the day."""
+    schema = table_schema(view).append(_DAY)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for group in rows.groups():
+            days = pa.array((micros(group["event_timestamp"]) // DAY).astype(np.int32)).cast(_DAY.type)
+            yield from group.append_column(_DAY, days).cast(schema).to_batches()
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def _on(days: Sequence[int]) -> str:
+    """The predicate of these days."""
+    ranges = joined(Days(day, day + 1) for day in days)
+    name = _DAY.name
+    return " OR ".join(
+        f"({name} >= '{day_name(part.first)}' AND {name} <= '{day_name(part.end - 1)}')" for part in ranges
+    )
+
+
+def _until(before: Commit | None, within: Days | None, now: int) -> int:
+    """How far builds have come after this one."""
+    if within is None:
+        return now
+    return max(before.until if before else 0, min(now, within.end * DAY))
+
+
+def _came_of(
+    before: Commit | None, within: Days | None, origin: Origin | None, done: Sequence[Days]
+) -> tuple[Origin, Sequence[Days]]:
+    """What the table will say of its sources, and which ranges were built from just that."""
+    origin = origin or Origin()
+    if within is None or before is None:
+        return origin, tuple(joined([within, *done])) if within and origin.content else ()
+    schemas = {name: {**before.origin.schemas.get(name, {}), **types} for name, types in origin.schemas.items()}
+    if not origin.content:
+        return Origin(schemas), ()
+    earlier = before.done if before.origin.content == origin.content else ()
+    return Origin(schemas, origin.content), tuple(joined([*earlier, *done, within]))

@@ -95,7 +95,7 @@ class Join:
         status: whether to say what each view answered. Without, rows older than any question can use are not read.
         threads: CPU threads.
         rows: rows of the spine for which each history is read once.
-        reading: entered with a view's name while its history is read, to say what is wrong with it.
+        reading: entered with the name of a view's table while its history is read, to say what is wrong with it.
 
     Attributes:
         schema: the columns of the result.
@@ -140,7 +140,7 @@ class Join:
         answers = []
         for part in self._parts:
             keys = part.keys(spine, first)
-            with self._reading(part.view.name):
+            with self._reading(part.view.table):
                 answers.append(part.answers(keys, at))
         for start in range(0, len(spine), BATCH):
             columns = [_whole(column) for column in spine.slice(start, BATCH).columns]

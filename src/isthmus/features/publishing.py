@@ -196,7 +196,7 @@ class _Run:
     def write(self, *, full: bool) -> Materialized:
         """Writes what has to be written."""
         view, before = self._view, self._before
-        with self._offline.reading(view.name):
+        with self._offline.reading(view.table):
             state = State.of(self._history, self._at)
         built = self._offline.built(self._history)
         if before is not None and before.built > built and not full:
@@ -260,7 +260,7 @@ class _Run:
                 history = self._offline.history(view, before.version)
                 if self._offline.fingerprint(history) != before.fingerprint:
                     return None
-                with self._offline.reading(view.name):
+                with self._offline.reading(view.table):
                     base = State.of(history, before.at)
             except IsthmusError:
                 return None  # That version is gone.
@@ -274,7 +274,7 @@ class _Run:
     def _send(self, state: State, chosen: Places, until: int | None) -> WriteCounts:
         """Writes some rows a part at a time: their form outside of Arrow takes several times the memory."""
         view, changed, written = self._view, 0, 0
-        with self._offline.reading(view.name):
+        with self._offline.reading(view.table):
             for part in _parts(state.rows(chosen)):
                 self._lease.require()
                 values = {column.name: columnar.from_arrow(part[column.name], column.dtype) for column in view.fields}

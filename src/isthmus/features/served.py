@@ -143,7 +143,7 @@ def served(offline: OfflineStore, view: ViewContract, until: int | None = None) 
                 f"offline table of {view.name}", f"version {entry.version} is not the one that was materialized",
                 remedy="it was removed and built again: what was served before is not known any more",
             )  # fmt: skip
-        with offline.reading(view.name):
+        with offline.reading(view.table):
             state = State.of(history, entry.at)
             # Two runs of a project whose clock stands still became readable one after the other, too.
             readable = max(entry.readable, readable + 1)

@@ -83,6 +83,12 @@ class FeatureView:
         function: the PySpark transform; one DataFrame parameter per source, named like the source.
         description: for people; not part of the contract.
         expectations: what a build must hold to be written; gates, not values, so not part of the contract either.
+
+        lookback: how far from a row's event time its sources reach; None for everything they hold. Given one, the build
+            of a range reads of each source with a `timestamp` only what lies within `lookback` of the range.
+        lateness: how late rows may still arrive at the sources; `isthmus build --catch-up` goes back so far. Not part
+            of the contract.
+        version: a new one begins a table of its own, which a feature of another type needs.
     """
 
     name: str
@@ -94,6 +100,10 @@ class FeatureView:
     function: Callable[..., Any] | None = field(default=None, repr=False)
     description: str = ""
     expectations: Sequence[Expectation] = ()
+
+    lookback: timedelta | None = None
+    lateness: timedelta = timedelta(0)
+    version: int = 1
 
     def __getitem__(self, features: Sequence[str]) -> "FeatureProjection":
         """Only the named features of this view, for a feature service; a single name counts as a list of one."""

@@ -77,7 +77,7 @@ def _offline(project: Project, views: list[str], watch: tables.Progress) -> dg.A
             code_version=contract.views[name].hash[:12],
             metadata={
                 "dagster/column_schema": _schema({c.name: c.dtype.name for c in contract.views[name].fields}),
-                "dagster/uri": OfflineStore(project.offline).path(name),
+                "dagster/uri": OfflineStore(project.offline).path(contract.views[name].table),
             },
         )
         for name in views

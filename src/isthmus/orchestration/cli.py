@@ -49,20 +49,50 @@ def _options(
 
 
 @app.command()
-def apply(project: ProjectOption = None, as_json: JsonOption = False) -> None:
+def apply(
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Only show what would be rebuilt and what would become stale.")
+    ] = False,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Check the definitions, compile the contract, register the Feast objects."""
+    if diff:
+        from isthmus.orchestration.difference import difference
+
+        found = difference(_project(project))
+        if as_json:
+            _write_json(found.as_dict())
+        else:
+            typer.echo("\n".join(found.lines()))
+        return
     from isthmus.orchestration.registration import apply as run
 
     _report(run(_project(project)).as_dict(), as_json=as_json)
 
 
 @app.command()
-def build(views: ViewsArgument = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
-    """Run the transforms and write the offline tables."""
-    from isthmus.orchestration.tables import build as run
+def build(
+    views: ViewsArgument = None,
+    first: Annotated[str | None, typer.Option("--from", help="Only from this day on, in UTC.")] = None,
+    end: Annotated[str | None, typer.Option("--to", help="Only before this day; by default through today.")] = None,
+    catch_up: Annotated[
+        bool, typer.Option("--catch-up", help="Only from where each table ends, less the view's lateness, to now.")
+    ] = False,
+    step: Annotated[int | None, typer.Option(help="Days of a range that are written in one commit.")] = None,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run the transforms and write the offline tables: whole, or a range of days."""
+    from isthmus.orchestration import tables
 
+    opened = _project(project)
+    days = tables.asked(opened, first, end, step, catch_up=catch_up)
     with _progress() as progress:
-        built = run(_project(project), views, progress=progress)
+        if days is None and not catch_up:
+            built = tables.build(opened, views, progress=progress)
+        else:
+            built = tables.build_range(opened, views, within=days, step=step or tables.STEP, progress=progress)
     _report({name: written.as_dict() for name, written in built.items()}, as_json=as_json)
 
 

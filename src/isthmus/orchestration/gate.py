@@ -1,35 +1,40 @@
 """The gate before the offline tables: rows that break what their view promises are not written."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 
 from isthmus.features.errors import GateFailed
-from isthmus.features.findings import Finding, check
+from isthmus.features.findings import Finding, by_row, check
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.reference import references
 
 
-def require_expectations(project: Project, rows: Mapping[str, pa.Table | ds.Dataset]) -> None:
-    """Holds the rows that are about to become the tables of views against their expectations.
+def require(found: Sequence[Finding]) -> None:
+    """Refuses rows that are about to be written if they break what their views promise.
 
     Raises:
-        GateFailed: some break one; every such expectation is named.
+        GateFailed: they do; every expectation that is broken is named.
     """
-    broken = [finding for view, data in rows.items() for finding in findings(project, view, data) if not finding.passed]
-    if broken:
-        raise failure(
-            "build", [*map(str, broken)], "correct the transform, its sources or the expectation; nothing was written"
-        )
+    if broken := [str(finding) for finding in found if not finding.passed]:
+        raise failure("build", broken, "correct the transform, its sources or the expectation; nothing was written")
 
 
-def findings(project: Project, view: str, data: pa.Table | ds.Dataset) -> list[Finding]:
-    """What a view promises, held against rows."""
-    promised = project.definitions.views[view].expectations
+def findings(project: Project, view: str, data: pa.Table | ds.Dataset | None, *, part: bool = False) -> list[Finding]:
+    """What a view promises, held against rows.
+
+    Args:
+        project: the project.
+        view: the view.
+        data: the rows; None if there is none.
+        part: whether they are not all rows of the view: then only what each row must hold counts.
+    """
+    promised = [one for one in project.definitions.views[view].expectations if not part or by_row(one)]
+    if not promised or data is None:
+        return []
     contract = project.definitions.contract.views[view]
-    known = references(project, contract) if promised else []
-    return check(contract, promised, data, now=project.now(), references=known)
+    return check(contract, promised, data, now=project.now(), references=references(project, contract))
 
 
 def failure(where: str, wrong: Sequence[str], remedy: str) -> GateFailed:

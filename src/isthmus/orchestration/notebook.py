@@ -30,8 +30,8 @@ def training_data(
             SELECT over the views. They have `event_timestamp` in a time zone, the join keys, and what else is to come
             along.
         status: whether to add a column per view that says what it answered: present, null, expired or not_found.
-        as_served: whether to answer with what was readable online at each moment, by the log of materializations, instead
-            of what could have been known.
+        as_served: whether to answer with what was readable online at each moment, by the log of materializations,
+            instead of what could have been known.
 
     Raises:
         RequestError: a feature is not in the contract.

@@ -84,7 +84,7 @@ def write(
     views = {}
     for history in histories:
         view = history.view
-        with offline.reading(view.name):
+        with offline.reading(view.table):
             views[view.name] = view_statistics(
                 view, history.data, history.version, made.tables_sha256[view.name], until=last
             )

@@ -1,11 +1,13 @@
 """`apply`: compiles the definitions, writes the contract, registers the Feast objects."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from isthmus.features.contract import Contract, differences
-from isthmus.features.errors import ContractMismatch, DependencyError
+from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, DependencyError
 from isthmus.features.files import write_atomically
+from isthmus.features.offline import NEW_VERSION, OfflineStore
 from isthmus.orchestration.project import Project
 
 
@@ -32,12 +34,13 @@ def apply(project: Project) -> Applied:
     """Checks the whole project and makes its contract the one in force.
 
     Raises:
-        ConfigurationError: with every problem of the definitions.
+        ConfigurationError: with every problem of the definitions, or a feature has another type than its table.
         DependencyError: feast is not installed.
     """
     definitions = project.definitions
     contract = definitions.contract
     changes = _changes(project, contract)
+    _refuse_types(project, contract)
     try:
         from isthmus.features import _feast
     except ImportError as error:
@@ -55,6 +58,17 @@ def apply(project: Project) -> Applied:
     # Last, because from here on the contract is in force.
     write_atomically(project.contract_file, contract.dumps())
     return Applied(contract.hash, changes, registered)
+
+
+def _refuse_types(project: Project, contract: Contract) -> None:
+    """A contract that no build could fulfill does not come into force."""
+    store, problems = OfflineStore(project.offline), []
+    for view in contract.views.values():
+        # Whether a table is damaged is for those to say who read its rows.
+        with suppress(DataError):
+            problems += store.retyped(view)
+    if problems:
+        raise ConfigurationError("definitions.py", problems, remedy=NEW_VERSION)
 
 
 def _changes(project: Project, contract: Contract) -> list[str]:

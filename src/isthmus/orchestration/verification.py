@@ -59,7 +59,7 @@ def verify(project: Project, name: str | None = None, *, every: bool = False, pr
                 served_keys = store.keys(view) if every else None
             if every:
                 offline.check(history)
-            with offline.reading(view.name):
+            with offline.reading(view.table):
                 keys = _keys(history, at, served_keys)
                 trained = _trained(keys, history)
             with answering(url):

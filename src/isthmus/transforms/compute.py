@@ -2,13 +2,13 @@
 
 import inspect
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from isthmus.features import code
+from isthmus.features import clock, code
 from isthmus.features.columns import ARROW, null_elements
 from isthmus.features.contract import Column, ViewContract
 from isthmus.features.errors import ConfigurationError, DataError, Problem
@@ -49,14 +49,46 @@ def compute_view(view: FeatureView, contract: ViewContract, frames: Frames) -> p
         ConfigurationError: the result lacks a declared column or has another type; every such column is named.
         DataError: the transform failed, returned no row, or has null or duplicate keys and times.
     """
-    table = _compute(f"view {view.name}", view, [*contract.keys, *contract.fields], frames)
-    if "known_at" not in table.column_names:
-        known = pc.add(table["event_timestamp"], pa.scalar(contract.delay, pa.duration("us")))
-        table = table.append_column("known_at", known)
-    identity = [*(key.name for key in contract.keys), "event_timestamp", "known_at"]
-    _require_values(f"view {view.name}", table, identity)
-    _require_unique(f"view {view.name}", table, identity)
+    table = pa.concat_tables(stream_view(view, contract, frames))
+    _require_unique(f"view {view.name}", table, [*(key.name for key in contract.keys), "event_timestamp", "known_at"])
     return table
+
+
+def stream_view(
+    view: FeatureView, contract: ViewContract, frames: Frames, within: tuple[int, int] | None = None
+) -> Iterator[pa.Table]:
+    """The rows of a view as the engine hands them out, so that they need not fit into memory together.
+
+    Args:
+        view: the declaration.
+        contract: its canonical form.
+        frames: a DataFrame per source name.
+        within: microseconds from which on, and before which, the event of a row must lie; None for all rows, of which
+            there must be one.
+
+    Raises:
+        ConfigurationError: the result lacks a declared column or has another type; every such column is named.
+        DataError: the transform failed, returned no row, or has nulls in keys and times.
+    """
+    where = f"view {view.name}"
+    columns = [*contract.keys, *contract.fields]
+    place, frame = _frame(where, view, columns, frames)
+    if within is not None:
+        event = frame["event_timestamp"]
+        # A row without an event time is in no range, and an error in every one.
+        frame = frame.where(event.isNull() | (event >= clock.moment(within[0])) & (event < clock.moment(within[1])))
+    identity = [*(key.name for key in contract.keys), "event_timestamp", "known_at"]
+    nulls = _Nulls(where, identity)
+    for table in _batches(place, frame):
+        table = _typed(place, table, columns)
+        if "known_at" not in table.column_names:
+            known = pc.add(table["event_timestamp"], pa.scalar(contract.delay, pa.duration("us")))
+            table = table.append_column("known_at", known)
+        if nulls.look(table):
+            yield table
+    nulls.refuse()
+    if nulls.rows == 0 and within is None:
+        raise _no_row(place)
 
 
 def compute_spine(spine: Spine, columns: Sequence[Column], frames: Frames) -> pa.Table:
@@ -72,7 +104,9 @@ def compute_spine(spine: Spine, columns: Sequence[Column], frames: Frames) -> pa
         DataError: the function failed, returned no row, or has null times.
     """
     table = _compute(f"spine {spine.name}", spine, columns, frames, needs_known=True)
-    _require_values(f"spine {spine.name}", table, ["event_timestamp", "known_at"])
+    nulls = _Nulls(f"spine {spine.name}", ["event_timestamp", "known_at"])
+    nulls.look(table)
+    nulls.refuse()
     # Rows of one moment come from the engine in no particular order: all columns decide, so that the order is fixed.
     order = ["event_timestamp", *(name for name in table.column_names if name != "event_timestamp")]
     return table.sort_by([(name, "ascending") for name in order]).combine_chunks()
@@ -86,6 +120,22 @@ def _compute(
     *,
     needs_known: bool = False,
 ) -> pa.Table:
+    place, frame = _frame(where, declaration, columns, frames, needs_known=needs_known)
+    tables = [table for table in _batches(place, frame) if len(table)]
+    if not tables:
+        raise _no_row(place)
+    return _typed(place, pa.concat_tables(tables), columns)
+
+
+def _frame(
+    where: str,
+    declaration: FeatureView | Spine,
+    columns: Sequence[Column],
+    frames: Frames,
+    *,
+    needs_known: bool = False,
+) -> tuple[str, "DataFrame"]:
+    """What the function makes of its sources, held against the declaration; and the place to name in an error."""
     from pyspark.errors import PySparkException
     from pyspark.sql import DataFrame
 
@@ -104,18 +154,39 @@ def _compute(
         frame = _times(declaration, frame)
         _check_schema(place, frame, columns, needs_known=needs_known)
         times = [name for name in ("event_timestamp", "known_at") if name in frame.columns]
-        table = frame.select(*(column.name for column in columns), *times).toArrow()
+        return place, frame.select(*(column.name for column in columns), *times)
     except PySparkException as error:
         raise DataError(place, f"the engine refused it: {first_line(error)}", remedy=_CORRECT) from error
-    if table.num_rows == 0:
-        raise DataError(place, "returned no row", expected="at least one", remedy="look at its sources and filters")
+
+
+def _batches(place: str, frame: "DataFrame") -> Iterator[pa.Table]:
+    """The rows as they come from the engine: `toArrow` would hold all of them before the first one is seen."""
+    from pyspark.errors import PySparkException
+
+    plan: Any = frame
+    client = plan._session.client
+    try:
+        for found in client.to_table_as_iterator(plan._plan.to_proto(client), plan._plan.observations):
+            if isinstance(found, pa.Table):
+                yield found
+    except PySparkException as error:
+        raise DataError(place, f"the engine refused it: {first_line(error)}", remedy=_CORRECT) from error
+
+
+def _no_row(place: str) -> DataError:
+    return DataError(place, "returned no row", expected="at least one", remedy="look at its sources and filters")
+
+
+def _typed(place: str, table: pa.Table, columns: Sequence[Column]) -> pa.Table:
+    """The rows in the types of the contract."""
     for name in table.column_names:
         if nulls := null_elements(table[name]):
             raise DataError(
                 place, f"the arrays of column {name} hold {nulls} nulls", expected="no null in an array",
                 remedy="leave them out with array_compact, or make the array null",
             )  # fmt: skip
-    types = {column.name: ARROW[column.dtype.name] for column in columns} | dict.fromkeys(times, _TIME)
+    types = {column.name: ARROW[column.dtype.name] for column in columns}
+    types |= dict.fromkeys(("event_timestamp", "known_at"), _TIME)
     return table.cast(pa.schema([(name, types[name]) for name in table.column_names]))
 
 
@@ -156,14 +227,32 @@ def _check_schema(place: str, frame: "DataFrame", columns: Sequence[Column], *, 
         raise ConfigurationError("definitions.py", problems)
 
 
-def _require_values(where: str, table: pa.Table, names: Sequence[str]) -> None:
-    for name in names:
-        if table[name].null_count:
-            row = pc.index(pc.is_null(table[name]), True).as_py()
-            raise DataError(
-                where, f"column {name} is null in {table[name].null_count} of {len(table)} rows, first in row {row}",
-                expected="no null in keys and times", remedy="filter such rows in the transform",
-            )  # fmt: skip
+class _Nulls:
+    """Counts the nulls of columns that must have none, over all batches: the first such column is refused."""
+
+    def __init__(self, where: str, names: Sequence[str]) -> None:
+        self.where, self.names, self.rows = where, names, 0
+        self.count = dict.fromkeys(names, 0)
+        self.first: dict[str, int] = {}
+
+    def look(self, table: pa.Table) -> bool:
+        """Takes a batch into account; whether all batches were free of nulls so far."""
+        for name in self.names:
+            if table[name].null_count:
+                self.count[name] += table[name].null_count
+                self.first.setdefault(name, self.rows + pc.index(pc.is_null(table[name]), True).as_py())
+        self.rows += len(table)
+        return not self.first
+
+    def refuse(self) -> None:
+        """Raises a DataError if there was one."""
+        for name in self.names:
+            if self.count[name]:
+                raise DataError(
+                    self.where,
+                    f"column {name} is null in {self.count[name]} of {self.rows} rows, first in row {self.first[name]}",
+                    expected="no null in keys and times", remedy="filter such rows in the transform",
+                )  # fmt: skip
 
 
 def _require_unique(where: str, table: pa.Table, names: Sequence[str]) -> None:

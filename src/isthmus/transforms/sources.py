@@ -17,6 +17,8 @@ import pyarrow.csv
 import pyarrow.dataset
 import pyarrow.parquet
 
+from isthmus.features import clock
+from isthmus.features.days import FIRST, LAST
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem
 from isthmus.features.files import write_atomically
 from isthmus.features.spec import Source
@@ -64,6 +66,31 @@ def read(spark: "SparkSession", source: Source, root: Path, staging: Path) -> "D
         raise DataError(f"source {source.name}", found, remedy=_REPAIR)
     _check_times(source, types)
     return frame
+
+
+def narrow(frame: "DataFrame", source: Source, first: int, end: int) -> "DataFrame":
+    """The rows of a source from one moment to before another, in microseconds, by its `timestamp` column.
+
+    Rows without a time stay, as do all rows of a source that declares no such column.
+    """
+    if source.timestamp is None:
+        return frame
+    time = frame[source.timestamp]
+    low, high = (clock.moment(min(max(at, FIRST), LAST)) for at in (first, end))
+    return frame.where(time.isNull() | (time >= low) & (time < high))
+
+
+def content(source: Source, root: Path) -> str | None:
+    """What tells the content of a source from what it held before: its files' names, sizes and times of change.
+
+    None for a source elsewhere, of which nobody can say it.
+    """
+    if "://" in source.path:
+        return None
+    path = _locate(source, root)
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    seen = [(str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(repr(seen).encode()).hexdigest()
 
 
 def first_line(error: BaseException) -> str:

@@ -18,6 +18,9 @@ def transform(
     ttl: timedelta | None = None,
     delay: timedelta = timedelta(0),
     expectations: Sequence[Expectation] = (),
+    lookback: timedelta | None = None,
+    lateness: timedelta = timedelta(0),
+    version: int = 1,
 ) -> Callable[[Function], FeatureView]:
     """Declares the decorated PySpark function as a feature view of the function's name.
 
@@ -31,6 +34,8 @@ def transform(
         return FeatureView(
             function.__name__, tuple(entities), tuple(schema), tuple(sources), ttl, delay, function, _about(function),
             tuple(expectations),
+
+            lookback, lateness, version,
         )  # fmt: skip
 
     return declare

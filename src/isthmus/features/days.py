@@ -1,0 +1,98 @@
+"""Ranges of whole UTC days: what a build covers and what an offline table is partitioned by."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+
+from isthmus.features import clock
+from isthmus.features.errors import RequestError
+
+DAY = 86_400_000_000
+"""Microseconds of a day."""
+FIRST, LAST = clock.micros(datetime.min.replace(tzinfo=UTC)), clock.micros(datetime.max.replace(tzinfo=UTC))
+"""The first and the last microsecond that lie on a day which has a date."""
+_EPOCH = date(1970, 1, 1)
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Days:
+    """A half-open range of days, each counted from 1970-01-01."""
+
+    first: int
+    end: int
+
+    @classmethod
+    def parse(cls, first: str, end: str) -> "Days":
+        """A range of days, or of ISO times that lie on day borders.
+
+        Raises:
+            RequestError: one of them is no day, or the range is empty.
+        """
+        days = cls(_day("from", first), _day("to", end))
+        if days.first >= days.end:
+            raise RequestError("range", f"{days} holds no day", expected="a later end: it is not part of the range")
+        return days
+
+    def __str__(self) -> str:
+        return f"{day_name(self.first)} to {day_name(self.end)}"
+
+    def __len__(self) -> int:
+        return max(0, self.end - self.first)
+
+    def __contains__(self, day: int) -> bool:
+        return self.first <= day < self.end
+
+    def steps(self, length: int) -> Iterator["Days"]:
+        """The range in parts of at most `length` days, in order."""
+        for first in range(self.first, self.end, length):
+            yield Days(first, min(first + length, self.end))
+
+    def without(self, done: Iterable["Days"]) -> list["Days"]:
+        """What of the range lies in none of the others, in order."""
+        left, first = [], self.first
+        for other in sorted(done):
+            if other.end <= first or other.first >= self.end:
+                continue
+            if other.first > first:
+                left.append(Days(first, other.first))
+            first = other.end
+        return [*left, Days(first, self.end)] if first < self.end else left
+
+
+def joined(ranges: Iterable[Days]) -> list[Days]:
+    """The same days in as few ranges as there can be, in order."""
+    found: list[Days] = []
+    for days in sorted(ranges):
+        if found and days.first <= found[-1].end:
+            found[-1] = Days(found[-1].first, max(found[-1].end, days.end))
+        else:
+            found.append(days)
+    return found
+
+
+def day_of(micros: int) -> int:
+    """The day of a moment."""
+    return micros // DAY
+
+
+def day_name(day: int) -> str:
+    """A day as ISO 8601 writes it; the day after the last one of all has none."""
+    try:
+        return (_EPOCH + timedelta(days=day)).isoformat()
+    except OverflowError:
+        return f"day {day}"
+
+
+def _day(role: str, text: str) -> int:
+    try:
+        return (date.fromisoformat(text) - _EPOCH).days
+    except ValueError:
+        pass
+    expected = "a day like 2024-01-31, or a time on a day's border like 2024-01-31T00:00:00Z"
+    try:
+        at = clock.micros(datetime.fromisoformat(text))
+    except ValueError as error:
+        raise RequestError(f"--{role} {text}", f"is no day ({error})", expected=expected) from None
+    if at % DAY:
+        raise RequestError(f"--{role} {text}", "lies within a day of UTC", expected=expected)
+    return at // DAY

@@ -1,0 +1,151 @@
+"""`apply --diff`: what a change of definitions will cost, told before anything is touched."""
+
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from isthmus.features.contract import Contract, ViewContract, changed_parts, differences
+from isthmus.features.errors import ContractMismatch, DataError, IsthmusError
+from isthmus.features.files import read_pointer
+from isthmus.features.manifest import read_package
+from isthmus.features.offline import OfflineStore
+from isthmus.orchestration.models import last_package
+from isthmus.orchestration.project import Project
+from isthmus.serving.deployment import Deployment
+
+_BESIDE_THE_ROWS = {"ttl", "entities", "lookback"}
+"""Parts of a view that decide how its rows are read or computed, but not what they are."""
+
+
+@dataclass(frozen=True)
+class TableChange:
+    """What the next `build` makes of one table.
+
+    Attributes:
+        action: "build" a table that is not there, "rebuild" its rows, "record" the new contract over the same rows,
+            "keep" it as it is, "leave" it behind, which nothing reads any more; or "refuse" the change.
+        why: the parts of the view that changed, or what else is the matter.
+        days: days that the table holds now.
+        rows: rows that it holds now.
+    """
+
+    action: str
+    why: list[str]
+    days: int = 0
+    rows: int = 0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """From the contract in force to that of today's definitions.
+
+    Attributes:
+        before: hash of the contract in force; empty if there is none.
+        after: hash of the contract of today's definitions.
+        changes: what is different, a sentence each.
+        tables: table to what becomes of it.
+        stale: what is there already and was made under another contract: training sets, packages, deployments.
+    """
+
+    before: str
+    after: str
+    changes: list[str]
+    tables: dict[str, TableChange]
+    stale: dict[str, list[str]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The machine-readable form."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """The same for people, a line each."""
+        if self.before == self.after:
+            found = ["the definitions are those of the contract in force"]
+        else:
+            found = self.changes or ["nothing has been applied yet"]
+        for table, change in self.tables.items():
+            size = f", which holds {change.rows:,} rows of {change.days:,} days" if change.rows else ""
+            why = f" ({', '.join(change.why)})" if change.why else ""
+            found.append(f"{change.action} {table}{size}{why}")
+        return found + [f"stale: {kind} {name}" for kind, names in self.stale.items() for name in names]
+
+
+def difference(project: Project) -> Difference:
+    """Compares today's definitions with the contract in force and with what was made under it. Writes nothing.
+
+    Raises:
+        ConfigurationError: with every problem of the definitions.
+    """
+    contract = project.definitions.contract
+    before = in_force(project)
+    store = OfflineStore(project.offline)
+    tables = {}
+    for view in contract.views.values():
+        tables[view.table] = _table_change(store, view, before.views.get(view.name) if before else None)
+    for view in before.views.values() if before else ():
+        if view.table not in tables and (left := _size(store, view)):
+            tables[view.table] = TableChange("leave", ["the view is gone" if view.name not in contract.views
+                                                       else "the view has another version"], *left)  # fmt: skip
+    changes = differences(before, contract) if before else []
+    return Difference(before.hash if before else "", contract.hash, changes, tables, _stale(project, contract))
+
+
+def in_force(project: Project) -> Contract | None:
+    """The contract of the last apply; None if there is none that can be read."""
+    try:
+        return Contract.loads(project.contract_file.read_bytes())
+    except (FileNotFoundError, ContractMismatch):
+        return None
+
+
+def _table_change(store: OfflineStore, view: ViewContract, before: ViewContract | None) -> TableChange:
+    try:
+        commit = store.commit(view)
+        retyped = store.retyped(view)
+    except DataError as error:
+        return TableChange("refuse", [error.found])
+    if commit is None:
+        return TableChange("build", ["version" if before and before.version != view.version else "no table yet"])
+    size = len(commit.days or {}), commit.rows
+    if retyped:
+        return TableChange("refuse", [str(problem) for problem in retyped], *size)
+    if commit.contract == view.hash:
+        return TableChange("keep", [], *size)
+    if before is None or before.hash != commit.contract:
+        return TableChange("rebuild", [f"built under {commit.contract[:12]}"], *size)
+    parts = changed_parts(before.as_dict(), view.as_dict())
+    stored = [part for part in parts if part not in _BESIDE_THE_ROWS and not _same_columns(part, before, view)]
+    return TableChange("rebuild" if stored else "record", parts, *size)
+
+
+def _same_columns(part: str, before: ViewContract, after: ViewContract) -> bool:
+    """Whether features differ in where they are available only."""
+    return part == "fields" and [(c.name, c.dtype) for c in before.fields] == [(c.name, c.dtype) for c in after.fields]
+
+
+def _size(store: OfflineStore, view: ViewContract) -> tuple[int, int] | None:
+    try:
+        commit = store.commit(view)
+    except DataError:
+        return None
+    return (len(commit.days or {}), commit.rows) if commit else None
+
+
+def _stale(project: Project, contract: Contract) -> dict[str, list[str]]:
+    """What was made under another contract, as each of its readers would find."""
+    stale: dict[str, list[str]] = {"training set": [], "package": [], "deployment": []}
+    for declared in project.definitions.distillations.values():
+        # Without one, or one that can be read, there is nothing that could become stale.
+        with suppress(OSError, ValueError, KeyError):
+            record = read_pointer(project.state / "training" / declared.name / "latest") / "record.json"
+            if json.loads(record.read_text())["contract"] != contract.hash:
+                stale["training set"].append(declared.name)
+        with suppress(IsthmusError):
+            if read_package(last_package(project, declared)).contract != contract.hash:
+                stale["package"].append(declared.name)
+    if project.deployment_file.exists():
+        deployed = Deployment.loads(project.deployment_file.read_bytes(), str(project.deployment_file))
+        if deployed.contract != contract.hash:
+            stale["deployment"].append(deployed.model)
+    return stale
