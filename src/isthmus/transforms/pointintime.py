@@ -1,0 +1,226 @@
+"""The point-in-time join by an engine: for spines and histories that no single machine should hold.
+
+One way for Sail, Apache Spark and Spark Connect, in plain DataFrame operations, so executors need nothing installed.
+Views with the same keys are joined together: their rows and the spine's are one union, shuffled once by key and sorted
+once by moment. A row can be used from `max(event, known)` on. Of rows of one event, the one usable later is known later,
+so in the order (usable from, event, known, content) a row wins when it becomes usable if and only if no row before it
+has a later event; else it has lost for good. The answer is the last winner, which is one running maximum of a
+number and one running last. `features.pointintime.join_naively` is the oracle.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from deltalake import DeltaTable
+
+from isthmus.features.clock import Status
+from isthmus.features.contract import Column, ViewContract
+from isthmus.features.errors import DataError
+from isthmus.features.pointintime import status_column
+from isthmus.transforms.compute import SPARK
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as Expression
+    from pyspark.sql import DataFrame, SparkSession
+
+ROW = "_row"
+"""The column that numbers the rows of a spine, int64. No declared name begins with an underscore."""
+
+_PART = "_part"
+_INTEGERS = ("int", "bigint", "smallint", "tinyint")
+
+
+def history(spark: "SparkSession", view: ViewContract, files: Sequence[str]) -> "DataFrame":
+    """The rows of a view's offline table, read by the engine from the files of one version.
+
+    Args:
+        spark: the session to read with; its executors reach the files by their paths.
+        view: the view.
+        files: what `files` says.
+    """
+    columns = [*view.keys, *view.fields]
+    types = {column.name: SPARK[column.dtype.name] for column in columns}
+    types |= {"event_timestamp": "timestamp", "known_at": "timestamp", "content_hash": "bigint"}
+    schema = ", ".join(f"`{name}` {dtype}" for name, dtype in types.items())
+    if not files:
+        return spark.createDataFrame([], schema)
+    # With its schema told, the engine opens no file before it runs, and a column that older files lack is null.
+    return spark.read.schema(schema).parquet(*files)
+
+
+def files(path: str, version: int) -> list[str]:
+    """Paths of the Parquet files that a Delta table has at a version: the driver reads the log, so engines need no jar."""
+    return sorted(DeltaTable(path, version=version).file_uris())
+
+
+def numbered(spine: "DataFrame", order: Sequence[str]) -> "DataFrame":
+    """The spine with a column `_row` that rises in the order of these columns, with gaps."""
+    from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
+
+    return spine.orderBy(*map(_quoted, order)).withColumn(ROW, F.monotonically_increasing_id())
+
+
+def point_in_time(spine: "DataFrame", histories: Sequence[tuple[ViewContract, "DataFrame"]]) -> "DataFrame":
+    """Joins views to a spine by the time rules, without running anything yet.
+
+    Args:
+        spine: one row per question, with `event_timestamp` (timestamp, no nulls) and the join keys. It is read once.
+        histories: the views to join, each with all its rows.
+
+    Returns:
+        The spine's rows, all of them, in no order, with all their columns, followed by `<view>__<feature>` columns and
+        a `<view>__status` column (present, null, expired, not_found) for each view.
+
+    Raises:
+        DataError: the spine lacks a column, a column has another type than the view's key, or two columns of the
+            result would share a name.
+    """
+    _check_spine(spine, [view for view, _ in histories])
+    groups: dict[tuple[tuple[str, str], ...], list[tuple[ViewContract, DataFrame]]] = {}
+    for view, rows in histories:
+        keys = sorted((column.name, column.dtype.name) for column in view.keys)
+        groups.setdefault(tuple(keys), []).append((view, rows))
+    result = spine
+    for group in groups.values():
+        result = _join(result, group)
+    names = [*spine.columns]
+    for view, _ in histories:
+        names += [*(view.full_name(column.name) for column in view.fields), status_column(view)]
+    return result.select(*map(_quoted, names))
+
+
+def write(result: "DataFrame", path: str) -> None:
+    """Writes a joined spine that has a column `_row` as a Parquet dataset, by the executors.
+
+    The folders `_part=0`, `_part=1` and so on follow each other in the spine's order, and each holds one file in order.
+    `_row` itself is left out.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    # The number's upper bits are the partition in which it was given: neither sampling nor a second sort of all rows.
+    parts = result.withColumn(_PART, F.shiftright(ROW, 33).cast("int"))
+    ordered = parts.repartition(_PART).sortWithinPartitions(_PART, ROW).drop(ROW)
+    ordered.write.mode("overwrite").partitionBy(_PART).parquet(path)
+
+
+def _join(spine: "DataFrame", group: Sequence[tuple[ViewContract, "DataFrame"]]) -> "DataFrame":
+    """Views of the same keys joined to a spine: one shuffle, one sort, two passes."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812
+
+    keys = sorted(group[0][0].keys, key=lambda column: column.name)
+    turns = [f"_key{n}" for n in range(len(keys))]
+    payloads = [f"_view{n}" for n in range(len(group))]
+    carried = ["_since", "_asks", "_event", "_known", "_content"]
+    questions = spine.select(
+        *(_comparable(spine, key).alias(turn) for key, turn in zip(keys, turns, strict=True)),
+        _micros("event_timestamp").alias("_since"),
+        F.lit(1).alias("_asks"),
+        *(F.lit(None).cast("bigint").alias(name) for name in carried[2:]),
+        F.struct(*map(_quoted, spine.columns)).alias("_spine"),
+    )
+    offered = [_offered(view, rows, keys, turns, payload) for (view, rows), payload in zip(group, payloads, strict=True)]
+    types = dict(questions.dtypes) | {
+        payload: dict(rows.dtypes)[payload] for rows, payload in zip(offered, payloads, strict=True)
+    }
+    everything = [*turns, *carried, "_spine", *payloads]
+    union = _filled(questions, everything, types)
+    for rows in offered:
+        union = union.union(_filled(rows, everything, types))
+    order = Window.partitionBy(*turns).orderBy("_since", "_asks", "_event", "_known", "_content")
+    so_far = order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    own = [F.when(F.col(payload).isNotNull(), F.col("_event")) for payload in payloads]
+    best = [f"_best{n}" for n in range(len(group))]
+    union = union.select("*", *(F.max(event).over(so_far).alias(name) for event, name in zip(own, best, strict=True)))
+    winners = [
+        F.last(F.when(F.col("_event") == F.col(name), F.col(payload)), ignorenulls=True).over(so_far).alias(payload)
+        for payload, name in zip(payloads, best, strict=True)
+    ]
+    asked = union.select("_since", "_asks", "_spine", *winners).where("_asks = 1")
+    answers = [
+        answer for (view, _), payload in zip(group, payloads, strict=True) for answer in _answers(view, F.col(payload))
+    ]
+    return asked.select(*(F.col("_spine")[name].alias(name) for name in spine.columns), *answers)
+
+
+def _offered(
+    view: ViewContract, rows: "DataFrame", keys: Sequence[Column], turns: Sequence[str], payload: str
+) -> "DataFrame":
+    """The rows of a history with what decides which of them wins."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return rows.select(
+        *(_comparable(rows, key).alias(turn) for key, turn in zip(keys, turns, strict=True)),
+        _micros(F.greatest("event_timestamp", "known_at")).alias("_since"),
+        F.lit(0).alias("_asks"),
+        _micros("event_timestamp").alias("_event"),
+        _micros("known_at").alias("_known"),
+        F.col("content_hash").alias("_content"),
+        F.struct(_micros("event_timestamp").alias("_event"), *(_quoted(column.name) for column in view.fields)).alias(
+            payload
+        ),
+    )
+
+
+def _answers(view: ViewContract, winner: "Expression") -> "list[Expression]":
+    """The features and the status of a view, from its last winner."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    event = winner["_event"]
+    late = F.lit(False) if view.ttl is None else F.col("_since") - event > F.lit(view.ttl)
+    empty = F.lit(True)
+    for column in view.fields:
+        empty = empty & winner[column.name].isNull()
+    status = (
+        F.when(event.isNull(), Status.NOT_FOUND.label)
+        .when(late, Status.EXPIRED.label)
+        .when(empty, Status.NULL.label)
+        .otherwise(Status.PRESENT.label)
+    )
+    features = [F.when(~late, winner[column.name]).alias(view.full_name(column.name)) for column in view.fields]
+    return [*features, status.alias(status_column(view))]
+
+
+def _filled(rows: "DataFrame", names: Iterable[str], types: dict[str, str]) -> "DataFrame":
+    """The columns of a union, null where these rows have none."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return rows.select(
+        *(F.col(name) if name in rows.columns else F.lit(None).cast(types[name]).alias(name) for name in names)
+    )
+
+
+def _comparable(rows: "DataFrame", key: Column) -> "Expression":
+    """A key as both sides have it: whole numbers at their widest, so that one that is too great equals none."""
+    column = _quoted(key.name)
+    return column.cast("bigint") if dict(rows.dtypes)[key.name] in _INTEGERS else column
+
+
+def _micros(time: "str | Expression") -> "Expression":
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.unix_micros(time)
+
+
+def _quoted(name: str) -> "Expression":
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.col(f"`{name}`")
+
+
+def _check_spine(spine: "DataFrame", views: Sequence[ViewContract]) -> None:
+    taken = list(spine.columns)
+    types = dict(spine.dtypes)
+    needed = {"event_timestamp": "timestamp"}
+    for view in views:
+        needed |= {column.name: SPARK[column.dtype.name] for column in view.keys}
+        added = [*(view.full_name(column.name) for column in view.fields), status_column(view)]
+        if clash := sorted({*added} & {*taken}):
+            raise DataError("spine", f"has a column {clash[0]}",
+                            expected="no column named like a feature, and each view once")  # fmt: skip
+        taken += added
+    for name, wanted in needed.items():
+        if spine.columns.count(name) != 1:
+            raise DataError("spine", f"has {spine.columns.count(name)} columns {name}", expected="one")
+        if types[name] != wanted and not (types[name] in _INTEGERS and wanted in _INTEGERS):
+            raise DataError(f"spine, {name}", f"has type {types[name]}", expected=wanted)

@@ -1,0 +1,143 @@
+"""The join by an engine says what the oracle says: many drawn cases in one job, kept apart by a key of their own."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from isthmus import DataError
+from isthmus.features.contract import ViewContract
+from isthmus.features.offline import OfflineStore
+from isthmus.features.pointintime import History, join_naively
+from isthmus.features.types import Bool, Bytes, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
+from isthmus.transforms import engine, pointintime
+from tests.features.support import ALL, DAY, FIRST, LAST, arrow, make_view, same_bits, table, times, values_of
+from tests.features.test_pointintime import KEYS, MOMENTS
+from tests.transforms.connect import connect_server
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+CASE: dict[str, DataType] = {"case": Int64}
+MANY: dict[str, DataType] = {"a": Float64, "group": UnixTimestamp, "select": String, "at": Bool}
+VIEWS = [
+    make_view(ALL, CASE | {"order": Int32, "from": String}, 3, "everything"),
+    make_view({"array": ALL["array_float32"], "b": Bytes}, CASE | {"order": Int32, "from": String}, None, "same_keys"),
+    make_view(MANY, CASE | {"t": UnixTimestamp, "flag": Bool, "token": Bytes}, 3 * DAY, "other_keys"),
+    make_view({"union": Float32}, CASE, 1, "few_keys"),
+]
+SPREADS = [(1, 0), (DAY, 0), (1, LAST - 8), (1, FIRST + 8)]
+
+
+@st.composite
+def _cases(draw: st.DrawFn) -> tuple[tuple[int, int], list[list[dict[str, Any]]], list[tuple[Any, ...]]]:
+    """How far apart the moments are and where; rows for every view; questions."""
+    rows = []
+    for view in VIEWS:
+        row = {key.name: KEYS[key.dtype.name] for key in view.keys if key.name != "case"}
+        row |= {"_event": MOMENTS, "_known": MOMENTS}
+        drawn = draw(st.lists(st.fixed_dictionaries(row), max_size=10))
+        rows.append([known | draw(values_of({f.name: f.dtype for f in view.fields})) for known in drawn])
+    asked = st.tuples(MOMENTS, *(st.none() | KEYS[dtype.name] for dtype in _spine_keys().values()))
+    return draw(st.sampled_from(SPREADS)), rows, draw(st.lists(asked, max_size=10))
+
+
+def _spine_keys() -> dict[str, DataType]:
+    return {key.name: key.dtype for view in VIEWS for key in view.keys if key.name != "case"}
+
+
+def drawn(count: int) -> tuple[pa.Table, list[History]]:
+    """The spine and the histories of that many cases together."""
+    cases = []
+
+    @settings(max_examples=count, phases=[Phase.generate], database=None, suppress_health_check=list(HealthCheck))
+    @given(_cases())
+    def keep(case: Any) -> None:
+        cases.append(case)
+
+    keep()
+    rows: list[list[dict[str, Any]]] = [[] for _ in VIEWS]
+    questions: list[tuple[int, int, tuple[Any, ...]]] = []
+    for number, ((stretch, shift), drawn_rows, asked) in enumerate(cases):
+        for kept, offered in zip(rows, drawn_rows, strict=True):
+            for row in offered:
+                moments = {name: row[name] * stretch + shift for name in ("_event", "_known")}
+                kept.append({**row, **moments, "case": number})
+        questions += [(number, at * stretch + shift, keys) for at, *keys in asked]
+    columns = {"case": pa.array([case for case, _, _ in questions], pa.int64())}
+    for n, (name, dtype) in enumerate(_spine_keys().items()):
+        columns[name] = arrow([keys[n] for _, _, keys in questions], dtype)
+    spine = pa.table({**columns, "event_timestamp": times([at for _, at, _ in questions])})
+    # Every question twice, and a value of the user's own that has bits to lose.
+    spine = pa.concat_tables([spine, spine])
+    bits = np.random.default_rng(0).integers(0, 1 << 32, len(spine), np.uint32)
+    spine = spine.append_column("weight", pa.array(bits.view(np.float32)))
+    return spine, [History(view, table(view, kept), 0) for view, kept in zip(VIEWS, rows, strict=True)]
+
+
+def by_engine(spark: "SparkSession", folder: Path, spine: pa.Table, histories: list[History]) -> pa.Table:
+    """The join by an engine, read as files, in the spine's order."""
+    pq.write_table(spine.append_column(pointintime.ROW, pa.array(range(len(spine)), pa.int64())), folder / "spine.parquet")
+    frames = []
+    for history in histories:
+        file = folder / f"{history.view.name}.parquet"
+        half = len(history.table()) // 2
+        pq.write_table(history.table()[:half], file)
+        pq.write_table(history.table()[half:], folder / f"more_{file.name}")
+        both = [str(file), str(folder / f"more_{file.name}")]
+        frames.append((history.view, pointintime.history(spark, history.view, both)))
+    joined = pointintime.point_in_time(spark.read.parquet(str(folder / "spine.parquet")), frames).toArrow()
+    assert len(joined) == len(spine)
+    return joined.sort_by(pointintime.ROW).drop_columns([pointintime.ROW])
+
+
+def expected(spine: pa.Table, histories: list[History]) -> pa.Table:
+    for history in histories:
+        spine = join_naively(spine, history)
+    return spine
+
+
+@pytest.fixture(scope="module")
+def cases() -> tuple[pa.Table, list[History], pa.Table]:
+    thorough = settings().max_examples > 50
+    spine, histories = drawn(4000 if thorough else 400)
+    return spine, histories, expected(spine, histories)
+
+
+def check(spark: "SparkSession", folder: Path, cases: tuple[pa.Table, list[History], pa.Table]) -> None:
+    spine, histories, answer = cases
+    found = by_engine(spark, folder, spine, histories)
+    assert found.column_names == answer.column_names
+    for name in answer.column_names:
+        assert same_bits(found.select([name]), answer.select([name])), name
+    statuses = {status for view in VIEWS for status in found[f"{view.name}__status"].to_pylist()}
+    assert statuses == {"present", "expired", "not_found", "null"}
+
+
+def test_the_join_is_the_time_rule_on_sail(
+    sail: "SparkSession", tmp_path: Path, cases: tuple[pa.Table, list[History], pa.Table]
+) -> None:
+    check(sail, tmp_path, cases)
+
+
+@pytest.mark.spark
+def test_the_join_is_the_time_rule_on_apache_spark(
+    tmp_path: Path, cases: tuple[pa.Table, list[History], pa.Table]
+) -> None:
+    with engine.session("spark") as spark:
+        check(spark, tmp_path, cases)
+
+
+@pytest.mark.spark
+def test_the_join_is_the_time_rule_on_a_spark_connect_server(
+    tmp_path: Path, cases: tuple[pa.Table, list[History], pa.Table]
+) -> None:
+    with connect_server() as url, engine.session(url) as spark:
+        check(spark, tmp_path, cases)
