@@ -80,7 +80,11 @@ def test_changes_between_two_versions(spark: "SparkSession", tmp_path: Path) -> 
     for rows in (first, second):
         version = store.write(store.prepare(NARROW, rows)).version
         versions.append(history(spark, NARROW, files(store.path("narrow"), version)))
-    found = changes.changes(NARROW, *versions).toArrow().sort_by([("change", "ascending"), ("k", "ascending"), ("event_timestamp", "ascending")])
+    found = (
+        changes.changes(NARROW, *versions)
+        .toArrow()
+        .sort_by([("change", "ascending"), ("k", "ascending"), ("event_timestamp", "ascending")])
+    )
     assert list(zip(found["change"].to_pylist(), found["k"].to_pylist(), found["a"].to_pylist(), strict=True)) == [
         ("added", 7, 99), ("added", 7, 1), ("removed", 7, 7), ("removed", 49, 49),
     ]  # fmt: skip
@@ -111,7 +115,9 @@ def test_a_password_is_not_shown(spark: "SparkSession", tmp_path: Path, capfd: p
     pq.write_table(_rows(40), tmp_path / "rows.parquet")
     frame = history(spark, VIEW, [str(tmp_path / "rows.parquet")])
     url = "redis://me:hunter2@127.0.0.1:1/0"
-    with pytest.raises(DependencyError, match=r"writing traffic to Redis at redis://.*127.0.0.1:1/0: an executor failed") as caught:
+    with pytest.raises(
+        DependencyError, match=r"writing traffic to Redis at redis://.*127.0.0.1:1/0: an executor failed"
+    ) as caught:
         changes.write_online(frame, VIEW, make_contract(VIEW), url, None)
     assert "hunter2" not in str(caught.value)
     write = changes._Write(make_contract(VIEW).dumps(), "traffic", url, None)

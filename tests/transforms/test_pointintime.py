@@ -1,7 +1,5 @@
 """The join by an engine says what the oracle says: many drawn cases in one job, kept apart by a key of their own."""
 
-from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +11,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from isthmus import DataError
-from isthmus.features.contract import ViewContract
-from isthmus.features.offline import OfflineStore
 from isthmus.features.pointintime import History, join_naively
 from isthmus.features.types import Bool, Bytes, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from isthmus.transforms import engine, pointintime
@@ -23,7 +19,7 @@ from tests.features.test_pointintime import KEYS, MOMENTS
 from tests.transforms.connect import connect_server
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 CASE: dict[str, DataType] = {"case": Int64}
 MANY: dict[str, DataType] = {"a": Float64, "group": UnixTimestamp, "select": String, "at": Bool}
@@ -36,40 +32,50 @@ VIEWS = [
 SPREADS = [(1, 0), (DAY, 0), (1, LAST - 8), (1, FIRST + 8)]
 
 
-@st.composite
-def _cases(draw: st.DrawFn) -> tuple[tuple[int, int], list[list[dict[str, Any]]], list[tuple[Any, ...]]]:
-    """How far apart the moments are and where; rows for every view; questions."""
-    rows = []
-    for view in VIEWS:
-        row = {key.name: KEYS[key.dtype.name] for key in view.keys if key.name != "case"}
-        row |= {"_event": MOMENTS, "_known": MOMENTS}
-        drawn = draw(st.lists(st.fixed_dictionaries(row), max_size=10))
-        rows.append([known | draw(values_of({f.name: f.dtype for f in view.fields})) for known in drawn])
-    asked = st.tuples(MOMENTS, *(st.none() | KEYS[dtype.name] for dtype in _spine_keys().values()))
-    return draw(st.sampled_from(SPREADS)), rows, draw(st.lists(asked, max_size=10))
+POOL = 40
+"""Rows of values that the cases choose from: drawing them anew for every case takes longer than the joins."""
+
+
+def collected(strategy: st.SearchStrategy[Any], count: int) -> list[Any]:
+    """That many examples of a strategy, to be used together."""
+    found = []
+
+    @settings(max_examples=count, phases=[Phase.generate], database=None, suppress_health_check=list(HealthCheck))
+    @given(strategy)
+    def keep(example: Any) -> None:
+        found.append(example)
+
+    keep()
+    return found
 
 
 def _spine_keys() -> dict[str, DataType]:
     return {key.name: key.dtype for view in VIEWS for key in view.keys if key.name != "case"}
 
 
+@st.composite
+def _cases(draw: st.DrawFn) -> tuple[tuple[int, int], list[list[dict[str, Any]]], list[tuple[Any, ...]]]:
+    """How far apart the moments are and where; rows for every view; questions."""
+    rows = []
+    for view in VIEWS:
+        row = {key.name: KEYS[key.dtype.name] for key in view.keys if key.name != "case"}
+        row |= {"_event": MOMENTS, "_known": MOMENTS, "_values": st.integers(0, POOL - 1)}
+        rows.append(draw(st.lists(st.fixed_dictionaries(row), max_size=10)))
+    asked = st.tuples(MOMENTS, *(st.none() | KEYS[dtype.name] for dtype in _spine_keys().values()))
+    return draw(st.sampled_from(SPREADS)), rows, draw(st.lists(asked, max_size=10))
+
+
 def drawn(count: int) -> tuple[pa.Table, list[History]]:
     """The spine and the histories of that many cases together."""
-    cases = []
-
-    @settings(max_examples=count, phases=[Phase.generate], database=None, suppress_health_check=list(HealthCheck))
-    @given(_cases())
-    def keep(case: Any) -> None:
-        cases.append(case)
-
-    keep()
+    values = st.tuples(*(values_of({field.name: field.dtype for field in view.fields}) for view in VIEWS))
+    pool = (collected(values, POOL) * POOL)[:POOL]
     rows: list[list[dict[str, Any]]] = [[] for _ in VIEWS]
-    questions: list[tuple[int, int, tuple[Any, ...]]] = []
-    for number, ((stretch, shift), drawn_rows, asked) in enumerate(cases):
-        for kept, offered in zip(rows, drawn_rows, strict=True):
-            for row in offered:
+    questions: list[tuple[int, int, list[Any]]] = []
+    for number, ((stretch, shift), offered, asked) in enumerate(collected(_cases(), count)):
+        for n, (kept, of_view) in enumerate(zip(rows, offered, strict=True)):
+            for row in of_view:
                 moments = {name: row[name] * stretch + shift for name in ("_event", "_known")}
-                kept.append({**row, **moments, "case": number})
+                kept.append({**row, **pool[row["_values"]][n], **moments, "case": number})
         questions += [(number, at * stretch + shift, keys) for at, *keys in asked]
     columns = {"case": pa.array([case for case, _, _ in questions], pa.int64())}
     for n, (name, dtype) in enumerate(_spine_keys().items()):
@@ -84,7 +90,9 @@ def drawn(count: int) -> tuple[pa.Table, list[History]]:
 
 def by_engine(spark: "SparkSession", folder: Path, spine: pa.Table, histories: list[History]) -> pa.Table:
     """The join by an engine, read as files, in the spine's order."""
-    pq.write_table(spine.append_column(pointintime.ROW, pa.array(range(len(spine)), pa.int64())), folder / "spine.parquet")
+    pq.write_table(
+        spine.append_column(pointintime.ROW, pa.array(range(len(spine)), pa.int64())), folder / "spine.parquet"
+    )
     frames = []
     for history in histories:
         file = folder / f"{history.view.name}.parquet"
@@ -107,7 +115,7 @@ def expected(spine: pa.Table, histories: list[History]) -> pa.Table:
 @pytest.fixture(scope="module")
 def cases() -> tuple[pa.Table, list[History], pa.Table]:
     thorough = settings().max_examples > 50
-    spine, histories = drawn(4000 if thorough else 400)
+    spine, histories = drawn(3000 if thorough else 300)
     return spine, histories, expected(spine, histories)
 
 
@@ -139,5 +147,61 @@ def test_the_join_is_the_time_rule_on_apache_spark(
 def test_the_join_is_the_time_rule_on_a_spark_connect_server(
     tmp_path: Path, cases: tuple[pa.Table, list[History], pa.Table]
 ) -> None:
-    with connect_server() as url, engine.session(url) as spark:
+    with connect_server(tmp_path / "server.log") as url, engine.session(url) as spark:
         check(spark, tmp_path, cases)
+
+
+def test_a_spine_numbered_and_written_is_read_back_in_order(
+    sail: "SparkSession", tmp_path: Path, cases: tuple[pa.Table, list[History], pa.Table]
+) -> None:
+    spine, histories, answer = cases
+    pq.write_table(spine.append_column("place", pa.array(range(len(spine)), pa.int64())), tmp_path / "spine.parquet")
+    numbered = pointintime.numbered(sail.read.parquet(str(tmp_path / "spine.parquet")), ["event_timestamp", "place"])
+    frames = []
+    for history in histories:
+        pq.write_table(history.table(), tmp_path / f"{history.view.name}.parquet")
+        files = [str(tmp_path / f"{history.view.name}.parquet")]
+        frames.append((history.view, pointintime.history(sail, history.view, files)))
+    pointintime.write(pointintime.point_in_time(numbered, frames), str(tmp_path / "out"))
+    parts = sorted((tmp_path / "out").glob("_part=*"), key=lambda part: int(part.name.partition("=")[2]))
+    found = pa.concat_tables(
+        [pq.read_table(file, partitioning=None) for part in parts for file in part.glob("*.parquet")]
+    )
+    wanted = answer.append_column("place", pa.array(range(len(answer)), pa.int64()))
+    wanted = wanted.sort_by([("event_timestamp", "ascending"), ("place", "ascending")])
+    assert same_bits(found.select(wanted.column_names), wanted)
+
+
+def test_a_table_without_rows_and_a_spine_without_rows(sail: "SparkSession") -> None:
+    view = VIEWS[3]
+    spine = sail.createDataFrame(pa.table({"case": pa.array([1, None], pa.int64()), "event_timestamp": times([0, 1])}))
+    nothing = pointintime.history(sail, view, [])
+    joined = pointintime.point_in_time(spine, [(view, nothing)]).toArrow()
+    assert joined["few_keys__status"].to_pylist() == ["not_found"] * 2
+    assert joined["few_keys__union"].to_pylist() == [None] * 2
+    assert len(pointintime.point_in_time(spine.limit(0), [(view, nothing)]).toArrow()) == 0
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"case": pa.array([1], pa.int64())}, "spine: has 0 columns event_timestamp; expected one"),
+        ({"event_timestamp": times([0])}, "spine: has 0 columns case; expected one"),
+        ({"case": pa.array(["1"]), "event_timestamp": times([0])}, "spine, case: has type string; expected bigint"),
+        (
+            {"case": pa.array([1]), "event_timestamp": pa.array([0], pa.timestamp("us"))},
+            "spine, event_timestamp: has type timestamp_ntz; expected timestamp",
+        ),
+        (
+            {"case": pa.array([1]), "event_timestamp": times([0]), "few_keys__status": pa.array([1])},
+            "spine: has a column few_keys__status",
+        ),
+    ],
+)
+def test_a_spine_that_cannot_be_joined(sail: "SparkSession", columns: dict[str, pa.Array], message: str) -> None:
+    view = VIEWS[3]
+    with pytest.raises(DataError) as caught:
+        pointintime.point_in_time(
+            sail.createDataFrame(pa.table(columns)), [(view, pointintime.history(sail, view, []))]
+        )
+    assert message in str(caught.value)

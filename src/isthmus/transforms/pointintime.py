@@ -1,10 +1,10 @@
 """The point-in-time join by an engine: for spines and histories that no single machine should hold.
 
 One way for Sail, Apache Spark and Spark Connect, in plain DataFrame operations, so executors need nothing installed.
-Views with the same keys are joined together: their rows and the spine's are one union, shuffled once by key and sorted
-once by moment. A row can be used from `max(event, known)` on. Of rows of one event, the one usable later is known later,
-so in the order (usable from, event, known, content) a row wins when it becomes usable if and only if no row before it
-has a later event; else it has lost for good. The answer is the last winner, which is one running maximum of a
+Views with the same keys are joined together: their rows and the spine's are one union, shuffled once by key and
+sorted once by moment. A row can be used from `max(event, known)` on. Of two rows of one event, the one that can be used
+later is known later; so in the order (usable from, event, known, content) a row wins when it becomes usable if no row
+before it has a later event, and has lost for good otherwise. The answer is the last winner: one running maximum of a
 number and one running last. `features.pointintime.join_naively` is the oracle.
 """
 
@@ -49,7 +49,7 @@ def history(spark: "SparkSession", view: ViewContract, files: Sequence[str]) -> 
 
 
 def files(path: str, version: int) -> list[str]:
-    """Paths of the Parquet files that a Delta table has at a version: the driver reads the log, so engines need no jar."""
+    """Paths of the Parquet files of a Delta table at a version. The driver reads the log, so engines need no jar."""
     return sorted(DeltaTable(path, version=version).file_uris())
 
 
@@ -119,7 +119,9 @@ def _join(spine: "DataFrame", group: Sequence[tuple[ViewContract, "DataFrame"]])
         *(F.lit(None).cast("bigint").alias(name) for name in carried[2:]),
         F.struct(*map(_quoted, spine.columns)).alias("_spine"),
     )
-    offered = [_offered(view, rows, keys, turns, payload) for (view, rows), payload in zip(group, payloads, strict=True)]
+    offered = [
+        _offered(view, rows, keys, turns, payload) for (view, rows), payload in zip(group, payloads, strict=True)
+    ]
     types = dict(questions.dtypes) | {
         payload: dict(rows.dtypes)[payload] for rows, payload in zip(offered, payloads, strict=True)
     }
