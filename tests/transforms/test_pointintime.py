@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -152,24 +153,30 @@ def test_the_join_is_the_time_rule_on_a_spark_connect_server(
 
 
 def test_a_spine_numbered_and_written_is_read_back_in_order(
-    sail: "SparkSession", tmp_path: Path, cases: tuple[pa.Table, list[History], pa.Table]
+    sail: "SparkSession",
+    tmp_path: Path,
+    cases: tuple[pa.Table, list[History], pa.Table],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(pointintime, "_PART_BITS", 7)
     spine, histories, answer = cases
-    pq.write_table(spine.append_column("place", pa.array(range(len(spine)), pa.int64())), tmp_path / "spine.parquet")
-    numbered = pointintime.numbered(sail.read.parquet(str(tmp_path / "spine.parquet")), ["event_timestamp", "place"])
+    # The order of rows that differ in the bits of a NaN alone is nobody's.
+    spine, answer = (
+        rows.set_column(rows.column_names.index("weight"), "weight", pc.cast(spine["case"], pa.float32()))
+        for rows in (spine, answer)
+    )
+    pq.write_table(spine, tmp_path / "spine.parquet")
+    numbered = pointintime.numbered(sail.read.parquet(str(tmp_path / "spine.parquet")))
     frames = []
     for history in histories:
         pq.write_table(history.table(), tmp_path / f"{history.view.name}.parquet")
         files = [str(tmp_path / f"{history.view.name}.parquet")]
         frames.append((history.view, pointintime.history(sail, history.view, files)))
     pointintime.write(pointintime.point_in_time(numbered, frames), str(tmp_path / "out"))
-    parts = sorted((tmp_path / "out").glob("_part=*"), key=lambda part: int(part.name.partition("=")[2]))
-    found = pa.concat_tables(
-        [pq.read_table(file, partitioning=None) for part in parts for file in part.glob("*.parquet")]
-    )
-    wanted = answer.append_column("place", pa.array(range(len(answer)), pa.int64()))
-    wanted = wanted.sort_by([("event_timestamp", "ascending"), ("place", "ascending")])
-    assert same_bits(found.select(wanted.column_names), wanted)
+    found = pa.concat_tables(pointintime.parts(tmp_path / "out"))
+    assert len(list((tmp_path / "out").glob("_part=*"))) > 5
+    order = ["event_timestamp", *(name for name in spine.column_names if name != "event_timestamp")]
+    assert same_bits(found, answer.sort_by([(name, "ascending") for name in order]))
 
 
 def test_a_table_without_rows_and_a_spine_without_rows(sail: "SparkSession") -> None:
@@ -186,12 +193,12 @@ def test_a_table_without_rows_and_a_spine_without_rows(sail: "SparkSession") -> 
     ("columns", "message"),
     [
         ({"case": pa.array([1], pa.int64())}, "spine: has 0 columns event_timestamp; expected one"),
+        (
+            {"case": pa.array([1]), "event_timestamp": pa.array([0])},
+            "event_timestamp: has type bigint; expected timestamp",
+        ),
         ({"event_timestamp": times([0])}, "spine: has 0 columns case; expected one"),
         ({"case": pa.array(["1"]), "event_timestamp": times([0])}, "spine, case: has type string; expected bigint"),
-        (
-            {"case": pa.array([1]), "event_timestamp": pa.array([0], pa.timestamp("us"))},
-            "spine, event_timestamp: has type timestamp_ntz; expected timestamp",
-        ),
         (
             {"case": pa.array([1]), "event_timestamp": times([0]), "few_keys__status": pa.array([1])},
             "spine: has a column few_keys__status",

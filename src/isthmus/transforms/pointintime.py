@@ -8,9 +8,12 @@ before it has a later event, and has lost for good otherwise. The answer is the 
 number and one running last. `features.pointintime.join_naively` is the oracle.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from isthmus.features.clock import Status
@@ -26,7 +29,8 @@ if TYPE_CHECKING:
 ROW = "_row"
 """The column that numbers the rows of a spine, int64. No declared name begins with an underscore."""
 
-_PART = "_part"
+_PART, _PART_BITS = "_part", 20
+_SPAN_BITS = 36
 _INTEGERS = ("int", "bigint", "smallint", "tinyint")
 
 
@@ -53,11 +57,22 @@ def files(path: str, version: int) -> list[str]:
     return sorted(DeltaTable(path, version=version).file_uris())
 
 
-def numbered(spine: "DataFrame", order: Sequence[str]) -> "DataFrame":
-    """The spine with a column `_row` that rises in the order of these columns, with gaps."""
+def numbered(spine: "DataFrame") -> "DataFrame":
+    """The spine with a column `_row` that rises, with gaps, in the order of `compute_spine`: by time, then all columns.
+
+    Rows are numbered within spans of 2^36 microseconds (19 hours), spans beside each other. An engine may leave out a
+    sort whose effect it does not see, so the number comes from a window and not from the order of rows.
+    """
+    from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
-    return spine.orderBy(*map(_quoted, order)).withColumn(ROW, F.monotonically_increasing_id())
+    span = F.shiftright(F.unix_micros("event_timestamp"), _SPAN_BITS)
+    others = [name for name in spine.columns if name != "event_timestamp"]
+    order = [_quoted(name).asc_nulls_last() for name in ("event_timestamp", *others)]
+    within = F.row_number().over(Window.partitionBy("_span").orderBy(*order)).cast("bigint")
+    # Four million spans take 22 bits and a sign, which leaves a span more rows than fit anywhere.
+    rising = F.shiftleft("_span", 40) + within
+    return spine.withColumn("_span", span).withColumn(ROW, rising).drop("_span")
 
 
 def point_in_time(spine: "DataFrame", histories: Sequence[tuple[ViewContract, "DataFrame"]]) -> "DataFrame":
@@ -92,15 +107,23 @@ def point_in_time(spine: "DataFrame", histories: Sequence[tuple[ViewContract, "D
 def write(result: "DataFrame", path: str) -> None:
     """Writes a joined spine that has a column `_row` as a Parquet dataset, by the executors.
 
-    The folders `_part=0`, `_part=1` and so on follow each other in the spine's order, and each holds one file in order.
-    `_row` itself is left out.
+    The folders `_part=0`, `_part=1` and so on, whose numbers have gaps, follow each other in the spine's order; `_row`
+    stays in their files, since not every engine keeps an order that it writes. `parts` reads them.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    # The number's upper bits are the partition in which it was given: neither sampling nor a second sort of all rows.
-    parts = result.withColumn(_PART, F.shiftright(ROW, 33).cast("int"))
-    ordered = parts.repartition(_PART).sortWithinPartitions(_PART, ROW).drop(ROW)
+    # The part follows from the row's number: neither sampling nor a second sort of everything.
+    parts = result.withColumn(_PART, F.shiftright(ROW, _PART_BITS))
+    ordered = parts.repartition(_PART).sortWithinPartitions(_PART, ROW)
     ordered.write.mode("overwrite").partitionBy(_PART).parquet(path)
+
+
+def parts(path: Path) -> Iterator[pa.Table]:
+    """The rows of a result that `write` wrote, in the spine's order, a million at a time at most."""
+    folders = {int(folder.name.partition("=")[2]): folder for folder in path.glob(f"{_PART}=*")}
+    for _, folder in sorted(folders.items()):
+        rows = pq.read_table(folder, partitioning=None)
+        yield rows.sort_by(ROW).drop_columns(ROW)
 
 
 def _join(spine: "DataFrame", group: Sequence[tuple[ViewContract, "DataFrame"]]) -> "DataFrame":
