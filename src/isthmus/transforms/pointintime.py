@@ -1,14 +1,14 @@
 """The point-in-time join by an engine: for spines and histories that no single machine should hold.
 
 One way for Sail, Apache Spark and Spark Connect, in plain DataFrame operations, so executors need nothing installed.
-Views with the same keys are joined together: their rows and the spine's are one union, shuffled once by key and
-sorted once by moment. A row can be used from `max(event, known)` on. Of two rows of one event, the one that can be used
-later is known later; so in the order (usable from, event, known, content) a row wins when it becomes usable if no row
-before it has a later event, and has lost for good otherwise. The answer is the last winner: one running maximum of a
-number and one running last. `features.pointintime.join_naively` is the oracle.
+The rows of a view and of the spine are one union, shuffled once by key and sorted once by moment. A row can be used
+from `max(event, known)` on. Of two rows of one event, the one that can be used later is known later; so in the order
+(usable from, event, known, content) a row wins when it becomes usable if no row before it has a later event, and has
+lost for good otherwise. The answer is the last winner: one running maximum of a number and one running last.
+`features.pointintime.join_naively` is the oracle.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,17 +91,10 @@ def point_in_time(spine: "DataFrame", histories: Sequence[tuple[ViewContract, "D
             result would share a name.
     """
     _check_spine(spine, [view for view, _ in histories])
-    groups: dict[tuple[tuple[str, str], ...], list[tuple[ViewContract, DataFrame]]] = {}
-    for view, rows in histories:
-        keys = sorted((column.name, column.dtype.name) for column in view.keys)
-        groups.setdefault(tuple(keys), []).append((view, rows))
     result = spine
-    for group in groups.values():
-        result = _join(result, group)
-    names = [*spine.columns]
-    for view, _ in histories:
-        names += [*(view.full_name(column.name) for column in view.fields), status_column(view)]
-    return result.select(*map(_quoted, names))
+    for view, rows in histories:
+        result = _join(result, view, rows)
+    return result
 
 
 def write(result: "DataFrame", path: str) -> None:
@@ -115,6 +108,8 @@ def write(result: "DataFrame", path: str) -> None:
     # The part follows from the row's number: neither sampling nor a second sort of everything.
     parts = result.withColumn(_PART, F.shiftright(ROW, _PART_BITS))
     ordered = parts.repartition(_PART).sortWithinPartitions(_PART, ROW)
+    # Spark's default form, INT96, has neither a time zone nor, for most readers, the years before 1677.
+    result.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     ordered.write.mode("overwrite").partitionBy(_PART).parquet(path)
 
 
@@ -126,65 +121,38 @@ def parts(path: Path) -> Iterator[pa.Table]:
         yield rows.sort_by(ROW).drop_columns(ROW)
 
 
-def _join(spine: "DataFrame", group: Sequence[tuple[ViewContract, "DataFrame"]]) -> "DataFrame":
-    """Views of the same keys joined to a spine: one shuffle, one sort, two passes."""
+def _join(spine: "DataFrame", view: ViewContract, rows: "DataFrame") -> "DataFrame":
+    """One view joined to a spine: one shuffle, one sort, two passes."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812
 
-    keys = sorted(group[0][0].keys, key=lambda column: column.name)
-    turns = [f"_key{n}" for n in range(len(keys))]
-    payloads = [f"_view{n}" for n in range(len(group))]
-    carried = ["_since", "_asks", "_event", "_known", "_content"]
+    turns = [f"_key{n}" for n in range(len(view.keys))]
     questions = spine.select(
-        *(_comparable(spine, key).alias(turn) for key, turn in zip(keys, turns, strict=True)),
-        _micros("event_timestamp").alias("_since"),
+        *(_comparable(spine, key).alias(turn) for key, turn in zip(view.keys, turns, strict=True)),
+        F.unix_micros("event_timestamp").alias("_since"),
         F.lit(1).alias("_asks"),
-        *(F.lit(None).cast("bigint").alias(name) for name in carried[2:]),
         F.struct(*map(_quoted, spine.columns)).alias("_spine"),
     )
-    offered = [
-        _offered(view, rows, keys, turns, payload) for (view, rows), payload in zip(group, payloads, strict=True)
-    ]
-    types = dict(questions.dtypes) | {
-        payload: dict(rows.dtypes)[payload] for rows, payload in zip(offered, payloads, strict=True)
-    }
-    everything = [*turns, *carried, "_spine", *payloads]
-    union = _filled(questions, everything, types)
-    for rows in offered:
-        union = union.union(_filled(rows, everything, types))
+    offered = rows.select(
+        *(_comparable(rows, key).alias(turn) for key, turn in zip(view.keys, turns, strict=True)),
+        F.unix_micros(F.greatest("event_timestamp", "known_at")).alias("_since"),
+        F.lit(0).alias("_asks"),
+        F.unix_micros("event_timestamp").alias("_event"),
+        F.unix_micros("known_at").alias("_known"),
+        F.col("content_hash").alias("_content"),
+        F.struct(
+            F.unix_micros("event_timestamp").alias("_event"), *(_quoted(column.name) for column in view.fields)
+        ).alias("_row_of_view"),
+    )
+    types = dict(questions.dtypes) | dict(offered.dtypes)
+    union = _filled(questions, types).union(_filled(offered, types))
     order = Window.partitionBy(*turns).orderBy("_since", "_asks", "_event", "_known", "_content")
     so_far = order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    own = [F.when(F.col(payload).isNotNull(), F.col("_event")) for payload in payloads]
-    best = [f"_best{n}" for n in range(len(group))]
-    union = union.select("*", *(F.max(event).over(so_far).alias(name) for event, name in zip(own, best, strict=True)))
-    winners = [
-        F.last(F.when(F.col("_event") == F.col(name), F.col(payload)), ignorenulls=True).over(so_far).alias(payload)
-        for payload, name in zip(payloads, best, strict=True)
-    ]
-    asked = union.select("_since", "_asks", "_spine", *winners).where("_asks = 1")
-    answers = [
-        answer for (view, _), payload in zip(group, payloads, strict=True) for answer in _answers(view, F.col(payload))
-    ]
-    return asked.select(*(F.col("_spine")[name].alias(name) for name in spine.columns), *answers)
-
-
-def _offered(
-    view: ViewContract, rows: "DataFrame", keys: Sequence[Column], turns: Sequence[str], payload: str
-) -> "DataFrame":
-    """The rows of a history with what decides which of them wins."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    return rows.select(
-        *(_comparable(rows, key).alias(turn) for key, turn in zip(keys, turns, strict=True)),
-        _micros(F.greatest("event_timestamp", "known_at")).alias("_since"),
-        F.lit(0).alias("_asks"),
-        _micros("event_timestamp").alias("_event"),
-        _micros("known_at").alias("_known"),
-        F.col("content_hash").alias("_content"),
-        F.struct(_micros("event_timestamp").alias("_event"), *(_quoted(column.name) for column in view.fields)).alias(
-            payload
-        ),
-    )
+    union = union.select("*", F.max("_event").over(so_far).alias("_best"))
+    won = F.when(F.col("_event") == F.col("_best"), F.col("_row_of_view"))
+    union = union.select("_since", "_asks", "_spine", F.last(won, ignorenulls=True).over(so_far).alias("_winner"))
+    carried = [F.col("_spine")[name].alias(name) for name in spine.columns]
+    return union.where("_asks = 1").select(*carried, *_answers(view, F.col("_winner")))
 
 
 def _answers(view: ViewContract, winner: "Expression") -> "list[Expression]":
@@ -206,12 +174,13 @@ def _answers(view: ViewContract, winner: "Expression") -> "list[Expression]":
     return [*features, status.alias(status_column(view))]
 
 
-def _filled(rows: "DataFrame", names: Iterable[str], types: dict[str, str]) -> "DataFrame":
+def _filled(rows: "DataFrame", types: dict[str, str]) -> "DataFrame":
     """The columns of a union, null where these rows have none."""
     from pyspark.sql import functions as F  # noqa: N812
 
+    own = rows.columns
     return rows.select(
-        *(F.col(name) if name in rows.columns else F.lit(None).cast(types[name]).alias(name) for name in names)
+        *(F.col(name) if name in own else F.lit(None).cast(dtype).alias(name) for name, dtype in types.items())
     )
 
 
@@ -219,12 +188,6 @@ def _comparable(rows: "DataFrame", key: Column) -> "Expression":
     """A key as both sides have it: whole numbers at their widest, so that one that is too great equals none."""
     column = _quoted(key.name)
     return column.cast("bigint") if dict(rows.dtypes)[key.name] in _INTEGERS else column
-
-
-def _micros(time: "str | Expression") -> "Expression":
-    from pyspark.sql import functions as F  # noqa: N812
-
-    return F.unix_micros(time)
 
 
 def _quoted(name: str) -> "Expression":
