@@ -36,17 +36,18 @@ from isthmus import (
 
 flights = Source("flights", path="flights.parquet", timestamp="time_hour")
 plane = Entity("plane", join_keys={"tailnum": String})
-late = (F.col("arr_delay") > 15).cast("bigint")
+LATE = "cast(arr_delay > 15 as bigint)"
 
 
 @transform(entities=[plane], sources=[flights], ttl=timedelta(days=28), delay=timedelta(hours=12),
-           schema=[Field("flights_7d", Int64), Field("late_rate_7d", Float32), Field("distance_7d", Int64)])
+           schema=[Field("flights_7d", Int64, "device"), Field("late_rate_7d", Float32, "device"),
+                   Field("distance_7d", Int64, "device")])
 def plane_week(flights: DataFrame) -> DataFrame:
     second = F.unix_seconds("time_hour")
     week = Window.partitionBy("tailnum").orderBy(second).rangeBetween(1 - 7 * 86400, 0)
     rows = flights.where("tailnum is not null").select(
         "tailnum", F.col("time_hour").alias("event_timestamp"), F.count("*").over(week).alias("flights_7d"),
-        F.avg(late).over(week).cast("float").alias("late_rate_7d"),
+        F.avg(F.expr(LATE)).over(week).cast("float").alias("late_rate_7d"),
         F.sum(F.col("distance").cast("bigint")).over(week).alias("distance_7d"))
     return rows.dropDuplicates(["tailnum", "event_timestamp"])
 
@@ -59,7 +60,7 @@ def takeoffs(flights: DataFrame) -> DataFrame:
     return flights.where("tailnum is not null and arr_delay is not null").select(
         "tailnum", F.col("time_hour").alias("event_timestamp"),
         (F.col("time_hour") + F.expr("interval 12 hours")).alias("known_at"),
-        F.col("hour").cast("bigint").alias("hour"), late.alias("late"))
+        F.col("hour").cast("bigint").alias("hour"), F.expr(LATE).alias("late"))
 
 
 service = FeatureService("service", features=[plane_week, asked])
