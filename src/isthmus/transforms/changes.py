@@ -83,8 +83,7 @@ def write_online(
         What each partition that held rows did.
 
     Raises:
-        DependencyError: an executor cannot reach Redis or does not have this package.
-        DataError: rows do not have the columns of the view.
+        DependencyError: the engine failed, for example because an executor cannot reach Redis or lacks this package.
     """
     from pyspark.errors import PySparkException
 
