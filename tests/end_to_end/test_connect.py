@@ -1,0 +1,76 @@
+"""The same project on an Apache Spark Connect server and a Redis Cluster, as beyond one machine."""
+
+from pathlib import Path
+
+import pytest
+
+from isthmus.features.offline import OfflineStore
+from isthmus.features.online import OnlineStore, connect
+from isthmus.orchestration.materialization import materialize
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.registration import apply
+from isthmus.orchestration.tables import build
+from isthmus.orchestration.trainingset import training_set
+from isthmus.orchestration.verification import verify
+from isthmus.transforms import changes, engine, pointintime
+from tests.orchestration import shop as shops
+from tests.servers import redis_cluster
+from tests.transforms.connect import connect_server
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_a_project_on_spark_connect_and_a_redis_cluster(tmp_path: Path) -> None:
+    shop = shops.write(tmp_path / "shop")
+    embedded = Project(shop.root)
+    apply(embedded)
+    build(embedded)
+    local = training_set(embedded).table()
+    tables = {view: _rows(embedded, view) for view in shops.VIEWS}
+    with connect_server(tmp_path / "server.log") as spark_url, redis_cluster(tmp_path / "cluster") as ports:
+        redis_url = f"redis+cluster://127.0.0.1:{ports[0]}"
+        shop.replace("[project]\n", f'engine = "{spark_url}"\n\n[project]\n', "isthmus.toml")
+        shop.append(f'\n[stores]\nonline = "{redis_url}"\n', "isthmus.toml")
+        project = Project(shop.root)
+        apply(project)
+        build(project)
+        assert {view: _rows(project, view) for view in shops.VIEWS} == tables
+        made = training_set(project)
+        assert made.rows_in == made.rows_out == len(local)
+        assert made.table().equals(local)
+        written = materialize(project)
+        assert all(one.written == one.compared > 0 for one in written.values())
+        verdict = verify(project, every=True)
+        assert verdict.passed
+        by_executors(project, spark_url, redis_url, tmp_path / "joined")
+
+
+def by_executors(project: Project, spark_url: str, redis_url: str, out: Path) -> None:
+    """The join written by executors is the embedded one, and executors write the same rows to Redis."""
+    contract, store = project.applied(), OfflineStore(project.offline)
+    with engine.session(spark_url) as spark:
+        expected = training_set(project).table()
+        plain = [name for name in expected.column_names if "__" not in name]
+        spine = spark.createDataFrame(expected.select(plain))
+        histories = []
+        for view in dict.fromkeys(name.partition("__")[0] for name in expected.column_names if "__" in name):
+            path, version = store.path(view), store.history(contract.views[view]).version
+            rows = pointintime.history(spark, contract.views[view], pointintime.files(path, version))
+            histories.append((contract.views[view], rows))
+        pointintime.write(pointintime.point_in_time(pointintime.numbered(spine), histories), str(out))
+        found = [row for part in pointintime.parts(out) for row in part.to_pylist()]
+        assert found == expected.to_pylist()
+        view, rows = histories[0]
+        newest = changes.latest(view, rows, project.now())
+        again = changes.total(changes.write_online(newest, view, contract, redis_url, None))
+        assert (again.changed, again.written) == (0, 0)
+        with connect(redis_url) as client:
+            client.flushall()
+            fresh = changes.total(changes.write_online(newest, view, contract, redis_url, None))
+            keys = OnlineStore(client, contract).keys(view)
+        assert fresh.written == fresh.compared == again.compared == len(next(iter(keys.values())))
+
+
+def _rows(project: Project, view: str) -> list[object]:
+    history = OfflineStore(project.offline).history(project.applied().views[view])
+    return list(history.table().to_pylist())

@@ -1,0 +1,126 @@
+"""Latest rows, changes between versions, and writes to Redis by the executors."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from isthmus import DependencyError
+from isthmus.features.columns import from_arrow
+from isthmus.features.embedded import EmbeddedRedis
+from isthmus.features.offline import OfflineStore
+from isthmus.features.online import EVERYTHING, OnlineStore, connect
+from isthmus.features.pointintime import History
+from isthmus.features.pointintime import latest as embedded_latest
+from isthmus.features.types import Int64, String
+from isthmus.transforms import changes, engine
+from isthmus.transforms.pointintime import files, history
+from tests.features.support import ALL, bits_of, make_contract, make_view, same_bits, table
+from tests.servers import redis_cluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+VIEW = make_view({name: ALL[name] for name in ALL}, {"store": String, "n": Int64}, ttl=None)
+NARROW = make_view({"a": Int64}, {"k": Int64}, name="narrow")
+ENGINES = ["sail", pytest.param("spark", marks=pytest.mark.spark)]
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def spark(request: pytest.FixtureRequest) -> "Iterator[SparkSession]":
+    with engine.session(request.param) as session:
+        yield session
+
+
+@pytest.fixture(params=["one server", "cluster"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "cluster":
+        with redis_cluster(tmp_path / "cluster") as ports:
+            yield f"redis+cluster://127.0.0.1:{ports[0]}"
+    else:
+        with EmbeddedRedis(tmp_path / "redis") as server:
+            yield server.url
+
+
+def _rows(count: int) -> pa.Table:
+    chance = np.random.default_rng(0)
+    values = {"bool": True, "int32": -1, "int64": 1 << 62, "float32": -0.0, "float64": float("nan"),
+              "unixtimestamp": -1, "string": "é", "bytes": b"\0"}  # fmt: skip
+    values |= {f"array_{name}": [value, value] for name, value in values.items()}
+    rows: list[dict[str, Any]] = []
+    for n in range(count):
+        moment = {"_event": int(chance.integers(0, 4)), "_known": int(chance.integers(0, 4))}
+        given = {name: None if chance.random() < 0.1 else value for name, value in values.items()}
+        rows.append({"store": f"s{n % 7}", "n": int(chance.integers(0, count // 4)), **moment, **given})
+    unique = {(row["store"], row["n"], row["_event"], row["_known"]): row for row in rows}
+    return table(VIEW, list(unique.values()))
+
+
+def test_latest_is_what_the_embedded_store_says(spark: "SparkSession", tmp_path: Path) -> None:
+    rows = _rows(2000)
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    frame = history(spark, VIEW, [str(tmp_path / "rows.parquet")])
+    for at in (-1, 1, 3):
+        found = changes.latest(VIEW, frame, at).toArrow()
+        expected = embedded_latest(History(VIEW, rows, 0), at)
+        order = [("store", "ascending"), ("n", "ascending")]
+        assert same_bits(found.sort_by(order), expected.sort_by(order))
+
+
+def test_changes_between_two_versions(spark: "SparkSession", tmp_path: Path) -> None:
+    store = OfflineStore(tmp_path)
+    first = table(NARROW, [{"k": k, "_event": 1, "_known": 1, "a": k} for k in range(50)]).drop_columns("content_hash")
+    kept = [{"k": k, "_event": 1, "_known": 1, "a": 99 if k == 7 else k} for k in range(49)]
+    second = table(NARROW, [*kept, {"k": 7, "_event": 2, "_known": 2, "a": 1}]).drop_columns("content_hash")
+    versions = []
+    for rows in (first, second):
+        version = store.write(store.prepare(NARROW, rows)).version
+        versions.append(history(spark, NARROW, files(store.path("narrow"), version)))
+    found = (
+        changes.changes(NARROW, *versions)
+        .toArrow()
+        .sort_by([("change", "ascending"), ("k", "ascending"), ("event_timestamp", "ascending")])
+    )
+    assert list(zip(found["change"].to_pylist(), found["k"].to_pylist(), found["a"].to_pylist(), strict=True)) == [
+        ("added", 7, 99), ("added", 7, 1), ("removed", 7, 7), ("removed", 49, 49),
+    ]  # fmt: skip
+    assert len(changes.changes(NARROW, versions[1], versions[1]).toArrow()) == 0
+
+
+def test_executors_write_what_any_writer_writes(spark: "SparkSession", tmp_path: Path, url: str) -> None:
+    rows = _rows(6000)
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    expected = embedded_latest(History(VIEW, rows, 0), 3)
+    contract = make_contract(VIEW, NARROW)
+    frame = changes.latest(VIEW, history(spark, VIEW, [str(tmp_path / "rows.parquet")]), 3)
+    counts = changes.total(changes.write_online(frame, VIEW, contract, url, EVERYTHING))
+    assert (counts.compared, counts.changed, counts.written) == (len(expected),) * 3
+    with connect(url) as client:
+        keys = {"store": expected["store"].to_pylist(), "n": expected["n"].to_pylist()}
+        answer = OnlineStore(client, contract).read(VIEW, keys, 3)
+        for field in VIEW.fields:
+            assert bits_of(answer.columns[field.name], field.dtype) == bits_of(
+                from_arrow(expected[field.name], field.dtype), field.dtype
+            )
+    again = changes.total(changes.write_online(frame, VIEW, contract, url, EVERYTHING))
+    assert (again.compared, again.changed, again.written) == (len(expected), 0, 0)
+    assert changes.write_online(frame.limit(0), VIEW, contract, url, None) == []
+
+
+def test_a_password_is_not_shown(spark: "SparkSession", tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pq.write_table(_rows(40), tmp_path / "rows.parquet")
+    frame = history(spark, VIEW, [str(tmp_path / "rows.parquet")])
+    url = "redis://me:hunter2@127.0.0.1:1/0"
+    with pytest.raises(
+        DependencyError, match=r"writing traffic to Redis at redis://.*127.0.0.1:1/0: an executor failed"
+    ) as caught:
+        changes.write_online(frame, VIEW, make_contract(VIEW), url, None)
+    assert "hunter2" not in str(caught.value)
+    write = changes._Write(make_contract(VIEW).dumps(), "traffic", url, None)
+    frame.mapInArrow(write, "compared bigint, changed bigint, written bigint").explain(extended=True)
+    shown = capfd.readouterr()
+    assert "hunter2" not in shown.out + shown.err

@@ -1,0 +1,214 @@
+"""The join by an engine says what the oracle says: many drawn cases in one job, kept apart by a key of their own."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from isthmus import DataError
+from isthmus.features.pointintime import History, join_naively
+from isthmus.features.types import Bool, Bytes, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
+from isthmus.transforms import engine, pointintime
+from tests.features.support import ALL, DAY, FIRST, LAST, arrow, make_view, same_bits, table, times, values_of
+from tests.features.test_pointintime import KEYS, MOMENTS
+from tests.transforms.connect import connect_server
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CASE: dict[str, DataType] = {"case": Int64}
+MANY: dict[str, DataType] = {"a": Float64, "group": UnixTimestamp, "select": String, "at": Bool}
+VIEWS = [
+    make_view(ALL, CASE | {"order": Int32, "from": String}, 3, "everything"),
+    make_view({"array": ALL["array_float32"], "b": Bytes}, CASE | {"order": Int32, "from": String}, None, "same_keys"),
+    make_view(MANY, CASE | {"t": UnixTimestamp, "flag": Bool, "token": Bytes}, 3 * DAY, "other_keys"),
+    make_view({"union": Float32}, CASE, 1, "few_keys"),
+]
+SPREADS = [(1, 0), (DAY, 0), (1, LAST - 8), (1, FIRST + 8)]
+
+
+POOL = 40
+"""Rows of values that the cases choose from: drawing them anew for every case takes longer than the joins."""
+
+
+def collected(strategy: st.SearchStrategy[Any], count: int) -> list[Any]:
+    """That many examples of a strategy, to be used together."""
+    found = []
+
+    @settings(max_examples=count, phases=[Phase.generate], database=None, suppress_health_check=list(HealthCheck))
+    @given(strategy)
+    def keep(example: Any) -> None:
+        found.append(example)
+
+    keep()
+    return found
+
+
+def _spine_keys() -> dict[str, DataType]:
+    return {key.name: key.dtype for view in VIEWS for key in view.keys if key.name != "case"}
+
+
+@st.composite
+def _cases(draw: st.DrawFn) -> tuple[tuple[int, int], list[list[dict[str, Any]]], list[tuple[Any, ...]]]:
+    """How far apart the moments are and where; rows for every view; questions."""
+    rows = []
+    for view in VIEWS:
+        row = {key.name: KEYS[key.dtype.name] for key in view.keys if key.name != "case"}
+        row |= {"_event": MOMENTS, "_known": MOMENTS, "_values": st.integers(0, POOL - 1)}
+        rows.append(draw(st.lists(st.fixed_dictionaries(row), max_size=10)))
+    asked = st.tuples(MOMENTS, *(st.none() | KEYS[dtype.name] for dtype in _spine_keys().values()))
+    return draw(st.sampled_from(SPREADS)), rows, draw(st.lists(asked, max_size=10))
+
+
+def drawn(count: int) -> tuple[pa.Table, list[History]]:
+    """The spine and the histories of that many cases together."""
+    values = st.tuples(*(values_of({field.name: field.dtype for field in view.fields}) for view in VIEWS))
+    pool = (collected(values, POOL) * POOL)[:POOL]
+    rows: list[list[dict[str, Any]]] = [[] for _ in VIEWS]
+    questions: list[tuple[int, int, list[Any]]] = []
+    for number, ((stretch, shift), offered, asked) in enumerate(collected(_cases(), count)):
+        for n, (kept, of_view) in enumerate(zip(rows, offered, strict=True)):
+            for row in of_view:
+                moments = {name: row[name] * stretch + shift for name in ("_event", "_known")}
+                kept.append({**row, **pool[row["_values"]][n], **moments, "case": number})
+        questions += [(number, at * stretch + shift, keys) for at, *keys in asked]
+    columns = {"case": pa.array([case for case, _, _ in questions], pa.int64())}
+    for n, (name, dtype) in enumerate(_spine_keys().items()):
+        columns[name] = arrow([keys[n] for _, _, keys in questions], dtype)
+    spine = pa.table({**columns, "event_timestamp": times([at for _, at, _ in questions])})
+    # Every question twice, and a value of the user's own that has bits to lose.
+    spine = pa.concat_tables([spine, spine])
+    bits = np.random.default_rng(0).integers(0, 1 << 32, len(spine), np.uint32)
+    spine = spine.append_column("weight", pa.array(bits.view(np.float32)))
+    return spine, [History(view, table(view, kept), 0) for view, kept in zip(VIEWS, rows, strict=True)]
+
+
+def by_engine(spark: "SparkSession", folder: Path, spine: pa.Table, histories: list[History]) -> pa.Table:
+    """The join by an engine, read as files, in the spine's order."""
+    pq.write_table(
+        spine.append_column(pointintime.ROW, pa.array(range(len(spine)), pa.int64())), folder / "spine.parquet"
+    )
+    frames = []
+    for history in histories:
+        file = folder / f"{history.view.name}.parquet"
+        half = len(history.table()) // 2
+        pq.write_table(history.table()[:half], file)
+        pq.write_table(history.table()[half:], folder / f"more_{file.name}")
+        both = [str(file), str(folder / f"more_{file.name}")]
+        frames.append((history.view, pointintime.history(spark, history.view, both)))
+    joined = pointintime.point_in_time(spark.read.parquet(str(folder / "spine.parquet")), frames).toArrow()
+    assert len(joined) == len(spine)
+    return joined.sort_by(pointintime.ROW).drop_columns([pointintime.ROW])
+
+
+def expected(spine: pa.Table, histories: list[History]) -> pa.Table:
+    for history in histories:
+        spine = join_naively(spine, history)
+    return spine
+
+
+@pytest.fixture(scope="module")
+def cases() -> tuple[pa.Table, list[History], pa.Table]:
+    thorough = settings().max_examples > 50
+    spine, histories = drawn(3000 if thorough else 300)
+    return spine, histories, expected(spine, histories)
+
+
+def check(spark: "SparkSession", folder: Path, cases: tuple[pa.Table, list[History], pa.Table]) -> None:
+    spine, histories, answer = cases
+    found = by_engine(spark, folder, spine, histories)
+    assert found.column_names == answer.column_names
+    for name in answer.column_names:
+        assert same_bits(found.select([name]), answer.select([name])), name
+    statuses = {status for view in VIEWS for status in found[f"{view.name}__status"].to_pylist()}
+    assert statuses == {"present", "expired", "not_found", "null"}
+
+
+def test_the_join_is_the_time_rule_on_sail(
+    sail: "SparkSession", tmp_path: Path, cases: tuple[pa.Table, list[History], pa.Table]
+) -> None:
+    check(sail, tmp_path, cases)
+
+
+@pytest.mark.spark
+def test_the_join_is_the_time_rule_on_apache_spark(
+    tmp_path: Path, cases: tuple[pa.Table, list[History], pa.Table]
+) -> None:
+    with engine.session("spark") as spark:
+        check(spark, tmp_path, cases)
+
+
+@pytest.mark.spark
+def test_the_join_is_the_time_rule_on_a_spark_connect_server(
+    tmp_path: Path, cases: tuple[pa.Table, list[History], pa.Table]
+) -> None:
+    with connect_server(tmp_path / "server.log") as url, engine.session(url) as spark:
+        check(spark, tmp_path, cases)
+
+
+def test_a_spine_numbered_and_written_is_read_back_in_order(
+    sail: "SparkSession",
+    tmp_path: Path,
+    cases: tuple[pa.Table, list[History], pa.Table],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pointintime, "_PART_BITS", 7)
+    spine, histories, answer = cases
+    # The order of rows that differ in the bits of a NaN alone is nobody's.
+    spine, answer = (
+        rows.set_column(rows.column_names.index("weight"), "weight", pc.cast(spine["case"], pa.float32()))
+        for rows in (spine, answer)
+    )
+    pq.write_table(spine, tmp_path / "spine.parquet")
+    numbered = pointintime.numbered(sail.read.parquet(str(tmp_path / "spine.parquet")))
+    frames = []
+    for history in histories:
+        pq.write_table(history.table(), tmp_path / f"{history.view.name}.parquet")
+        files = [str(tmp_path / f"{history.view.name}.parquet")]
+        frames.append((history.view, pointintime.history(sail, history.view, files)))
+    pointintime.write(pointintime.point_in_time(numbered, frames), str(tmp_path / "out"))
+    found = pa.concat_tables(pointintime.parts(tmp_path / "out"))
+    assert len(list((tmp_path / "out").glob("_part=*"))) > 5
+    order = ["event_timestamp", *(name for name in spine.column_names if name != "event_timestamp")]
+    assert same_bits(found, answer.sort_by([(name, "ascending") for name in order]))
+
+
+def test_a_table_without_rows_and_a_spine_without_rows(sail: "SparkSession") -> None:
+    view = VIEWS[3]
+    spine = sail.createDataFrame(pa.table({"case": pa.array([1, None], pa.int64()), "event_timestamp": times([0, 1])}))
+    nothing = pointintime.history(sail, view, [])
+    joined = pointintime.point_in_time(spine, [(view, nothing)]).toArrow()
+    assert joined["few_keys__status"].to_pylist() == ["not_found"] * 2
+    assert joined["few_keys__union"].to_pylist() == [None] * 2
+    assert len(pointintime.point_in_time(spine.limit(0), [(view, nothing)]).toArrow()) == 0
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"case": pa.array([1], pa.int64())}, "spine: has 0 columns event_timestamp; expected one"),
+        (
+            {"case": pa.array([1]), "event_timestamp": pa.array([0])},
+            "event_timestamp: has type bigint; expected timestamp",
+        ),
+        ({"event_timestamp": times([0])}, "spine: has 0 columns case; expected one"),
+        ({"case": pa.array(["1"]), "event_timestamp": times([0])}, "spine, case: has type string; expected bigint"),
+        (
+            {"case": pa.array([1]), "event_timestamp": times([0]), "few_keys__status": pa.array([1])},
+            "spine: has a column few_keys__status",
+        ),
+    ],
+)
+def test_a_spine_that_cannot_be_joined(sail: "SparkSession", columns: dict[str, pa.Array], message: str) -> None:
+    view = VIEWS[3]
+    with pytest.raises(DataError) as caught:
+        pointintime.point_in_time(
+            sail.createDataFrame(pa.table(columns)), [(view, pointintime.history(sail, view, []))]
+        )
+    assert message in str(caught.value)
