@@ -10,6 +10,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,12 @@ def run(step: str, folder: Path) -> dict[str, float]:
         if step == "build":
             apply(project)
         began = time.perf_counter()
-        {"build": build, "join": training_set, "materialize": materialize}[step](project)
+        steps: dict[str, Callable[[Project], object]] = {
+            "build": build,
+            "join": training_set,
+            "materialize": materialize,
+        }
+        steps[step](project)
         seconds = time.perf_counter() - began
     return {"seconds": round(seconds, 2), "peak_mb": round(peak_mb())}
 

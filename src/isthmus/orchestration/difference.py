@@ -12,6 +12,7 @@ from isthmus.features.manifest import read_package
 from isthmus.features.offline import OfflineStore
 from isthmus.orchestration.models import last_package
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.trainingdata import RECORD
 from isthmus.serving.deployment import Deployment
 
 _BESIDE_THE_ROWS = {"ttl", "entities", "lookback"}
@@ -138,7 +139,7 @@ def _stale(project: Project, contract: Contract) -> dict[str, list[str]]:
     for declared in project.definitions.distillations.values():
         # Without one, or one that can be read, there is nothing that could become stale.
         with suppress(OSError, ValueError, KeyError):
-            record = read_pointer(project.state / "training" / declared.name / "latest") / "record.json"
+            record = read_pointer(project.state / "training" / declared.name / "latest") / RECORD
             if json.loads(record.read_text())["contract"] != contract.hash:
                 stale["training set"].append(declared.name)
         with suppress(IsthmusError):
