@@ -24,6 +24,7 @@ class State:
 
     Attributes:
         history: where the rows are.
+        at: the moment, microseconds since 1970 UTC.
         keys: n join keys.
         event: shape (n,) int64 microseconds.
         known: likewise.
@@ -33,6 +34,7 @@ class State:
     """
 
     history: History
+    at: int
     keys: pa.Table
     event: Times
     known: Times
@@ -64,7 +66,7 @@ class State:
             ).to_arrow_table()["_row"]
         chosen = np.sort(picked.to_numpy())
         event, known, content = (part[chosen] for part in parts.values())
-        return cls(history, asked.take(chosen), event, known, content, place[chosen], horizon)
+        return cls(history, at, asked.take(chosen), event, known, content, place[chosen], horizon)
 
     def same(self, places: Places, later: "State") -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Which rows of a later state, shape (m,), have the times and the content of those at `places`, -1 for none."""

@@ -34,6 +34,9 @@ from isthmus.features.published import Published
 PART = 1 << 16
 """Rows that are turned from Arrow into values at a time."""
 
+Send = Callable[[State, Places, int | None], WriteCounts]
+"""Writes some rows of a state by the rule of a horizon, see `OnlineStore.write`."""
+
 WAIT_SECONDS = 600.0
 """How long a run waits for another one of the same view."""
 
@@ -73,6 +76,7 @@ def publish(
     now: Callable[[], int],
     *,
     full: bool = False,
+    send: "Send | None" = None,
     waiting: Callable[[], None] = lambda: None,
 ) -> Materialized:
     """Makes Redis answer what a history answers now. Another run for the same view is waited for.
@@ -85,6 +89,7 @@ def publish(
         now: the present in microseconds since 1970 UTC.
         full: compare every row with Redis, replace whatever differs and remove what the view lacks, also what claims to
             be newer.
+        send: what writes rows, instead of this process.
         waiting: told once that there is another run.
 
     Raises:
@@ -95,7 +100,7 @@ def publish(
     with answering(url):
         servers = store.servers()
         with _alone(store, history.view, url, waiting) as lease:
-            done = _Run(store, offline, history, now, lease, servers).write(full=full)
+            done = _Run(store, offline, history, now, lease, servers, send).write(full=full)
     return msgspec.structs.replace(done, seconds=round(time.perf_counter() - started, 3))
 
 
@@ -175,6 +180,7 @@ class _Run:
         now: the present in microseconds.
         lease: held for the view.
         servers: the processes that held the rows when all this began.
+        send: what writes rows, instead of this process.
     """
 
     def __init__(
@@ -185,7 +191,9 @@ class _Run:
         now: Callable[[], int],
         lease: _Lease,
         servers: dict[str, int],
+        send: "Send | None",
     ) -> None:
+        self._elsewhere = send
         self._store, self._offline, self._now, self._lease = store, offline, now, lease
         self._view = history.view
         self._history = history
@@ -273,6 +281,8 @@ class _Run:
 
     def _send(self, state: State, chosen: Places, until: int | None) -> WriteCounts:
         """Writes some rows a part at a time: their form outside of Arrow takes several times the memory."""
+        if self._elsewhere is not None:
+            return self._elsewhere(state, chosen, until) if len(chosen) else WriteCounts(0, 0, 0)
         view, changed, written = self._view, 0, 0
         with self._offline.reading(view.table):
             for part in _parts(state.rows(chosen)):

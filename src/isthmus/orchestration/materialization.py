@@ -1,12 +1,20 @@
-"""`materialize`: writes the latest row of every key to Redis."""
+"""`materialize`: writes the latest row of every key to Redis.
 
-from collections.abc import Sequence
+What has changed is decided here, from keys, times and hashes. On Sail this process writes the rows, too; on Apache
+Spark and Spark Connect the executors read and write them.
+"""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from isthmus.features.changes import Places, State
+from isthmus.features.contract import Contract
 from isthmus.features.offline import OfflineStore
-from isthmus.features.online import OnlineStore, connect
-from isthmus.features.publishing import Materialized, publish
+from isthmus.features.online import OnlineStore, WriteCounts, connect
+from isthmus.features.publishing import Materialized, Send, publish
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables import Progress, selected, silent
+from isthmus.transforms import changes, engine, pointintime
 
 
 def materialize(
@@ -27,14 +35,35 @@ def materialize(
     # Every table is opened before the first row is written.
     histories = {name: offline.history(contract.views[name]) for name in names}
     done = {}
-    with project.redis() as url, connect(url) as client:
+    with project.redis() as url, connect(url) as client, _executors(project, contract, offline, url) as send:
         store = OnlineStore(client, contract)
         for n, (name, history) in enumerate(histories.items()):
             share, text = n / len(names), f"waiting for another run that writes {name}"
             progress(f"writing {name}", share)
             done[name] = publish(
-                store, url, offline, history, project.now, full=full,
+                store, url, offline, history, project.now, full=full, send=send,
                 waiting=lambda text=text, share=share: progress(text, share),  # type: ignore[misc]
             )  # fmt: skip
     progress("all rows are written", 1.0)
     return done
+
+
+@contextmanager
+def _executors(project: Project, contract: Contract, offline: OfflineStore, url: str) -> Iterator[Send | None]:
+    """What lets the executors of the project's engine write rows; None where this process is all there is."""
+    settings = project.settings
+    if settings.engine == "sail":
+        yield None
+        return
+    with engine.session(settings.engine, settings.profiles.training.threads) as spark:
+
+        def send(state: State, chosen: Places, until: int | None) -> WriteCounts:
+            view = state.view
+            files = pointintime.files(offline.path(view.table), state.history.version)
+            rows = changes.latest(view, pointintime.history(spark, view, files), state.at)
+            if len(chosen) < len(state.content):
+                keys = spark.createDataFrame(state.keys.take(chosen))
+                rows = rows.join(keys, keys.columns, "left_semi")
+            return changes.total(changes.write_online(rows, view, contract, url, until))
+
+        yield send
