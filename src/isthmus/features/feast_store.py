@@ -10,7 +10,6 @@ time rules, so a correction with the same event timestamp and a later created ti
 """
 
 import asyncio
-import json
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +21,8 @@ from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import redis
 import redis.asyncio
 
@@ -38,15 +39,17 @@ with warnings.catch_warnings():
     from pydantic import Field, StrictStr
 
 from isthmus.features import _feast_values as feast_values
-from isthmus.features import clock
+from isthmus.features import clock, columns
 from isthmus.features._feast_values import FORMS, Form
 from isthmus.features.address import Address
 from isthmus.features.clock import Status
+from isthmus.features.columns import from_arrow
 from isthmus.features.contract import Column, Contract, ViewContract, one_of, sha256
 from isthmus.features.entitykey import KeyValue
 from isthmus.features.errors import (
     ConfigurationError,
     ContractMismatch,
+    DataError,
     DependencyError,
     IsthmusError,
     Problem,
@@ -126,6 +129,47 @@ class IsthmusOnlineStore(FeastOnlineStore):
                     store.write(view, layout.keys(keys), event, known, columns)
         if progress:
             progress(len(data))
+
+    def online_write_table(
+        self,
+        config: RepoConfig,
+        table: FeatureView,
+        rows: Mapping[str, pa.ChunkedArray],
+        event: pa.ChunkedArray,
+        created: pa.ChunkedArray | None,
+    ) -> None:
+        """`online_write_batch` of columns: no value becomes a proto.
+
+        Args:
+            config: the project's configuration.
+            table: the view.
+            rows: join keys and features by their names, shape (n,) each.
+            event: event timestamps, shape (n,).
+            created: created timestamps, shape (n,); None if there are none.
+
+        Raises:
+            DataError: a column has another type than its feature, or a row lacks its time or a key.
+            DependencyError: Redis does not answer.
+        """
+        layout = _layout(config, table)
+        view = layout.view
+        values = {
+            name: from_arrow(feast_values.typed(rows[name], form.dtype, f"{view.name}.{name}"), form.dtype)
+            for name, form in layout.forms.items()
+        }
+        keys = {key.name: feast_values.plain_keys(rows[key.name], key, f"view {view.name}") for key in view.keys}
+        times = feast_values.moments(event, f"view {view.name}, event timestamp")
+        if times.null_count:
+            raise DataError(view.name, "a row has no event timestamp", expected="one in every row")
+        happened = columns.micros(times)
+        known = happened + view.delay
+        if created is not None:
+            stated = feast_values.moments(created, f"view {view.name}, created timestamp")
+            known = columns.micros(pc.coalesce(stated, pa.array(known).cast(feast_values.TIME)))
+        with _told():
+            store = OnlineStore(self._connected(config), _contract(config, [view]))
+            with answering(config.online_store.url):
+                store.write(view, keys, happened, known, values)
 
     async def online_write_batch_async(
         self, config: RepoConfig, table: FeatureView, data: Batch, progress: Callable[[int], Any] | None
@@ -342,10 +386,8 @@ def _layout(config: RepoConfig, table: FeatureView, keys: Sequence[EntityKey] = 
         joined = [(name, feast_values.key_type(value)) for name, value in named]
     fields = tuple((field.name, str(field.dtype)) for field in table.features)
     ttl = getattr(table, "ttl", None)
-    tags = table.tags
-    if "isthmus.contract" in tags:
-        stated = tags["isthmus.contract"], tags.get("isthmus.project", ""), tags.get("isthmus.view", "null")
-        return _registered(_project(config), table.name, tuple(joined), fields, *stated)
+    if feast_values.is_registered(table.tags):
+        return _registered(_project(config), table.name, tuple(joined), fields, tuple(sorted(table.tags.items())))
     return _derived(table.name, tuple(joined), fields, ttl // clock.MICROSECOND if ttl else None)
 
 
@@ -377,17 +419,10 @@ def _registered(
     name: str,
     keys: tuple[tuple[str, str], ...],
     fields: tuple[tuple[str, str], ...],
-    hashed: str,
-    owner: str,
-    text: str,
+    tags: tuple[tuple[str, str], ...],
 ) -> _Layout:
     where, remedy = f"view {name} in Feast's registry", "run `isthmus apply`, which registers it again"
-    try:
-        view = ViewContract.from_dict(name, json.loads(text))
-    except (ValueError, KeyError, TypeError) as error:
-        raise ContractMismatch(where, "does not carry its contract", remedy=remedy) from error
-    if view.hash != hashed:
-        raise ContractMismatch(where, f"carries contract {view.hash[:12]}", expected=hashed[:12], remedy=remedy)
+    view, owner = feast_values.registered(name, dict(tags)), dict(tags).get("isthmus.project", "")
     if owner != project:
         raise ContractMismatch(
             where, f"belongs to project {owner}, these are the rows of {project}",
