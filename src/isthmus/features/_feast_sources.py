@@ -44,6 +44,9 @@ from isthmus.features.types import KEY_TYPES, TYPES, Bool, Bytes, DataType, Int3
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 KnownAt = Literal["created", "event"]
 
+_NO_DATA = [".", "_SUCCESS", "_metadata", "_common_metadata", "_committed", "_started", "_temporary"]
+"""Files beside the data. Feast's logs are in folders that are called `__log_date=…`, which Arrow would leave out."""
+
 LAST = (1 << 63) - 1
 _NANOSECONDS = 2**63 // 1000 - 1
 """The last microsecond that a time in nanoseconds can hold."""
@@ -162,7 +165,9 @@ class Source:
             if isinstance(self.files.file_format, DeltaFormat):
                 return DeltaTable(self.path, storage_options=options(self.files)).to_pyarrow_dataset()
             filesystem, path = filesystem_of(self.files, self.path)
-            return ds.dataset(path, format="parquet", filesystem=filesystem, partitioning="hive")
+            return ds.dataset(
+                path, format="parquet", filesystem=filesystem, partitioning="hive", ignore_prefixes=_NO_DATA
+            )
 
     def columns(self, names: Sequence[str], condition: pc.Expression | None = None) -> pa.Table:
         """Some columns of the source.

@@ -56,7 +56,7 @@ with warnings.catch_warnings():
 
 from isthmus.features import _feast_sources as feast_sources
 from isthmus.features import _feast_values as feast_values
-from isthmus.features import clock
+from isthmus.features import clock, columns
 from isthmus.features._feast_sources import LAST, KnownAt, Rows, Source, micros
 from isthmus.features._feast_values import moments, typed
 from isthmus.features.contract import one_of
@@ -309,9 +309,11 @@ class IsthmusOfflineStore(OfflineStore):
         source = Source.of(config, feature_view)
         with _alone(source):
             wanted = source.data.schema
-            if table.column_names != wanted.names:
+            # pandas gives its index along.
+            names = [name for name in table.column_names if not name.startswith("__index_level_")]
+            if names != wanted.names:
                 raise ValueError(
-                    f"The input pyarrow table has the incorrect columns {table.column_names}. The columns are "
+                    f"The input pyarrow table has the incorrect columns {names}. The columns are "
                     f"expected to be {wanted.names}, in this order."
                 )
             rows = _like(table, wanted, source)
@@ -353,6 +355,8 @@ class IsthmusOfflineStore(OfflineStore):
             base_dir=path,
             basename_template=f"{uuid.uuid4().hex}-{{i}}.parquet",
             partitioning=destination.partition_by,
+            # The names of the folders say what the column was: it can be read again.
+            partitioning_flavor="hive" if destination.partition_by else None,
             filesystem=filesystem,
             format="parquet",
             existing_data_behavior="overwrite_or_ignore",
@@ -501,12 +505,11 @@ def _moments(parts: Sequence[_Part], known_at: KnownAt, start: datetime, end: da
     found = []
     for part in asked:
         history = part.source.rows([], known_at, part.source.within(None, last)).history.table()
-        since = pc.max_element_wise(history["event_timestamp"], history["known_at"])
+        since = np.maximum(columns.micros(history["event_timestamp"]), columns.micros(history["known_at"]))
         keys = [history[f"key_{part.keys.index(name)}"] for name in names]
-        found.append(pa.table([*keys, since], [*names, TIMESTAMP]))
+        times = pa.array(since).cast(feast_values.TIME)
+        found.append(pa.table([*keys, times], [*names, TIMESTAMP]).filter((since >= first) & (since <= last)))
     spine = pa.concat_tables(found, promote_options="permissive")
-    at = spine[TIMESTAMP].cast(pa.int64())
-    spine = spine.filter(pc.and_(pc.greater_equal(at, first), pc.less_equal(at, last)))
     spine = spine.group_by([*names, TIMESTAMP], use_threads=False).aggregate([])
     return spine.sort_by([(TIMESTAMP, "ascending"), *((name, "ascending") for name in names)])
 
