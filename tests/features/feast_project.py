@@ -33,6 +33,7 @@ def isthmus(url: str, **more: str) -> str:
 OFFLINE = "{type: isthmus.features.feast_offline.IsthmusOfflineStore}"
 ENGINE = "isthmus.features.feast_compute.IsthmusComputeEngine"
 FEASTS_ENGINE = "local"
+SQLITE = '{{registry_type: sql, path: "sqlite:///{folder}/registry.db", cache_ttl_seconds: 0}}'
 
 
 def repository(
@@ -45,7 +46,7 @@ def repository(
         textwrap.dedent(f"""
         project: {project}
         provider: local
-        registry: {{registry_type: sql, path: "sqlite:///{folder}/registry.db", cache_ttl_seconds: 0{registry}}}
+        registry: {registry or SQLITE.format(folder=folder)}
         offline_store: {offline}
         batch_engine: {engine}
         online_store: {online_store}

@@ -7,7 +7,8 @@ did. Views with a transformation of Feast's are computed by Feast's local engine
 
 Feast marks a view as being materialised before it calls its engine, and refuses to read a view that is marked so: a
 process that is killed would leave it unreadable. Rows of ours replace each other one by one, each whole, so a view
-that could be read stays readable: the engine takes the mark back before it writes.
+that could be read stays readable: the engine takes the mark back before it reads or writes anything. What is left is
+the moment between the two, and `serve_features_while_materializing` in the section `registry` takes that away, too.
 """
 
 import warnings

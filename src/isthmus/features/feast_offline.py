@@ -448,7 +448,7 @@ def _spine(entity_df: pd.DataFrame | pa.Table | str, config: RepoConfig) -> pa.T
                 if config.repo_path is not None:
                     db.execute("SET file_search_path = ?", [str(config.repo_path)])
                 return db.sql(entity_df).to_arrow_table()
-            except (duckdb.Error, AttributeError) as error:
+            except duckdb.Error as error:
                 first = next(iter(str(error).strip().splitlines()), "it gives no rows")
                 raise DataError(where, f"the query fails ({first})", expected="a SELECT in DuckDB's SQL") from error
     if isinstance(entity_df, pa.Table):
