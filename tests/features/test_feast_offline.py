@@ -595,6 +595,21 @@ def test_times_without_a_zone_are_utc(store: feast.FeatureStore, tmp_path: Path)
     assert answer(store, elsewhere, ["stats:trips"]) == {"trips": [1, 2]}
 
 
+def test_a_microsecond_is_one_time(store: feast.FeatureStore, tmp_path: Path) -> None:
+    """Nanoseconds of a source and of a spine are cut off alike, on both sides of 1970."""
+    events = pa.array([1_500, 2_999, -1_500, 4_700], pa.timestamp("ns", "UTC"))
+    columns = {"driver": [1, 2, 3, 4], "event_timestamp": events, "created": events, "trips": [1, 2, 3, 4]}
+    pq.write_table(pa.table(columns), tmp_path / "stats_rows.parquet")
+    store.apply([DRIVER, view(tmp_path, {"trips": ft.Int64}, ttl=timedelta(microseconds=1))])
+    spine = pd.DataFrame(
+        {
+            "driver": [1, 1, 2, 2, 3, 3, 4],
+            "event_timestamp": pd.to_datetime([1_000, 999, 2_000, 4_000, -2_000, -1, 4_000], utc=True),
+        }
+    )
+    assert answer(store, spine, ["stats:trips"]) == {"trips": [1, None, 2, None, 3, 3, 4]}
+
+
 def test_bad_sources(store: feast.FeatureStore, tmp_path: Path) -> None:
     good = rows(tmp_path, driver=[1], event=[0], trips=[10])
     store.apply([DRIVER, view(tmp_path, {"trips": ft.Int64})])
