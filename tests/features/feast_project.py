@@ -30,15 +30,25 @@ def isthmus(url: str, **more: str) -> str:
     return f'{{type: isthmus.features.feast_store.IsthmusOnlineStore, url: "{url}"{options}}}'
 
 
-def repository(folder: Path, online_store: str, project: str = "prod") -> feast.FeatureStore:
+OFFLINE = "{type: isthmus.features.feast_offline.IsthmusOfflineStore}"
+ENGINE = "isthmus.features.feast_compute.IsthmusComputeEngine"
+FEASTS_ENGINE = "local"
+SQLITE = '{{registry_type: sql, path: "sqlite:///{folder}/registry.db", cache_ttl_seconds: 0}}'
+
+
+def repository(
+    folder: Path, online_store: str, project: str = "prod", *, offline: str = "{type: dask}",
+    engine: str = FEASTS_ENGINE, registry: str = "",
+) -> feast.FeatureStore:  # fmt: skip
     """Writes `feature_store.yaml` into a folder and opens it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "feature_store.yaml").write_text(
         textwrap.dedent(f"""
         project: {project}
         provider: local
-        registry: {{registry_type: sql, path: "sqlite:///{folder}/registry.db", cache_ttl_seconds: 0}}
-        offline_store: {{type: dask}}
+        registry: {registry or SQLITE.format(folder=folder)}
+        offline_store: {offline}
+        batch_engine: {engine}
         online_store: {online_store}
         entity_key_serialization_version: 3
         """)

@@ -1,7 +1,8 @@
 """The project in Feast's own registry, for Feast's SDK, CLI and UI.
 
 Feast registers the results of our transforms; it never runs them. Its online store is our server, through Feast's
-remote client, or the same rows in Redis through `feast_store`, which reads the contract of a view from its tags.
+remote client, or the same rows in Redis through `feast_store`, which reads the contract of a view from its tags. Its
+offline store is `feast_offline`, which reads the tables of the views.
 """
 
 import json
@@ -64,7 +65,7 @@ def register(
         "project": contract.project.replace("-", "_"),
         "provider": "local",
         "registry": {"registry_type": "sql", "path": f"sqlite:///{folder / 'registry.db'}", "cache_ttl_seconds": 0},
-        "offline_store": {"type": "dask"},
+        "offline_store": {"type": "isthmus.features.feast_offline.IsthmusOfflineStore"},
         "online_store": {"type": "remote", "path": server},
         "entity_key_serialization_version": 3,
         "telemetry": False,

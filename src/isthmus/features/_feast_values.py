@@ -1,4 +1,4 @@
-"""Feast's protos as columns, and back: values, entity keys and times."""
+"""Feast's protos and tables as columns of ours, and protos back: values, entity keys and times."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 with warnings.catch_warnings():
     # Feast's dependencies warn of their own deprecations when they are imported.
     warnings.simplefilter("ignore")
     from feast.protos.feast.types.EntityKey_pb2 import EntityKey
     from feast.protos.feast.types.Value_pb2 import Value
+    from feast.type_map import python_values_to_proto_values
     from feast.types import FeastType
 
 from isthmus.features import clock
@@ -24,6 +26,7 @@ from isthmus.features.errors import DataError, RequestError
 from isthmus.features.rows import Int64
 from isthmus.features.types import TYPES, Bytes, DataType
 
+TIME = pa.timestamp("us", tz="UTC")
 _SECOND = 1_000_000
 _NO_TIME = -(2**63)
 """What Feast writes for a null timestamp among others that are none."""
@@ -121,6 +124,27 @@ def column(protos: Sequence[Value], form: Form, where: str) -> Values:
     return Values(np.array(found, form.dtype.numpy), valid)
 
 
+def arrow_column(found: pa.ChunkedArray, dtype: FeastType, form: Form, where: str) -> Values:
+    """The NumPy form of a column of a table, shape (n,); what a row holds whole is made one of Feast's protos by Feast.
+
+    Args:
+        found: the column.
+        dtype: the declared type.
+        form: how that lies in a row.
+        where: the column, for a message.
+
+    Raises:
+        DataError: the column holds something else, or a value that does not fit.
+    """
+    if not form.whole:
+        return from_arrow(typed(found, form.dtype, where), form.dtype)
+    try:
+        made = python_values_to_proto_values(found.to_pylist(maps_as_pydicts="strict"), dtype.to_value_type())
+    except (TypeError, ValueError, KeyError, AssertionError) as error:
+        raise DataError(where, f"has a value that does not fit ({error})", expected=f"{dtype}, as declared") from error
+    return column(made, form, where)
+
+
 def protos(values: Values, form: Form) -> list[Value]:
     """A proto per value; null is one without a value. Feast's timestamps are whole seconds: the rest is cut off."""
     if form.whole:
@@ -155,6 +179,19 @@ def key_columns(keys: Sequence[EntityKey], columns: Sequence[Column], where: str
     return {column.name: _key_values([row[column.name] for row in rows], column, where) for column in columns}
 
 
+def plain_keys(values: pa.ChunkedArray, column: Column, where: str) -> list[KeyValue]:
+    """The values of a join key, as `key_columns` gives them.
+
+    Raises:
+        DataError: one is null, or has another type.
+    """
+    found = typed(values, column.dtype, f"{where}, join key {column.name}")
+    if found.null_count:
+        raise DataError(f"{where}, join key {column.name}", f"{found.null_count} nulls", expected="no null")
+    plain: list[KeyValue] = (found.cast(pa.int64()) if column.dtype.name == "UnixTimestamp" else found).to_pylist()
+    return plain
+
+
 def key_type(value: Value) -> str:
     """The name of the type that a value of an entity key has by itself."""
     kind = str(value.WhichOneof("val")).removesuffix("_val")
@@ -172,9 +209,72 @@ def micros(times: Sequence[datetime], where: str) -> Int64:
     return np.array([clock.micros(_aware(time)) for time in times], np.int64)
 
 
+def moments(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
+    """A column of times as microseconds in UTC; without a time zone they are UTC, as everywhere in Feast.
+
+    Raises:
+        DataError: they are no times, or lie beyond what microseconds can hold.
+    """
+    kind = column.type
+    if pa.types.is_null(kind):
+        return column.cast(TIME)
+    if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+        raise DataError(where, f"has type {kind}", expected="timestamps")
+    try:
+        if pa.types.is_date(kind):
+            column = column.cast(pa.timestamp("us"))
+        elif kind.unit == "ns":
+            column = pc.floor_temporal(column.cast(pa.timestamp("ns", "UTC")), unit="microsecond")
+        return column.cast(TIME)
+    except pa.ArrowInvalid as error:
+        raise DataError(where, f"has a time that does not fit ({error})", expected="microseconds") from None
+
+
+def typed(column: pa.ChunkedArray, dtype: DataType | None, where: str) -> pa.ChunkedArray:
+    """A column in a declared type, every value kept.
+
+    Raises:
+        DataError: the column holds something else, or a value that does not fit.
+    """
+    if dtype is None:
+        return column
+    wanted = ARROW[dtype.name]
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if column.type == wanted:
+        return column
+    if dtype.name == "UnixTimestamp":
+        return moments(column, where)
+    if not _alike(column.type, wanted):
+        raise DataError(where, f"has type {column.type}", expected=f"{dtype}, as declared",
+                        remedy="if the source has changed, change the feature view with it")  # fmt: skip
+    try:
+        return column.cast(wanted)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise DataError(where, f"has a value that does not fit ({error})", expected=f"{dtype}, as declared") from None
+
+
 def is_time(time: datetime | None) -> bool:
     """Whether a time is one: pandas has a value of it, `NaT`, that is none."""
     return time is not None and time == time
+
+
+def _alike(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values of one type are values of the other, written otherwise; text that looks like a number is none."""
+    if pa.types.is_list(wanted):
+        lists: bool = pa.types.is_list(found) or pa.types.is_large_list(found) or pa.types.is_fixed_size_list(found)
+        return lists and _alike(found.value_type, wanted.value_type)
+    if pa.types.is_null(found):
+        return True
+    numbers: bool = pa.types.is_integer(found) or pa.types.is_floating(found) or pa.types.is_decimal(found)
+    if pa.types.is_integer(wanted) or pa.types.is_floating(wanted):
+        # pandas has whole numbers with nulls among them as floating-point numbers.
+        return numbers
+    if pa.types.is_timestamp(wanted):
+        return bool(pa.types.is_timestamp(found))
+    texts = pa.types.is_string(found) or pa.types.is_large_string(found)
+    blobs = pa.types.is_binary(found) or pa.types.is_large_binary(found) or pa.types.is_fixed_size_binary(found)
+    return bool((texts and pa.types.is_string(wanted)) or (blobs and pa.types.is_binary(wanted)) or found == wanted)
 
 
 def _kinds(protos: Sequence[Value]) -> list[str]:

@@ -26,6 +26,8 @@ from isthmus.features.types import KEY_TYPES
 Named = tuple[tuple[str, str], ...]
 """Names, each with Feast's word for its type."""
 
+_REGISTER = "run `isthmus apply`, which registers it again"
+
 
 @dataclass(frozen=True, eq=False)
 class Layout:
@@ -64,6 +66,27 @@ def contract_of(config: RepoConfig, views: Iterable[ViewContract]) -> Contract:
     return Contract(project_of(config), {view.name: view for view in views}, {}, {}, {})
 
 
+def is_registered(tags: Mapping[str, str]) -> bool:
+    """Whether a view with these tags is one that `isthmus apply` has registered."""
+    return "isthmus.contract" in tags
+
+
+def registered(name: str, tags: Mapping[str, str]) -> ViewContract:
+    """The contract that `isthmus apply` has put into the tags of a view.
+
+    Raises:
+        ContractMismatch: there is none that has the hash which the tags state.
+    """
+    where, hashed = _registration(name), tags["isthmus.contract"]
+    try:
+        view = ViewContract.from_dict(name, json.loads(tags.get("isthmus.view", "null")))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ContractMismatch(where, "does not carry its contract", remedy=_REGISTER) from error
+    if view.hash != hashed:
+        raise ContractMismatch(where, f"carries contract {view.hash[:12]}", expected=hashed[:12], remedy=_REGISTER)
+    return view
+
+
 def layout_of(config: RepoConfig, table: FeatureView, keys: Sequence[EntityKey] = ()) -> Layout:
     """The layout of a view; the keys say what its join keys are if Feast made it up and gave it none.
 
@@ -75,11 +98,10 @@ def layout_of(config: RepoConfig, table: FeatureView, keys: Sequence[EntityKey] 
     if not joined and keys:
         of_one = zip(keys[0].join_keys, keys[0].entity_values, strict=True)
         joined = tuple((name, feast_values.key_type(value)) for name, value in of_one)
-    ttl, tags = getattr(table, "ttl", None), table.tags
-    if "isthmus.contract" in tags:
-        stated = tags["isthmus.contract"], tags.get("isthmus.project", ""), tags.get("isthmus.view", "null")
+    if is_registered(table.tags):
         named = tuple((field.name, str(field.dtype)) for field in table.features)
-        return _registered(project_of(config), table.name, joined, named, *stated)
+        return _registered(project_of(config), table.name, joined, named, tuple(sorted(table.tags.items())))
+    ttl = getattr(table, "ttl", None)
     fields = tuple((field.name, field.dtype) for field in table.features)
     return _derived(table.name, joined, fields, ttl // clock.MICROSECOND if ttl else None)
 
@@ -110,14 +132,8 @@ def _derived(name: str, keys: Named, fields: tuple[tuple[str, FeastType], ...], 
 
 
 @lru_cache(maxsize=1024)
-def _registered(project: str, name: str, keys: Named, fields: Named, hashed: str, owner: str, text: str) -> Layout:
-    where, remedy = f"view {name} in Feast's registry", "run `isthmus apply`, which registers it again"
-    try:
-        view = ViewContract.from_dict(name, json.loads(text))
-    except (ValueError, KeyError, TypeError) as error:
-        raise ContractMismatch(where, "does not carry its contract", remedy=remedy) from error
-    if view.hash != hashed:
-        raise ContractMismatch(where, f"carries contract {view.hash[:12]}", expected=hashed[:12], remedy=remedy)
+def _registered(project: str, name: str, keys: Named, fields: Named, tags: tuple[tuple[str, str], ...]) -> Layout:
+    where, view, owner = _registration(name), registered(name, dict(tags)), dict(tags).get("isthmus.project", "")
     if owner != project:
         raise ContractMismatch(
             where, f"belongs to project {owner}, these are the rows of {project}",
@@ -126,5 +142,9 @@ def _registered(project: str, name: str, keys: Named, fields: Named, hashed: str
     known = [(column.name, column.dtype.name) for column in view.fields]
     joined = [(column.name, column.dtype.name) for column in view.keys]
     if sorted(fields) != sorted(known) or sorted(keys) != sorted(joined):
-        raise ContractMismatch(where, "has other fields than its contract", remedy=remedy)
+        raise ContractMismatch(where, "has other fields than its contract", remedy=_REGISTER)
     return Layout(view, {field: FORMS[dtype] for field, dtype in known})
+
+
+def _registration(name: str) -> str:
+    return f"view {name} in Feast's registry"

@@ -12,12 +12,14 @@ time rules, so a correction with the same event timestamp and a later created ti
 import asyncio
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import redis
 import redis.asyncio
 
@@ -34,12 +36,17 @@ with warnings.catch_warnings():
     from pydantic import Field, StrictStr
 
 from isthmus.features import _feast_values as feast_values
+from isthmus.features import columns
 from isthmus.features._feast_lookup import Lookup, Question, Request, Rows
 from isthmus.features._feast_views import contract_of, layout_of, project_of
 from isthmus.features.address import Address
-from isthmus.features.errors import ConfigurationError, Problem
+from isthmus.features.columns import Values
+from isthmus.features.contract import ViewContract
+from isthmus.features.entitykey import KeyValue
+from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.exchange import Client
 from isthmus.features.online import OnlineStore, answering, connect
+from isthmus.features.rows import Int64
 
 TIMEOUT_SECONDS = 5.0
 SETTING = "online_store.url in feature_store.yaml"
@@ -95,7 +102,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
             keys = [key if key.join_keys else _NOBODY for key in stated_keys]
             layout = layout_of(config, table, keys)
             view = layout.view
-            columns = {
+            values = {
                 name: feast_values.column([row.get(name, _NULL) for row in rows], form, f"{view.name}.{name}")
                 for name, form in layout.forms.items()
             }
@@ -103,12 +110,49 @@ class IsthmusOnlineStore(FeastOnlineStore):
             stated = np.array([feast_values.is_time(time) for time in created], bool)
             known = event + view.delay
             known[stated] = feast_values.micros([time for time in created if feast_values.is_time(time)], view.name)
-            named = layout.keys(keys)
-            with answering(config.online_store.url, SETTING):
-                store = OnlineStore(self._connected(config), contract_of(config, [view]))
-                store.write(view, named, event, known, columns)
+            self._write(config, view, layout.keys(keys), event, known, values)
         if progress:
             progress(len(data))
+
+    def online_write_table(
+        self,
+        config: RepoConfig,
+        table: FeatureView,
+        rows: Mapping[str, pa.ChunkedArray],
+        event: pa.ChunkedArray,
+        created: pa.ChunkedArray | None,
+    ) -> None:
+        """`online_write_batch` of columns: no value becomes a proto, but for those that rows hold as protos.
+
+        Args:
+            config: the project's configuration.
+            table: the view.
+            rows: join keys and features by their names, shape (n,) each.
+            event: event timestamps, shape (n,).
+            created: created timestamps, shape (n,); None if there are none.
+
+        Raises:
+            DataError: a column has another type than its feature, or a row lacks its time or a key.
+            DependencyError: Redis does not answer.
+        """
+        layout = layout_of(config, table)
+        view = layout.view
+        values = {
+            field.name: feast_values.arrow_column(
+                rows[field.name], field.dtype, layout.forms[field.name], f"{view.name}.{field.name}"
+            )
+            for field in table.features
+        }
+        keys = {key.name: feast_values.plain_keys(rows[key.name], key, f"view {view.name}") for key in view.keys}
+        times = feast_values.moments(event, f"view {view.name}, event timestamp")
+        if times.null_count:
+            raise DataError(view.name, "a row has no event timestamp", expected="one in every row")
+        happened = columns.micros(times)
+        known = happened + view.delay
+        if created is not None:
+            stated = feast_values.moments(created, f"view {view.name}, created timestamp")
+            known = columns.micros(pc.coalesce(stated, pa.array(known).cast(feast_values.TIME)))
+        self._write(config, view, keys, happened, known, values)
 
     async def online_write_batch_async(
         self, config: RepoConfig, table: FeatureView, data: Batch, progress: Callable[[int], Any] | None
@@ -237,6 +281,19 @@ class IsthmusOnlineStore(FeastOnlineStore):
             pipeline = self._connected_async(lookup.config).pipeline(transaction=False)
             replies: list[Any] = await lookup.sent_by(pipeline).execute()
         return replies
+
+    def _write(
+        self,
+        config: RepoConfig,
+        view: ViewContract,
+        keys: Mapping[str, Sequence[KeyValue]],
+        event: Int64,
+        known: Int64,
+        values: Mapping[str, Values],
+    ) -> None:
+        with answering(config.online_store.url, SETTING):
+            store = OnlineStore(self._connected(config), contract_of(config, [view]))
+            store.write(view, keys, event, known, values)
 
     def _remove(self, config: RepoConfig, tables: Sequence[FeatureView]) -> None:
         """Removes the fields of some views from every hash of the project."""
