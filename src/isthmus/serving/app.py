@@ -42,6 +42,7 @@ from isthmus.serving.predictor import Predictor, require_keys
 from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
 from isthmus.serving.state import State
 from isthmus.serving.store import Store
+from isthmus.serving.unreadable import FAILURES, unreadable
 from isthmus.serving.watch import Watch
 
 _LOOKUP = msgspec.json.Decoder(LookupRequest)
@@ -273,8 +274,8 @@ def _decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         members.require_distinct(body)
     except msgspec.ValidationError as error:
         raise RequestError("body", str(error).replace("$", "body"), expected="what /docs describes") from error
-    except columns.UNREADABLE as error:
-        raise refusals.UnreadableError("body", str(error), expected="JSON in UTF-8") from error
+    except FAILURES as error:
+        raise unreadable("body", body, error) from error
     return decoded
 
 

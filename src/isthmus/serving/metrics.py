@@ -35,6 +35,8 @@ WRITE_SECONDS = 1.0
 _NEWEST = "isthmus_view_newest_known_microseconds"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
+_NOT_THERE = (int(Status.EXPIRED), int(Status.NOT_FOUND))
+
 _waits: ContextVar[list[float]] = ContextVar("waits")
 
 
@@ -220,18 +222,17 @@ class _View:
 
     def count(self, answer: ViewAnswer, bits: bytes) -> None:
         features = int.from_bytes(bits, "little").bit_count()
-        if answer.whole:
-            self._values[Status.PRESENT].value += len(answer.status) * features
-        else:
-            # One byte per status. Up to a hundred rows, bytes are counted faster than by `np.bincount`.
+        nulls = answer.columns.nulls(bits)
+        self._values[Status.PRESENT].value += len(answer.status) * features - nulls
+        if nulls:
+            # What is not there is null in every feature; what is null beyond that has a row. One byte per status: up to
+            # a hundred rows, bytes are counted faster than by `np.bincount`.
             codes = answer.status.tobytes()
-            counts = [codes.count(code) * features for code in range(len(LABELS))]
-            # A row that is not present is null in every feature. What is null beyond that stands beside other values.
-            nulls = answer.columns.nulls(bits) - (len(codes) * features - counts[Status.PRESENT])
-            counts[Status.PRESENT] -= nulls
-            counts[Status.NULL] += nulls
-            for values, count in zip(self._values, counts, strict=True):
-                values.value += count
+            for status in _NOT_THERE:
+                if count := codes.count(status) * features:
+                    self._values[status].value += count
+                    nulls -= count
+            self._values[Status.NULL].value += nulls
         # `argmax`, because `max` takes four times as long for a few rows.
         if answer.known.item(answer.known.argmax()) > self._newest.value:
             # Perhaps a row from the future, which was not served.
