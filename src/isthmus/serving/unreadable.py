@@ -12,14 +12,14 @@ FAILURES = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _POSITION = re.compile(r"\(byte (\d+)\)")
 _BARE = re.compile(rb"-?(?:NaN|Infinity)")
 _NAME = re.compile(rb'(?<!\\)"([^"\\]*)"\s*:')
-_LONE = re.compile(
+_FIRST = re.compile(
     rb"""(?<!\\)(?:\\\\)*                                     # what follows is an escape
-    ( \\u d[89ab][0-9a-f]{2}                                  # the first half of a pair
-        (?! \\u d[c-f][0-9a-f]{2} | \\?u?d?[c-f]?[0-9a-f]?\Z) # without the second, which was not cut off either
-    | (?<! \\u d[89ab][0-9a-f]{2}) \\u d[c-f][0-9a-f]{2} )    # or the second without the first
+    (\\u d[89ab][0-9a-f]{2})                                  # the first half of a pair
+    (?! \\u d[c-f][0-9a-f]{2} | \\?u?d?[c-f]?[0-9a-f]?\Z)     # without the second, which was not cut off either
     """,
     re.IGNORECASE | re.VERBOSE,
 )
+_SECOND = re.compile(rb"(\\ud[c-f][0-9a-f]{2})", re.IGNORECASE)
 _NEAR = 64
 """Bytes before the place of an error in which its cause is looked for: a body may be long."""
 
@@ -51,7 +51,12 @@ def unreadable(where: str, text: bytes, error: Exception) -> UnreadableError:
             where = f"{where}, {name[1].decode(errors='replace')!r}"
         found = f"{word} is no JSON (byte {bare.start()})"
         expected = f'a number; "{word}", in quotes, if a float feature is pushed'
-    elif isinstance(error, msgspec.DecodeError) and (lone := _LONE.search(text, at - _NEAR)) and lone.start(1) < at:
-        # Near the end, it is called truncated: the other half would not fit.
+    elif isinstance(error, msgspec.DecodeError) and (lone := _lone(found, text, at)) and lone.start(1) < at:
         found = f"{lone[1].decode()} is half of a surrogate pair (byte {lone.start(1)})"
     return UnreadableError(where, found, expected=expected)
+
+
+def _lone(found: str, text: bytes, at: int) -> re.Match[bytes] | None:
+    """Half of a pair of surrogates before the place of an error: a second half stands right before it."""
+    # A first half near the end is called truncated: the second would not fit.
+    return ("surrogate" in found and _SECOND.match(text, at - 6)) or _FIRST.search(text, at - _NEAR)
