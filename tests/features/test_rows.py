@@ -53,6 +53,9 @@ def test_decode_gives_back_every_bit_with_missing_rows_between(batch: Any, data:
         assert bits_of(block.columns[field.name], field.dtype) == expected
     filled = [row is not None and any(value is not None for value in row[2].values()) for row in stored]
     assert block.columns.filled.tolist() == filled
+    chosen = data.draw(st.lists(st.sampled_from(sorted(block.columns)), unique=True) if block.columns else st.just([]))
+    nulls = sum(row is None or row[2][name] is None for row in stored for name in chosen)
+    assert block.columns.nulls(RowCodec(view).bits(chosen)) == nulls
 
 
 @given(_batches(), st.data())

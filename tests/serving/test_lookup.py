@@ -160,6 +160,24 @@ def test_a_request_id_is_kept_or_made(server: Server) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body", "error"),
+    [
+        ("POST", "/get-online-features", b'{"features": ["a:b"], "entities": {}}', "NotFoundError"),
+        ("POST", "/get-online-features", b"{", "UnreadableError"),
+        ("POST", "/get-online-features", b" " * (1 << 20) + b"{}", "TooLargeError"),
+        ("GET", "/predict", b"", "NotAllowedError"),
+    ],
+)
+def test_the_log_names_the_error_of_a_refused_request(
+    server: Server, method: str, path: str, body: bytes, error: str
+) -> None:
+    answer = server.http.request(method, path, content=body)
+    assert answer.json()["error"] == error
+    (line,) = [line for line in server.lines() if line.get("id") == answer.headers["x-request-id"]]
+    assert (line["status"], line["error"]) == (answer.status_code, error)
+
+
 UA = {"carrier": ["UA"]}
 
 

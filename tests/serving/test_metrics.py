@@ -1,5 +1,6 @@
 """What the server counts: against naive counts, over real traffic, from several workers, and what Grafana asks for."""
 
+import dataclasses
 import json
 import os
 import re
@@ -10,9 +11,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import httpx
-import numpy as np
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,9 +23,11 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from isthmus.features.clock import Status
-from isthmus.features.online import ViewAnswer
-from isthmus.features.rows import RowCodec
+from isthmus.features.contract import ViewContract
+from isthmus.features.online import LookupPlan
+from isthmus.features.rows import encode_row
+from isthmus.serving.formats import Format
+from isthmus.serving.lookup import Lookup
 from isthmus.serving.metrics import Metrics
 from isthmus.serving.settings import METRICS_FOLDER
 from isthmus.serving.state import State
@@ -33,6 +37,7 @@ from tests.serving.support import (
     HOUR,
     NOW,
     PUNCTUALITY,
+    ROUTE,
     Server,
     contract_of,
     free_port,
@@ -74,36 +79,44 @@ def of_metrics(metrics: Metrics) -> Samples:
     return samples_of(parse_text(metrics.exposition("")[0].decode()))
 
 
-def answer_of(status: list[int], known: list[int]) -> ViewAnswer:
-    times = np.array(known, np.int64)
-    nothing = RowCodec(CONTRACT.views["route"]).decode([None] * len(status)).columns
-    return ViewAnswer(nothing, np.array(status, np.uint8), times, times)
-
-
-ROWS = st.lists(st.tuples(st.sampled_from([int(code) for code in Status]), st.integers(1, 2 * NOW)), min_size=1)
+VALUES = {"late_rate": st.none() | st.floats(width=32), "flights": st.none() | st.integers(-(2**63), 2**63 - 1)}
+TIMES = st.sampled_from([NOW - HOUR, NOW, NOW + 1, NOW - 24 * HOUR - 1]) | st.integers(1, 2 * NOW)
+ROWS = st.lists(st.none() | st.tuples(TIMES, TIMES, st.fixed_dictionaries(VALUES)), min_size=1)
+FEATURES = st.lists(st.sampled_from(sorted(VALUES)), min_size=1, unique=True)
+TWIN = dataclasses.replace(PUNCTUALITY, name="twin", ttl=None)
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
-@given(answers=st.lists(st.tuples(st.sampled_from(sorted(CONTRACT.views)), ROWS)))
-def test_rows_and_freshness_are_what_a_naive_count_says(
-    tmp_path_factory: pytest.TempPathFactory, shared: bool, answers: list[tuple[str, list[tuple[int, int]]]]
+@given(asked=st.lists(st.tuples(st.sampled_from([PUNCTUALITY, TWIN]), FEATURES, ROWS), max_size=5))
+def test_values_and_freshness_are_what_the_answers_say(
+    tmp_path_factory: pytest.TempPathFactory,
+    shared: bool,
+    asked: list[tuple[ViewContract, list[str], list[tuple[int, int, dict[str, Any]] | None]]],
 ) -> None:
-    state = State(CONTRACT)
+    contract = contract_of(PUNCTUALITY, TWIN)
+    state = State(contract)
     metrics = Metrics(lambda: state, lambda: 3 * NOW, tmp_path_factory.mktemp("counted") if shared else None)
-    rows: Counter[tuple[str, str]] = Counter()
+    values: Counter[tuple[str, str]] = Counter()
     newest: dict[str, int] = {}
-    for view, answered in answers:
-        metrics.read({view: answer_of([status for status, _ in answered], [known for _, known in answered])})
-        for status, known in answered:
-            rows[view, WORDS[status]] += 1
-            # A row that is not found may be one from the future: its time was not served.
-            if status != Status.NOT_FOUND:
-                newest[view] = max(newest.get(view, 0), known)
+    for view, features, rows in asked:
+        lookup = Lookup(contract, [(view.name, feature) for feature in features], full_names=False)
+        answers = lookup.plan.decode([[row and encode_row(view, *row)] for row in rows], len(rows), NOW, {})
+        metrics.read(answers, lookup.bits)
+        # The naive count: of the words in Feast's JSON.
+        for column in orjson.loads(lookup.encode({}, len(rows), answers))["results"]:
+            for word in column["statuses"]:
+                values[view.name, word] += 1
+        for row in rows:
+            # A row from the future is not found, and its time was not served.
+            if row and max(row[:2]) <= NOW:
+                newest[view.name] = max(newest.get(view.name, 0), row[1])
     found = of_metrics(metrics)
     metrics.close()
-    assert sum(count for (name, _), count in found.items() if name == "isthmus_view_rows_total") == rows.total()
-    for (view, status_word), count in rows.items():
-        assert value(found, "isthmus_view_rows_total", view=view, status=status_word) == count
+    counts = {key: count for key, count in found.items() if key[0] == "isthmus_view_values_total" and count}
+    assert counts == {
+        ("isthmus_view_values_total", (("status", word), ("view", name))): count
+        for (name, word), count in values.items()
+    }
     ages = {dict(labels)["view"]: age for (name, labels), age in found.items() if name.endswith("freshness_seconds")}
     assert ages == pytest.approx({view: (3 * NOW - known) / 1e6 for view, known in newest.items()})
 
@@ -133,7 +146,9 @@ def test_a_histogram_is_what_a_naive_count_says(
 def test_freshness_ages_without_traffic_and_ends_with_its_view() -> None:
     now, state = NOW, State(CONTRACT)
     metrics = Metrics(lambda: state, lambda: now)
-    metrics.read({"route": answer_of([0], [NOW - HOUR])})
+    plan = LookupPlan(CONTRACT, ["route"])
+    row = encode_row(ROUTE, NOW - HOUR, NOW - HOUR, {"flights": 3})
+    metrics.read(plan.decode([[row]], 1, NOW, {}), plan.bits([("route", "flights")]))
     assert value(of_metrics(metrics), "isthmus_view_freshness_seconds", view="route") == 3600
     now += HOUR
     assert value(of_metrics(metrics), "isthmus_view_freshness_seconds", view="route") == 7200
@@ -210,13 +225,22 @@ def test_a_requests_time_is_its_wait_for_the_store_and_the_rest(watched: Server)
     assert not [key for key in found if key[0].startswith("isthmus_store") and ("route", "/healthz") in key[1]]
 
 
-def test_rows_are_counted_by_view_and_status_of_lookups_and_predictions(watched: Server) -> None:
+def test_values_are_counted_by_view_and_status_of_lookups_and_predictions(watched: Server) -> None:
+    def counts() -> list[float]:
+        found = difference(watched.http, before)
+        return [value(found, "isthmus_view_values_total", view="punctuality", status=word) for word in WORDS]
+
     before = scrape(watched.http)
     watched.lookup(**LOOKUP)
+    assert counts() == [2, 1, 1, 1]
+    # Of two features for UA, and for AA, which has nulls.
     watched.predict(**PREDICT)
-    found = difference(watched.http, before)
-    rows = [value(found, "isthmus_view_rows_total", view="punctuality", status=word) for word in WORDS]
-    assert rows == [3, 2, 1, 1]
+    assert counts() == [4, 3, 1, 1]
+    # B6 has one of two values.
+    for form in Format:
+        asked = {"features": ["punctuality:late_rate", "punctuality:flights"], "entities": {"carrier": ["B6"]}}
+        watched.http.post("/get-online-features", json=asked, headers={"accept": form.value})
+    assert counts() == [7, 6, 1, 1]
     # By the fixed clock of the settings: UA and AA were known an hour before it.
     assert value(scrape(watched.http), "isthmus_view_freshness_seconds", view="punctuality") == 3600
 

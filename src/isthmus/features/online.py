@@ -412,6 +412,13 @@ class LookupPlan:
         self.records = (b"HMGET", published.records(self.project), *(view.name.encode() for view in self.views))
         self.keys: dict[str, Column] = {column.name: column for view in self.views for column in view.keys}
 
+    def bits(self, features: Iterable[tuple[str, str]]) -> dict[str, bytes]:
+        """View name to the null bits of its features among some (view, feature) pairs, for `Columns.nulls`."""
+        names: dict[str, list[str]] = {}
+        for view, feature in features:
+            names.setdefault(view, []).append(feature)
+        return {view: self.codecs[view].bits(own) for view, own in names.items()}
+
     def commands(self, keys: Mapping[str, Sequence[KeyValue]]) -> list[tuple[bytes, ...]]:
         """The Redis commands of one lookup."""
         commands: list[tuple[bytes, ...]] = []

@@ -113,6 +113,14 @@ class Columns(Mapping[str, Values]):
         filled: Bool = np.any(~self._nulls & self._codec.every, axis=1)
         return filled
 
+    def nulls(self, bits: bytes) -> int:
+        """How many values of some features are null, of all rows together; `bits` are those of `RowCodec.bits`."""
+        if self.complete:
+            return 0
+        # Of a few rows, a number of Python's counts its bits in a tenth of the time that NumPy takes.
+        null = int.from_bytes(self._nulls.tobytes(), "little")
+        return (null & int.from_bytes(bits * len(self._rows), "little")).bit_count()
+
     def only(self, present: Bool) -> "Columns":
         """The rows where `present`, and null elsewhere: nothing of an expired row stays under its null."""
         packed = self._packed.copy()
@@ -192,6 +200,11 @@ class RowCodec:
             if column.name in wanted:
                 selections.append(self._selection([column.name], column.dtype, part, None))
         return selections
+
+    def bits(self, names: Sequence[str]) -> bytes:
+        """The null bits of some features, as they lie in a row in which these are null and no others."""
+        bits = sum(1 << self._bit[name] for name in dict.fromkeys(names))
+        return bits.to_bytes(len(self.every), "little")
 
     def _selection(self, names: Sequence[str], dtype: DataType, part: int, picks: Any) -> Selection:
         bits = np.array([self._bit[name] for name in names])

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from isthmus.features import clock
 from isthmus.features.errors import IsthmusError, RequestError
-from isthmus.features.online import LookupPlan, ViewAnswer
+from isthmus.features.online import ViewAnswer
 from isthmus.serving import columns, compact, documentation, log, members, openapi, push, refusals
 from isthmus.serving.formats import Format, chosen
 from isthmus.serving.guard import Guarded, Limited, granted, refused
@@ -38,10 +38,11 @@ from isthmus.serving.messages import (
 from isthmus.serving.metrics import REFUSAL, Metrics
 from isthmus.serving.observe import Observed
 from isthmus.serving.offload import BYTES, VALUES, offload
-from isthmus.serving.predictor import require_keys
+from isthmus.serving.predictor import Predictor, require_keys
 from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
 from isthmus.serving.state import State
 from isthmus.serving.store import Store
+from isthmus.serving.unreadable import FAILURES, unreadable
 from isthmus.serving.watch import Watch
 
 _LOOKUP = msgspec.json.Decoder(LookupRequest)
@@ -97,7 +98,7 @@ class Api:
         lookup.require_apart(keys)
         rows = columns.rows("entities", keys, self._limits.rows)
         self._limits.require_values("entities and features", rows, len(lookup.names))
-        answers = await self._read(lookup.plan, keys, rows)
+        answers = await self._read(lookup, keys, rows)
         large = rows * len(lookup.names) > VALUES
         match form:
             case Format.JSON:
@@ -133,7 +134,7 @@ class Api:
         keys, fields, rows = await offload(
             large, predictor.read, asked.entities, asked.request, state.join_keys, self._limits
         )
-        answers = await self._read(predictor.plan, keys, rows) if predictor.plan.views else {}
+        answers = await self._read(predictor, keys, rows) if predictor.plan.views else {}
         with self.metrics.run(predictor.model.deployment.model, rows):
             output = await predictor.batches.predict(predictor.inputs(fields, answers), rows)
         return _answer(await offload(rows > VALUES, predictor.encode, output, answers), state.contract.hash)
@@ -179,9 +180,11 @@ class Api:
         """The OpenAPI document."""
         return _answer(self._document)
 
-    async def _read(self, plan: LookupPlan, keys: Mapping[str, Sequence[Any]], rows: int) -> dict[str, ViewAnswer]:
-        answers = await self._store.read(plan, keys, rows, self._at())
-        self.metrics.read(answers)
+    async def _read(
+        self, asked: Lookup | Predictor, keys: Mapping[str, Sequence[Any]], rows: int
+    ) -> dict[str, ViewAnswer]:
+        answers = await self._store.read(asked.plan, keys, rows, self._at())
+        self.metrics.read(answers, asked.bits)
         return answers
 
     def _at(self) -> int:
@@ -271,8 +274,8 @@ def _decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         members.require_distinct(body)
     except msgspec.ValidationError as error:
         raise RequestError("body", str(error).replace("$", "body"), expected="what /docs describes") from error
-    except columns.UNREADABLE as error:
-        raise refusals.UnreadableError("body", str(error), expected="JSON in UTF-8") from error
+    except FAILURES as error:
+        raise unreadable("body", body, error) from error
     return decoded
 
 

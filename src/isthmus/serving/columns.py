@@ -10,10 +10,8 @@ from isthmus.features.columns import Values, from_python
 from isthmus.features.contract import Column
 from isthmus.features.errors import RequestError
 from isthmus.features.types import SCALARS, Array
-from isthmus.serving.refusals import TooLargeError, UnreadableError
-
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding raises for bytes that are no JSON, no UTF-8, or nested without end."""
+from isthmus.serving.refusals import TooLargeError
+from isthmus.serving.unreadable import FAILURES, unreadable
 
 _Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -106,8 +104,8 @@ def _decode(where: str, raw: msgspec.Raw, column: Column, decoders: Mapping[str,
     except msgspec.ValidationError as error:
         expected = f"a list of {_WORDS[column.dtype.name]} ({column.dtype.name})"
         raise RequestError(where, str(error).replace("$", "list"), expected=expected) from error
-    except UNREADABLE as error:
-        raise UnreadableError(where, str(error), expected="JSON in UTF-8") from error
+    except FAILURES as error:
+        raise unreadable(where, bytes(raw), error) from error
     return decoded
 
 

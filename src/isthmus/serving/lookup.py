@@ -52,6 +52,7 @@ class Lookup:
     def __init__(self, contract: Contract, features: Sequence[tuple[str, str]], *, full_names: bool) -> None:
         self.contract = contract
         self.plan = LookupPlan(contract, [view for view, _ in features])
+        self.bits = self.plan.bits(features)
         self.names = [f"{view}{SEPARATOR}{feature}" if full_names else feature for view, feature in features]
         seen: set[str] = set(self.plan.keys)
         for name in self.names:

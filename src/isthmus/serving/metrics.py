@@ -35,6 +35,8 @@ WRITE_SECONDS = 1.0
 _NEWEST = "isthmus_view_newest_known_microseconds"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
+_NOT_THERE = (int(Status.EXPIRED), int(Status.NOT_FOUND))
+
 _waits: ContextVar[list[float]] = ContextVar("waits")
 
 
@@ -106,13 +108,18 @@ class Metrics:
         if not self._first_answer.value and 200 <= status < 300:
             self._first_answer.value = _age_of_the_process()
 
-    def read(self, answers: Mapping[str, ViewAnswer]) -> None:
-        """Some views of the contract have answered."""
+    def read(self, answers: Mapping[str, ViewAnswer], bits: Mapping[str, bytes]) -> None:
+        """Some views of the contract have answered.
+
+        Args:
+            answers: view name to its answer.
+            bits: view name to the null bits of the features that were asked for.
+        """
         for name, answer in answers.items():
             view = self._views.get(name)
             if view is None:
                 view = self._views[name] = _View(self._series, name)
-            view.count(answer)
+            view.count(answer, bits[name])
 
     @contextmanager
     def run(self, model: str, rows: int) -> Iterator[None]:
@@ -170,10 +177,9 @@ class _Series:
             "From the start of the process to its first successful answer; 0 before that. The slowest worker's.",
             merge="livemax",
         )  # fmt: skip
-        self.view_rows = tally.counter(
-            "isthmus_view_rows_total",
-            "Rows that a view answered, one per row asked for, by the status of the row: NULL_VALUE is a row without "
-            "any value.",
+        self.view_values = tally.counter(
+            "isthmus_view_values_total",
+            "Values that a view answered, one per row and feature asked for, by the status of the value.",
             "view", "status",
         )  # fmt: skip
         # Turned into an age when it is read: an age kept here would stop growing with the traffic, and the smallest of
@@ -211,15 +217,22 @@ class _View:
     """The series of one view."""
 
     def __init__(self, series: _Series, name: str) -> None:
-        self._rows = [series.view_rows.number(name, label) for label in LABELS]
+        self._values = [series.view_values.number(name, label) for label in LABELS]
         self._newest = series.newest.number(name)
 
-    def count(self, answer: ViewAnswer) -> None:
-        # One byte per status. Up to a hundred rows, bytes are counted faster than by `np.bincount`.
-        codes = answer.status.tobytes()
-        for code, rows in enumerate(self._rows):
-            if count := codes.count(code):
-                rows.value += count
+    def count(self, answer: ViewAnswer, bits: bytes) -> None:
+        features = int.from_bytes(bits, "little").bit_count()
+        nulls = answer.columns.nulls(bits)
+        self._values[Status.PRESENT].value += len(answer.status) * features - nulls
+        if nulls:
+            # What is not there is null in every feature; what is null beyond that has a row. One byte per status: up to
+            # a hundred rows, bytes are counted faster than by `np.bincount`.
+            codes = answer.status.tobytes()
+            for status in _NOT_THERE:
+                if count := codes.count(status) * features:
+                    self._values[status].value += count
+                    nulls -= count
+            self._values[Status.NULL].value += nulls
         # `argmax`, because `max` takes four times as long for a few rows.
         if answer.known.item(answer.known.argmax()) > self._newest.value:
             # Perhaps a row from the future, which was not served.

@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from isthmus.serving import log
-from isthmus.serving.metrics import Metrics
+from isthmus.serving.metrics import REFUSAL, Metrics
 
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}\Z")
 
@@ -54,6 +54,8 @@ class Observed:
             details["found"] = "the client left before its request was complete"
         except Exception as error:  # noqa: BLE001 - a defect of ours: it has been answered, the log names the place
             details = {"exception": type(error).__name__, "at": log.place(error)}
+        if not left and (refusal := scope.get(REFUSAL)) is not None:
+            details["error"] = refusal
         if (grants := scope.get("state", {}).get("grants")) and grants.name:
             details["key"] = grants.name
         seconds = time.perf_counter() - start

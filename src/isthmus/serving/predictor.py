@@ -44,6 +44,7 @@ class Predictor:
             if (full := contract.views[view].full_name(feature)) in needed
         ]
         self.plan = LookupPlan(contract, [view for view, _, _ in self._features])
+        self.bits = self.plan.bits((view, feature) for view, feature, _ in self._features)
         self._fields = {column.name: column for column in service.request}
         self._needed = [name for name in self._fields if name in needed]
 

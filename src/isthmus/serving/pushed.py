@@ -20,6 +20,7 @@ from isthmus.features.rows import Int64, RowCodec
 from isthmus.serving import columns
 from isthmus.serving.limits import Limits
 from isthmus.serving.refusals import RowsError, TooLargeError, UnreadableError
+from isthmus.serving.unreadable import FAILURES, unreadable
 
 EVENT, KNOWN = RESERVED[:2]
 
@@ -298,5 +299,5 @@ def _decode(raw: msgspec.Raw, decoder: msgspec.json.Decoder[Any], expected: str)
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
         raise RequestError("", str(error).replace("$", "list"), expected=expected) from error
-    except columns.UNREADABLE as error:
-        raise UnreadableError("", str(error), expected="JSON in UTF-8") from error
+    except FAILURES as error:
+        raise unreadable("", bytes(raw), error) from error
