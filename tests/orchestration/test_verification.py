@@ -97,7 +97,8 @@ def alter_born(shop: Shop) -> None:
     commit = {key: value for key, value in table.history(1)[0].items() if key.startswith("isthmus.")}
     rows = pa.table(table.to_pyarrow_table())
     born = rows["born"].to_pylist()
-    born[1] += 1
+    place = next(n for n, year in enumerate(born) if year is not None)
+    born[place] += 1
     rows = rows.set_column(
         rows.column_names.index("born"), rows.schema.field("born"), pa.chunked_array([born], pa.int32())
     )

@@ -132,10 +132,11 @@ def test_under_load_no_value_is_wrong_and_the_service_is_back_with_redis(tmp_pat
             for _ in range(2):
                 begin, before = time.monotonic(), len(load.answers)
                 wait(lambda before=before: len(load.answers) > before + 5 * CLIENTS, "the load to be answered")
-                gone = time.monotonic()
+                still = gone = time.monotonic()
                 if how == "killed":
                     process.kill()
                     process.wait()
+                    gone = time.monotonic()
                     time.sleep(1)
                     until = time.monotonic()
                     process = started.enter_context(redis_server(tmp_path, port))
@@ -146,11 +147,11 @@ def test_under_load_no_value_is_wrong_and_the_service_is_back_with_redis(tmp_pat
                     process.send_signal(signal.SIGCONT)
                 back = time.monotonic()
                 time.sleep(2)
-                outages.append((begin, gone, until, back, time.monotonic()))
+                outages.append((begin, still, gone, until, back, time.monotonic()))
     assert not load.wrong, load.wrong[:3]
     assert max(end - start for start, end, _ in load.answers) < (1 if how == "killed" else 3)
-    for begin, gone, until, back, end in outages:
-        assert load.statuses(begin, gone) == {200}
+    for begin, still, gone, until, back, end in outages:
+        assert load.statuses(begin, still) == {200}
         assert load.statuses(gone, until) == {503}
         assert load.statuses(back + 1, end) == {200}
         first = min(answered for start, answered, status in load.answers if answered > back and status == 200)

@@ -232,7 +232,7 @@ class _Run:
             counts, removed = self._send(state, changes.sent, horizon), self._remove(changes.removed, horizon)
             stamp = changes.stamp
         self._lease.require()
-        _require_same(self._lease.url, self._servers, self._store.servers())
+        require_same(self._lease.url, self._servers, self._store.servers())
         Log(self._offline.root).append(
             Materialization(
                 view=view.name, contract=view.hash, version=record.version, fingerprint=fingerprint, at=self._at,
@@ -299,8 +299,12 @@ class _Run:
         return Materialized(len(state.content), counts.changed, counts.written, expired, removed, 0.0)
 
 
-def _require_same(url: str, before: dict[str, int], after: dict[str, int]) -> None:
-    """Refuses a Redis that was started again meanwhile: it may have lost rows that it had confirmed."""
+def require_same(url: str, before: dict[str, int], after: dict[str, int]) -> None:
+    """Refuses a Redis that was started again meanwhile: it may have lost rows that it had confirmed.
+
+    Raises:
+        DependencyError: it was.
+    """
     if not before.keys() <= after.keys():
         raise DependencyError(
             f"Redis at {without_credentials(url)}", "was started again, or has changed its primaries, in the middle",

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from isthmus.features.changes import Places, State
 from isthmus.features.contract import Contract
 from isthmus.features.offline import OfflineStore
-from isthmus.features.online import OnlineStore, WriteCounts, connect
-from isthmus.features.publishing import Materialized, Send, publish
+from isthmus.features.online import OnlineStore, WriteCounts, answering, connect
+from isthmus.features.publishing import Materialized, Send, publish, require_same
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables import Progress, selected, silent
 from isthmus.transforms import changes, engine, pointintime
@@ -37,6 +37,8 @@ def materialize(
     done = {}
     with project.redis() as url, connect(url) as client, _executors(project, contract, offline, url) as send:
         store = OnlineStore(client, contract)
+        with answering(url):
+            servers = store.servers()
         for n, (name, history) in enumerate(histories.items()):
             share, text = n / len(names), f"waiting for another run that writes {name}"
             progress(f"writing {name}", share)
@@ -44,6 +46,8 @@ def materialize(
                 store, url, offline, history, project.now, full=full, send=send,
                 waiting=lambda text=text, share=share: progress(text, share),  # type: ignore[misc]
             )  # fmt: skip
+        with answering(url):
+            require_same(url, servers, store.servers())
     progress("all rows are written", 1.0)
     return done
 

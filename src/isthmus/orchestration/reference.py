@@ -20,8 +20,9 @@ from isthmus.features.offline import OfflineStore
 from isthmus.features.pointintime import History
 from isthmus.features.statistics import FORMAT, FeatureStatistics, ViewStatistics, measure, read, view_statistics
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.trainingdata import STATISTICS
 
-FILE = "statistics.json"
+FILE = STATISTICS
 
 
 class Made(Protocol):

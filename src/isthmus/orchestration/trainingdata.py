@@ -26,7 +26,7 @@ from isthmus.orchestration.spinesql import asked, is_sql
 if TYPE_CHECKING:
     from isthmus.orchestration.tensors import Tensors
 
-DATA, RECORD, SPINE = "data.parquet", "_record.json", "_spine.arrow"
+DATA, RECORD, SPINE, STATISTICS = "data.parquet", "_record.json", "_spine.arrow", "statistics.json"
 """What a training set's folder holds. Readers of Parquet folders pass over names that begin with an underscore."""
 
 
@@ -181,13 +181,14 @@ class TrainingData:
 
         return Tensors(self.schema, self.batches, columns, batch, workers=False)
 
-    def write(self, path: Path | str, *, like: str | None = None) -> TrainingSet:
+    def write(self, path: Path | str, *, like: str | None = None, beside: Path | None = None) -> TrainingSet:
         """Writes the rows and a record from which they can be made again, all or nothing.
 
         Args:
             path: the folder to make: `data.parquet` and `_record.json`, and the spine's rows if they have no file that
                 stays. A training set that is there is replaced.
             like: the id that it must have.
+            beside: the folder of the same training set, of which the statistics are kept, too.
 
         Raises:
             DataError: as `batches`; or the path holds something else than a training set.
@@ -195,12 +196,15 @@ class TrainingData:
         target = Path(path).absolute()
         if target.exists() and not (target / RECORD).is_file():
             raise DataError(f"training set {target}", "something else is there", remedy="name a folder to be made")
-        publish(target, lambda folder: self._fill(folder, target, like))
+        kept = {file.name: file.read_bytes() for file in beside.glob(STATISTICS)} if beside else {}
+        publish(target, lambda folder: self._fill(folder, target, like, kept))
         made = TrainingSet.read(target)
         write_atomically(self._records / made.id, str(target).encode())
         return made
 
-    def _fill(self, folder: Path, target: Path, like: str | None) -> None:
+    def _fill(self, folder: Path, target: Path, like: str | None, kept: Mapping[str, bytes]) -> None:
+        for name, content in kept.items():
+            (folder / name).write_bytes(content)
         spine = Noted(self._spine, None if self._spine.path else folder / SPINE)
         with pq.ParquetWriter(folder / DATA, self.schema) as file:
             written = 0
@@ -310,7 +314,7 @@ def repeat(project: Project, record: str, out: Path | str | None = None) -> Trai
         threads=project.settings.profiles.training.threads, contract=made.contract, named=made.spine,
         records=records_of(project), served=made.served or False,
     )  # fmt: skip
-    return data.write(out or made.path, like=made.id)
+    return data.write(out or made.path, like=made.id, beside=made.path)
 
 
 def records_of(project: Project) -> Path:

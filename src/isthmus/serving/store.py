@@ -2,7 +2,12 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
+
+import redis
 
 from isthmus.features import published
 from isthmus.features.address import Address
@@ -16,7 +21,7 @@ from isthmus.features.online import (
     rule_of,
     suspects,
 )
-from isthmus.features.published import Published, Stamp
+from isthmus.features.published import Stamp
 from isthmus.features.rows import known_of
 from isthmus.serving.cluster import Cluster
 from isthmus.serving.limits import Limits
@@ -28,6 +33,18 @@ TIMEOUT_SECONDS = 2.0
 
 FRESH_SECONDS = 0.5
 """How long a server goes by the stamps that it has read."""
+
+PATIENCE_SECONDS = 0.25
+"""How long it waits for newer ones before it goes on with those that it has."""
+
+
+@dataclass(slots=True)
+class _Told:
+    """What Redis has told of the views of a plan, and when it was asked."""
+
+    asked: float
+    reply: list[bytes | None]
+    stamps: dict[str, Stamp]
 
 
 class Store:
@@ -43,9 +60,7 @@ class Store:
         self._seconds = min(TIMEOUT_SECONDS, limits.deadline_seconds / 2)
         address = Address.of(url)
         self._redis = Cluster(address) if address.cluster else Node(url)
-        self._told: list[bytes] | None = None
-        self._asked = 0.0
-        self._stamped: dict[str, Published] = {}
+        self._told: WeakKeyDictionary[LookupPlan, _Told] = WeakKeyDictionary()
 
     async def read(
         self, plan: LookupPlan, keys: Mapping[str, Sequence[Any]], rows: int, at: int
@@ -98,24 +113,23 @@ class Store:
 
     async def _stamps(self, plan: LookupPlan) -> dict[str, Stamp]:
         """The stamps of a plan's views: never newer than the rows that are read next, and hardly older."""
+        told = self._told.get(plan)
         now = asyncio.get_running_loop().time()
-        if self._told is None or now - self._asked > FRESH_SECONDS:
-            # Others go on with what was told before, except when there is nothing yet.
-            self._asked = now
-            try:
-                (told,) = await self._redis.ask([(b"HGETALL", published.records(plan.project))])
-            except BaseException:
-                self._asked = -FRESH_SECONDS
-                raise
-            if told != self._told:
-                self._told = told
-                pairs = zip(told[::2], told[1::2], strict=True)
-                found = {view.decode(): published.decode(text) for view, text in pairs}
-                self._stamped = {view: record for view, record in found.items() if record and record.stamp}
-        if not self._stamped:
-            return {}
-        records = [(view, self._stamped.get(view.name)) for view in plan.views]
-        return {view.name: stamp for view, record in records if (stamp := published.stamp_of(view, record))}
+        if told is not None and now - told.asked <= FRESH_SECONDS:
+            return told.stamps
+        if told is None:
+            (reply,) = await self._redis.ask([plan.records])
+            told = self._told[plan] = _Told(now, reply, plan.stamps(reply))
+            return told.stamps
+        # Others go on with what was told before, and so does this request where it cannot be told anew: in a cluster,
+        # the rows may be somewhere else.
+        told.asked = now
+        with suppress(redis.RedisError, OSError, TimeoutError):
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                (reply,) = await self._redis.ask([plan.records])
+            if reply != told.reply:
+                told.reply, told.stamps = reply, plan.stamps(reply)
+        return told.stamps
 
     async def close(self) -> None:
         """Closes all connections."""
