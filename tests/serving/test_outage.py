@@ -142,6 +142,8 @@ def test_under_load_no_value_is_wrong_and_the_service_is_back_with_redis(tmp_pat
                     process = started.enter_context(redis_server(tmp_path, port))
                 else:
                     process.send_signal(signal.SIGSTOP)
+                    time.sleep(0.05)  # until it has come to a stop
+                    gone = time.monotonic()
                     time.sleep(4.5)  # longer than two requests, one after the other, wait for Redis
                     until = time.monotonic()
                     process.send_signal(signal.SIGCONT)

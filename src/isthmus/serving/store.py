@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import redis
 
@@ -34,6 +33,9 @@ TIMEOUT_SECONDS = 2.0
 FRESH_SECONDS = 0.5
 """How long a server goes by the stamps that it has read."""
 
+LISTS = 1024
+"""Lists of views whose stamps are kept."""
+
 PATIENCE_SECONDS = 0.25
 """How long it waits for newer ones before it goes on with those that it has."""
 
@@ -60,7 +62,7 @@ class Store:
         self._seconds = min(TIMEOUT_SECONDS, limits.deadline_seconds / 2)
         address = Address.of(url)
         self._redis = Cluster(address) if address.cluster else Node(url)
-        self._told: WeakKeyDictionary[LookupPlan, _Told] = WeakKeyDictionary()
+        self._told: dict[tuple[bytes, ...], _Told] = {}
 
     async def read(
         self, plan: LookupPlan, keys: Mapping[str, Sequence[Any]], rows: int, at: int
@@ -113,13 +115,15 @@ class Store:
 
     async def _stamps(self, plan: LookupPlan) -> dict[str, Stamp]:
         """The stamps of a plan's views: never newer than the rows that are read next, and hardly older."""
-        told = self._told.get(plan)
+        told = self._told.get(plan.records)
         now = asyncio.get_running_loop().time()
         if told is not None and now - told.asked <= FRESH_SECONDS:
             return told.stamps
         if told is None:
             (reply,) = await self._redis.ask([plan.records])
-            told = self._told[plan] = _Told(now, reply, plan.stamps(reply))
+            if len(self._told) >= LISTS:
+                self._told.clear()  # Callers choose which views they ask for together: there may be many such lists.
+            told = self._told[plan.records] = _Told(now, reply, plan.stamps(reply))
             return told.stamps
         # Others go on with what was told before, and so does this request where it cannot be told anew: in a cluster,
         # the rows may be somewhere else.
