@@ -211,7 +211,6 @@ class _Run:
             # Redis has rows of a table that was built later, where this one decides nothing.
             return self._counted(state, self._send(state, np.arange(len(state.content)), None), 0)
         horizon = max(state.horizon, before.horizon) if before is not None else state.horizon
-        suspect = self._store.take_suspects(view, horizon)
         fingerprint = self._offline.fingerprint(self._history)
         record = Published(
             contract=view.hash, version=self._history.version, fingerprint=fingerprint, built=built, at=self._at,
@@ -219,6 +218,7 @@ class _Run:
         )  # fmt: skip
         # Whoever finds this record later knows that the rows are neither those of the last run nor all of this one's.
         self._store.publish(view, record)
+        suspect = self._store.take_suspects(view, horizon)
         started = self._now()
         changes = None
         if before is not None and suspect is not None and not full and (base := self._base(before, state)):
@@ -233,12 +233,14 @@ class _Run:
             stamp = changes.stamp
         self._lease.require()
         require_same(self._lease.url, self._servers, self._store.servers())
-        Log(self._offline.root).append(
-            Materialization(
-                view=view.name, contract=view.hash, version=record.version, fingerprint=fingerprint, at=self._at,
-                started=started, readable=self._now(), written=counts.written,
-            )
-        )  # fmt: skip
+        if changes is None or counts.written or removed or stamp != record.stamp:
+            # What answers as before became readable before.
+            Log(self._offline.root).append(
+                Materialization(
+                    view=view.name, contract=view.hash, version=record.version, fingerprint=fingerprint, at=self._at,
+                    started=started, readable=self._now(), written=counts.written,
+                )
+            )  # fmt: skip
         self._store.publish(view, msgspec.structs.replace(record, stamp=stamp, pending=False))
         return self._counted(state, counts, removed)
 
@@ -287,9 +289,7 @@ class _Run:
         with self._offline.reading(view.table):
             for part in _parts(state.rows(chosen)):
                 self._lease.require()
-                values = {column.name: columnar.from_arrow(part[column.name], column.dtype) for column in view.fields}
-                event, known = columnar.micros(part["event_timestamp"]), columnar.micros(part["known_at"])
-                counts = self._store.write(view, key_values(view, part), event, known, values, horizon=until)
+                counts = write_rows(self._store, view, part, until)
                 changed, written = changed + counts.changed, written + counts.written
         return WriteCounts(len(chosen), changed, written)
 
@@ -323,6 +323,13 @@ def _parts(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
                 held = []
     if held:
         yield pa.concat_tables(held)
+
+
+def write_rows(store: OnlineStore, view: ViewContract, rows: pa.Table, until: int | None) -> WriteCounts:
+    """Writes rows in the form of the offline table by the rule of a horizon, see `OnlineStore.write`."""
+    values = {column.name: columnar.from_arrow(rows[column.name], column.dtype) for column in view.fields}
+    event, known = columnar.micros(rows["event_timestamp"]), columnar.micros(rows["known_at"])
+    return store.write(view, key_values(view, rows), event, known, values, horizon=until)
 
 
 def key_values(view: ViewContract, rows: pa.Table) -> dict[str, list[KeyValue]]:

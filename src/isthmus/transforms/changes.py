@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from isthmus.features import columns as columnar
 from isthmus.features.address import without_credentials
 from isthmus.features.contract import Contract, ViewContract
 from isthmus.features.errors import DependencyError
 from isthmus.features.online import OnlineStore, WriteCounts, answering, connect
 from isthmus.features.pointintime import table_schema
+from isthmus.features.publishing import write_rows
 from isthmus.transforms.sources import first_line
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class _Write:
                 for part in _parts(view, batches):
                     if client is None:
                         client = connect(self._url)
-                    done.append(_write(OnlineStore(client, contract), view, part, self._horizon))
+                    done.append(write_rows(OnlineStore(client, contract), view, part, self._horizon))
             finally:
                 if client is not None:
                     client.close()
@@ -141,12 +141,3 @@ def _parts(view: ViewContract, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
             held = []
     if any(map(len, held)):
         yield pa.Table.from_batches(held).cast(table_schema(view))
-
-
-def _write(store: OnlineStore, view: ViewContract, rows: pa.Table, horizon: int | None) -> WriteCounts:
-    keys = {
-        column.name: columnar.from_arrow(rows[column.name], column.dtype).tolist(column.dtype) for column in view.keys
-    }
-    values = {column.name: columnar.from_arrow(rows[column.name], column.dtype) for column in view.fields}
-    event, known = columnar.micros(rows["event_timestamp"]), columnar.micros(rows["known_at"])
-    return store.write(view, keys, event, known, values, horizon=horizon)
