@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,7 +51,7 @@ def session(engine: str, threads: int = 2) -> "Iterator[SparkSession]":
         raise _missing("pyspark") from error
     if engine == "sail":
         with _token(None), _sail() as url, _connect(url) as spark:
-            _keep_interrupts()
+            keep_interrupts()
             yield spark
     elif engine == "spark":
         _require_java()
@@ -100,6 +101,8 @@ def _spark(threads: int) -> str:
         "spark.ui.showConsoleProgress": "false",
     }  # fmt: skip
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    # Its Python workers need this package: they are to be of this environment, not of whatever is first on PATH.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     # What `builder.remote("local[2]")` does, but for the port: that one always takes 15002, of all interfaces.
     os.environ["SPARK_LOCAL_REMOTE"] = "1"
     try:
@@ -148,8 +151,11 @@ def _sail() -> Iterator[str]:
         server.stop()
 
 
-def _keep_interrupts() -> None:
-    """Takes Ctrl-C back from Sail, whose server would end on it and leave its client retrying for ten minutes."""
+def keep_interrupts() -> None:
+    """Takes Ctrl-C back from Sail, whose server would end on it and leave its client retrying for ten minutes.
+
+    The server listens from some moment after its start on: the signal is taken back before each computation, too.
+    """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.getsignal(signal.SIGINT))
 
