@@ -1,0 +1,60 @@
+"""The server goes by the stamp of a view: for what it answers, and for which pushes win."""
+
+import asyncio
+
+import numpy as np
+
+from isthmus.features.columns import from_python
+from isthmus.features.entitykey import entity_key
+from isthmus.features.online import LookupPlan, OnlineStore, connect
+from isthmus.features.published import Published, Stamp
+from isthmus.features.rows import RowCodec
+from isthmus.features.types import Int32
+from isthmus.serving.limits import Limits
+from isthmus.serving.store import FRESH_SECONDS, Store
+from tests.serving.support import CARRIER, CONTRACT, FLIGHT, NOW, ROUTE
+
+KEY = [(CARRIER, "UA"), (FLIGHT, 1 << 50)]
+KEYS = {"carrier": ["UA"], "flight": [1 << 50]}
+
+
+def _publish(url: str, stamp: Stamp | None) -> None:
+    with connect(url) as client:
+        record = Published(
+            contract=ROUTE.hash, version=0, fingerprint="", built=0, at=0, horizon=0, servers={}, stamp=stamp
+        )
+        OnlineStore(client, CONTRACT).publish(ROUTE, record)
+
+
+def test_answers_and_pushes_go_by_the_stamp(redis_url: str) -> None:
+    async def push(store: Store, time: int, value: int) -> int:
+        at = np.array([time], np.int64)
+        rows = RowCodec(ROUTE).encode(at, at, {"flights": from_python([value], Int32)})
+        return await store.write(CONTRACT.project, "route", [entity_key(CONTRACT.project, KEY)], rows)
+
+    async def answer(store: Store) -> tuple[int, int | None]:
+        found = (await store.read(LookupPlan(CONTRACT, ["route"]), KEYS, 1, NOW + 100))["route"]
+        return int(found.event[0]), found.columns["flights"].tolist(Int32)[0]
+
+    async def check() -> None:
+        store = Store(redis_url, Limits())
+        try:
+            assert await push(store, NOW, 1) == 1
+            assert await answer(store) == (NOW, 1)
+            _publish(redis_url, Stamp(NOW, NOW + 50, NOW + 50))
+            await asyncio.sleep(FRESH_SECONDS + 0.1)
+            assert await answer(store) == (NOW + 50, 1)
+            # Newer than the row as it is stored, and older than the time that was told for it.
+            assert await push(store, NOW + 40, 2) == 0
+            assert await answer(store) == (NOW + 50, 1)
+            assert await push(store, NOW + 60, 3) == 1
+            assert await answer(store) == (NOW + 60, 3)
+        finally:
+            await store.close()
+
+    try:
+        asyncio.run(check())
+    finally:
+        with connect(redis_url) as client:
+            client.delete(f"{CONTRACT.project}:tables", f"{CONTRACT.project}:tables|route|suspects")
+            client.delete(entity_key(CONTRACT.project, KEY))
