@@ -1,11 +1,13 @@
 """The server goes by the stamp of a view: for what it answers, and for which pushes win."""
 
 import asyncio
+from typing import Any
 
 import numpy as np
 
 from isthmus.features.columns import from_python
-from isthmus.features.entitykey import entity_key
+from isthmus.features.contract import Column
+from isthmus.features.entitykey import KeyValue, entity_key
 from isthmus.features.online import LookupPlan, OnlineStore, connect
 from isthmus.features.published import Published, Stamp
 from isthmus.features.rows import RowCodec
@@ -14,8 +16,8 @@ from isthmus.serving.limits import Limits
 from isthmus.serving.store import FRESH_SECONDS, Store
 from tests.serving.support import CARRIER, CONTRACT, FLIGHT, NOW, ROUTE
 
-KEY = [(CARRIER, "UA"), (FLIGHT, 1 << 50)]
-KEYS = {"carrier": ["UA"], "flight": [1 << 50]}
+KEY: list[tuple[Column, KeyValue]] = [(CARRIER, "UA"), (FLIGHT, 1 << 50)]
+KEYS: dict[str, list[Any]] = {"carrier": ["UA"], "flight": [1 << 50]}
 
 
 def _publish(url: str, stamp: Stamp | None) -> None:
