@@ -28,7 +28,7 @@ from processes import answers, free_port, last_json, redis_server, resident_mb, 
 from result import Comparison, at_most, less, more, report
 
 from isthmus.features.exchange import ask
-from isthmus.features.online import LookupPlan
+from isthmus.features.lookupplan import LookupPlan
 from isthmus.orchestration.materialization import materialize
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.registration import apply

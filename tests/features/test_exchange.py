@@ -12,11 +12,12 @@ from redis.crc import key_slot
 from redis.retry import Retry
 
 from isthmus.features.columns import Values
+from isthmus.features.connection import answering, connect
 from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.entitykey import entity_keys
 from isthmus.features.errors import DependencyError
 from isthmus.features.exchange import Client, Script, ask
-from isthmus.features.online import OnlineStore, WriteCounts, answering, connect
+from isthmus.features.online import OnlineStore, WriteCounts
 from isthmus.features.types import Int64
 from tests.features.support import make_contract, make_view
 from tests.servers import NODES, free_port, owner, redis_cluster, redis_server

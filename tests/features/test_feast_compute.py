@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 import redis
 
+from isthmus.features.connection import connect
 from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.errors import DataError, DependencyError
-from isthmus.features.online import connect
 from tests.features.feast_project import (
     CITY,
     DRIVER,

@@ -21,9 +21,9 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.features.connection import connect
 from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, DependencyError, RequestError
-from isthmus.features.online import connect
 from isthmus.features.types import KEY_TYPES, TYPES, DataType
 from tests.features.feast_project import (
     CITY,

@@ -12,12 +12,14 @@ from isthmus.features import clock
 from isthmus.features.address import without_credentials
 from isthmus.features.clock import Status
 from isthmus.features.columns import to_arrow
+from isthmus.features.connection import connect
 from isthmus.features.contract import Column, Contract, ViewContract
 from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.entitykey import decode_key, entity_key, entity_keys
 from isthmus.features.errors import ContractMismatch, DataError, DependencyError, RequestError
 from isthmus.features.exchange import CHUNK, Client
-from isthmus.features.online import EVERYTHING, LookupPlan, OnlineStore, WriteCounts, connect
+from isthmus.features.lookupplan import LookupPlan
+from isthmus.features.online import EVERYTHING, OnlineStore, WriteCounts
 from isthmus.features.rows import RowCodec
 from isthmus.features.types import Bool, Bytes, DataType, Float64, Int32, Int64, String, UnixTimestamp
 from tests.features.support import bits, bits_of, columns_of, integers, make_contract, make_view, values_of

@@ -17,14 +17,16 @@ from hypothesis import strategies as st
 from isthmus.features.changes import Changes, State
 from isthmus.features.clock import Status
 from isthmus.features.columns import from_python
+from isthmus.features.connection import connect
 from isthmus.features.contract import ViewContract
+from isthmus.features.decisions import ANNOUNCE, MANY, announced, suspects
 from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.entitykey import entity_key
 from isthmus.features.errors import DependencyError
 from isthmus.features.exchange import Client
 from isthmus.features.materializations import Log
 from isthmus.features.offline import OfflineStore
-from isthmus.features.online import ANNOUNCE, LEASE_SECONDS, MANY, OnlineStore, announced, connect, suspects
+from isthmus.features.online import LEASE_SECONDS, OnlineStore
 from isthmus.features.pointintime import History, table_schema
 from isthmus.features.published import Published, Stamp
 from isthmus.features.publishing import Materialized, publish

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from isthmus.features.connection import connect
 from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.exchange import Client
 from isthmus.features.offline import OfflineStore
-from isthmus.features.online import OnlineStore, connect
+from isthmus.features.online import OnlineStore
 from isthmus.features.publishing import publish
 from tests.features.support import make_contract
 from tests.features.test_publishing import VIEW, Row, history_of, key_of

@@ -12,10 +12,11 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from isthmus.features.connection import answering, connect
 from isthmus.features.contract import Contract
 from isthmus.features.embedded import binary
 from isthmus.features.errors import DependencyError
-from isthmus.features.online import OnlineStore, WriteCounts, answering, connect
+from isthmus.features.online import OnlineStore, WriteCounts
 from isthmus.features.types import Int64, String
 from tests.features.support import columns_of, make_contract, make_view
 from tests.refusing import ARGUMENTS, HALF, PASSWORD, READER, STATES, fill_for_loading, loading

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.features.connection import connect
 from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.errors import DataError
 from isthmus.features.exchange import Client
 from isthmus.features.offline import OfflineStore
-from isthmus.features.online import connect
 from isthmus.features.pointintime import History, status_column
 from isthmus.features.served import Difference, ServedJoin
 from tests.features.test_publishing import VIEW, Row, World, after, key_of, order_of

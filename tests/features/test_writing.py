@@ -15,10 +15,11 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from isthmus.features.connection import answering, connect
 from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.errors import DependencyError
 from isthmus.features.exchange import CHUNK, IN_FLIGHT, Client, Script
-from isthmus.features.online import PIECE, OnlineStore, WriteCounts, answering, connect
+from isthmus.features.online import PIECE, OnlineStore, WriteCounts
 from isthmus.features.rows import RowCodec
 from isthmus.features.types import Int64, String
 from tests.features.support import columns_of, make_contract, make_view

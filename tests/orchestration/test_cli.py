@@ -17,8 +17,8 @@ import redis
 
 import isthmus
 from isthmus.features.address import SCHEMES
+from isthmus.features.connection import connect
 from isthmus.features.embedded import EmbeddedRedis
-from isthmus.features.online import connect
 from tests.orchestration.shop import Shop, files, order_rows
 from tests.refusing import ARGUMENTS, PASSWORD
 from tests.servers import free_port, redis_server

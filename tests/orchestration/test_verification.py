@@ -9,8 +9,9 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from isthmus import DataError, GateFailed
 from isthmus.features import clock
 from isthmus.features.columns import from_python
+from isthmus.features.connection import connect
 from isthmus.features.embedded import EmbeddedRedis
-from isthmus.features.online import OnlineStore, connect
+from isthmus.features.online import OnlineStore
 from isthmus.orchestration.materialization import materialize
 from isthmus.orchestration.registration import apply
 from isthmus.orchestration.tables import build

@@ -21,10 +21,11 @@ import onnxruntime
 from onnx import TensorProto, helper
 
 from isthmus.features.columns import from_python
+from isthmus.features.connection import connect
 from isthmus.features.contract import Column, Contract, ServiceContract, ViewContract
 from isthmus.features.files import write_atomically
 from isthmus.features.manifest import Golden, Input, Manifest, Variant, package_digest
-from isthmus.features.online import OnlineStore, connect
+from isthmus.features.online import OnlineStore
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import (
     SCALARS,

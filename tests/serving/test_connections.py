@@ -8,9 +8,10 @@ from urllib.parse import quote
 import pytest
 import redis
 
+from isthmus.features.connection import connect
 from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.errors import DependencyError
-from isthmus.features.online import LookupPlan, connect
+from isthmus.features.lookupplan import LookupPlan
 from isthmus.features.types import Int64
 from isthmus.serving.limits import Limits
 from isthmus.serving.node import Node
@@ -50,7 +51,7 @@ def _read_back(url: str, write: str = "") -> None:
     async def read() -> list[int | None]:
         store = Store(url, Limits())
         try:
-            await store.ping(CONTRACT.project)
+            await store.ping(CONTRACT)
             answer = await store.read(PLAN, {"carrier": ["UA", "B6", "nobody"]}, 3, NOW)
             return answer["punctuality"].columns["flights"].tolist(Int64)
         finally:
@@ -63,7 +64,7 @@ def _refused(url: str, found: str = "") -> None:
     async def ping() -> None:
         store = Store(url, Limits())
         try:
-            await store.ping(CONTRACT.project)
+            await store.ping(CONTRACT)
         finally:
             await store.close()
 

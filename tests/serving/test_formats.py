@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from isthmus.features.clock import Status, micros
 from isthmus.features.columns import ARROW, from_arrow
-from isthmus.features.online import ViewAnswer
+from isthmus.features.lookupplan import ViewAnswer
 from isthmus.features.rows import RowCodec
 from isthmus.features.types import TYPES, Int64
 from isthmus.serving import compact

@@ -24,7 +24,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from isthmus.features.contract import ViewContract
-from isthmus.features.online import LookupPlan
+from isthmus.features.lookupplan import LookupPlan
 from isthmus.features.rows import encode_row
 from isthmus.serving.formats import Format
 from isthmus.serving.lookup import Lookup

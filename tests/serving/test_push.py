@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from isthmus.features import clock
 from isthmus.features.clock import Row, Status, as_of
 from isthmus.features.columns import Values, from_python
+from isthmus.features.connection import connect
 from isthmus.features.embedded import EmbeddedRedis
-from isthmus.features.online import OnlineStore, connect
+from isthmus.features.online import OnlineStore
 from isthmus.features.rows import RowCodec
 from isthmus.features.types import Float32, Int64
 from isthmus.serving.limits import Limits

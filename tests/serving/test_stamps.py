@@ -1,19 +1,24 @@
 """The server goes by the stamp of a view: for what it answers, and for which pushes win."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from isthmus.features.columns import from_python
+from isthmus.features.connection import connect
 from isthmus.features.contract import Column
 from isthmus.features.entitykey import KeyValue, entity_key
-from isthmus.features.online import LookupPlan, OnlineStore, connect
+from isthmus.features.lookupplan import LookupPlan
+from isthmus.features.online import OnlineStore
 from isthmus.features.published import Published, Stamp
 from isthmus.features.rows import RowCodec
 from isthmus.features.types import Int32
 from isthmus.serving.limits import Limits
-from isthmus.serving.store import FRESH_SECONDS, Store
+from isthmus.serving.node import Node
+from isthmus.serving.stamps import FRESH_SECONDS, Stamps
+from isthmus.serving.store import Store
 from tests.serving.support import CARRIER, CONTRACT, FLIGHT, NOW, ROUTE
 
 KEY: list[tuple[Column, KeyValue]] = [(CARRIER, "UA"), (FLIGHT, 1 << 50)]
@@ -60,3 +65,22 @@ def test_answers_and_pushes_go_by_the_stamp(redis_url: str) -> None:
         with connect(redis_url) as client:
             client.delete(f"{CONTRACT.project}:tables", f"{CONTRACT.project}:tables|route|suspects")
             client.delete(entity_key(CONTRACT.project, KEY))
+
+
+def test_a_stamp_counts_from_the_moment_its_contract_does(redis_url: str) -> None:
+    before = replace(CONTRACT, views={**CONTRACT.views, "route": replace(ROUTE, ttl=1)})
+    stamp = Stamp(NOW, NOW + 50, NOW + 50)
+
+    async def check() -> None:
+        _publish(redis_url, stamp)
+        node = Node(redis_url)
+        stamps = Stamps(node)
+        assert await stamps.of(before) == {}
+        assert await stamps.of(CONTRACT) == {"route": stamp}
+        await node.close()
+
+    try:
+        asyncio.run(check())
+    finally:
+        with connect(redis_url) as client:
+            client.delete(f"{CONTRACT.project}:tables")

@@ -19,12 +19,12 @@ with warnings.catch_warnings():
     from feast.repo_config import RepoConfig
 
 from isthmus.features import _feast_values as feast_values
-from isthmus.features import clock
+from isthmus.features import clock, published
 from isthmus.features._feast_views import Layout, layout_of, project_of
 from isthmus.features.clock import Status
 from isthmus.features.contract import Contract, one_of
 from isthmus.features.errors import IsthmusError, RequestError
-from isthmus.features.online import LookupPlan, ViewAnswer
+from isthmus.features.lookupplan import LookupPlan, ViewAnswer
 
 _STATUSES = np.array(
     [FieldStatus.PRESENT, FieldStatus.NULL_VALUE, FieldStatus.OUTSIDE_MAX_AGE, FieldStatus.NOT_FOUND], np.uint8
@@ -84,7 +84,8 @@ class Lookup:
     def sent_by(self, pipeline: Any) -> Any:
         """The pipeline, of whichever kind, with the commands of all questions."""
         for plan, group in self._groups:
-            for name, *rest in [plan.records, *plan.commands(group[0].keys)]:
+            records = published.asking(plan.contract.project, plan.views)
+            for name, *rest in [records, *plan.commands(group[0].keys)]:
                 # A cluster's pipeline looks the command up by its name as text.
                 pipeline.execute_command(name.decode(), *rest)
         return pipeline
@@ -100,7 +101,7 @@ class Lookup:
         with _rows_of_feast():
             for plan, group in self._groups:
                 count = group[0].count
-                stamps = plan.stamps(replies[start])
+                stamps = published.stamps(plan.views, replies[start])
                 answers = plan.decode(replies[start + 1 : start + 1 + count], count, at, stamps)
                 start += 1 + count
                 found.update({id(question): answers[question.layout.view.name] for question in group})

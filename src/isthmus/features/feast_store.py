@@ -41,11 +41,12 @@ from isthmus.features._feast_lookup import Lookup, Question, Request, Rows
 from isthmus.features._feast_views import contract_of, layout_of, project_of
 from isthmus.features.address import Address
 from isthmus.features.columns import Values
+from isthmus.features.connection import answering, connect
 from isthmus.features.contract import ViewContract
 from isthmus.features.entitykey import KeyValue
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.exchange import Client
-from isthmus.features.online import OnlineStore, answering, connect
+from isthmus.features.online import OnlineStore
 from isthmus.features.rows import Int64
 
 TIMEOUT_SECONDS = 5.0

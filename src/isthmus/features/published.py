@@ -6,6 +6,7 @@ Redis, and it carries the stamp: when every unchanged row of a view has been con
 time once instead of in every row.
 """
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -91,3 +92,14 @@ def decode(text: bytes | None) -> Published | None:
 def stamp_of(view: ViewContract, record: Published | None) -> Stamp | None:
     """The stamp in the record of a view, if it counts for rows of this contract."""
     return record.stamp if record is not None and record.contract == view.hash else None
+
+
+def asking(project: str, views: Collection[ViewContract]) -> tuple[bytes, ...]:
+    """The Redis command that reads the records of some views."""
+    return (b"HMGET", records(project), *(view.name.encode() for view in views))
+
+
+def stamps(views: Collection[ViewContract], reply: Sequence[bytes | None]) -> dict[str, Stamp]:
+    """View name to its stamp, if it has one that counts, from the reply to `asking`."""
+    told = zip(views, map(decode, reply), strict=True)
+    return {view.name: stamp for view, record in told if (stamp := stamp_of(view, record))}

@@ -22,12 +22,13 @@ from isthmus.features import columns as columnar
 from isthmus.features import published
 from isthmus.features.address import without_credentials
 from isthmus.features.changes import Changes, Places, State
+from isthmus.features.connection import answering
 from isthmus.features.contract import ViewContract
 from isthmus.features.entitykey import KeyValue
 from isthmus.features.errors import DependencyError, IsthmusError
 from isthmus.features.materializations import Log, Materialization
 from isthmus.features.offline import OfflineStore
-from isthmus.features.online import EVERYTHING, LEASE_SECONDS, OnlineStore, WriteCounts, answering
+from isthmus.features.online import EVERYTHING, LEASE_SECONDS, OnlineStore, WriteCounts
 from isthmus.features.pointintime import History
 from isthmus.features.published import Published
 

@@ -11,11 +11,13 @@ import pyarrow.compute as pc
 from isthmus.distill.declaration import Distillation
 from isthmus.features import clock, columns
 from isthmus.features.columns import Values
+from isthmus.features.connection import answering, connect
 from isthmus.features.entitykey import KeyValue
 from isthmus.features.errors import GateFailed
 from isthmus.features.files import write_atomically
+from isthmus.features.lookupplan import ViewAnswer
 from isthmus.features.offline import OfflineStore
-from isthmus.features.online import OnlineStore, ViewAnswer, answering, connect
+from isthmus.features.online import OnlineStore
 from isthmus.features.pointintime import History, horizon, point_in_time, status_column
 from isthmus.features.publishing import key_values
 from isthmus.features.rows import Bool

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from isthmus.features import clock
 from isthmus.features.errors import IsthmusError, RequestError
-from isthmus.features.online import ViewAnswer
+from isthmus.features.lookupplan import ViewAnswer
 from isthmus.serving import columns, compact, documentation, log, members, openapi, push, refusals
 from isthmus.serving.formats import Format, chosen
 from isthmus.serving.guard import Guarded, Limited, granted, refused
@@ -167,7 +167,7 @@ class Api:
         """Whether lookups can be answered."""
         state = self._watch.state
         contract = state.contract
-        await self._store.ping(contract.project)
+        await self._store.ping(contract)
         model = state.model.deployment.model if state.model else None
         return _answer(msgspec.json.encode(Ready("ready", contract.project, contract.hash, model)), contract.hash)
 

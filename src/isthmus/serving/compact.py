@@ -17,7 +17,7 @@ import pyarrow as pa
 from isthmus.features.clock import Status
 from isthmus.features.columns import ARROW, Values, from_python
 from isthmus.features.contract import RESERVED, SEPARATOR, STATUS, Column
-from isthmus.features.online import ViewAnswer
+from isthmus.features.lookupplan import ViewAnswer
 from isthmus.features.types import DataType, String, UnixTimestamp
 from isthmus.serving.lookup import LABELS, OPTIONS, Lookup, json_columns, labels
 

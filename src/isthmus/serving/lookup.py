@@ -13,7 +13,7 @@ from isthmus.features.clock import Status
 from isthmus.features.columns import split
 from isthmus.features.contract import SEPARATOR, Contract
 from isthmus.features.errors import RequestError
-from isthmus.features.online import LookupPlan, ViewAnswer
+from isthmus.features.lookupplan import LookupPlan, ViewAnswer
 from isthmus.features.types import Bytes, DataType
 from isthmus.serving.refusals import NotFoundError
 

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from starlette.types import Scope
 
 from isthmus.features.clock import Status
-from isthmus.features.online import ViewAnswer
+from isthmus.features.lookupplan import ViewAnswer
 from isthmus.serving.lookup import LABELS
 from isthmus.serving.refusals import NotReadyError
 from isthmus.serving.state import State

@@ -9,7 +9,7 @@ import orjson
 from isthmus.features.columns import Values
 from isthmus.features.contract import Column, Contract
 from isthmus.features.errors import ContractMismatch, RequestError
-from isthmus.features.online import LookupPlan, ViewAnswer
+from isthmus.features.lookupplan import LookupPlan, ViewAnswer
 from isthmus.features.types import Float32
 from isthmus.serving import columns
 from isthmus.serving.batches import Batches, Outputs

@@ -2,51 +2,23 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
-
-import redis
 
 from isthmus.features import published
 from isthmus.features.address import Address
-from isthmus.features.online import (
-    ANNOUNCE,
-    WRITE,
-    LookupPlan,
-    ViewAnswer,
-    announced,
-    answering,
-    rule_of,
-    suspects,
-)
-from isthmus.features.published import Stamp
+from isthmus.features.connection import answering
+from isthmus.features.contract import Contract
+from isthmus.features.decisions import ANNOUNCE, WRITE, announced, rule_of, suspects
+from isthmus.features.lookupplan import LookupPlan, ViewAnswer
 from isthmus.features.rows import known_of
 from isthmus.serving.cluster import Cluster
 from isthmus.serving.limits import Limits
 from isthmus.serving.metrics import Waiting
 from isthmus.serving.node import KEYS, Node
 from isthmus.serving.offload import VALUES, offload
+from isthmus.serving.stamps import Stamps
 
 TIMEOUT_SECONDS = 2.0
-
-FRESH_SECONDS = 0.5
-"""How long a server goes by the stamps that it has read."""
-
-LISTS = 1024
-"""Lists of views whose stamps are kept."""
-
-PATIENCE_SECONDS = 0.25
-"""How long it waits for newer ones before it goes on with those that it has."""
-
-
-@dataclass(slots=True)
-class _Told:
-    """What Redis has told of the views of a plan, and when it was asked."""
-
-    asked: float
-    reply: list[bytes | None]
-    stamps: dict[str, Stamp]
 
 
 class Store:
@@ -62,7 +34,7 @@ class Store:
         self._seconds = min(TIMEOUT_SECONDS, limits.deadline_seconds / 2)
         address = Address.of(url)
         self._redis = Cluster(address) if address.cluster else Node(url)
-        self._told: dict[tuple[bytes, ...], _Told] = {}
+        self._stamps = Stamps(self._redis)
 
     async def read(
         self, plan: LookupPlan, keys: Mapping[str, Sequence[Any]], rows: int, at: int
@@ -76,7 +48,7 @@ class Store:
         commands = await offload(rows > KEYS, plan.commands, keys)
         with Waiting(), answering(self._url):
             async with asyncio.timeout(self._seconds):
-                stamps = await self._stamps(plan)
+                stamps = await self._stamps.of(plan.contract)
                 replies = await self._redis.ask(commands)
         size = rows * sum(len(view.fields) for view in plan.views)
         return await offload(size > VALUES, plan.decode, replies, rows, at, stamps)
@@ -103,37 +75,16 @@ class Store:
                 counts = await self._redis.run(WRITE, (view.encode(), rule), (names, rows))
         return sum(written for _, written in counts)
 
-    async def ping(self, project: str) -> None:
-        """Asks Redis whether it would answer the lookups of a project.
+    async def ping(self, contract: Contract) -> None:
+        """Asks Redis whether it would answer lookups.
 
         Raises:
             DependencyError: it would not.
         """
         with Waiting(), answering(self._url):
             async with asyncio.timeout(self._seconds):
-                await self._redis.ping(project)
-
-    async def _stamps(self, plan: LookupPlan) -> dict[str, Stamp]:
-        """The stamps of a plan's views: never newer than the rows that are read next, and hardly older."""
-        told = self._told.get(plan.records)
-        now = asyncio.get_running_loop().time()
-        if told is not None and now - told.asked <= FRESH_SECONDS:
-            return told.stamps
-        if told is None:
-            (reply,) = await self._redis.ask([plan.records])
-            if len(self._told) >= LISTS:
-                self._told.clear()  # Callers choose which views they ask for together: there may be many such lists.
-            told = self._told[plan.records] = _Told(now, reply, plan.stamps(reply))
-            return told.stamps
-        # Others go on with what was told before, and so does this request where it cannot be told anew: in a cluster,
-        # the rows may be somewhere else.
-        told.asked = now
-        with suppress(redis.RedisError, OSError, TimeoutError):
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                (reply,) = await self._redis.ask([plan.records])
-            if reply != told.reply:
-                told.reply, told.stamps = reply, plan.stamps(reply)
-        return told.stamps
+                await self._redis.ping(contract.project)
+                await self._stamps.of(contract)
 
     async def close(self) -> None:
         """Closes all connections."""
