@@ -4,7 +4,6 @@ The join sees keys, times and the place of a row. The values are taken from thos
 declares, so what a model is trained on has the type of what it is served.
 """
 
-import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +30,7 @@ with warnings.catch_warnings():
     from feast.infra.offline_stores.file_source import FileSource
     from feast.repo_config import RepoConfig
 
+from isthmus.features import _feast_files as feast_files
 from isthmus.features import _feast_values as feast_values
 from isthmus.features import clock
 from isthmus.features._feast_views import is_registered, registered
@@ -48,7 +48,7 @@ KnownAt = Literal["created", "event"]
 _NO_DATA = [".", "_SUCCESS", "_metadata", "_common_metadata", "_committed", "_started", "_temporary"]
 """Files beside the data. Feast's logs are in folders that are called `__log_date=…`, which Arrow would leave out."""
 
-LAST = (1 << 63) - 1
+FIRST, LAST = -(1 << 63), (1 << 63) - 1
 _NANOSECONDS = 2**63 // 1000 - 1
 """The last microsecond that a time in nanoseconds can hold."""
 
@@ -100,7 +100,7 @@ class Source:
             ConfigurationError: the view has no file source, or a join key of a type that cannot be one.
             ContractMismatch: Isthmus has registered the view, and it does not carry its contract.
         """
-        source = file_source(view.batch_source, f"view {view.name}")
+        source = feast_files.file_source(view.batch_source, f"view {view.name}")
         columns = {name: column for column, name in source.field_mapping.items()}
         keys = []
         for field in view.entity_columns:
@@ -132,7 +132,7 @@ class Source:
         Raises:
             ConfigurationError: it is not a file source.
         """
-        files = file_source(source, "the data source")
+        files = feast_files.file_source(source, "the data source")
         parts = (tuple(Part(name, name) for name in keys), tuple(Part(name, name) for name in features))
         return cls(files, _folder(config), *parts, event, created or "")
 
@@ -144,7 +144,7 @@ class Source:
     @property
     def path(self) -> str:
         """The absolute path or the URL."""
-        return path_of(self.files, self.repository)
+        return feast_files.path_of(self.files, self.repository)
 
     @property
     def times(self) -> list[str]:
@@ -164,8 +164,8 @@ class Source:
             return history.data if isinstance(history.data, ds.Dataset) else ds.dataset(history.data)
         with self.reading():
             if isinstance(self.files.file_format, DeltaFormat):
-                return DeltaTable(self.path, storage_options=options(self.files)).to_pyarrow_dataset()
-            filesystem, path = filesystem_of(self.files, self.path)
+                return DeltaTable(self.path, storage_options=feast_files.options(self.files)).to_pyarrow_dataset()
+            filesystem, path = feast_files.filesystem_of(self.files, self.path)
             return ds.dataset(
                 path, format="parquet", filesystem=filesystem, partitioning="hive", ignore_prefixes=_NO_DATA
             )
@@ -324,38 +324,6 @@ class Rows:
         """A column of times of the history, in microseconds."""
         found: Int64s = self.history.table()[name].cast(pa.int64()).to_numpy()
         return found
-
-
-def file_source(source: DataSource | None, where: str) -> FileSource:
-    """The source as the only kind of which rows can be read here.
-
-    Raises:
-        ConfigurationError: it is of another kind.
-    """
-    if not isinstance(source, FileSource):
-        found = "has no data source" if source is None else f"has a {type(source).__name__}"
-        raise ConfigurationError("feature views", [Problem(where, found, "a FileSource, Parquet or Delta")])
-    return source
-
-
-def path_of(source: FileSource, repository: Path | str | None) -> str:
-    """The absolute path, or the URL, of a source."""
-    return str(FileSource.get_uri_for_file_path(repository, source.path)).removeprefix("file://")
-
-
-def filesystem_of(source: FileSource, path: str) -> tuple[Any, str]:
-    """Arrow's file system of a path, None for the local one, and the path in it."""
-    found, inside = FileSource.create_filesystem_and_path(
-        path, source.s3_endpoint_override or "", resolved_credentials=source.resolve_credentials()
-    )
-    return found, inside
-
-
-def options(source: FileSource) -> dict[str, str]:
-    """What deltalake must know to reach a source."""
-    known = {**os.environ, **(source.resolve_credentials() or {})} if "://" in source.path else {}
-    found = {name: str(value) for name, value in known.items() if name.startswith("AWS_")}
-    return {**found, "AWS_ENDPOINT_URL": source.s3_endpoint_override} if source.s3_endpoint_override else found
 
 
 def micros(time: datetime) -> int:
