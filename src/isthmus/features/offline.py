@@ -14,23 +14,20 @@ from types import TracebackType
 import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as ds
-import pyarrow.fs as fs
 from deltalake import ColumnProperties, CommitProperties, DeltaTable, WriterProperties, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.fs import DeltaStorageHandler
 
 from isthmus.features.canonical import Doubled, ahead_of, by_day, canonical, cast, declared_schema
-from isthmus.features.columns import from_arrow, micros
+from isthmus.features.columns import from_arrow
 from isthmus.features.commits import Commit, Day, Origin
 from isthmus.features.contract import ViewContract
-from isthmus.features.days import DAY, Days, day_name, joined
+from isthmus.features.days import DAY, Days, joined
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, Problem
+from isthmus.features.partitions import DAY_COLUMN, check_files, column_names, dataset, on, reader
 from isthmus.features.pointintime import History, table_schema
 from isthmus.features.rows import RowCodec
 from isthmus.features.spool import Spool
 
-_DAY = pa.field("event_day", pa.date32(), nullable=False)
 _HARMLESS = ("OPTIMIZE", "VACUUM START", "VACUUM END")
 """What other tools may do to a table without changing its rows."""
 
@@ -141,7 +138,7 @@ class OfflineStore:
         if within is not None:
             self.extendable(view)
         old = (before.days or {}) if before else {}
-        anew = before is None or before.days is None or table is None or _columns(table) != table_schema(view).names
+        anew = before is None or before.days is None or table is None or column_names(table) != table_schema(view).names
         days: dict[int, Day] = {}
         ahead, doubled = 0, Doubled(view)
         with ExitStack() as held:
@@ -200,14 +197,14 @@ class OfflineStore:
         form = WriterProperties(default_column_properties=ColumnProperties(dictionary_enabled=False))
         properties = CommitProperties(custom_metadata=commit.metadata(), max_commit_retries=0)
         with _writing(view.table, where):
-            rows = _reader(view, prepared.rows)
+            rows = reader(view, prepared.rows)
             if table is None:
                 write_deltalake(
-                    where, rows, partition_by=[_DAY.name], commit_properties=properties, writer_properties=form
+                    where, rows, partition_by=[DAY_COLUMN.name], commit_properties=properties, writer_properties=form
                 )
             elif prepared.replaced is None:
                 write_deltalake(
-                    table, rows, mode="overwrite", schema_mode="overwrite", partition_by=[_DAY.name],
+                    table, rows, mode="overwrite", schema_mode="overwrite", partition_by=[DAY_COLUMN.name],
                     commit_properties=properties, writer_properties=form,
                 )  # fmt: skip
             elif prepared.replaced:
@@ -215,7 +212,7 @@ class OfflineStore:
                     table,
                     rows,
                     mode="overwrite",
-                    predicate=_on(prepared.replaced),
+                    predicate=on(prepared.replaced),
                     commit_properties=properties,
                     writer_properties=form,
                 )
@@ -264,7 +261,7 @@ class OfflineStore:
             raise ContractMismatch(f"offline table of {view.table}", f"built under {built[:12]}",
                                    expected=view.hash[:12], remedy="run `isthmus build`")  # fmt: skip
         with _damage(view.table, self.path(view.table)):
-            return History(view, _dataset(table, self.path(view.table)), table.version())
+            return History(view, dataset(table, self.path(view.table)), table.version())
 
     def fingerprint(self, history: History) -> str:
         """SHA-256 of the rows of a history, by its commit: in a table that was removed, versions begin anew."""
@@ -301,7 +298,7 @@ class OfflineStore:
             with _damage(view, self.path(view)):
                 table = DeltaTable(self.path(view), version=version)
                 if "://" not in self.root:
-                    _check_files(table, Path(self.path(view)))
+                    check_files(table, Path(self.path(view)))
                 return table
         except TableNotFoundError:
             return None
@@ -364,73 +361,6 @@ def _writing(table: str, path: str) -> Iterator[None]:
             where, f"{path} cannot be written ({first})",
             remedy="its rows are as they were: mend that, then run `isthmus build` again",
         ) from error  # fmt: skip
-
-
-def _check_files(table: DeltaTable, folder: Path) -> None:
-    """Every file of a local table is there and as long as its commit says: read from the log, not from the data."""
-    for file in pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist():
-        path = folder / file["path"]
-        if not path.exists():
-            raise OSError(f"{path.name} is missing")
-        if path.stat().st_size != file["size_bytes"]:
-            raise OSError(f"{path.name} has {path.stat().st_size} bytes instead of {file['size_bytes']}")
-
-
-def _dataset(table: DeltaTable, place: str) -> ds.Dataset:
-    """The rows of a table, in the order of their days, without the column that says the day.
-
-    deltalake would turn all statistics of all files into expressions, which takes longer than reading a year of them.
-    """
-    if (needed := table.protocol().min_reader_version) > 1:
-        raise OSError(f"another tool has made it a table of reader version {needed}")
-    adds = pa.table(table.get_add_actions(flatten=True))
-    part = f"partition.{_DAY.name}"
-    # A table that an earlier version of Isthmus built has no days.
-    days = adds[part].cast(pa.int32()).to_pylist() if part in adds.schema.names else [None] * len(adds)
-    files = sorted(zip(adds["path"].to_pylist(), days, strict=True), key=lambda file: (file[1] or 0, file[0]))
-    filesystem = (
-        fs.PyFileSystem(DeltaStorageHandler.from_table(table._table, table._storage_options))
-        if "://" in place
-        else fs.SubTreeFileSystem(place, fs.LocalFileSystem())
-    )
-    form = ds.ParquetFileFormat(default_fragment_scan_options=ds.ParquetFragmentScanOptions(pre_buffer=True))
-    fragments = [form.make_fragment(file, filesystem, partition_expression=_of_day(day)) for file, day in files]
-    schema = pa.schema([column for column in pa.schema(table.schema().to_arrow()) if column.name != _DAY.name])
-    return ds.FileSystemDataset(fragments, schema, form, filesystem)
-
-
-def _of_day(day: int | None) -> ds.Expression | None:
-    """What is true of all rows of a day, so that a scan can leave its files alone."""
-    if day is None:
-        return None
-    event = ds.field("event_timestamp")
-    first, last = (pa.scalar(at, pa.timestamp("us", tz="UTC")) for at in (day * DAY, (day + 1) * DAY - 1))
-    return (event >= first) & (event <= last)
-
-
-def _columns(table: DeltaTable) -> list[str]:
-    return [column.name for column in table.schema().fields if column.name != _DAY.name]
-
-
-def _reader(view: ViewContract, rows: Spool) -> pa.RecordBatchReader:
-    """The rows as they are stored: day after day, with the column that says the day."""
-    schema = table_schema(view).append(_DAY)
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        for group in rows.groups():
-            days = pa.array((micros(group["event_timestamp"]) // DAY).astype(np.int32)).cast(_DAY.type)
-            yield from group.append_column(_DAY, days).cast(schema).to_batches()
-
-    return pa.RecordBatchReader.from_batches(schema, batches())
-
-
-def _on(days: Sequence[int]) -> str:
-    """The predicate of these days."""
-    ranges = joined(Days(day, day + 1) for day in days)
-    name = _DAY.name
-    return " OR ".join(
-        f"({name} >= '{day_name(part.first)}' AND {name} <= '{day_name(part.end - 1)}')" for part in ranges
-    )
 
 
 def _until(before: Commit | None, within: Days | None, now: int) -> int:
