@@ -32,6 +32,14 @@ def test_a_prediction_reads_stored_and_requested_values(server: Server) -> None:
     assert body["predictions"] == pytest.approx(expected, abs=1e-6)
 
 
+def test_request_fields_take_the_numbers_that_json_lacks(server: Server) -> None:
+    """As lookups answer with them, and pushes take them."""
+    asked = {"carrier": ["OO"] * 4, "distance": ["Infinity", "-Infinity", "NaN", None]}
+    answer = server.predict(request=asked)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["predictions"] == [1.0, 0.0, 0.5, 0.5]  # the model takes NaN and null for zero
+
+
 def test_a_value_that_is_a_key_and_a_request_field_may_be_given_as_either(server: Server) -> None:
     asked = {"distance": [-7.5]}
     as_key = server.predict(entities={"carrier": ["B6"]}, request=asked).json()

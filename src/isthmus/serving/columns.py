@@ -1,10 +1,12 @@
 """Columns of a request: decoded by the types of the contract, with no Python work per value."""
 
+import math
 from collections.abc import Iterable, Mapping
 from types import GenericAlias
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+import numpy as np
 
 from isthmus.features.columns import Values, from_python
 from isthmus.features.contract import Column
@@ -15,12 +17,13 @@ from isthmus.serving.unreadable import FAILURES, unreadable
 
 _Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_Float = float | Literal["NaN", "Infinity", "-Infinity"]
 _PYTHON: dict[str, Any] = {
     "Bool": bool,
     "Int32": _Int32,
     "Int64": _Int64,
-    "Float32": float,
-    "Float64": float,
+    "Float32": _Float,
+    "Float64": _Float,
     "UnixTimestamp": _Int64,
     "String": str,
     "Bytes": bytes,
@@ -29,8 +32,8 @@ _WORDS = {
     "Bool": "true or false",
     "Int32": "whole numbers of 32 bits",
     "Int64": "whole numbers of 64 bits",
-    "Float32": "numbers",
-    "Float64": "numbers",
+    "Float32": 'numbers, "NaN", "Infinity" and "-Infinity"',
+    "Float64": 'numbers, "NaN", "Infinity" and "-Infinity"',
     "UnixTimestamp": "whole microseconds since 1970 UTC",
     "String": "strings",
     "Bytes": "Base64 strings",
@@ -61,12 +64,18 @@ def keys(given: Mapping[str, msgspec.Raw], known: Mapping[str, Column]) -> dict[
 
 
 def field(raw: msgspec.Raw, column: Column) -> list[Any]:
-    """The values of one request field; None is null.
+    """The values of one field as a lookup answers with them; None is null.
 
     Raises:
         RequestError: a value has another type.
     """
-    return _decode(f"request.{column.name}", raw, column, _FIELDS)
+    values = _decode(f"request.{column.name}", raw, column, _FIELDS)
+    match column.dtype.name:
+        case "Float32" | "Float64" if b'"' in bytes(raw):
+            return [float(value) if isinstance(value, str) else value for value in values]
+        case "Array(Float32)" | "Array(Float64)":
+            return [None if array is None else list(map(float, array)) for array in values]
+    return values
 
 
 def rows(where: str, columns: Mapping[str, list[Any]], most: int) -> int:
@@ -94,8 +103,28 @@ def rows(where: str, columns: Mapping[str, list[Any]], most: int) -> int:
 
 
 def values(data: list[Any], column: Column) -> Values:
-    """The NumPy form of a request field."""
-    return from_python(data, column.dtype)
+    """The NumPy form of a field.
+
+    Raises:
+        RequestError: a number is too large for its type.
+    """
+    with np.errstate(over="ignore"):
+        found = from_python(data, column.dtype)
+    if column.dtype.name == "Array(Float32)":
+        wrong = [row for row, array in enumerate(data) if array is not None and _beyond(found.data[row], array)]
+    elif column.dtype.name == "Float32":
+        wrong = [row for row in np.flatnonzero(np.isinf(found.data)).tolist() if math.isfinite(data[row])]
+    else:
+        return found
+    if wrong:
+        raise RequestError(f"request.{column.name}", f"{data[wrong[0]]} at `list[{wrong[0]}]` is too large",
+                           expected="numbers of 32 bits (Float32)")  # fmt: skip
+    return found
+
+
+def _beyond(narrow: "np.ndarray[Any, Any]", wide: list[float]) -> bool:
+    """Whether a number became infinite on its way to 32 bits."""
+    return bool((np.isinf(narrow) & np.isfinite(wide)).any())
 
 
 def _decode(where: str, raw: msgspec.Raw, column: Column, decoders: Mapping[str, Any]) -> list[Any]:

@@ -1,12 +1,11 @@
 """Rows pushed to a view: checked against the contract, all problems at once, and packed."""
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -38,9 +37,6 @@ _NULLABLE_TIMES = msgspec.json.Decoder(list[_Moment | None])
 _Local = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | datetime
 _LOCAL_TIMES = msgspec.json.Decoder(list[_Local])
 _NULLABLE_LOCAL_TIMES = msgspec.json.Decoder(list[_Local | None])
-_Float = float | Literal["NaN", "Infinity", "-Infinity"]
-_FLOATS = msgspec.json.Decoder(list[_Float | None])
-_FLOAT_ARRAYS = msgspec.json.Decoder(list[list[_Float] | None])
 _NO_TIME = -(2**63)
 _Second = Annotated[int, msgspec.Meta(ge=_NO_TIME, le=(2**63 - 1) // 10**6)]
 _SECONDS = msgspec.json.Decoder(list[_Second | None])
@@ -48,7 +44,6 @@ _SECOND_ARRAYS = msgspec.json.Decoder(list[list[_Second] | None])
 _FINER = re.compile(rb"\.\d{6}\d*[1-9]")
 _A_TIME = "RFC 3339 text with a time zone, or whole microseconds since 1970 UTC"
 _A_SECOND = "a list of whole seconds since 1970 UTC"
-_A_NUMBER = 'numbers, "NaN", "Infinity" and "-Infinity"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +133,10 @@ class PushedView:
         features = {}
         for field in self._view.fields:
             if field.name in lists:
-                features[field.name], found = _feature(lists[field.name], field)
-                problems += found
+                try:
+                    features[field.name] = columns.values(lists[field.name], field)
+                except RequestError as error:
+                    problems.append(Problem(f"df.{field.name}", error.found, error.expected))
         if problems:
             raise RowsError("df", problems)
         limits.require_values("df", len(lists[EVENT]), len(self._view.fields))
@@ -157,11 +154,8 @@ def _key(column: Column, raw: msgspec.Raw) -> list[Any]:
 
 def _reader(column: Column) -> Callable[[msgspec.Raw], list[Any]]:
     """What reads a feature: its values as a lookup answers with them, and a timestamp also as text."""
-    match column.dtype.name:
-        case "Float32" | "Float64" | "Array(Float32)" | "Array(Float64)":
-            return partial(_floats, column)
-        case "UnixTimestamp":
-            return partial(_times, _NULLABLE_TIMES)
+    if column.dtype.name == "UnixTimestamp":
+        return partial(_times, _NULLABLE_TIMES)
     return partial(_field, column)
 
 
@@ -188,14 +182,6 @@ def _micros(seconds: int | None) -> int | None:
 
 def _field(column: Column, raw: msgspec.Raw) -> list[Any]:
     return columns.field(raw, column)
-
-
-def _floats(column: Column, raw: msgspec.Raw) -> list[Any]:
-    if column.dtype.element is not None:
-        arrays = _decode(raw, _FLOAT_ARRAYS, f"a list of lists of {_A_NUMBER} ({column.dtype.name})")
-        return [None if array is None else list(map(float, array)) for array in arrays]
-    values = _decode(raw, _FLOATS, f"a list of {_A_NUMBER} ({column.dtype.name})")
-    return [float(value) if isinstance(value, str) else value for value in values]
 
 
 def _times(decoder: msgspec.json.Decoder[list[Any]], raw: msgspec.Raw) -> list[Any]:
@@ -271,27 +257,6 @@ def _outside(name: str, times: list[int], now: int) -> list[Problem]:
     word = "is later than the server's present" if times[row] > now else "is before the year 1"
     expected = f"no later than {clock.moment(now).isoformat()}, which is {now}"
     return [Problem(f"df.{name}", f"{times[row]} at `list[{row}]`{more} {word}", expected)]
-
-
-def _feature(data: list[Any], column: Column) -> tuple[Values, list[Problem]]:
-    """The NumPy form of a feature, and what it cannot hold."""
-    with np.errstate(over="ignore"):
-        values = columns.values(data, column)
-    if column.dtype.name == "Array(Float32)":
-        wrong = [row for row, array in enumerate(data) if array is not None and _beyond(values.data[row], array)]
-    elif column.dtype.name == "Float32":
-        wrong = [row for row in np.flatnonzero(np.isinf(values.data)).tolist() if math.isfinite(data[row])]
-    else:
-        return values, []
-    if not wrong:
-        return values, []
-    found = f"{data[wrong[0]]} at `list[{wrong[0]}]` is too large"
-    return values, [Problem(f"df.{column.name}", found, "numbers of 32 bits (Float32)")]
-
-
-def _beyond(narrow: np.ndarray[Any, Any], wide: list[float]) -> bool:
-    """Whether a number became infinite on its way to 32 bits."""
-    return bool((np.isinf(narrow) & np.isfinite(wide)).any())
 
 
 def _decode(raw: msgspec.Raw, decoder: msgspec.json.Decoder[Any], expected: str) -> Any:
