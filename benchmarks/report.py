@@ -56,7 +56,7 @@ def plot(name: str, comparisons: list[dict[str, Any]]) -> None:
     """The ratios that have a bar, each beside it."""
     shown = [one for one in comparisons if one["ratio"] is not None and one["bar"] is not None][::-1]
     mpl.rcParams["svg.hashsalt"] = "isthmus"  # the same figures make the same file
-    figure, axes = plt.subplots(figsize=(8, 0.38 * len(shown) + 1), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8, 0.38 * len(shown) + 1.4), layout="constrained")
     axes.barh([one["case"] for one in shown], [one["ratio"] for one in shown], color="#2a6f97", label="measured")
     for row, one in enumerate(shown):
         axes.plot(
@@ -64,9 +64,12 @@ def plot(name: str, comparisons: list[dict[str, Any]]) -> None:
         )
         axes.text(one["ratio"], row, f" {one['ratio']:.1f}x", va="center", fontsize=8)
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}x")
+    axes.xaxis.set_minor_formatter("")
     axes.set_xlabel("times better than the peer (logarithmic)")
     axes.margins(x=0.15)
-    axes.legend(loc="upper right", fontsize=8)
+    axes.set_xlim(left=0.5)
+    figure.legend(loc="outside upper right", ncols=2, frameon=False, fontsize=8)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     (DOCS / "plots").mkdir(exist_ok=True)
