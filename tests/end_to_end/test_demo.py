@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -35,7 +36,10 @@ def outcome(flights: Path) -> dict[str, Any]:
 
 
 def _isthmus(folder: Path, *arguments: str) -> str:
-    done = subprocess.run([*ISTHMUS, *arguments, "--project", str(folder)], capture_output=True, text=True, check=False)
+    command = [*ISTHMUS, *arguments, "--project", str(folder)]
+    # How fast the student is, a benchmark says: here, other tests run beside it.
+    relaxed = {**os.environ, "ISTHMUS_PROFILES__SERVING__LATENCY_OBJECTIVE_MS": "100"}
+    done = subprocess.run(command, env=relaxed, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout

@@ -100,7 +100,7 @@ class Fresh(Expectation):
     within: timedelta = timedelta(0)
 
     def __str__(self) -> str:
-        return f"fresh within {self.within}"
+        return f"fresh within {self.within}".removesuffix(", 0:00:00")
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ def check(
     for n, one in enumerate(expectations):
         match one:
             case Rows(at_least=low, at_most=high):
-                passed, found = rows >= low and (high is None or rows <= high), f"{rows} rows"
+                passed, found = rows >= low and (high is None or rows <= high), f"{rows:,} rows"
                 findings.append(_finding(view, one, passed, found))
             case Fresh(within=within):
                 findings.append(_fresh(view, one, within // clock.MICROSECOND, newest, now))
@@ -128,10 +128,10 @@ def check(
                 findings += _drift(view, one, most, types[one.feature], data, references)
             case Present(share=share):
                 there = 1.0 - broken[n].rows / rows if rows else 1.0
-                found = f"{broken[n].rows} of {rows} rows have none"
+                found = f"{broken[n].rows:,} of {rows:,} rows have none"
                 findings.append(_finding(view, one, there >= share, found, broken[n].examples))
             case _:
-                found = f"{broken[n].rows} of {rows} rows do not fit"
+                found = f"{broken[n].rows:,} of {rows:,} rows do not fit"
                 findings.append(_finding(view, one, not broken[n].rows, found, broken[n].examples))
     return findings
 
@@ -253,7 +253,7 @@ def _drift(
             continue
         compared = True
         index, chance = psi(then, new.features[expectation.feature])
-        found = f"psi {index:.3g} of {new.rows} rows after training set {reference.training_set} of {reference.name}"
+        found = f"psi {index:.3g} of {new.rows:,} rows after training set {reference.training_set} of {reference.name}"
         usual = 0.0
         if index > max(most, chance):
             parts = windows(columns, data, reference.last, new.last - reference.last)[expectation.feature]

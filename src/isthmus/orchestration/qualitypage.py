@@ -9,12 +9,13 @@ from isthmus.features.statistics import FeatureStatistics
 from isthmus.orchestration.quality import QualityReport, ViewQuality
 from isthmus.orchestration.summary import FEATURE_COLUMNS, feature_rows
 
+_MEASURES = ("psi", "ks", "wasserstein")
 _BARS = 24
 _WIDTH, _HEIGHT = 144, 28
 _STYLE = """\
 body { font: 14px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 76em; padding: 0 1em; color: #222 }
 table { border-collapse: collapse; margin: 1em 0 } td, th { padding: .2em .8em; border-bottom: 1px solid #ddd }
-th { text-align: left } td + td { text-align: right; font-variant-numeric: tabular-nums }
+th { text-align: left } .n { text-align: right; font-variant-numeric: tabular-nums }
 .bad { color: #b00020; font-weight: 600 } svg rect { fill: #4a7ab5 }
 """
 
@@ -36,7 +37,7 @@ def _view(name: str, view: ViewQuality) -> str:
     made = f"contract {statistics.contract[:12]}, fingerprint {statistics.fingerprint[:12]}"
     parts = [
         f"<h2>{escape(name)}</h2>\n<p>{statistics.rows:,} rows, version {statistics.version}, {made}</p>",
-        _table([*FEATURE_COLUMNS, "distribution"], rows),
+        _table([*FEATURE_COLUMNS, "distribution"], rows, numbers=FEATURE_COLUMNS[2:]),
     ]
     if view.findings:
         findings = [
@@ -50,7 +51,7 @@ def _view(name: str, view: ViewQuality) -> str:
             [escape(feature), *map(_figure, (one.psi, one.ks, one.wasserstein)), _mark(", ".join(one.exceeded))]
             for feature, one in drifts.features.items()
         ]
-        parts.append(_table(["feature", "psi", "ks", "wasserstein", ""], compared))
+        parts.append(_table(["feature", *_MEASURES, ""], compared, numbers=_MEASURES))
     return "\n".join(parts)
 
 
@@ -74,10 +75,14 @@ def _plot(one: FeatureStatistics) -> str:
     return f'<svg width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="distribution">{bars}</svg>'
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f"<th>{column}</th>" for column in columns)
-    body = "\n".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table>\n<tr>{head}</tr>\n{body}\n</table>"
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[str] = ()) -> str:
+    kinds = [' class="n"' if column in numbers else "" for column in columns]
+
+    def line(tag: str, cells: Sequence[str]) -> str:
+        return "".join(f"<{tag}{kind}>{cell}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
+
+    body = "\n".join(f"<tr>{line('td', row)}</tr>" for row in rows)
+    return f"<table>\n<tr>{line('th', columns)}</tr>\n{body}\n</table>"
 
 
 def _figure(value: float | None) -> str:

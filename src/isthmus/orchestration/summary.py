@@ -185,4 +185,4 @@ def _cell(value: object) -> str:
         return f"{value:,}"
     if isinstance(value, list):
         return ", ".join(map(_cell, value)) or "none"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)
