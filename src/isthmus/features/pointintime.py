@@ -9,6 +9,7 @@ NaNs.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
@@ -21,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from isthmus.features import clock
-from isthmus.features.asof import Block, Integers, Questions, Tie, since
+from isthmus.features.asof import Integers, Questions
 from isthmus.features.clock import Status
 from isthmus.features.columns import ARROW, micros
 from isthmus.features.contract import SEPARATOR, STATUS, ViewContract
@@ -116,7 +117,7 @@ class Join:
         rows: int = PASS,
         reading: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        self._rows, self._reading = rows, reading
+        self._rows, self._reading, self._threads = rows, reading, threads
         self._parts = [_Part(history, features[history.view.name] if features else None, status=status, threads=threads)
                        for history in histories]  # fmt: skip
         _check_spine(spine, self._parts)
@@ -137,11 +138,14 @@ class Join:
 
     def _joined(self, spine: pa.Table, first: int) -> Iterator[pa.RecordBatch]:
         at = _moments(spine, first)
-        answers = []
-        for part in self._parts:
+
+        def ask(part: _Part) -> _Answers:
             keys = part.keys(spine, first)
             with self._reading(part.view.table):
-                answers.append(part.answers(keys, at))
+                return part.answers(keys, at)
+
+        with ThreadPoolExecutor(self._threads) as pool:
+            answers = list(pool.map(ask, self._parts))
         for start in range(0, len(spine), BATCH):
             columns = [_whole(column) for column in spine.slice(start, BATCH).columns]
             for answer in answers:
@@ -185,22 +189,11 @@ class _Part:
         return _Answers([_whole(column) for column in values], taken, codes)
 
     def _places(self, scan: Scan, keys: Sequence[pa.ChunkedArray], at: Integers) -> tuple[Integers, Integers]:
-        try:
-            return self._asked(scan, keys, at, content=False)
-        except Tie:
-            return self._asked(scan, keys, at, content=True)
-
-    def _asked(
-        self, scan: Scan, keys: Sequence[pa.ChunkedArray], at: Integers, *, content: bool
-    ) -> tuple[Integers, Integers]:
-        questions = Questions(keys, at)
+        questions = Questions(keys, at, lambda places: scan.rows(places, ["content_hash"])["content_hash"].to_numpy())
         names = [column.name for column in self.view.keys]
-        for first, rows in scan.blocks([*names, "event_timestamp", "known_at", *(["content_hash"] if content else [])]):
+        for first, rows in scan.blocks([*names, "event_timestamp", "known_at"]):
             event, known = micros(rows["event_timestamp"]), micros(rows["known_at"])
-            questions.offer(Block(
-                [rows[name] for name in names], event, known, since(event, known),
-                np.arange(first, first + len(rows)), rows["content_hash"].to_numpy() if content else None,
-            ))  # fmt: skip
+            questions.offer([rows[name] for name in names], event, known, first)
         return questions.answers()
 
     def _scan(self, at: Integers) -> Scan:
