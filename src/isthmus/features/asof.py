@@ -1,8 +1,9 @@
 """Which row of a history answers which question, where the history is read once, in blocks of any order.
 
-A row can be used from `since` on. The questions of a key are put in order of time, and every row of the history lands
-on the first question that can use it; of the rows that land on one question, the greatest by (event, known, content)
-stays. The greatest so far, along the questions of a key, then answers each: `clock.as_of` for all of them at once.
+A row can be used from when it is both true and known. The questions of a key are put in order of time, and every row of
+the history lands on the first question that can use it; of the rows that land on one question, the greatest by (event,
+known, content) stays. The greatest so far, along the questions of a key, then answers each: `clock.as_of` for all of
+them at once.
 
 Only the questions are sorted and kept. A history costs the block at hand, in memory, however long it is.
 """
@@ -18,6 +19,9 @@ Integers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 _LEAST = np.iinfo(np.int64).min
 _NONE = -1
+
+_PART = 1 << 16
+"""Rows that land together: their columns stay in a core's cache."""
 
 
 class Questions:
@@ -60,6 +64,11 @@ class Questions:
             first: the place of the first row. The others follow.
         """
         number = self._keys.of(keys)
+        for start in range(0, len(number), _PART):
+            part = slice(start, start + _PART)
+            self._land(number[part], event[part], known[part], first + start)
+
+    def _land(self, number: Integers, event: Integers, known: Integers, first: int) -> None:
         since = np.maximum(event, known)
         rows = np.flatnonzero((number >= 0) & (since <= self._axis.high))
         packed = self._axis.pack(number, np.clip(since, self._axis.low, self._axis.high))
@@ -148,7 +157,7 @@ class _Numbering:
     def __init__(self, keys: Sequence[pa.ChunkedArray]) -> None:
         self._values: list[pa.Array] = []
         self._seen: list[Integers | None] = []
-        self.number = np.zeros(len(keys[0]), np.int64)
+        self.number = np.zeros(1, np.int64)
         self.count = 1
         for column in keys:
             values = pc.drop_null(pc.unique(column))
@@ -165,7 +174,7 @@ class _Numbering:
 
     def of(self, keys: Sequence[pa.ChunkedArray]) -> Integers:
         """The number of each key, -1 for one that nobody asks for."""
-        number = np.zeros(len(keys[0]), np.int64)
+        number = np.zeros(1, np.int64)
         for column, values, seen in zip(keys, self._values, self._seen, strict=True):
             number = _joined(number, _positions(column, values), len(values))
             if seen is not None:
@@ -190,12 +199,13 @@ def _positions(column: pa.ChunkedArray, values: pa.Array) -> Integers:
     """Where each value of a column stands in `values`, -1 if it does not or is null."""
     if not pa.types.is_dictionary(column.type):
         return _filled(pc.index_in(column, value_set=values))
-    parts = []
-    for chunk in column.chunks:
-        # Each value of the dictionary is looked up once; a null has an index past its end.
-        known = np.append(_filled(pc.index_in(chunk.dictionary, value_set=values)), _NONE)
-        parts.append(known[_filled(chunk.indices)])
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+    if not column.num_chunks:
+        return np.empty(0, np.int64)
+    # Each value is looked up once, and all in one call: each call hashes all of `values`.
+    column = column.unify_dictionaries()
+    known = np.append(_filled(pc.index_in(column.chunk(0).dictionary, value_set=values)), _NONE)
+    # A null has an index past the end.
+    return known.take(np.concatenate([_filled(chunk.indices) for chunk in column.chunks]))
 
 
 def _filled(indices: pa.ChunkedArray | pa.Array) -> Integers:

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-BLOCK = 1 << 16
+BLOCK = 1 << 19
 """Rows of a block, about: what is read of them is in memory at once."""
 
 _AHEAD = 4
@@ -28,9 +28,7 @@ class Scan:
         self, data: ds.Dataset | pa.Table, texts: Sequence[str], condition: ds.Expression, threads: int
     ) -> None:
         self._schema = data.schema
-        self._options = {
-            "batch_size": BLOCK, "batch_readahead": _AHEAD, "fragment_readahead": 2, "use_threads": threads > 1,
-        }  # fmt: skip
+        self._options = {"batch_readahead": _AHEAD, "fragment_readahead": 2, "use_threads": threads > 1}
         self._groups: list[Any]
         if isinstance(data, ds.FileSystemDataset) and isinstance(data.format, ds.ParquetFileFormat):
             form = ds.ParquetFileFormat(dictionary_columns=list(texts))
