@@ -76,7 +76,8 @@ def embedded(folder: Path, scratch: Path, cutoff: bool, stack: contextlib.ExitSt
     def run() -> pa.Table:
         histories = []
         for name in VIEWS:
-            rows = pq.read_table(folder / f"{name}.parquet")
+            # As the offline store reads keys of text.
+            rows = pq.read_table(folder / f"{name}.parquet", read_dictionary=KEYS)
             created = rows["created"]
             known = created if cutoff else rows["event_timestamp"]
             rows = rows.drop_columns("created").append_column("known_at", known)

@@ -1,14 +1,14 @@
 """Which row of a history answers which question, where the history is read once, in blocks of any order.
 
-A row can be used from `since` on. The questions of a key are put in order of time, and every row of the history lands
-on the first question that can use it; of the rows that land on one question, the greatest by (event, known, content)
-stays. The greatest so far, along the questions of a key, then answers each: `clock.as_of` for all of them at once.
+A row can be used from when it is both true and known. The questions of a key are put in order of time, and every row of
+the history lands on the first question that can use it; of the rows that land on one question, the greatest by (event,
+known, content) stays. The greatest so far, along the questions of a key, then answers each: `clock.as_of` for all of
+them at once.
 
 Only the questions are sorted and kept. A history costs the block at hand, in memory, however long it is.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,35 +20,8 @@ Integers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 _LEAST = np.iinfo(np.int64).min
 _NONE = -1
 
-
-def since(event: Integers, known: Integers) -> Integers:
-    """The moment from which each row answers: when it was both true and known, in microseconds. Shape (n,)."""
-    return np.maximum(event, known)
-
-
-@dataclass(frozen=True)
-class Block:
-    """Some rows of a history, without their values.
-
-    Attributes:
-        keys: a column per join key.
-        event: microseconds, shape (n,).
-        known: microseconds, shape (n,).
-        since: the moment from which each row answers, not before its event; microseconds, shape (n,).
-        place: what the caller knows each row by, shape (n,), not negative.
-        content: content hashes, shape (n,); None if they are not needed to tell rows apart.
-    """
-
-    keys: Sequence[pa.ChunkedArray]
-    event: Integers
-    known: Integers
-    since: Integers
-    place: Integers
-    content: Integers | None = None
-
-
-class Tie(Exception):
-    """Two rows of a key have the same times, and only their content hashes, which were not given, can decide."""
+_PART = 1 << 16
+"""Rows that land together: their columns stay in a core's cache."""
 
 
 class Questions:
@@ -57,10 +30,12 @@ class Questions:
     Args:
         keys: a column per join key, n values each; a null is no key of any row.
         at: microseconds, shape (n,).
+        content: the content hashes of the rows at some places, which are distinct and in order. Asked for where rows of
+            one key have the same times.
     """
 
-    def __init__(self, keys: Sequence[pa.ChunkedArray], at: Integers) -> None:
-        self._keys = _Numbering(keys)
+    def __init__(self, keys: Sequence[pa.ChunkedArray], at: Integers, content: Callable[[Integers], Integers]) -> None:
+        self._keys, self._content = _Numbering(keys), content
         number = self._keys.number
         asked = number >= 0
         moments = at[asked]
@@ -69,83 +44,89 @@ class Questions:
         self._slots = slots
         self._slot_of = np.full(len(at), _NONE)
         self._slot_of[asked] = slot
-        # Of each slot, the number of its key, and the greatest row that landed on it.
-        self._number = self._axis.number(slots)
-        self._event = np.full(len(slots), _LEAST)
-        self._known = np.full(len(slots), _LEAST)
-        self._content = np.full(len(slots), _LEAST)
-        self._place = np.full(len(slots), _NONE)
-        self._exact = True
+        # Of each slot, the number of its key, and the greatest row that landed on it. The last one is nobody's: there
+        # land the rows past all questions.
+        self._number = np.append(self._axis.number(slots), _NONE)
+        self._event = np.full(len(slots) + 1, _LEAST)
+        self._known = np.full(len(slots) + 1, _LEAST)
+        self._place = np.full(len(slots) + 1, _NONE)
+        self._begin = np.append(self._number[:-1] * self._axis.span, np.iinfo(np.int64).max)
+        # Sixteen bits of a packed key and moment that tell most of them apart.
+        self._shift = max(int(slots[-1]).bit_length() - 16, 0) if len(slots) else 0
 
-    def offer(self, block: Block) -> None:
+    def offer(self, keys: Sequence[pa.ChunkedArray], event: Integers, known: Integers, first: int) -> None:
         """Takes up what rows of the history say.
 
-        Raises:
-            Tie: rows of one key and the same times came without their content.
+        Args:
+            keys: a column per join key, m values each.
+            event: microseconds, shape (m,).
+            known: microseconds, shape (m,).
+            first: the place of the first row. The others follow.
         """
-        if not len(self._place):
-            return
-        number = self._keys.of(block.keys)
-        slot = np.searchsorted(self._slots, self._axis.pack_rows(number, block.since))
-        # Past the last question of its key, a row falls on another key's, or on none.
-        late = slot == len(self._place)
-        slot[late] = 0
-        kept = np.flatnonzero((self._number[slot] == number) & ~late & (block.since <= self._axis.high))
-        for column, best in ((block.event, self._event), (block.known, self._known)):
-            kept = self._greatest(kept, slot, column, best)
-        self._exact = block.content is not None
-        if block.content is not None:
-            kept = self._greatest(kept, slot, block.content, self._content)
-        elif _tied(slot[kept]) or (self._place[slot[kept]] >= 0).any():
-            raise Tie
-        self._place[slot[kept]] = block.place[kept]
+        number = self._keys.of(keys)
+        for start in range(0, len(number), _PART):
+            part = slice(start, start + _PART)
+            self._land(number[part], event[part], known[part], first + start)
+
+    def _land(self, number: Integers, event: Integers, known: Integers, first: int) -> None:
+        since = np.maximum(event, known)
+        rows = np.flatnonzero((number >= 0) & (since <= self._axis.high))
+        packed = self._axis.pack(number, np.clip(since, self._axis.low, self._axis.high))
+        # What stands in about the order of the questions is found in them several times as fast.
+        rows = rows.take(np.argsort((packed >> self._shift).astype(np.uint16).take(rows), kind="stable"))
+        packed = packed.take(rows)
+        slot = np.searchsorted(self._slots, packed)
+        # Past the last question of its key, a row falls on another key's, or on nobody's.
+        kept = np.flatnonzero(self._begin.take(slot) <= packed)
+        rows, slot = rows.take(kept), slot.take(kept)
+        for column, best in ((event, self._event), (known, self._known)):
+            kept = self._greatest(slot, column.take(rows), best)
+            rows, slot = rows.take(kept), slot.take(kept)
+        self._settle(slot, rows + first)
 
     def answers(self) -> tuple[Integers, Integers]:
-        """The place of the row that answers each question, -1 without one, and its event time. Shape (n,) each.
+        """The place of the row that answers each question, -1 without one, and its event time. Shape (n,) each."""
+        best = self._best()
+        found = best[self._slot_of]
+        found[(self._slot_of < 0) | (self._number[found] != self._number[self._slot_of])] = _NONE
+        return self._place[found], self._event[found]
 
-        Raises:
-            Tie: as `offer`.
-        """
-        there = self._place >= 0
-        best = self._best(there)
-        found = there[best] & (self._number[best] == self._number)
-        place = np.append(np.where(found, self._place[best], _NONE), _NONE)
-        event = np.append(np.where(found, self._event[best], _LEAST), _LEAST)
-        return place[self._slot_of], event[self._slot_of]
-
-    def _best(self, there: np.ndarray[Any, np.dtype[np.bool_]]) -> Integers:
+    def _best(self) -> Integers:
         """Of each slot, the slot at or before it that holds the greatest row so far."""
-        order, rank = np.arange(len(there)), np.full(len(there), _NONE)
+        there = self._place >= 0
+        rank = np.full(len(there), _NONE)
         axis = _Axis(self._event[there], self._keys.count)
         rank[there] = axis.pack(self._number[there], self._event[there])
-        top = np.flatnonzero(there & (rank == np.maximum.accumulate(rank)))
-        equal, known = rank[top][1:] == rank[top][:-1], self._known[top]
-        if (equal & (known[1:] <= known[:-1])).any():
-            # What is known later does not answer later: event times alone do not tell which row is the greatest.
-            if not self._exact and (equal & (known[1:] == known[:-1])).any():
-                raise Tie
-            places = np.lexsort((self._content, self._known, self._event, self._number))
-            rank[places] = np.where(there[places], order, _NONE)
-            top = np.flatnonzero(there & (rank == np.maximum.accumulate(rank)))
-        best = np.zeros(len(there), np.int64)
-        best[top] = top
-        # The last of equals stays.
-        return np.maximum.accumulate(best)
+        # Of one event, what is known later answers later: the last of equals is the greatest.
+        top = there & (rank == np.maximum.accumulate(rank))
+        return np.maximum.accumulate(np.where(top, np.arange(len(there)), 0))
 
-    def _greatest(self, rows: Integers, slot: Integers, column: Integers, best: Integers) -> Integers:
-        """Those of the rows that are the greatest so far in a column; what they surpass is forgotten."""
-        slots, values = slot[rows], column[rows]
-        before = best[slots]
-        np.maximum.at(best, slots, values)
-        after = best[slots]
-        risen = slots[after > before]
+    def _greatest(self, slot: Integers, values: Integers, best: Integers) -> Integers:
+        """Which rows are the greatest so far of their slots in a column; what they surpass is forgotten."""
+        before = best.take(slot)
+        kept = np.flatnonzero(values >= before)
+        slot, values, before = slot.take(kept), values.take(kept), before.take(kept)
+        np.maximum.at(best, slot, values)
+        risen = slot[values > before]
         self._place[risen] = _NONE
         if best is self._event:
             self._known[risen] = _LEAST
-        if best is not self._content:
-            self._content[risen] = _LEAST
-        kept: Integers = rows[values == after]
-        return kept
+        greatest: Integers = kept[values == best.take(slot)]
+        return greatest
+
+    def _settle(self, slot: Integers, place: Integers) -> None:
+        """Keeps the rows at these places, which nothing surpasses; of equal ones the greatest by content."""
+        before = self._place.take(slot)
+        self._place[slot] = place
+        self._place[slot[(before >= 0) | (self._place.take(slot) != place)]] = _NONE
+        tied = np.flatnonzero(self._place.take(slot) < 0)
+        if len(tied):
+            slots, places = np.tile(slot[tied], 2), np.concatenate([before[tied], place[tied]])
+            slots, places = slots[places >= 0], places[places >= 0]
+            distinct, own = np.unique(places, return_inverse=True)
+            order = np.argsort(self._content(distinct)[own], kind="stable")
+            # Where several are written, the last one stays.
+            self._place[slots[order]] = places[order]
 
 
 class _Axis:
@@ -153,25 +134,21 @@ class _Axis:
 
     def __init__(self, moments: Integers, count: int) -> None:
         self.low, self.high = (int(moments.min()), int(moments.max())) if len(moments) else (0, -1)
-        self._span = self.high - self.low + 1
+        self.span = self.high - self.low + 1
         # Far apart, moments are counted instead: that fits for any number of keys and moments that fit into memory.
-        self._moments = np.unique(moments) if self._span * max(count, 1) >= 1 << 62 else None
+        self._moments = np.unique(moments) if self.span * max(count, 1) >= 1 << 62 else None
         if self._moments is not None:
-            self._span = len(self._moments)
+            self.span = len(self._moments)
 
     def pack(self, number: Integers, moment: Integers) -> Integers:
         """Of moments from the least to the greatest one of this axis."""
         place = moment - self.low if self._moments is None else np.searchsorted(self._moments, moment)
-        packed: Integers = number * self._span + place
+        packed: Integers = number * self.span + place
         return packed
-
-    def pack_rows(self, number: Integers, moment: Integers) -> Integers:
-        """Of any moments: one before the least stands with it, one past the greatest with that one."""
-        return self.pack(number, np.clip(moment, self.low, self.high))
 
     def number(self, packed: Integers) -> Integers:
         """The numbers of the keys."""
-        return packed // max(self._span, 1)
+        return packed // max(self.span, 1)
 
 
 class _Numbering:
@@ -180,7 +157,7 @@ class _Numbering:
     def __init__(self, keys: Sequence[pa.ChunkedArray]) -> None:
         self._values: list[pa.Array] = []
         self._seen: list[Integers | None] = []
-        self.number = np.zeros(len(keys[0]), np.int64)
+        self.number = np.zeros(1, np.int64)
         self.count = 1
         for column in keys:
             values = pc.drop_null(pc.unique(column))
@@ -197,7 +174,7 @@ class _Numbering:
 
     def of(self, keys: Sequence[pa.ChunkedArray]) -> Integers:
         """The number of each key, -1 for one that nobody asks for."""
-        number = np.zeros(len(keys[0]), np.int64)
+        number = np.zeros(1, np.int64)
         for column, values, seen in zip(keys, self._values, self._seen, strict=True):
             number = _joined(number, _positions(column, values), len(values))
             if seen is not None:
@@ -206,7 +183,8 @@ class _Numbering:
 
 
 def _joined(number: Integers, position: Integers, count: int) -> Integers:
-    return np.where((number >= 0) & (position >= 0), number * count + position, _NONE)
+    # Below zero, a number stays there.
+    return np.where(position < 0, _NONE, number * count + position)
 
 
 def _index(distinct: Integers, wanted: Integers) -> Integers:
@@ -221,18 +199,15 @@ def _positions(column: pa.ChunkedArray, values: pa.Array) -> Integers:
     """Where each value of a column stands in `values`, -1 if it does not or is null."""
     if not pa.types.is_dictionary(column.type):
         return _filled(pc.index_in(column, value_set=values))
-    parts = []
-    for chunk in column.chunks:
-        # Each value of the dictionary is looked up once; a null has an index past its end.
-        known = np.append(_filled(pc.index_in(chunk.dictionary, value_set=values)), _NONE)
-        parts.append(known[_filled(chunk.indices)])
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+    if not column.num_chunks:
+        return np.empty(0, np.int64)
+    # Each value is looked up once, and all in one call: each call hashes all of `values`.
+    column = column.unify_dictionaries()
+    known = np.append(_filled(pc.index_in(column.chunk(0).dictionary, value_set=values)), _NONE)
+    # A null has an index past the end.
+    return known.take(np.concatenate([_filled(chunk.indices) for chunk in column.chunks]))
 
 
 def _filled(indices: pa.ChunkedArray | pa.Array) -> Integers:
     found: Integers = pc.fill_null(indices, _NONE).to_numpy(zero_copy_only=False).astype(np.int64)
     return found
-
-
-def _tied(slots: Integers) -> bool:
-    return len(np.unique(slots)) < len(slots)

@@ -9,6 +9,7 @@ NaNs.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
@@ -21,11 +22,11 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from isthmus.features import clock
-from isthmus.features.asof import Block, Integers, Questions, Tie, since
+from isthmus.features.asked import cast, check, moments
+from isthmus.features.asof import Integers, Questions
 from isthmus.features.clock import Status
 from isthmus.features.columns import ARROW, micros
 from isthmus.features.contract import SEPARATOR, STATUS, ViewContract
-from isthmus.features.errors import DataError
 from isthmus.features.scan import Scan
 
 PASS = 1 << 20
@@ -85,17 +86,19 @@ def point_in_time(spine: pa.Table, histories: Sequence[History], threads: int = 
 class Join:
     """The point-in-time join of a spine that comes, and goes, in batches.
 
-    Both sides stream. In memory are `rows` rows of the spine with the distinct rows that answer them, and a block of a
-    history. Of a history's values only those are read that stand in a row group with an answer.
+    Both sides stream. In memory are `rows` rows of the spine with the distinct rows that answer them, and a block of
+    each history that is being read: of `threads` views at once. Of a history's values only those are read that stand in
+    a row group with an answer.
 
     Args:
         spine: the columns of the spine.
         histories: the views to join.
         features: of each view, the names of its features that are wanted, in order; by default all of every view.
         status: whether to say what each view answered. Without, rows older than any question can use are not read.
-        threads: CPU threads.
+        threads: CPU threads, and views that are asked at once.
         rows: rows of the spine for which each history is read once.
-        reading: entered with the name of a view's table while its history is read, to say what is wrong with it.
+        reading: entered with the name of a view's table while its history is read, to say what is wrong with it; for
+            several views at once.
 
     Attributes:
         schema: the columns of the result.
@@ -116,10 +119,10 @@ class Join:
         rows: int = PASS,
         reading: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        self._rows, self._reading = rows, reading
+        self._rows, self._reading, self._threads = rows, reading, threads
         self._parts = [_Part(history, features[history.view.name] if features else None, status=status, threads=threads)
                        for history in histories]  # fmt: skip
-        _check_spine(spine, self._parts)
+        check(spine, [(part.view, [field.name for field in part.added]) for part in self._parts])
         self.schema = reduce(
             lambda schema, field: schema.append(field), [f for p in self._parts for f in p.added], spine
         )
@@ -136,12 +139,15 @@ class Join:
             first += len(rows)
 
     def _joined(self, spine: pa.Table, first: int) -> Iterator[pa.RecordBatch]:
-        at = _moments(spine, first)
-        answers = []
-        for part in self._parts:
+        at = moments(spine, first)
+
+        def ask(part: _Part) -> _Answers:
             keys = part.keys(spine, first)
             with self._reading(part.view.table):
-                answers.append(part.answers(keys, at))
+                return part.answers(keys, at)
+
+        with ThreadPoolExecutor(self._threads) as pool:
+            answers = list(pool.map(ask, self._parts))
         for start in range(0, len(spine), BATCH):
             columns = [_whole(column) for column in spine.slice(start, BATCH).columns]
             for answer in answers:
@@ -162,7 +168,7 @@ class _Part:
             self.added.append(pa.field(status_column(view), _LABEL))
 
     def keys(self, spine: pa.Table, first: int) -> list[pa.ChunkedArray]:
-        return [_cast(spine, column.name, ARROW[column.dtype.name], first) for column in self.view.keys]
+        return [cast(spine, column.name, ARROW[column.dtype.name], first) for column in self.view.keys]
 
     def answers(self, keys: Sequence[pa.ChunkedArray], at: Integers) -> "_Answers":
         view = self.view
@@ -185,22 +191,11 @@ class _Part:
         return _Answers([_whole(column) for column in values], taken, codes)
 
     def _places(self, scan: Scan, keys: Sequence[pa.ChunkedArray], at: Integers) -> tuple[Integers, Integers]:
-        try:
-            return self._asked(scan, keys, at, content=False)
-        except Tie:
-            return self._asked(scan, keys, at, content=True)
-
-    def _asked(
-        self, scan: Scan, keys: Sequence[pa.ChunkedArray], at: Integers, *, content: bool
-    ) -> tuple[Integers, Integers]:
-        questions = Questions(keys, at)
+        questions = Questions(keys, at, lambda places: scan.rows(places, ["content_hash"])["content_hash"].to_numpy())
         names = [column.name for column in self.view.keys]
-        for first, rows in scan.blocks([*names, "event_timestamp", "known_at", *(["content_hash"] if content else [])]):
+        for first, rows in scan.blocks([*names, "event_timestamp", "known_at"]):
             event, known = micros(rows["event_timestamp"]), micros(rows["known_at"])
-            questions.offer(Block(
-                [rows[name] for name in names], event, known, since(event, known),
-                np.arange(first, first + len(rows)), rows["content_hash"].to_numpy() if content else None,
-            ))  # fmt: skip
+            questions.offer([rows[name] for name in names], event, known, first)
         return questions.answers()
 
     def _scan(self, at: Integers) -> Scan:
@@ -319,63 +314,6 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
 
 
-def _check_spine(spine: pa.Schema, parts: Sequence[_Part]) -> None:
-    if "event_timestamp" not in spine.names:
-        raise DataError("spine", "has no column event_timestamp", remedy="name the moment of each question so")
-    if spine.names.count("event_timestamp") > 1:
-        raise DataError("spine", "has two columns event_timestamp", expected="one")
-    time = spine.field("event_timestamp").type
-    if not pa.types.is_timestamp(time) or time.tz is None:
-        raise DataError("spine, event_timestamp", f"has type {time}", expected="a timestamp with a time zone")
-    taken = list(spine.names)
-    for part in parts:
-        for column in part.view.keys:
-            if taken.count(column.name) > 1:
-                raise DataError("spine", f"has two columns {column.name}", expected="one")
-            if column.name not in spine.names:
-                raise DataError("spine", f"has no column {column.name}", expected=f"every key of {part.view.name}")
-            found, wanted = spine.field(column.name).type, ARROW[column.dtype.name]
-            if not _fits(found.value_type if pa.types.is_dictionary(found) else found, wanted):
-                raise DataError(f"spine, {column.name}", f"has type {found}", expected=str(wanted))
-        added = [field.name for field in part.added]
-        clash = sorted({*added} & {*taken})
-        if clash:
-            raise DataError("spine", f"has a column {clash[0]}",
-                            expected="no column named like a feature, and each view once")  # fmt: skip
-        taken += added
-
-
-def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of one type can be keys of another: all of them, or those that fit."""
-    integers = pa.types.is_integer(found) and pa.types.is_integer(wanted)
-    texts = pa.types.is_string(wanted) and (pa.types.is_large_string(found) or pa.types.is_string_view(found))
-    blobs = pa.types.is_binary(wanted) and (pa.types.is_large_binary(found) or pa.types.is_binary_view(found))
-    moments = pa.types.is_timestamp(found) and found.tz is not None and pa.types.is_timestamp(wanted)
-    # A column without any value has no type of its own; its rows find nothing.
-    return bool(found == wanted or pa.types.is_null(found) or integers or texts or blobs or moments)
-
-
-def _moments(spine: pa.Table, first: int) -> Integers:
-    """The times of the questions in microseconds; `first` is the number of the first row, for messages."""
-    times = spine["event_timestamp"]
-    if times.null_count:
-        row = first + pc.index(times.is_null(), True).as_py()
-        raise DataError("spine, event_timestamp", f"is null in row {row}", expected="no null")
-    return micros(_cast(spine, "event_timestamp", pa.timestamp("us", tz="UTC"), first))
-
-
-def _cast(spine: pa.Table, name: str, wanted: pa.DataType, first: int) -> pa.ChunkedArray:
-    """The column in the type in which the history has it: every value, or an error."""
-    column = spine[name]
-    try:
-        return column.cast(wanted)
-    except pa.ArrowInvalid as error:
-        changed = pc.not_equal(column.cast(wanted, safe=False).cast(column.type, safe=False), column)
-        row = first + pc.index(changed, True).as_py()
-        found = f"has a value in row {row} that does not fit ({error})"
-        raise DataError(f"spine, {name}", found, expected=str(wanted)) from None
-
-
 def _time(at: int) -> pa.Scalar:
     return pa.scalar(at, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
 
@@ -405,7 +343,7 @@ def join_naively(spine: pa.Table, history: History) -> pa.Table:
         place[id(row)] = n
     winners, statuses = [], []
     asked = zip(*(spine[column.name].to_pylist() for column in view.keys), strict=True)
-    for key, at in zip(asked, _moments(spine, 0).tolist(), strict=True):
+    for key, at in zip(asked, moments(spine, 0).tolist(), strict=True):
         winner, status = clock.as_of(rows.get(key, ()), at, view.ttl)
         winners.append(place[id(winner)] if winner else None)
         statuses.append(int(status))

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-BLOCK = 1 << 20
+BLOCK = 1 << 19
 """Rows of a block, about: what is read of them is in memory at once."""
 
 _AHEAD = 4
@@ -27,18 +27,21 @@ class Scan:
     def __init__(
         self, data: ds.Dataset | pa.Table, texts: Sequence[str], condition: ds.Expression, threads: int
     ) -> None:
-        self._data = ds.dataset(data) if isinstance(data, pa.Table) else data
+        self._schema = data.schema
         self._options = {"batch_readahead": _AHEAD, "fragment_readahead": 2, "use_threads": threads > 1}
-        self._groups: list[ds.Fragment] | None = None
-        if isinstance(self._data, ds.FileSystemDataset) and isinstance(self._data.format, ds.ParquetFileFormat):
+        self._groups: list[Any]
+        if isinstance(data, ds.FileSystemDataset) and isinstance(data.format, ds.ParquetFileFormat):
             form = ds.ParquetFileFormat(dictionary_columns=list(texts))
             found = [
                 (form.make_fragment(file.path, file.filesystem, file.partition_expression, [group.id]), group.num_rows)
-                for file in self._data.get_fragments(condition)
-                for group in file.subset(condition, schema=self._data.schema).row_groups
+                for file in data.get_fragments(condition)
+                for group in file.subset(condition, schema=data.schema).row_groups
             ]
-            self._groups = [group for group, _ in found]
-            self._ends = np.cumsum([rows for _, rows in found], dtype=np.int64)
+            self._groups, counts = [group for group, _ in found], [rows for _, rows in found]
+        else:
+            self._groups = (data if isinstance(data, pa.Table) else data.to_table()).to_batches(BLOCK)
+            counts = list(map(len, self._groups))
+        self._ends = np.cumsum(counts, dtype=np.int64)
 
     def blocks(self, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
         """The columns of all rows, a block at a time, with the place of its first row."""
@@ -56,27 +59,22 @@ class Scan:
 
         Only the row groups that hold such rows are read, and of each batch only those rows are kept.
         """
-        groups = self._groups
-        if groups is not None:
-            group = np.searchsorted(self._ends, places, side="right")
-            held, own = np.unique(group, return_inverse=True)
-            groups = [groups[n] for n in held]
-            lengths = np.diff(self._ends, prepend=0)[held]
-            # From places among all rows to places among those that are read.
-            places = places - self._ends[group] + np.cumsum(lengths)[own]
+        group = np.searchsorted(self._ends, places, side="right")
+        held, own = np.unique(group, return_inverse=True)
+        lengths = np.diff(self._ends, prepend=0)[held]
+        # From places among all rows to places among those that are read.
+        places = places - self._ends[group] + np.cumsum(lengths)[own]
         first, kept = 0, []
-        for batch in self._batches(groups, columns):
+        for batch in self._batches([self._groups[n] for n in held], columns):
             low, high = np.searchsorted(places, [first, first + len(batch)])
             if high > low:
                 kept.append(batch.take(pa.array(places[low:high] - first)))
             first += len(batch)
-        return pa.Table.from_batches(kept, pa.schema([self._data.schema.field(name) for name in columns]))
+        return pa.Table.from_batches(kept, pa.schema([self._schema.field(name) for name in columns]))
 
-    def _batches(self, groups: list[ds.Fragment] | None, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        data = self._data
-        if groups is not None:
-            if not groups:
-                return iter(())
-            data = ds.FileSystemDataset(groups, data.schema, groups[0].format, groups[0].filesystem)
+    def _batches(self, groups: list[Any], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        if not groups or isinstance(groups[0], pa.RecordBatch):
+            return (group.select(list(columns)) for group in groups)
+        data = ds.FileSystemDataset(groups, self._schema, groups[0].format, groups[0].filesystem)
         batches: Iterator[pa.RecordBatch] = data.to_batches(columns=list(columns), **self._options)
         return batches
