@@ -101,8 +101,17 @@ def publish(
     with answering(url):
         servers = store.servers()
         with _alone(store, history.view, url, waiting) as lease:
-            done = _Run(store, offline, history, now, lease, servers, send).write(full=full)
+            try:
+                done = _Run(store, offline, history, now, lease, servers, send).write(full=full)
+            except TakenOverError:
+                # What this run has sent last may have come after the rows of the other one.
+                store.distrust(history.view)
+                raise
     return msgspec.structs.replace(done, seconds=round(time.perf_counter() - started, 3))
+
+
+class TakenOverError(DependencyError):
+    """A run has stood still for so long that another one may have begun."""
 
 
 class _Lease:
@@ -125,13 +134,17 @@ class _Lease:
         """Refuses to go on where another run may have begun, because this process stood still for too long.
 
         Raises:
-            DependencyError: it may have.
+            TakenOverError: it may have.
         """
         if self._lost or time.monotonic() - self._renewed > LEASE_SECONDS:
-            raise DependencyError(
-                f"Redis at {without_credentials(self.url)}", "may have been taken over by another materialization",
-                expected=f"a sign of life every {LEASE_SECONDS:g} seconds", remedy="run `isthmus materialize` again",
-            )  # fmt: skip
+            raise self.over()
+
+    def over(self) -> "TakenOverError":
+        """The error that says so."""
+        return TakenOverError(
+            f"Redis at {without_credentials(self.url)}", "may have been taken over by another materialization",
+            expected=f"a sign of life every {LEASE_SECONDS:g} seconds", remedy="run `isthmus materialize` again",
+        )  # fmt: skip
 
     def end(self) -> None:
         """Lets others begin."""
@@ -199,7 +212,8 @@ class _Run:
         self._view = history.view
         self._history = history
         self._at = now()
-        self._before = store.published(self._view)
+        self._told = store.told(self._view)
+        self._before = published.decode(self._told)
         self._servers = servers
 
     def write(self, *, full: bool) -> Materialized:
@@ -218,7 +232,7 @@ class _Run:
             horizon=horizon, servers=self._servers, stamp=published.stamp_of(view, before), pending=True,
         )  # fmt: skip
         # Whoever finds this record later knows that the rows are neither those of the last run nor all of this one's.
-        self._store.publish(view, record)
+        self._publish(record)
         suspect = self._store.take_suspects(view, horizon)
         started = self._now()
         changes = None
@@ -242,7 +256,7 @@ class _Run:
                     started=started, readable=self._now(), written=counts.written,
                 )
             )  # fmt: skip
-        self._store.publish(view, msgspec.structs.replace(record, stamp=stamp, pending=False))
+        self._publish(msgspec.structs.replace(record, stamp=stamp, pending=False))
         return self._counted(state, counts, removed)
 
     def _everything(self, state: State, record: Published, until: int) -> tuple[WriteCounts, int]:
@@ -254,11 +268,18 @@ class _Run:
             # Rows that would not keep their own times under the stamp wait until all others do without it.
             late = record.stamp.alters(state.event, state.known)
             first = self._send(state, everyone[~late], until)
-            self._store.publish(self._view, msgspec.structs.replace(record, stamp=None))
+            self._publish(msgspec.structs.replace(record, stamp=None))
             second = self._send(state, everyone[late], until)
             counts = WriteCounts(len(everyone), first.changed + second.changed, first.written + second.written)
         self._lease.require()
         return counts, self._store.remove_others(self._view, key_values(self._view, state.keys), until)
+
+    def _publish(self, record: Published) -> None:
+        """Tells Redis of the table, if nobody else has since this run did."""
+        text = msgspec.json.encode(record)
+        if not self._store.replace(self._view, self._told, text):
+            raise self._lease.over()
+        self._told = text
 
     def _base(self, before: Published, state: State) -> State | None:
         """What Redis holds, if that is certain enough to compare with it instead of with Redis."""
