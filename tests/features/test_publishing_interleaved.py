@@ -20,7 +20,7 @@ from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.entitykey import entity_key
 from isthmus.features.exchange import Client
 from isthmus.features.online import OnlineStore
-from isthmus.features.publishing import publish
+from isthmus.features.publishing import TakenOverError, publish
 from tests.features.support import make_contract
 from tests.features.test_publishing import VIEW, Row, World, after, features_of, key_of, order_of
 
@@ -125,6 +125,26 @@ class _Play:
         except _DiedError:
             return
 
+    def flushed(self, due: int) -> None:
+        """A run that does not end well if Redis loses everything before its last command."""
+        world, done = self.world, False
+
+        def step(number: int) -> None:
+            nonlocal done
+            if number == due:
+                world.client.flushall()
+                done = True
+
+        store = _Observed(world.client, step)
+        target = _left({}, world.table, world.now, self.horizon())
+        try:
+            publish(store, world.url, world.offline, world.offline.history(VIEW), lambda: world.now)
+        except TakenOverError:
+            assert done
+            return
+        if done:
+            assert world.held() == target
+
     def push(self, key: int, row: Row, store: OnlineStore | None = None) -> dict[int, Row]:
         k, n = key_of(key)
         event, known = np.array([row[0]], np.int64), np.array([row[1]], np.int64)
@@ -147,8 +167,8 @@ class _Play:
 _STEPS = st.lists(
     st.tuples(
         st.sampled_from(["restamp all", "restamp all", "restamp some", "change", "correct", "drop", "rewind", "nothing",
-                         "push", "push", "push in a run", "push in a run", "death", "run in a push", "flush", "lose",
-                         "forget", "crowd", "full"]),
+                         "push", "push", "push in a run", "push in a run", "death", "run in a push", "flush",
+                         "flush in a run", "save", "return", "lose", "forget", "crowd", "full"]),
         st.integers(0, 5), st.integers(0, 9), st.integers(0, 25), st.integers(0, 25), st.integers(1, 14), st.booleans(),
     ),
     min_size=1, max_size=8,
@@ -161,7 +181,7 @@ def test_whatever_happens_in_whatever_order(
 ) -> None:
     with TemporaryDirectory() as folder:
         world = World(Path(folder), url, client)
-        play = _Play(world)
+        play, saved = _Play(world), dict[bytes, bytes]()
         world.now = 10
         world.write({key: [(1, 2, key)] for key in first})
         for n, (what, key, lag, early, older, due, run) in enumerate(steps):
@@ -182,6 +202,15 @@ def test_whatever_happens_in_whatever_order(
                     play.push(key, row, slow)
                 case "flush":
                     client.flushall()
+                case "flush in a run":
+                    play.flushed(due)
+                case "save":
+                    saved = _saved(client)
+                case "return":
+                    # A server that was started again, and has only what it had saved.
+                    client.flushall()
+                    for name, held in saved.items():
+                        client.restore(name, 0, held)
                 case "lose":
                     client.delete(entity_key("prod", list(zip(VIEW.keys, key_of(key), strict=True))))
                 case "forget":
@@ -196,6 +225,11 @@ def test_whatever_happens_in_whatever_order(
         world.write({key: [*rows, (world.now, world.now, 1000 + key)] for key, rows in world.table.items()})
         play.quiet()
         assert world.held() == {key: rows[-1] for key, rows in world.table.items()}
+
+
+def _saved(client: Client) -> dict[bytes, bytes]:
+    names = cast("list[bytes]", client.keys("*"))
+    return {name: cast("bytes", client.dump(cast("str", name))) for name in names if not name.endswith(b"|lock")}
 
 
 def _crowd(world: World) -> None:

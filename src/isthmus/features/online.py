@@ -80,26 +80,29 @@ class OnlineStore:
                 by then is replaced, be it newer, since the table would still have it if it were true.
         """
         codec = RowCodec(view)
-        names = entity_keys(self.contract.project, view.keys, keys)
+
+        def named(part: slice) -> list[bytes]:
+            return entity_keys(self.contract.project, view.keys, {name: keys[name][part] for name in keys})
+
         # Without a record, the next run looks at every row that is there.
         record = self.published(view) if horizon is None else None
         if record is not None:
-            self._suspect(view, names, known)
+            self._suspect(view, named(slice(None)), known)
         rule = struct.pack("<q", horizon) if horizon is not None else rule_of(published.stamp_of(view, record))
 
         def packed() -> Iterator[Piece]:
             for start in range(0, len(event), PIECE):
                 part = slice(start, start + PIECE)
                 values = {name: Values(column.data[part], column.valid[part]) for name, column in columns.items()}
-                yield names[part], codec.encode(event[part], known[part], values)
+                yield named(part), codec.encode(event[part], known[part], values)
 
         changed, written, kept = WRITE.run(self.client, [view.name.encode(), rule], packed()) or (0, 0, 0)
         if horizon is not None:
             if kept:
-                self._remember(view, names, horizon)
+                self._remember(view, named(slice(None)), horizon)
         elif record is not None or self.published(view) is not None:
             # Once more: a materialization under way may have looked at these keys before their rows came.
-            self._suspect(view, names, known)
+            self._suspect(view, named(slice(None)), known)
         return WriteCounts(len(event), changed, written)
 
     def _suspect(self, view: ViewContract, names: Sequence[bytes], known: Int64) -> None:
