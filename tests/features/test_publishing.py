@@ -519,6 +519,7 @@ def test_a_run_goes_no_further_where_another_one_has_told_of_its_table(world: Wo
     record = world.store.published(VIEW)
     assert record is not None
     assert (record.at, record.pending) == (30, False)
+    assert [run.at for run in Log(world.offline.root).of(VIEW)] == [10, 30]
     # The last words of the run that stood still could have come late.
     _forget(client, 1)
     assert world.publish().written == 1

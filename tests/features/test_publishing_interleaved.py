@@ -18,9 +18,10 @@ from isthmus.features.connection import connect
 from isthmus.features.decisions import suspects
 from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.entitykey import entity_key
+from isthmus.features.errors import DependencyError
 from isthmus.features.exchange import Client
 from isthmus.features.online import OnlineStore
-from isthmus.features.publishing import TakenOverError, publish
+from isthmus.features.publishing import publish
 from tests.features.support import make_contract
 from tests.features.test_publishing import VIEW, Row, World, after, features_of, key_of, order_of
 
@@ -139,7 +140,7 @@ class _Play:
         target = _left({}, world.table, world.now, self.horizon())
         try:
             publish(store, world.url, world.offline, world.offline.history(VIEW), lambda: world.now)
-        except TakenOverError:
+        except DependencyError:
             assert done
             return
         if done:

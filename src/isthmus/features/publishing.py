@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -103,15 +103,12 @@ def publish(
         with _alone(store, history.view, url, waiting) as lease:
             try:
                 done = _Run(store, offline, history, now, lease, servers, send).write(full=full)
-            except TakenOverError:
-                # What this run has sent last may have come after the rows of the other one.
-                store.distrust(history.view)
+            except DependencyError:
+                if lease.over:
+                    # What this run has sent last may have come after the rows of the other one.
+                    store.distrust(history.view)
                 raise
     return msgspec.structs.replace(done, seconds=round(time.perf_counter() - started, 3))
-
-
-class TakenOverError(DependencyError):
-    """A run has stood still for so long that another one may have begun."""
 
 
 class _Lease:
@@ -120,12 +117,15 @@ class _Lease:
     Args:
         lock: held.
         url: of Redis, for the error.
+
+    Attributes:
+        over: whether it was found that another run may have begun.
     """
 
     def __init__(self, lock: Lock, url: str) -> None:
         self._lock, self.url = lock, url
         self._renewed = time.monotonic()
-        self._lost = False
+        self._lost = self.over = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._renew, daemon=True)
         self._thread.start()
@@ -134,14 +134,19 @@ class _Lease:
         """Refuses to go on where another run may have begun, because this process stood still for too long.
 
         Raises:
-            TakenOverError: it may have.
+            DependencyError: it may have.
         """
         if self._lost or time.monotonic() - self._renewed > LEASE_SECONDS:
-            raise self.over()
+            self.refuse()
 
-    def over(self) -> "TakenOverError":
-        """The error that says so."""
-        return TakenOverError(
+    def refuse(self) -> NoReturn:
+        """Refuses to go on.
+
+        Raises:
+            DependencyError: always.
+        """
+        self.over = True
+        raise DependencyError(
             f"Redis at {without_credentials(self.url)}", "may have been taken over by another materialization",
             expected=f"a sign of life every {LEASE_SECONDS:g} seconds", remedy="run `isthmus materialize` again",
         )  # fmt: skip
@@ -248,6 +253,8 @@ class _Run:
             stamp = changes.stamp
         self._lease.require()
         require_same(self._lease.url, self._servers, self._store.servers())
+        if self._store.told(view) != self._told:
+            self._lease.refuse()
         if changes is None or counts.written or removed or stamp != record.stamp:
             # What answers as before became readable before.
             Log(self._offline.root).append(
@@ -278,7 +285,7 @@ class _Run:
         """Tells Redis of the table, if nobody else has since this run did."""
         text = msgspec.json.encode(record)
         if not self._store.replace(self._view, self._told, text):
-            raise self._lease.over()
+            self._lease.refuse()
         self._told = text
 
     def _base(self, before: Published, state: State) -> State | None:
