@@ -91,7 +91,7 @@ if call('ZCARD', set) + #ARGV / 2 > {MANY} then
   call('ZADD', set, '+inf', '*')
   return {{0}}
 end
-for i = 1, #ARGV, 2 do call('ZADD', set, 'GT', ARGV[i], ARGV[i + 1]) end
+for i = 1, #ARGV, 1000 do call('ZADD', set, 'GT', unpack(ARGV, i, math.min(i + 999, #ARGV))) end
 return {{#ARGV / 2}}
 """)
 
