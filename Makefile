@@ -20,7 +20,7 @@ lint: $(INSTALLED)
 
 # The property tests with a thousand examples each.
 thorough: $(INSTALLED)
-	HYPOTHESIS_PROFILE=thorough $(VENV)/bin/python -m pytest tests/features tests/distill tests/transforms
+	HYPOTHESIS_PROFILE=thorough $(VENV)/bin/python -m pytest --timeout=7200 tests/features tests/distill tests/transforms
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || { echo "isthmus needs Python 3.11 or later" >&2; exit 3; }

@@ -614,6 +614,38 @@ def test_a_removed_view_takes_its_rows_along_and_no_others(
     assert read(neighbours["preprod"], ["stats:trips"], driver=[1])["trips"] == [(1, "PRESENT")]
 
 
+def _records(client: redis.Redis) -> set[bytes]:
+    """What Redis knows of tables: who has been told of which, what others wrote, and who is writing."""
+    keys: Any = client.keys("*:tables*")
+    return {key + b" " + field for key in keys if client.type(key) == b"hash" for field in client.hkeys(key)} | {  # type: ignore[union-attr]
+        key for key in keys if client.type(key) != b"hash"
+    }
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_redis_knows_of_a_table_goes_with_its_view(
+    neighbours: dict[str, feast.FeatureStore], client: redis.Redis, whole: bool
+) -> None:
+    for project in PROJECTS:
+        for name in ("stats", "stats_1d", "weather"):
+            client.hset(f"{project}:tables", name, "{}")
+            client.zadd(f"{project}:tables|{name}|suspects", {"k": 1})
+            client.set(f"{project}:tables|{name}|lock", "held")
+    before = _records(client)
+    assert len(before) == 9 * len(PROJECTS)
+    prod = neighbours["prod"]
+    if whole:
+        prod.teardown()  # type: ignore[no-untyped-call]  # so in Feast
+    else:
+        kept = [prod.get_feature_view(name) for name in ("stats_1d", "weather")]
+        prod.apply([DRIVER, CITY, *kept], objects_to_delete=[prod.get_feature_view("stats")], partial=False)
+    views = ("stats", "stats_1d", "weather") if whole else ("stats",)
+    forms = ("prod:tables {}", "prod:tables|{}|suspects", "prod:tables|{}|lock")
+    gone = {form.format(name).encode() for name in views for form in forms}
+    assert gone <= before
+    assert _records(client) == before - gone
+
+
 def test_teardown_is_of_one_project(neighbours: dict[str, feast.FeatureStore], client: redis.Redis) -> None:
     left = rows_in(client)
     assert len(left) == 6 * len(PROJECTS)

@@ -56,7 +56,7 @@ def key_of(number: int) -> tuple[str, int]:
     return ("1" * (number % 3 + 1), number // 3)
 
 
-def _features(values: list[int]) -> dict[str, Any]:
+def features_of(values: list[int]) -> dict[str, Any]:
     return {"a": from_python(values, Int64), "b": from_python([float(value) for value in values], Float32)}
 
 
@@ -71,7 +71,7 @@ def history_of(rows: dict[int, list[Row]]) -> pa.Table:
 
 
 def _content(value: int) -> int:
-    return int(RowCodec(VIEW).content(_features([value]), 1)[0])
+    return int(RowCodec(VIEW).content(features_of([value]), 1)[0])
 
 
 def order_of(row: Row) -> tuple[int, int, int]:
@@ -123,7 +123,7 @@ class World:
     def push(self, key: int, row: Row) -> None:
         k, n = key_of(key)
         event, known = np.array([row[0]], np.int64), np.array([row[1]], np.int64)
-        self.store.write(self.view, {"k": [k], "n": [n]}, event, known, _features([row[2]]))
+        self.store.write(self.view, {"k": [k], "n": [n]}, event, known, features_of([row[2]]))
 
     def held(self) -> dict[int, Row]:
         keys = list(range(_KEYS))
@@ -188,8 +188,7 @@ def test_runs_over_changes_leave_what_runs_over_everything_leave(
             elif what == "lose":
                 # One row that nobody has told us of: every key is among those that are looked at.
                 lost = min(oracle.rows, default=0)
-                k, n = key_of(lost)
-                client.delete(entity_key("prod", list(zip(VIEW.keys, (k, n), strict=True))))
+                client.delete(_name(lost))
                 oracle.rows.pop(lost, None)
             if run or what in ("flush", "lose", "full"):
                 world.publish(full=what == "full")
@@ -297,6 +296,12 @@ def test_too_many_rows_of_others_make_a_run_compare_everything(world: World, cli
     assert client.zrange(suspects("prod", "traffic"), 0, -1) == [b"*"]
     _forget(client, 1)
     assert world.publish().written == 1
+    # Of all these keys only one has a row that others have written, later than all that the table knows.
+    assert client.zrange(suspects("prod", "traffic"), 0, -1) == [_name(0)]
+    world.now = 30
+    world.write({**_many(5), 1: [(5, 5, 1), (25, 25, 1)]})
+    assert world.publish().written == 2
+    assert world.held()[0] == (5, 5, 0)
     assert client.exists(suspects("prod", "traffic")) == 0
 
 
@@ -312,6 +317,10 @@ def test_a_record_that_cannot_be_read_makes_a_run_compare_everything(
     _forget(client, 1)
     done = world.publish()
     assert (done.changed, done.written) == (1, 1)
+
+
+def _name(key: int) -> bytes:
+    return entity_key("prod", list(zip(VIEW.keys, key_of(key), strict=True)))
 
 
 def _forget(client: Client, count: int) -> None:
@@ -438,3 +447,108 @@ def test_a_state_is_the_row_that_wins_for_each_key(rows: list[tuple[int, int, in
     same = Changes.between(state, state, stamp=None, horizon=state.horizon, suspect=state.keys.slice(0, 0))
     assert same is not None
     assert (len(same.sent), same.changed, len(same.removed), same.stamp) == (0, 0, 0, None)
+
+
+def test_rows_pushed_before_the_first_run_are_looked_at(tmp_path: Path, url: str, client: Client) -> None:
+    world = World(tmp_path, url, client)
+    world.now = 10
+    world.push(0, (8, 9, 77))
+    world.push(_KEYS - 1, (8, 9, 78))
+    world.write({0: [(5, 5, 0)], 1: [(5, 5, 1)]})
+    world.publish()
+    # Both became known after all that the table knows.
+    assert world.held() == {0: (8, 9, 77), 1: (5, 5, 1), _KEYS - 1: (8, 9, 78)}
+    world.now = 30
+    world.write({0: [(5, 5, 0)], 1: [(5, 5, 1), (25, 25, 2)]})
+    world.publish()
+    assert world.held() == {0: (5, 5, 0), 1: (25, 25, 2)}
+
+
+def test_a_push_that_a_stamp_would_restamp_is_not_written(world: World) -> None:
+    world.now = 100
+    world.write(_many(95, _KEYS - 1))
+    world.publish()
+    world.push(_KEYS - 1, (3, 4, 77))
+    assert world.held() == {key: (95, 95, key) for key in range(_KEYS - 1)}
+
+
+def test_pushed_rows_compete_with_times_that_a_run_tells_at_once(world: World) -> None:
+    world.now = 100
+    world.write(_many(95))
+    # Known later than the table, of an earlier event: the table's new time wins over it.
+    world.push(0, (50, 97, 77))
+    world.publish()
+    assert world.held()[0] == (95, 95, 0)
+
+
+def test_a_run_in_the_middle_of_a_push_is_followed_by_one_that_looks_again(world: World) -> None:
+    class Slow(OnlineStore):
+        def _suspect(self, *arguments: Any) -> None:
+            super()._suspect(*arguments)
+            if world.now == 10:
+                world.now = 30
+                world.publish()
+
+    world.write({**_many(5), 1: [(25, 25, 1)]})
+    event, known = np.array([8], np.int64), np.array([9], np.int64)
+    Slow(world.client, make_contract(VIEW)).write(VIEW, {"k": ["1"], "n": [0]}, event, known, features_of([77]))
+    assert world.held()[0] == (8, 9, 77)
+    world.publish()
+    assert world.held()[0] == (5, 5, 0)
+
+
+def test_a_run_goes_no_further_where_another_one_has_told_of_its_table(world: World, client: Client) -> None:
+    """Its process stands still just before its last command, for longer than its lock holds."""
+    world.now = 20
+    world.write({**_many(5), 0: [(15, 15, 1)]})
+    old = world.offline.history(VIEW)
+
+    class Stopped(OnlineStore):
+        def servers(self) -> dict[str, int]:
+            found = super().servers()
+            record = self.published(VIEW)
+            if record is not None and record.pending and record.at == 20:
+                client.delete("prod:tables|traffic|lock")
+                world.now = 30
+                world.write({**_many(5), 0: [(15, 15, 2)], 1: [(25, 25, 7)]})
+                world.publish()
+            return found
+
+    with pytest.raises(DependencyError, match="taken over"):
+        publish(Stopped(client, make_contract(VIEW)), world.url, world.offline, old, lambda: 20)
+    record = world.store.published(VIEW)
+    assert record is not None
+    assert (record.at, record.pending) == (30, False)
+    assert [run.at for run in Log(world.offline.root).of(VIEW)] == [10, 30]
+    # The last words of the run that stood still could have come late.
+    _forget(client, 1)
+    assert world.publish().written == 1
+    assert world.held() == {**{key: (5, 5, key) for key in range(_KEYS)}, 0: (15, 15, 2), 1: (25, 25, 7)}
+
+
+def test_names_of_another_form_among_those_of_others(world: World, client: Client) -> None:
+    """A server under an earlier contract, with other join keys or other types of them, has pushed."""
+    for keys in ({"k": Int64, "n": Int64}, {"other": String}, {"k": String, "n": Int64, "z": Int64}):
+        before = make_view({"a": Int64, "b": Float32}, dict(keys))
+        values: dict[str, Any] = {name: [7 if kind is Int64 else "x"] for name, kind in keys.items()}
+        at = np.array([9], np.int64)
+        OnlineStore(client, make_contract(before)).write(before, values, at, at, features_of([1]))
+    assert client.zcard(suspects("prod", "traffic")) == 3
+    world.now = 20
+    assert world.publish().written == 0
+    world.write({**_many(5), 0: [(15, 15, 3)]})
+    assert world.publish().written == 1
+
+
+def test_a_known_time_that_a_double_does_not_hold_is_not_forgotten_too_early(world: World) -> None:
+    far = (1 << 54) + 3
+    world.now = far + 10
+    world.write({**_many(5), 1: [(5, 5, 1), (far, far, 2)]})
+    world.publish()
+    # Known later than the table by less than what a score tells apart.
+    world.push(0, (9, far + 1, 77))
+    world.publish()
+    assert world.held()[0] == (9, far + 1, 77)
+    world.write({**_many(5), 1: [(5, 5, 1), (far, far, 2), (far, far + 1, 3)]})
+    world.publish()
+    assert world.held()[0] == (5, 5, 0)

@@ -27,8 +27,9 @@ KILLS = int(os.environ.get("ISTHMUS_TEST_KILLS", "3"))
 
 RUN = """
 import sys, time
+from isthmus.features.connection import connect
 from isthmus.features.offline import OfflineStore
-from isthmus.features.online import OnlineStore, connect
+from isthmus.features.online import OnlineStore
 from isthmus.features.publishing import publish
 from tests.features.support import make_contract
 from tests.features.test_publishing import VIEW

@@ -10,13 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.features import published
+from isthmus.features.clock import Status
 from isthmus.features.connection import connect
+from isthmus.features.contract import ViewContract
 from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.errors import DataError
 from isthmus.features.exchange import Client
 from isthmus.features.offline import OfflineStore
+from isthmus.features.online import OnlineStore
 from isthmus.features.pointintime import History, status_column
+from isthmus.features.publishing import publish
 from isthmus.features.served import Difference, ServedJoin
+from isthmus.features.types import Int64
 from tests.features.test_publishing import VIEW, Row, World, after, key_of, order_of
 
 LIMITED = replace(VIEW, ttl=25)
@@ -84,6 +90,79 @@ def test_it_is_what_callers_saw(
         values = found[LIMITED.full_name("a")].to_pylist()
         assert list(zip(found[status_column(LIMITED)].to_pylist(), values, strict=True)) == expected
         assert report[LIMITED.name]["a"].compared == len(questions)
+
+
+@given(
+    first=st.sets(st.integers(0, 5), min_size=1),
+    steps=st.lists(
+        st.tuples(st.sampled_from(["restamp all", "restamp all", "restamp some", "change", "correct", "drop", "rewind",
+                                   "nothing", "push", "full", "forget", "death"]),
+                  st.integers(0, 5), st.integers(1, 9), st.integers(0, 6), st.booleans()),
+        max_size=6,
+    ),
+)  # fmt: skip
+def test_it_is_what_redis_answered(
+    client: Client, first: set[int], steps: list[tuple[str, int, int, int, bool]]
+) -> None:
+    """Redis is asked for every key at every moment. Keys that were pushed are left out from then on."""
+    url = f"unix://{client.connection_pool.connection_kwargs['path']}"  # type: ignore[union-attr]
+    seen: dict[tuple[int, int], tuple[str, int | None]] = {}
+    with TemporaryDirectory() as folder:
+        world = World(Path(folder), url, client, LIMITED)
+        world.write({key: [(1, 2, key)] for key in first})
+        pushed: set[int] = set()
+        for n, (what, key, value, lag, run) in enumerate([("nothing", 0, 1, 0, True), *steps]):
+            world.now = 10 * (n + 1)
+            table = after(world.table, what, key, value, world.now - 1 - lag)
+            if table != world.table:
+                world.write(table)
+            match what:
+                case "push":
+                    world.push(key, (world.now - value, world.now - lag, 500 + value))
+                    pushed.add(key)
+                case "forget":
+                    client.delete("prod:tables|traffic|suspects")
+                    client.hset("prod:tables", "traffic", "")
+                    run = True
+                case "death":
+                    _dies(world)
+                    run = True
+            if run or what == "full":
+                world.publish(full=what == "full")
+            for at in range(world.now, world.now + 10):
+                seen.update({(key, at): said for key, said in _said(world, at).items() if key not in pushed})
+        spine = _spine(list(seen))
+        found, _ = as_served(spine, world.offline, [world.offline.history(LIMITED)])
+        values = found[LIMITED.full_name("a")].to_pylist()
+        told = zip(found[status_column(LIMITED)].to_pylist(), values, strict=True)
+        assert dict(zip(seen, told, strict=True)) == seen
+
+
+def _said(world: World, at: int) -> dict[int, tuple[str, int | None]]:
+    """What every key answers."""
+    named = [key_of(key) for key in range(6)]
+    answer = world.store.read(LIMITED, {"k": [k for k, _ in named], "n": [n for _, n in named]}, at)
+    values = answer.columns["a"].tolist(Int64)
+    return {key: (Status(answer.status[key]).label, values[key]) for key in range(6)}
+
+
+class _DiedError(Exception):
+    """The process is not there any more."""
+
+
+def _dies(world: World) -> None:
+    """A run that ends just before it says that its rows are there."""
+
+    class Dead(OnlineStore):
+        def replace(self, view: ViewContract, told: bytes | None, record: bytes) -> bool:
+            found = published.decode(record)
+            if found is not None and not found.pending:
+                raise _DiedError
+            return super().replace(view, told, record)
+
+    store = Dead(world.client, world.store.contract)
+    with pytest.raises(_DiedError):
+        publish(store, world.url, world.offline, world.offline.history(LIMITED), lambda: world.now)
 
 
 def test_the_lag_is_told(tmp_path: Path, client: Client) -> None:

@@ -44,7 +44,7 @@ def _state(client: Client) -> dict[Any, Any]:
         nodes = [client.get_redis_connection(node) for node in client.get_primaries()]  # type: ignore[no-untyped-call]
     found: dict[Any, Any] = {}
     for node in nodes:
-        names = list(node.scan_iter(count=5000))
+        names = list(node.scan_iter("*:k:*", count=5000))
         pipeline = node.pipeline(transaction=False)
         for name in names:
             pipeline.hgetall(name)

@@ -133,7 +133,7 @@ async def _push(store: Store, number: int, flights: Sequence[int]) -> int:
     """Pushes a number as the value and the time of some flights."""
     event = np.full(len(flights), NOW + number, np.int64)
     rows = RowCodec(ROUTE).encode(event, event, {"flights": from_python([number] * len(flights), Int32)})
-    return await store.write(CONTRACT.project, "route", [_name(flight) for flight in flights], rows)
+    return await store.write(CONTRACT.project, ROUTE, [_name(flight) for flight in flights], rows)
 
 
 async def _pushed(store: Store, flights: Sequence[int]) -> list[int | None]:

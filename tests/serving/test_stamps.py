@@ -37,7 +37,7 @@ def test_answers_and_pushes_go_by_the_stamp(redis_url: str) -> None:
     async def push(store: Store, time: int, value: int) -> int:
         at = np.array([time], np.int64)
         rows = RowCodec(ROUTE).encode(at, at, {"flights": from_python([value], Int32)})
-        return await store.write(CONTRACT.project, "route", [entity_key(CONTRACT.project, KEY)], rows)
+        return await store.write(CONTRACT.project, ROUTE, [entity_key(CONTRACT.project, KEY)], rows)
 
     async def answer(store: Store) -> tuple[int, int | None]:
         found = (await store.read(LookupPlan(CONTRACT, ["route"]), KEYS, 1, NOW + 100))["route"]
@@ -56,6 +56,33 @@ def test_answers_and_pushes_go_by_the_stamp(redis_url: str) -> None:
             assert await answer(store) == (NOW + 50, 1)
             assert await push(store, NOW + 60, 3) == 1
             assert await answer(store) == (NOW + 60, 3)
+        finally:
+            await store.close()
+
+    try:
+        asyncio.run(check())
+    finally:
+        with connect(redis_url) as client:
+            client.delete(f"{CONTRACT.project}:tables", f"{CONTRACT.project}:tables|route|suspects")
+            client.delete(entity_key(CONTRACT.project, KEY))
+
+
+def test_a_push_goes_by_no_stamp_of_another_contract(redis_url: str) -> None:
+    before = replace(ROUTE, ttl=1)
+
+    async def check() -> None:
+        store = Store(redis_url, Limits())
+        with connect(redis_url) as client:
+            record = Published(
+                contract=before.hash, version=0, fingerprint="", built=0, at=0, horizon=0, servers={},
+                stamp=Stamp(NOW, NOW + 50, NOW + 50),
+            )  # fmt: skip
+            OnlineStore(client, CONTRACT).publish(before, record)
+        try:
+            for time in (NOW - 1, NOW):
+                at = np.array([time], np.int64)
+                rows = RowCodec(ROUTE).encode(at, at, {"flights": from_python([1], Int32)})
+                assert await store.write(CONTRACT.project, ROUTE, [entity_key(CONTRACT.project, KEY)], rows) == 1
         finally:
             await store.close()
 

@@ -129,7 +129,7 @@ class Changes:
             after: what it is to hold.
             stamp: the stamp in force.
             horizon: the latest known time of all that Redis was told from the table.
-            suspect: join keys which others have written since: they are sent, whatever `before` says.
+            suspect: join keys which others have written: they are sent, whatever `before` says, and Redis decides.
         """
         matched = matches(before.keys, after.keys)
         old = np.maximum(matched, 0)

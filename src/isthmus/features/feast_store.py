@@ -36,13 +36,14 @@ with warnings.catch_warnings():
     from pydantic import Field, StrictStr
 
 from isthmus.features import _feast_values as feast_values
-from isthmus.features import columns
+from isthmus.features import columns, published
 from isthmus.features._feast_lookup import Lookup, Question, Request, Rows
 from isthmus.features._feast_views import contract_of, layout_of, project_of
 from isthmus.features.address import Address
 from isthmus.features.columns import Values
 from isthmus.features.connection import answering, connect
 from isthmus.features.contract import ViewContract
+from isthmus.features.decisions import locked, suspects
 from isthmus.features.entitykey import KeyValue
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.exchange import Client
@@ -297,7 +298,10 @@ class IsthmusOnlineStore(FeastOnlineStore):
             store.write(view, keys, event, known, values)
 
     def _remove(self, config: RepoConfig, tables: Sequence[FeatureView]) -> None:
-        """Removes the fields of some views from every hash of the project."""
+        """Removes the fields of some views from every hash of the project, and first what Redis knows of their tables.
+
+        A materialization under way so ends with an error, and one that follows takes no row to be there.
+        """
         fields = [table.name for table in tables]
         if not fields:
             return
@@ -305,6 +309,11 @@ class IsthmusOnlineStore(FeastOnlineStore):
         pattern = re.sub(r"([*?\[\]\\])", r"\\\1", project_of(config)) + ":*"
         with answering(config.online_store.url, SETTING):
             client = self._connected(config)
+            project = project_of(config)
+            client.hdel(published.records(project).decode(), *fields)
+            for field in fields:
+                for beside in (locked(project, field), suspects(project, field)):
+                    client.delete(beside)
             names = client.scan_iter(match=pattern, count=BATCH, _type="HASH")
             while batch := list(islice(names, BATCH)):
                 pipeline = client.pipeline(transaction=False)

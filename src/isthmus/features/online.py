@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import redis
 from redis.lock import Lock
@@ -18,12 +19,12 @@ from redis.lock import Lock
 from isthmus.features import published
 from isthmus.features.columns import Values, from_python, to_arrow
 from isthmus.features.contract import Contract, ViewContract
-from isthmus.features.decisions import ANNOUNCE, REMOVE, WRITE, announced, rule_of, suspects
-from isthmus.features.entitykey import KeyValue, decode_key, entity_keys, key_prefix
+from isthmus.features.decisions import ANNOUNCE, REMOVE, REPLACE, WRITE, announced, locked, rule_of, suspects
+from isthmus.features.entitykey import KeyValue, decode_key, entity_key, entity_keys, key_prefix
 from isthmus.features.exchange import CHUNK, Client, Piece, ask
 from isthmus.features.lookupplan import LookupPlan, ViewAnswer
 from isthmus.features.published import Published
-from isthmus.features.rows import VERSION, Int64, RowCodec
+from isthmus.features.rows import HEADER, VERSION, Int64, RowCodec, known_of
 
 PIECE = 4000
 """Rows that are packed at a time: a small part of all memory, and few enough for Redis to start on them soon."""
@@ -79,63 +80,101 @@ class OnlineStore:
                 by then is replaced, be it newer, since the table would still have it if it were true.
         """
         codec = RowCodec(view)
-        rule = struct.pack("<q", horizon) if horizon is not None else self._announce(view, keys, known)
+
+        def named(part: slice) -> list[bytes]:
+            return entity_keys(self.contract.project, view.keys, {name: keys[name][part] for name in keys})
+
+        # Without a record, the next run looks at every row that is there.
+        record = self.published(view) if horizon is None else None
+        if record is not None:
+            self._suspect(view, named(slice(None)), known)
+        rule = struct.pack("<q", horizon) if horizon is not None else rule_of(published.stamp_of(view, record))
 
         def packed() -> Iterator[Piece]:
             for start in range(0, len(event), PIECE):
                 part = slice(start, start + PIECE)
                 values = {name: Values(column.data[part], column.valid[part]) for name, column in columns.items()}
-                names = entity_keys(self.contract.project, view.keys, {name: keys[name][part] for name in keys})
-                yield names, codec.encode(event[part], known[part], values)
+                yield named(part), codec.encode(event[part], known[part], values)
 
-        changed, written = WRITE.run(self.client, [view.name.encode(), rule], packed()) or (0, 0)
+        changed, written, kept = WRITE.run(self.client, [view.name.encode(), rule], packed()) or (0, 0, 0)
+        if horizon is not None:
+            if kept:
+                self._remember(view, named(slice(None)), horizon)
+        elif record is not None or self.published(view) is not None:
+            # Once more: a materialization under way may have looked at these keys before their rows came.
+            self._suspect(view, named(slice(None)), known)
         return WriteCounts(len(event), changed, written)
 
-    def _announce(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]], known: Int64) -> bytes:
-        """Says which keys are about to be written by somebody else than the table; returns the rule for `WRITE`."""
-        record = self.published(view)
-        if record is None:
-            return b""
-        names = entity_keys(self.contract.project, view.keys, keys)
+    def _suspect(self, view: ViewContract, names: Sequence[bytes], known: Int64) -> None:
+        """Says which keys are written by somebody else than the table."""
         for start in range(0, len(names), CHUNK):
             part = slice(start, start + CHUNK)
             arguments = announced(names[part], known[part])
             ANNOUNCE.run(self.client, arguments, [([suspects(self.contract.project, view.name)], [])])
-        return rule_of(published.stamp_of(view, record))
+
+    def _remember(self, view: ViewContract, names: Sequence[bytes], horizon: int) -> None:
+        """Notes which of these keys have rows that were known after the horizon: others have written them."""
+        rows = ask(self.client, [(b"HGET", name, view.name.encode()) for name in names])
+        held = [(name, row) for name, row in zip(names, rows, strict=True) if row and len(row) >= HEADER.size]
+        known = known_of([row for _, row in held])
+        later = np.flatnonzero(known > horizon)
+        self._suspect(view, [held[place][0] for place in later], known[later])
+
+    def distrust(self, view: ViewContract) -> None:
+        """Makes the next materialization compare every row."""
+        self.client.zadd(suspects(self.contract.project, view.name).decode(), {"*": float("inf")})
+
+    def told(self, view: ViewContract) -> bytes | None:
+        """What Redis has been told of the view's offline table, as it stands there."""
+        return cast("bytes | None", self.client.hget(self._records, view.name))
 
     def published(self, view: ViewContract) -> Published | None:
         """What Redis has been told of the view's offline table."""
-        told = cast("bytes | None", self.client.hget(self._records, view.name))
-        return published.decode(told)
+        return published.decode(self.told(view))
 
     def publish(self, view: ViewContract, record: Published) -> None:
         """Tells Redis so."""
         self.client.hset(self._records, view.name, msgspec.json.encode(record).decode())
 
+    def replace(self, view: ViewContract, told: bytes | None, record: bytes) -> bool:
+        """Tells Redis so if it has been told nothing else since `told`; returns whether it has not."""
+        arguments = [view.name.encode(), told or b"", record]
+        return REPLACE.run(self.client, arguments, [([self._records.encode()], [])]) == [1]
+
     def lock(self, view: ViewContract) -> Lock:
         """What one materialization of a view at a time can hold."""
-        name = published.beside(self.contract.project, view.name, "lock").decode()
+        name = locked(self.contract.project, view.name).decode()
         return cast("Lock", self.client.lock(name, timeout=LEASE_SECONDS, thread_local=False))
 
     def take_suspects(self, view: ViewContract, horizon: int) -> pa.Table | None:
-        """The join keys of rows that others have written and that were known by a horizon, which are forgotten.
+        """The join keys of rows that others have written, of which those known by a horizon are forgotten.
 
         Returns:
             The keys; None if they are too many to be remembered.
         """
         name = suspects(self.contract.project, view.name).decode()
         with self.client.pipeline(transaction=True) as pipeline:
-            pipeline.zrangebyscore(name, "-inf", horizon)
+            pipeline.zrange(name, 0, -1)
             pipeline.zremrangebyscore(name, "-inf", horizon)
-            pipeline.zscore(name, "*")
+            pipeline.zrem(name, "*")
             found, _, many = pipeline.execute()
-        if many is not None:
-            self.client.delete(name)
+        if many:
             return None
-        rows = [decode_key(self.contract.project, view.keys, key) for key in found]
+        # A server that has not heard of a new contract may name keys of another form. Nothing can read their rows.
+        rows = [row for key in found if (row := self._read_key(view, key)) is not None]
         columns = sorted(view.keys, key=lambda column: column.name)
         values = {column.name: [row[n] for row in rows] for n, column in enumerate(columns)}
         return pa.table({key.name: to_arrow(from_python(values[key.name], key.dtype), key.dtype) for key in view.keys})
+
+    def _read_key(self, view: ViewContract, name: bytes) -> tuple[KeyValue, ...] | None:
+        """The values of an entity key of this view; None if the name is not one's."""
+        ordered = sorted(view.keys, key=lambda column: column.name)
+        try:
+            row = decode_key(self.contract.project, view.keys, name)
+            same = entity_key(self.contract.project, list(zip(ordered, row, strict=True))) == name
+        except (ValueError, TypeError, AttributeError, struct.error):
+            return None
+        return row if same else None
 
     def remove(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]], horizon: int) -> int:
         """Removes the rows of keys that were known by the horizon; returns how many those were.
@@ -151,9 +190,18 @@ class OnlineStore:
         return self._remove(view, others, horizon)
 
     def _remove(self, view: ViewContract, names: Iterable[Sequence[bytes]], horizon: int) -> int:
-        pieces: Iterator[Piece] = ((some, []) for some in names)
+        tried: list[Sequence[bytes]] = []
+
+        def pieces() -> Iterator[Piece]:
+            for some in names:
+                tried.append(some)
+                yield some, []
+
         arguments = [view.name.encode(), bytes([VERSION]) + view.prefix, struct.pack("<q", horizon)]
-        return sum(REMOVE.run(self.client, arguments, pieces))
+        removed, kept = REMOVE.run(self.client, arguments, pieces()) or (0, 0)
+        for some in tried if kept else ():
+            self._remember(view, some, horizon)
+        return removed
 
     def missing(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]]) -> int:
         """How many of these keys have no row of the view."""

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -101,7 +101,13 @@ def publish(
     with answering(url):
         servers = store.servers()
         with _alone(store, history.view, url, waiting) as lease:
-            done = _Run(store, offline, history, now, lease, servers, send).write(full=full)
+            try:
+                done = _Run(store, offline, history, now, lease, servers, send).write(full=full)
+            except DependencyError:
+                if lease.over:
+                    # What this run has sent last may have come after the rows of the other one.
+                    store.distrust(history.view)
+                raise
     return msgspec.structs.replace(done, seconds=round(time.perf_counter() - started, 3))
 
 
@@ -111,12 +117,15 @@ class _Lease:
     Args:
         lock: held.
         url: of Redis, for the error.
+
+    Attributes:
+        over: whether it was found that another run may have begun.
     """
 
     def __init__(self, lock: Lock, url: str) -> None:
         self._lock, self.url = lock, url
         self._renewed = time.monotonic()
-        self._lost = False
+        self._lost = self.over = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._renew, daemon=True)
         self._thread.start()
@@ -128,10 +137,19 @@ class _Lease:
             DependencyError: it may have.
         """
         if self._lost or time.monotonic() - self._renewed > LEASE_SECONDS:
-            raise DependencyError(
-                f"Redis at {without_credentials(self.url)}", "may have been taken over by another materialization",
-                expected=f"a sign of life every {LEASE_SECONDS:g} seconds", remedy="run `isthmus materialize` again",
-            )  # fmt: skip
+            self.refuse()
+
+    def refuse(self) -> NoReturn:
+        """Refuses to go on.
+
+        Raises:
+            DependencyError: always.
+        """
+        self.over = True
+        raise DependencyError(
+            f"Redis at {without_credentials(self.url)}", "may have been taken over by another materialization",
+            expected=f"a sign of life every {LEASE_SECONDS:g} seconds", remedy="run `isthmus materialize` again",
+        )  # fmt: skip
 
     def end(self) -> None:
         """Lets others begin."""
@@ -199,7 +217,8 @@ class _Run:
         self._view = history.view
         self._history = history
         self._at = now()
-        self._before = store.published(self._view)
+        self._told = store.told(self._view)
+        self._before = published.decode(self._told)
         self._servers = servers
 
     def write(self, *, full: bool) -> Materialized:
@@ -218,7 +237,7 @@ class _Run:
             horizon=horizon, servers=self._servers, stamp=published.stamp_of(view, before), pending=True,
         )  # fmt: skip
         # Whoever finds this record later knows that the rows are neither those of the last run nor all of this one's.
-        self._store.publish(view, record)
+        self._publish(record)
         suspect = self._store.take_suspects(view, horizon)
         started = self._now()
         changes = None
@@ -234,6 +253,8 @@ class _Run:
             stamp = changes.stamp
         self._lease.require()
         require_same(self._lease.url, self._servers, self._store.servers())
+        if self._store.told(view) != self._told:
+            self._lease.refuse()
         if changes is None or counts.written or removed or stamp != record.stamp:
             # What answers as before became readable before.
             Log(self._offline.root).append(
@@ -242,7 +263,7 @@ class _Run:
                     started=started, readable=self._now(), written=counts.written,
                 )
             )  # fmt: skip
-        self._store.publish(view, msgspec.structs.replace(record, stamp=stamp, pending=False))
+        self._publish(msgspec.structs.replace(record, stamp=stamp, pending=False))
         return self._counted(state, counts, removed)
 
     def _everything(self, state: State, record: Published, until: int) -> tuple[WriteCounts, int]:
@@ -254,11 +275,18 @@ class _Run:
             # Rows that would not keep their own times under the stamp wait until all others do without it.
             late = record.stamp.alters(state.event, state.known)
             first = self._send(state, everyone[~late], until)
-            self._store.publish(self._view, msgspec.structs.replace(record, stamp=None))
+            self._publish(msgspec.structs.replace(record, stamp=None))
             second = self._send(state, everyone[late], until)
             counts = WriteCounts(len(everyone), first.changed + second.changed, first.written + second.written)
         self._lease.require()
         return counts, self._store.remove_others(self._view, key_values(self._view, state.keys), until)
+
+    def _publish(self, record: Published) -> None:
+        """Tells Redis of the table, if nobody else has since this run did."""
+        text = msgspec.json.encode(record)
+        if not self._store.replace(self._view, self._told, text):
+            self._lease.refuse()
+        self._told = text
 
     def _base(self, before: Published, state: State) -> State | None:
         """What Redis holds, if that is certain enough to compare with it instead of with Redis."""

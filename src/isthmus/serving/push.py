@@ -39,9 +39,10 @@ async def push(asked: PushRequest | WriteRequest, state: State, store: Store, li
             "to", f"{asked.to!r}, and the server has no offline store", expected="online",
             remedy="let a source of the view hold the rows, and run `isthmus build`",
         )  # fmt: skip
+    held = state.contract.view(name)
     large = sum(len(memoryview(raw)) for raw in asked.df.values()) > BYTES
     names, rows = await offload(large, view.pack, asked.df, limits, now)
-    return orjson.dumps({"rows": len(rows), "written": await store.write(state.contract.project, name, names, rows)})
+    return orjson.dumps({"rows": len(rows), "written": await store.write(state.contract.project, held, names, rows)})
 
 
 def viewed(asked: PushRequest | WriteRequest) -> tuple[str, Form]:

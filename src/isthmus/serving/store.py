@@ -7,9 +7,11 @@ from typing import Any
 from isthmus.features import published
 from isthmus.features.address import Address
 from isthmus.features.connection import answering
-from isthmus.features.contract import Contract
+from isthmus.features.contract import Contract, ViewContract
 from isthmus.features.decisions import ANNOUNCE, WRITE, announced, rule_of, suspects
+from isthmus.features.exchange import Piece
 from isthmus.features.lookupplan import LookupPlan, ViewAnswer
+from isthmus.features.published import Published
 from isthmus.features.rows import known_of
 from isthmus.serving.cluster import Cluster
 from isthmus.serving.limits import Limits
@@ -53,12 +55,12 @@ class Store:
         size = rows * sum(len(view.fields) for view in plan.views)
         return await offload(size > VALUES, plan.decode, replies, rows, at, stamps)
 
-    async def write(self, project: str, view: str, names: Sequence[bytes], rows: Sequence[bytes]) -> int:
+    async def write(self, project: str, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes]) -> int:
         """Writes packed rows by the rule of the online store; returns how many replaced what was stored.
 
         Args:
             project: name of the project.
-            view: name of the view.
+            view: the view.
             names: `entity_key` of each row.
             rows: the packed rows.
 
@@ -67,13 +69,22 @@ class Store:
         """
         with Waiting(), answering(self._url):
             async with asyncio.timeout(self._seconds):
-                (told,) = await self._redis.ask([(b"HGET", published.records(project), view.encode())])
-                rule = b""
-                if (record := published.decode(told)) is not None:
-                    rule = rule_of(record.stamp)
-                    await self._redis.run(ANNOUNCE, announced(names, known_of(rows)), ([suspects(project, view)], []))
-                counts = await self._redis.run(WRITE, (view.encode(), rule), (names, rows))
-        return sum(written for _, written in counts)
+                record = await self._published(project, view)
+                told = announced(names, known_of(rows))
+                place: Piece = ([suspects(project, view.name)], [])
+                if record is not None:
+                    await self._redis.run(ANNOUNCE, told, place)
+                rule = rule_of(published.stamp_of(view, record))
+                counts = await self._redis.run(WRITE, (view.name.encode(), rule), (names, rows))
+                if record is not None or await self._published(project, view) is not None:
+                    # Once more: a materialization under way may have looked at these keys before their rows came.
+                    await self._redis.run(ANNOUNCE, told, place)
+        return sum(written for _, written, _ in counts)
+
+    async def _published(self, project: str, view: ViewContract) -> Published | None:
+        """What Redis has been told of the view's offline table."""
+        ((told,),) = await self._redis.ask([published.asking(project, [view])])
+        return published.decode(told)
 
     async def ping(self, contract: Contract) -> None:
         """Asks Redis whether it would answer lookups.
