@@ -1,3 +1,5 @@
+import time
+
 import numpy as np
 import pytest
 import sklearn.metrics
@@ -29,8 +31,14 @@ def test_sigmoid_of_extremes() -> None:
     assert sigmoid(np.array([-1e4, 0, 1e4])).tolist() == [0, 0.5, 1]
 
 
-def test_latency_counts_every_call() -> None:
+def test_latency_is_that_of_the_quietest_round() -> None:
     calls: list[int] = []
-    timing = latency(lambda: calls.append(1), calls=50)
-    assert len(calls) == 55
-    assert 0 < timing["p50_us"] <= timing["p99_us"]
+
+    def call() -> None:
+        calls.append(1)
+        if len(calls) <= 55:  # what else the machine does, until the first round has ended
+            time.sleep(0.002)
+
+    timing = latency(call, calls=50)
+    assert len(calls) == 5 + 5 * 50
+    assert 0 < timing["p50_us"] <= timing["p99_us"] < 2000

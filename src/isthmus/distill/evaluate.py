@@ -43,16 +43,28 @@ def calibration_error(labels: Array, probabilities: Array) -> float:
     return float(sum(abs(part.sum()) for part in np.array_split(gap, BINS)) / len(gap))
 
 
+_ROUNDS = 5
+_SECONDS = 0.5
+
+
 def latency(call: Callable[[], object], *, calls: int = 1000) -> dict[str, float]:
-    """p50 and p99 of one call in microseconds, after a tenth as many calls to warm up."""
+    """p50 and p99 of one call in microseconds, after a tenth as many calls to warm up.
+
+    Short calls are measured in several rounds, of which the one with the least p99 counts: what else a machine does can
+    only add to it.
+    """
     for _ in range(calls // 10):
         call()
-    spent = np.empty(calls)
-    for number in range(calls):
-        start = time.perf_counter_ns()
-        call()
-        spent[number] = time.perf_counter_ns() - start
-    p50, p99 = np.percentile(spent, (50, 99)) / 1000
+    rounds: list[np.ndarray[tuple[int], np.dtype[np.float64]]] = []
+    started = time.perf_counter()
+    while not rounds or (len(rounds) < _ROUNDS and time.perf_counter() - started < _SECONDS):
+        spent = np.empty(calls)
+        for number in range(calls):
+            start = time.perf_counter_ns()
+            call()
+            spent[number] = time.perf_counter_ns() - start
+        rounds.append(np.percentile(spent, (50, 99)) / 1000)
+    p50, p99 = min(rounds, key=lambda percentiles: percentiles[1])
     return {"p50_us": round(float(p50), 1), "p99_us": round(float(p99), 1)}
 
 
