@@ -27,7 +27,7 @@ from isthmus.features.asof import Integers, Questions
 from isthmus.features.clock import Status
 from isthmus.features.columns import ARROW, micros
 from isthmus.features.contract import SEPARATOR, STATUS, ViewContract
-from isthmus.features.scan import Scan
+from isthmus.features.scan import Scan, in_lots
 
 PASS = 1 << 20
 """Rows of a spine for which each history is read once."""
@@ -225,23 +225,6 @@ class _Answers:
         if self.codes is not None:
             columns.append(_labels(self.codes[part]))
         return columns
-
-
-def in_lots(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
-    """Batches of any sizes as tables of `rows` rows each, the last one of what is left; nothing for no row."""
-    waiting: list[pa.RecordBatch] = []
-    count = 0
-    for batch in batches:
-        while count + len(batch) >= rows:
-            waiting.append(batch.slice(0, rows - count))
-            yield pa.Table.from_batches(waiting)
-            batch = batch.slice(rows - count)
-            waiting, count = [], 0
-        if len(batch):
-            waiting.append(batch)
-            count += len(batch)
-    if waiting:
-        yield pa.Table.from_batches(waiting)
 
 
 def latest(history: History, at: int) -> pa.Table:

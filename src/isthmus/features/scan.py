@@ -1,6 +1,6 @@
 """The rows of a table that may matter, read as often as needed, a part at a time, always in the same order."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,3 +78,20 @@ class Scan:
         data = ds.FileSystemDataset(groups, self._schema, groups[0].format, groups[0].filesystem)
         batches: Iterator[pa.RecordBatch] = data.to_batches(columns=list(columns), **self._options)
         return batches
+
+
+def in_lots(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
+    """Batches of any sizes as tables of `rows` rows each, the last one of what is left; nothing for no row."""
+    waiting: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        while count + len(batch) >= rows:
+            waiting.append(batch.slice(0, rows - count))
+            yield pa.Table.from_batches(waiting)
+            batch = batch.slice(rows - count)
+            waiting, count = [], 0
+        if len(batch):
+            waiting.append(batch)
+            count += len(batch)
+    if waiting:
+        yield pa.Table.from_batches(waiting)

@@ -19,7 +19,8 @@ from isthmus.features.contract import Column, ViewContract
 from isthmus.features.errors import DataError
 from isthmus.features.materializations import Log
 from isthmus.features.offline import OfflineStore
-from isthmus.features.pointintime import BATCH, PASS, History, Join, in_lots, status_column, table_schema
+from isthmus.features.pointintime import BATCH, PASS, History, Join, status_column, table_schema
+from isthmus.features.scan import in_lots
 from isthmus.features.types import Bool, UnixTimestamp
 from isthmus.features.verdict import compare
 

@@ -24,6 +24,7 @@ import pyarrow.dataset as ds
 from isthmus.features.columns import ARROW
 from isthmus.features.contract import Column, ViewContract
 from isthmus.features.rows import mix
+from isthmus.features.scan import in_lots
 from isthmus.features.types import DataType
 
 FORMAT = 1
@@ -112,7 +113,10 @@ class ViewStatistics(msgspec.Struct, frozen=True, kw_only=True):
 def read(
     data: ds.Dataset | pa.Table, columns: Sequence[str], after: int | None = None, until: int | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Columns of the rows whose event time lies in (after, until], both in microseconds, batch by batch."""
+    """Columns of the rows whose event time lies in (after, until], both in microseconds, batch by batch.
+
+    Where a batch ends depends on the rows alone, not on the files that hold them.
+    """
     event = ds.field("event_timestamp")
     where = None
     if after is not None:
@@ -122,9 +126,11 @@ def read(
         where = before if where is None else where & before
     source = ds.dataset(data) if isinstance(data, pa.Table) else data
     # In order, and no more read ahead than is being worked on.
-    yield from source.to_batches(
+    found = source.to_batches(
         columns=list(columns), filter=where, batch_size=_BATCH, batch_readahead=2, fragment_readahead=1
     )
+    for rows in in_lots(found, _BATCH):
+        yield from rows.combine_chunks().to_batches()
 
 
 def view_statistics(

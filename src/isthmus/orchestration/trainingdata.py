@@ -17,7 +17,8 @@ from isthmus.features.contract import Contract, ViewContract, one_of
 from isthmus.features.errors import ContractMismatch, DataError, RequestError
 from isthmus.features.files import publish, write_atomically
 from isthmus.features.offline import OfflineStore
-from isthmus.features.pointintime import BATCH, History, Join, in_lots
+from isthmus.features.pointintime import BATCH, History, Join
+from isthmus.features.scan import in_lots
 from isthmus.features.served import ServedJoin
 from isthmus.features.spines import SpineRows, spine_rows
 from isthmus.orchestration.project import Project
