@@ -10,7 +10,7 @@ demo: $(INSTALLED)
 
 # Two at a time, each file as a whole: most tests wait for processes.
 test: $(INSTALLED) browser lint
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check

@@ -14,7 +14,6 @@ from isthmus.features.contract import Column, ViewContract
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.spec import FeatureView, Spine
 from isthmus.features.types import SCALARS, Array
-from isthmus.transforms.engine import keep_interrupts
 from isthmus.transforms.sources import first_line
 
 if TYPE_CHECKING:
@@ -145,7 +144,6 @@ def _frame(
     function = declaration.function
     assert function is not None  # noqa: S101 - a contract without functions does not compile
     place = f"{where} ({code.location(function)})"
-    keep_interrupts()
     try:
         frame = function(**{source.name: frames[source.name] for source in declaration.sources})
     except Exception as error:  # the user's own code may raise anything

@@ -5,6 +5,7 @@ spark         Apache Spark in a server that this process starts; needs Java 17
 sc://host     any Spark Connect endpoint
 """
 
+import ctypes
 import os
 import re
 import secrets
@@ -13,7 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -31,6 +32,8 @@ _CONNECT_PORT = 15002
 _JAVA = 17
 _PATIENCE = 5.0
 """Seconds that a Spark Connect server has to answer."""
+_LISTENS = 1.0
+"""Seconds after which Sail's server is taken not to listen for signals."""
 
 
 @contextmanager
@@ -51,7 +54,6 @@ def session(engine: str, threads: int = 2) -> "Iterator[SparkSession]":
         raise _missing("pyspark") from error
     if engine == "sail":
         with _token(None), _sail() as url, _connect(url) as spark:
-            keep_interrupts()
             yield spark
     elif engine == "spark":
         _require_java()
@@ -143,21 +145,46 @@ def _sail() -> Iterator[str]:
         from pysail.spark import SparkConnectServer
     except ImportError as error:
         raise _missing("pysail") from error
+    interrupts = _interrupts()
     server = SparkConnectServer(ip="127.0.0.1", port=0)
     server.start(background=True)
+    interrupts.take_back()
     try:
         yield f"sc://127.0.0.1:{server.listening_address[1]}"
     finally:
         server.stop()
 
 
-def keep_interrupts() -> None:
-    """Takes Ctrl-C back from Sail, whose server would end on it and leave its client retrying for ten minutes.
+@cache
+def _interrupts() -> "_Interrupts":
+    return _Interrupts()
 
-    The server listens from some moment after its start on: the signal is taken back before each computation, too.
+
+class _Interrupts:
+    """What Ctrl-C does in this process, kept from Sail.
+
+    Sail's first server listens for the signal as well, from some moment after its start on. It would end on it at once,
+    and leave its client saying goodbye to nobody for ten minutes.
     """
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.getsignal(signal.SIGINT))
+
+    def __init__(self) -> None:
+        # `signal.signal` is for the main thread alone.
+        self._get, self._set = ctypes.pythonapi.PyOS_getsig, ctypes.pythonapi.PyOS_setsig
+        self._get.restype = self._set.restype = ctypes.c_void_p
+        self._set.argtypes = [ctypes.c_int, ctypes.c_void_p]
+        self._own = self._get(signal.SIGINT)
+        self._taken = False
+
+    def take_back(self) -> None:
+        """Waits until a server that has just been started listens, and takes the signal back."""
+        end = time.monotonic() + _LISTENS
+        while not self._taken and time.monotonic() < end:
+            if self._get(signal.SIGINT) != self._own:
+                self._set(signal.SIGINT, self._own)
+                break
+            time.sleep(0.001)
+        # Later servers of this process share what the first one has set up.
+        self._taken = True
 
 
 def _missing(package: str) -> DependencyError:
