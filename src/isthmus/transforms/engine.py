@@ -67,6 +67,11 @@ def session(engine: str, threads: int = 2) -> "Iterator[SparkSession]":
         raise ConfigurationError("isthmus.toml", [Problem("engine", repr(engine), ENGINES)])
 
 
+def is_apache(spark: "SparkSession") -> bool:
+    """Whether the engine behind a session is Apache Spark: Sail has no defaults of its settings."""
+    return spark.conf.get("spark.sql.shuffle.partitions", None) is not None
+
+
 @contextmanager
 def _connect(url: str) -> "Iterator[SparkSession]":
     from pyspark.errors import PySparkException
@@ -102,6 +107,9 @@ def _spark(threads: int) -> str:
         "spark.log.level": "OFF", "spark.sql.shuffle.partitions": "8", "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }  # fmt: skip
+    if not any("GC" in os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")):
+        # Java's own choice works beside the program, on cores that are few here; two choices would be an error.
+        options["spark.driver.extraJavaOptions"] = "-XX:+UseParallelGC"
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     # Its Python workers need this package: they are to be of this environment, not of whatever is first on PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
