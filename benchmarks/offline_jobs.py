@@ -34,6 +34,8 @@ SPARK = {  # the settings of Feast's own template, for a small machine
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.ui.enabled": "false",
+    # As ours: Java's own choice would take cores that it has not.
+    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
 }
 
 
