@@ -11,6 +11,7 @@ from isthmus.orchestration.materialization import materialize
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.registration import apply
 from isthmus.orchestration.tables import build
+from isthmus.orchestration.trainingdata import training_data
 from isthmus.orchestration.trainingset import training_set
 from isthmus.orchestration.verification import verify
 from isthmus.transforms import changes, engine, pointintime
@@ -51,6 +52,9 @@ def test_a_project_on_spark_connect_and_a_redis_cluster(tmp_path: Path) -> None:
         verdict = verify(project, every=True)
         assert verdict.passed
         by_executors(project, spark_url, redis_url, tmp_path / "joined")
+        spine = local.select([name for name in local.column_names if "__" not in name])
+        here, there = (training_data(project, shops.VIEWS, spine, join=join) for join in ("embedded", "engine"))
+        assert here.table().equals(there.table())
 
 
 def by_executors(project: Project, spark_url: str, redis_url: str, out: Path) -> None:

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,12 @@ import isthmus
 from isthmus import DataError, IsthmusError, RequestError
 from isthmus.features.offline import OfflineStore
 from isthmus.features.pointintime import join_naively
+from isthmus.orchestration.enginejoin import EngineJoin
+from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables import build
 from isthmus.orchestration.trainingdata import TrainingData, repeat
 from isthmus.orchestration.trainingset import chosen, training_set
+from isthmus.transforms import pointintime
 from tests.orchestration.shop import Open, Shop, files, order_rows
 
 FEATURES = "customer_orders:orders_7d,customer_orders:late_rate_7d,customer_facts:city"
@@ -324,6 +328,10 @@ def test_the_command_line(built: Shop, tmp_path: Path) -> None:
     made = json.loads(done.stdout)
     assert (done.returncode, made["rows_out"], made["options"]) == (0, 300, {"status": False})
     before = files(out)
+    assert run(
+        "--spine", str(path), "--features", FEATURES, "--out", str(out), "--no-status", "--join", "engine"
+    ).stdout
+    assert files(out) == before
     again = run("--like", made["id"])
     assert json.loads(again.stdout) == made
     assert files(out) == before
@@ -332,6 +340,84 @@ def test_the_command_line(built: Shop, tmp_path: Path) -> None:
         assert refused.returncode == 2
         assert "its options do not go together" in refused.stderr
     assert run("late_order", "--like", "x").returncode == 2
+
+
+def _hard_spine() -> pa.Table:
+    """More rows than a batch has, null keys, a key nobody has, and columns whose types an engine does not know."""
+    rows = order_rows(300).select(["customer", "store", "product", "ordered_at", "late"])
+    rows = pa.concat_tables([rows.rename_columns({"ordered_at": "event_timestamp"})] * 240)
+    customers = rows["customer"].to_pylist()
+    customers[5], customers[70_001], customers[-1] = None, None, -1
+    rows = rows.set_column(0, "customer", pa.array(customers, rows["customer"].type))
+    count = range(len(rows))
+    return (
+        rows.append_column("weight", pa.array([n % 200 for n in count], pa.uint8()))
+        .append_column("share", pa.array([n % 7 for n in count], pa.decimal128(9, 2)))
+        .append_column("note", pa.array([None if n % 3 else f"n{n % 11}" for n in count], pa.large_string()))
+        .append_column("_other", pa.array([[n % 5] for n in count], pa.list_(pa.int16())))
+    )
+
+
+def _by_both(shop: Shop, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the engine joins is what this process joins, to the byte, and so is its record."""
+    monkeypatch.setattr(pointintime, "_PART_BITS", 15)
+    tables = sorted(path.name for path in Path(Project(shop.root).offline).iterdir())
+    features = "customer_facts:city,customer_orders,shelf_demand"
+    hard = _hard_spine()
+    for n, (spine, status) in enumerate([(hard, True), (hard.slice(250, 300), False), (hard.slice(0, 0), True)]):
+        made = [
+            isthmus.training_data(shop.root, features, spine, status=status, join=join).write(out / f"{join}{n}")
+            for join in ("embedded", "engine")
+        ]
+        here, there = (files(one.path) for one in made)
+        assert made[0].rows_out == made[1].rows_out == len(spine)
+        assert here["data.parquet"] == there["data.parquet"]
+        assert here.keys() == there.keys()
+        assert made[0] == replace(made[1], path=made[0].path)
+    assert sorted(path.name for path in Path(Project(shop.root).offline).iterdir()) == tables
+
+
+def test_a_join_by_sail_is_the_embedded_one(built: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _by_both(built, tmp_path, monkeypatch)
+
+
+@pytest.mark.spark
+def test_a_join_by_apache_spark_is_the_embedded_one(
+    built: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built.replace("[project]\n", 'engine = "spark"\n\n[project]\n', "isthmus.toml")
+    _by_both(built, tmp_path, monkeypatch)
+
+
+def test_a_distillation_joined_by_the_engine_and_made_again_by_it(built: Shop, project: Open) -> None:
+    made = chosen(project(built), join="engine")
+    before = files(made.path)
+    shutil.rmtree(made.path)
+    assert training_set(project(built)) == made
+    assert files(made.path) == before
+    _more_orders(built, project)
+    (made.path / "data.parquet").unlink()
+    assert chosen(project(built), like=made.id, join="engine") == made
+    assert files(made.path) == before
+
+
+def test_a_join_by_the_engine_that_cannot_be(built: Shop, project: Open, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="join: the engine cannot join as served"):
+        chosen(project(built), as_served=True, join="engine")
+    served = isthmus.training_data(built.root, FEATURES, _spine(), as_served=True).write(tmp_path / "served")
+    with pytest.raises(RequestError, match="join: the engine cannot join as served"):
+        repeat(project(built), served.id, join="engine")
+    with pytest.raises(RequestError, match="join: 'both' is not known; expected one of embedded, engine"):
+        isthmus.training_data(built.root, FEATURES, _spine(), join="both")
+    histories = [OfflineStore(project(built).offline).history(project(built).applied().views["customer_facts"])]
+    elsewhere, wanted = OfflineStore("s3://bucket/tables"), {"customer_facts": ["city"]}
+    with pytest.raises(RequestError, match=r"stores\.offline is s3://bucket/tables; expected a folder"):
+        EngineJoin(_spine().schema, elsewhere, histories, features=wanted, status=True, threads=2, name="sail")
+    spine = _spine().set_column(1, "event_timestamp", pa.nulls(300, pa.timestamp("us", tz="UTC")))
+    with pytest.raises(DataError, match="spine, event_timestamp: is null in row 0"):
+        isthmus.training_data(built.root, FEATURES, spine, join="engine").write(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    assert not list(Path(project(built).offline).glob("_join*"))
 
 
 def test_nothing_is_joined_before_it_is_asked_for(built: Shop) -> None:

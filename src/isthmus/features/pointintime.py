@@ -138,6 +138,34 @@ class Join:
             yield from self._joined(rows, first)
             first += len(rows)
 
+    def questions(self, spine: pa.Table, first: int) -> pa.Table:
+        """The join keys and `event_timestamp` of some rows, in the types of the histories, to be joined elsewhere.
+
+        Args:
+            spine: the rows.
+            first: the number of the first one, for messages.
+
+        Raises:
+            DataError: as `batches`.
+        """
+        columns: dict[str, pa.ChunkedArray | pa.Array] = {
+            "event_timestamp": pa.array(moments(spine, first)).cast(pa.timestamp("us", tz="UTC"))
+        }
+        for part in self._parts:
+            for column, keys in zip(part.view.keys, part.keys(spine, first), strict=True):
+                columns.setdefault(column.name, keys)
+        return pa.table(columns)
+
+    def answered(self, spine: pa.RecordBatch, found: pa.Table) -> pa.RecordBatch:
+        """A batch of the result: rows of the spine, and beside them the columns that were added, however found."""
+        columns = list(spine.columns)
+        for field in list(self.schema)[len(columns) :]:
+            column = found[field.name]
+            if field.type == _LABEL:
+                column = _labels(_whole(pc.index_in(column, _LABELS)).cast(pa.int8()))
+            columns.append(_whole(column.cast(field.type)))
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
     def _joined(self, spine: pa.Table, first: int) -> Iterator[pa.RecordBatch]:
         at = moments(spine, first)
 

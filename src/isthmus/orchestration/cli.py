@@ -171,6 +171,9 @@ def training_set(
     as_served: Annotated[
         bool, typer.Option("--as-served", help="What serving answered at each moment, not what could have been known.")
     ] = False,
+    join: Annotated[
+        str, typer.Option(help="Where to join: embedded (in this process), or engine (by the one in isthmus.toml).")
+    ] = "embedded",
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -180,7 +183,7 @@ def training_set(
     with _progress() as progress:
         made = run(
             _project(project), name, spine=spine, features=features, like=like, out=out, status=status,
-            as_served=as_served, progress=progress,
+            as_served=as_served, join=join, progress=progress,
         )  # fmt: skip
     _report(made.as_dict(), as_json=as_json)
 

@@ -17,6 +17,7 @@ def training_data(
     *,
     status: bool = True,
     as_served: bool = False,
+    join: str = "embedded",
 ) -> "TrainingData":
     """What the views of a project answered at each row's own moment: one row per row of the spine, in its order.
 
@@ -32,13 +33,14 @@ def training_data(
         status: whether to add a column per view that says what it answered: present, null, expired or not_found.
         as_served: whether to answer with what was readable online at each moment, by the log of materializations,
             instead of what could have been known.
+        join: where to join: "embedded" in this process, or "engine" by the project's engine. The rows are the same.
 
     Raises:
-        RequestError: a feature is not in the contract.
+        RequestError: a feature is not in the contract, or options do not go together.
         DataError: a table is not there, or the spine cannot be read, lacks a column or has it in another type.
     """
     from isthmus.orchestration import trainingdata
     from isthmus.orchestration.project import Project
 
     opened = project if isinstance(project, Project) else Project(Path(project))
-    return trainingdata.training_data(opened, features, spine, status=status, as_served=as_served)
+    return trainingdata.training_data(opened, features, spine, status=status, as_served=as_served, join=join)

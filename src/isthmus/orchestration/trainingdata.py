@@ -21,6 +21,7 @@ from isthmus.features.pointintime import BATCH, History, Join
 from isthmus.features.scan import in_lots
 from isthmus.features.served import ServedJoin
 from isthmus.features.spines import SpineRows, spine_rows
+from isthmus.orchestration.enginejoin import EngineJoin
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.spinesql import asked, is_sql
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 DATA, RECORD, SPINE, STATISTICS = "data.parquet", "_record.json", "_spine.arrow", "statistics.json"
 """What a training set's folder holds. Readers of Parquet folders pass over names that begin with an underscore."""
+
+JOINS = ("embedded", "engine")
+"""Where a join can run: in this process, or by the engine of the project."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,7 @@ class TrainingData:
         status: whether to say what each view answered.
         served: whether to join what serving answered instead of what could have been known; or view to the moment up to
             which its log is replayed.
+        engine: the engine to join by; None to join in this process. The rows are the same.
         threads: CPU threads.
         contract: hash of the contract, for the record.
         named: what the record calls the spine.
@@ -144,12 +149,17 @@ class TrainingData:
         named: str,
         records: Path,
         served: bool | Mapping[str, int] = False,
+        engine: str | None = None,
     ) -> None:
         self._records = records
         self._offline, self._histories, self._spine = offline, histories, spine
         self._features, self._status, self._contract, self._named = features, status, contract, named
-        self._join: Join | ServedJoin
-        if served is False:
+        self._join: Join | ServedJoin | EngineJoin
+        if engine is not None:
+            self._join = EngineJoin(
+                spine.schema, offline, histories, features=features, status=status, threads=threads, name=engine
+            )
+        elif served is False:
             self._join = Join(
                 spine.schema, histories, features=features, status=status, threads=threads, reading=offline.reading
             )
@@ -251,7 +261,13 @@ class TrainingData:
 
 
 def training_data(
-    project: Project, features: str | Sequence[str], spine: object, *, status: bool = True, as_served: bool = False
+    project: Project,
+    features: str | Sequence[str],
+    spine: object,
+    *,
+    status: bool = True,
+    as_served: bool = False,
+    join: str = "embedded",
 ) -> TrainingData:
     """What the views answered at each row's own moment.
 
@@ -263,9 +279,10 @@ def training_data(
             and over sources that are Parquet.
         status: whether to add a column per view that says what it answered.
         as_served: whether to answer with what was readable online at each moment, by the log of materializations.
+        join: "embedded" in this process, or "engine" by the engine of the project.
 
     Raises:
-        RequestError: a feature is not in the contract, or the SQL is no single SELECT.
+        RequestError: a feature is not in the contract, the SQL is no single SELECT, or options do not go together.
         DataError: a table is not there, the spine cannot be read, or lacks a column or has it in another type.
     """
     contract = project.applied()
@@ -280,20 +297,35 @@ def training_data(
         named = str(rows.path) if rows.path else "rows"
     return TrainingData(
         offline, histories, rows, chosen, status=status, threads=threads, contract=contract.hash, named=named,
-        records=records_of(project), served=as_served,
+        records=records_of(project), served=as_served, engine=joiner(project, join, as_served=as_served),
     )  # fmt: skip
 
 
-def repeat(project: Project, record: str, out: Path | str | None = None) -> TrainingSet:
+def joiner(project: Project, join: str, *, as_served: bool) -> str | None:
+    """The engine to join by; None for this process.
+
+    Raises:
+        RequestError: nothing joins by this name, or not what is asked.
+    """
+    if join not in JOINS:
+        raise RequestError("join", f"{join!r} is not known", expected=one_of(JOINS))
+    if join == "engine" and as_served:
+        raise RequestError("join", "the engine cannot join as served: the log of materializations is replayed here",
+                           expected="either as served or by the engine")  # fmt: skip
+    return project.settings.engine if join == "engine" else None
+
+
+def repeat(project: Project, record: str, out: Path | str | None = None, *, join: str = "embedded") -> TrainingSet:
     """Makes a training set again, from the same versions of the same tables: the same bytes, whatever came since.
 
     Args:
         project: the project.
         record: the folder of a training set, its record, or its id.
         out: the folder to make; by default the one that the training set is in.
+        join: as `training_data` takes it. The record does not say how it was joined: the rows are the same.
 
     Raises:
-        RequestError: there is no such training set.
+        RequestError: there is no such training set, or it is one as served, and is to be joined by the engine.
         DataError: it cannot be made again, because a table's version or the spine is gone or not what it was.
     """
     made = _found(project, record)
@@ -314,6 +346,7 @@ def repeat(project: Project, record: str, out: Path | str | None = None) -> Trai
         offline, histories, spine, made.features, status=made.options["status"],
         threads=project.settings.profiles.training.threads, contract=made.contract, named=made.spine,
         records=records_of(project), served=made.served or False,
+        engine=joiner(project, join, as_served=made.served is not None),
     )  # fmt: skip
     return data.write(out or made.path, like=made.id, beside=made.path)
 

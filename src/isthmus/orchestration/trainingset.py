@@ -18,6 +18,7 @@ from isthmus.orchestration.trainingdata import (
     Noted,
     TrainingData,
     TrainingSet,
+    joiner,
     records_of,
     repeat,
     training_data,
@@ -26,7 +27,12 @@ from isthmus.transforms.compute import compute_spine
 
 
 def training_set(
-    project: Project, name: str | None = None, *, as_served: bool = False, progress: Progress = silent
+    project: Project,
+    name: str | None = None,
+    *,
+    as_served: bool = False,
+    join: str = "embedded",
+    progress: Progress = silent,
 ) -> TrainingSet:
     """Joins the views of a distillation to its spine by the time rules.
 
@@ -34,9 +40,11 @@ def training_set(
         project: the project, applied and built.
         name: the distillation; may be left out where there is only one.
         as_served: whether to answer with what was readable online at each moment, by the log of materializations.
+        join: "embedded" in this process, or "engine" by the engine of the project. The rows are the same.
         progress: told what is being done and the share that is done.
     """
     contract = project.applied()
+    engine = joiner(project, join, as_served=as_served)
     declared = distillation(project, name)
     offline = OfflineStore(project.offline)
     views = dict.fromkeys(
@@ -58,6 +66,7 @@ def training_set(
         named=declared.spine.name,
         records=records_of(project),
         served=as_served,
+        engine=engine,
     )
     folder = project.state / "training" / declared.name
     identity = data.identity(Noted(rows).read())
@@ -84,6 +93,7 @@ def chosen(
     out: Path | None = None,
     status: bool = True,
     as_served: bool = False,
+    join: str = "embedded",
     progress: Progress = silent,
 ) -> TrainingSet:
     """The training set that a command line describes: of a distillation, of a spine of one's own, or one made before.
@@ -96,14 +106,14 @@ def chosen(
         raise RequestError("training-set", "more than one of them is given", expected="one of " + ", ".join(told))
     if like is not None and features is None and status and not as_served:
         progress(f"making {like} again", 0.0)
-        return repeat(project, like, out)
+        return repeat(project, like, out, join=join)
     if spine is not None and features is not None and out is not None:
         progress(f"joining {features} to {spine}", 0.0)
-        return training_data(project, features, spine, status=status, as_served=as_served).write(out)
+        return training_data(project, features, spine, status=status, as_served=as_served, join=join).write(out)
     if like is not None or spine is not None or features is not None or out is not None or not status:
         expected = "--spine with --features and --out, or --like, with --out or without"
         raise RequestError("training-set", "its options do not go together", expected=expected)
-    return training_set(project, name, as_served=as_served, progress=progress)
+    return training_set(project, name, as_served=as_served, join=join, progress=progress)
 
 
 def last_training_set(project: Project, declared: Distillation) -> TrainingSet:
