@@ -12,7 +12,7 @@ from isthmus.features.manifest import read_package
 from isthmus.features.offline import OfflineStore
 from isthmus.orchestration.models import last_package
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.trainingdata import RECORD
+from isthmus.orchestration.trainingrecord import RECORD
 from isthmus.serving.deployment import Deployment
 
 _BESIDE_THE_ROWS = {"ttl", "entities", "lookback"}

@@ -20,7 +20,7 @@ from isthmus.features.offline import OfflineStore
 from isthmus.features.pointintime import History
 from isthmus.features.statistics import FORMAT, FeatureStatistics, ViewStatistics, measure, read, view_statistics
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.trainingdata import STATISTICS
+from isthmus.orchestration.trainingrecord import STATISTICS
 
 FILE = STATISTICS
 

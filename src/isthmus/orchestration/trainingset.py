@@ -12,17 +12,8 @@ from isthmus.features.types import TYPES
 from isthmus.orchestration import reference
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables import Progress, reading, silent
-from isthmus.orchestration.trainingdata import (
-    DATA,
-    RECORD,
-    Noted,
-    TrainingData,
-    TrainingSet,
-    joiner,
-    records_of,
-    repeat,
-    training_data,
-)
+from isthmus.orchestration.trainingdata import Noted, TrainingData, joiner, repeat, training_data
+from isthmus.orchestration.trainingrecord import DATA, RECORD, TrainingSet, records_of
 from isthmus.transforms.compute import compute_spine
 
 
