@@ -98,7 +98,11 @@ def _offline(project: Project, views: list[str], watch: tables.Progress) -> dg.A
 
 
 def _offline_check(project: Project, views: list[str]) -> dg.AssetChecksDefinition:
-    specs = [dg.AssetCheckSpec("holds_its_contract", asset=_key("offline", name), blocking=True) for name in views]
+    described = "The table can be read, was built under today's contract, and holds rows."
+    specs = [
+        dg.AssetCheckSpec("holds_its_contract", asset=_key("offline", name), blocking=True, description=described)
+        for name in views
+    ]
 
     @dg.multi_asset_check(specs=specs, name="check_offline", can_subset=True)
     def check_offline(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
@@ -117,7 +121,11 @@ def _offline_check(project: Project, views: list[str]) -> dg.AssetChecksDefiniti
 
 
 def _quality_check(project: Project, views: list[str]) -> dg.AssetChecksDefinition:
-    specs = [dg.AssetCheckSpec("meets_its_expectations", asset=_key("offline", name), blocking=True) for name in views]
+    described = "The rows still hold what the view promises of them, in its `expectations`."
+    specs = [
+        dg.AssetCheckSpec("meets_its_expectations", asset=_key("offline", name), blocking=True, description=described)
+        for name in views
+    ]
 
     @dg.multi_asset_check(specs=specs, name="check_quality", can_subset=True)
     def check_quality(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
