@@ -15,7 +15,7 @@ import pytest
 from isthmus import DataError, GateFailed, RequestError
 from isthmus.features.offline import OfflineStore
 from isthmus.features.pointintime import History
-from isthmus.features.statistics import measure
+from isthmus.features.statistics import measure, read
 from isthmus.orchestration import gate
 from isthmus.orchestration.assets import build_definitions
 from isthmus.orchestration.quality import QualityReport, quality, require_quality
@@ -140,7 +140,7 @@ def test_statistics_stand_beside_the_training_set(built: Shop, project: Open) ->
     for name, one in kept.features.items():
         assert (one.rows, one.nulls) == (ORDERS, table[name].null_count)
     history: History = OfflineStore(opened.offline).history(contract.views["customer_facts"])
-    rows, features = measure(history.view.fields, history.table().to_batches())
+    rows, features = measure(history.view.fields, read(history.table(), [field.name for field in history.view.fields]))
     facts = kept.views["customer_facts"]
     assert (facts.rows, facts.features) == (rows, features)
     assert (facts.contract, facts.fingerprint) == (history.view.hash, made.tables_sha256["customer_facts"])

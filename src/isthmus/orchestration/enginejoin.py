@@ -19,7 +19,6 @@ from isthmus.features.offline import OfflineStore
 from isthmus.features.pointintime import BATCH, History, Join
 from isthmus.features.scan import in_lots
 from isthmus.transforms import engine, pointintime
-from isthmus.transforms.sources import first_line
 
 _WHERE = "join by the engine"
 _ROWS, _ASKED, _FOUND = "rows.arrow", "asked.parquet", "found"
@@ -97,28 +96,22 @@ class EngineJoin:
                 first += len(rows)
 
     def _run(self, folder: Path) -> None:
-        from pyspark.errors import PySparkException
-
-        with engine.session(self._name, self._threads) as spark:
-            try:
-                spine = spark.read.parquet(str(folder / _ASKED))
-                frames = []
-                for history in self._histories:
-                    view = history.view
-                    if not self._status:
-                        wanted = self._features[view.name]
-                        view = replace(view, fields=tuple(c for c in view.fields if c.name in wanted))
-                    files = pointintime.files(self._offline.path(view.table), history.version)
-                    frames.append((view, pointintime.history(spark, view, files)))
-                joined = pointintime.point_in_time(spine, frames)
-                named = [f"`{name}`" for name in (pointintime.ROW, *self._added)]
-                pointintime.write(joined.select(*named), str(folder / _FOUND))
-            except PySparkException as error:
-                place = self._name.partition("/;")[0]  # what follows may hold a token
-                raise DataError(
-                    _WHERE, f"{place} refused it: {first_line(error)}",
-                    remedy="the executors must reach stores.offline, to read and to write",
-                ) from error  # fmt: skip
+        histories = []
+        for history in self._histories:
+            view = history.view
+            if not self._status:
+                wanted = self._features[view.name]
+                view = replace(view, fields=tuple(c for c in view.fields if c.name in wanted))
+            histories.append((view, pointintime.files(self._offline.path(view.table), history.version)))
+        try:
+            with engine.session(self._name, self._threads) as spark:
+                pointintime.join_files(spark, folder / _ASKED, histories, self._added, folder / _FOUND)
+        except pointintime.RefusedError as error:
+            place = self._name.partition("/;")[0]  # what follows may hold a token
+            raise DataError(
+                _WHERE, f"{place} refused it: {error}",
+                remedy="the executors must reach stores.offline, to read and to write",
+            ) from error  # fmt: skip
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from isthmus.features.errors import DataError
 from isthmus.features.pointintime import status_column
 from isthmus.transforms.compute import SPARK
 from isthmus.transforms.engine import is_apache
+from isthmus.transforms.sources import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expression
@@ -95,6 +96,39 @@ def point_in_time(spine: "DataFrame", histories: Sequence[tuple[ViewContract, "D
     for view, rows in histories:
         result = _join(result, view, rows)
     return result
+
+
+class RefusedError(Exception):
+    """What the engine said when it did not join."""
+
+
+def join_files(
+    spark: "SparkSession",
+    spine: Path,
+    histories: Sequence[tuple[ViewContract, Sequence[str]]],
+    columns: Sequence[str],
+    path: Path,
+) -> None:
+    """Joins views to a spine, all by the executors.
+
+    Args:
+        spark: the session.
+        spine: a Parquet file with the join keys, `event_timestamp` and `_row`.
+        histories: the views, each with the files of its table.
+        columns: what to write of the result besides `_row`.
+        path: the folder to write, see `write`.
+
+    Raises:
+        RefusedError: the engine failed, or cannot reach a file.
+    """
+    from pyspark.errors import PySparkException
+
+    try:
+        frames = [(view, history(spark, view, files)) for view, files in histories]
+        joined = point_in_time(spark.read.parquet(str(spine)), frames)
+        write(joined.select(*map(_quoted, (ROW, *columns))), str(path))
+    except PySparkException as error:
+        raise RefusedError(first_line(error)) from error
 
 
 def write(result: "DataFrame", path: str) -> None:
