@@ -43,7 +43,7 @@ def _free_port() -> int:
 
 
 @pytest.mark.browser
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(600)
 def test_materialize_all_in_the_browser_deploys_the_student(tmp_path: Path, page: Page) -> None:
     project = shop.write(tmp_path / "shop", rows=6000)
     ui, api = _free_port(), _free_port()
@@ -58,7 +58,7 @@ def test_materialize_all_in_the_browser_deploys_the_student(tmp_path: Path, page
             page.get_by_role("button", name="Materialize all").click(timeout=60_000)
             expect(page.get_by_text("Launched run")).to_be_visible(timeout=60_000)
             page.goto(f"http://127.0.0.1:{ui}/runs")
-            expect(page.get_by_text(re.compile("^(Success|Failure)$")).first).to_be_visible(timeout=400_000)
+            expect(page.get_by_text(re.compile("^(Success|Failure)$")).first).to_be_visible(timeout=240_000)
             expect(page.get_by_text("Success", exact=True).first).to_be_visible()
             page.goto(f"http://127.0.0.1:{ui}/assets/package/late_order?view=checks")
             expect(page.get_by_text("verdict").first).to_be_visible(timeout=60_000)
