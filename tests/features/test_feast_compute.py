@@ -6,7 +6,6 @@ import subprocess
 import sys
 import textwrap
 import warnings
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 import redis
 
-from isthmus.features.connection import connect
-from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.errors import DataError, DependencyError
 from tests.features.feast_project import (
     CITY,
@@ -47,17 +44,11 @@ pytestmark = pytest.mark.filterwarnings(
 HOUR = timedelta(hours=1)
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with EmbeddedRedis(tmp_path_factory.mktemp("redis")) as embedded:
-        yield embedded.url
-
-
 @pytest.fixture
-def client(url: str) -> Iterator[redis.Redis]:
-    with connect(url) as connected:
-        connected.flushall()
-        yield connected
+def client(client: redis.Redis) -> redis.Redis:
+    """Connected to an empty Redis."""
+    client.flushall()
+    return client
 
 
 def frame(ago: list[float], **columns: Any) -> pd.DataFrame:

@@ -21,8 +21,6 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.features.connection import connect
-from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, DependencyError, RequestError
 from isthmus.features.types import KEY_TYPES, TYPES, DataType
 from tests.features.feast_project import (
@@ -62,17 +60,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 HOUR = timedelta(hours=1)
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with EmbeddedRedis(tmp_path_factory.mktemp("redis")) as embedded:
-        yield embedded.url
-
-
 @pytest.fixture
-def client(url: str) -> Iterator[redis.Redis]:
-    with connect(url) as connected:
-        connected.flushall()
-        yield connected
+def client(client: redis.Redis) -> redis.Redis:
+    """Connected to an empty Redis."""
+    client.flushall()
+    return client
 
 
 @pytest.fixture
@@ -294,14 +286,18 @@ KEYS: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("name", [dtype.name for dtype in KEY_TYPES])
-def test_keys_of_every_type(prod: feast.FeatureStore, tmp_path: Path, name: str) -> None:
+def test_keys_of_every_type(prod: feast.FeatureStore, client: redis.Redis, tmp_path: Path, name: str) -> None:
     kind = getattr(ft, name)
     thing = feast.Entity(name="thing", join_keys=["thing"], value_type=kind.to_value_type())
     fields = [feast.Field(name="thing", dtype=kind), feast.Field(name="size", dtype=ft.Int64)]
     prod.apply([thing, feast.FeatureView(name="stats", entities=[thing], schema=fields, source=source(tmp_path))])
     keys = [EntityKey(join_keys=["thing"], entity_values=[value]) for value in _protos(KEYS[name], kind)]
-    write(prod, [(key, {"size": Value(int64_val=n)}, now() - HOUR, None) for n, key in enumerate(keys)])
-    assert read(prod, ["stats:size"], thing=KEYS[name])["size"] == [(0, "PRESENT"), (1, "PRESENT")]
+    # Long ago, so that the answer depends on keys alone, whatever the clock of the machine does meanwhile.
+    ago = datetime(2024, 5, 6, tzinfo=UTC)
+    write(prod, [(key, {"size": Value(int64_val=n)}, ago, None) for n, key in enumerate(keys)])
+    held = {key: client.hgetall(key) for key in client.scan_iter()}
+    found = read(prod, ["stats:size"], thing=KEYS[name])["size"]
+    assert found == [(0, "PRESENT"), (1, "PRESENT")], held
 
 
 def test_documents_are_not_searched(prod: feast.FeatureStore, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """What Redis answers after any sequence of tables, pushes, losses and runs is what comparing everything would leave."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +20,6 @@ from isthmus.features.columns import from_python
 from isthmus.features.connection import connect
 from isthmus.features.contract import ViewContract
 from isthmus.features.decisions import ANNOUNCE, MANY, announced, suspects
-from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.entitykey import entity_key
 from isthmus.features.errors import DependencyError
 from isthmus.features.exchange import Client
@@ -37,18 +36,6 @@ from tests.features.support import make_contract, make_view
 VIEW = make_view({"a": Int64, "b": Float32}, {"k": String, "n": Int64})
 Row = tuple[int, int, int]
 """Event time, known time, value."""
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with EmbeddedRedis(tmp_path_factory.mktemp("redis")) as running:
-        yield running.url
-
-
-@pytest.fixture(scope="module")
-def client(url: str) -> Iterator[Client]:
-    with connect(url) as connected:
-        yield connected
 
 
 def key_of(number: int) -> tuple[str, int]:

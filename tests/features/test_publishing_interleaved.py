@@ -4,19 +4,16 @@ The oracle looks at what Redis answered before, and says what it has to answer a
 knows no stamps, records or suspects. While a run is under way, a reader sees old rows, new ones, or pushed ones.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.features.connection import connect
 from isthmus.features.decisions import suspects
-from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.entitykey import entity_key
 from isthmus.features.errors import DependencyError
 from isthmus.features.exchange import Client
@@ -26,18 +23,6 @@ from tests.features.support import make_contract
 from tests.features.test_publishing import VIEW, Row, World, after, features_of, key_of, order_of
 
 _COMMANDS = ("told", "replace", "take_suspects", "has_kept", "missing", "write", "remove", "remove_others", "servers")
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with EmbeddedRedis(tmp_path_factory.mktemp("redis")) as running:
-        yield running.url
-
-
-@pytest.fixture(scope="module")
-def client(url: str) -> Iterator[Client]:
-    with connect(url) as connected:
-        yield connected
 
 
 class _DiedError(Exception):

@@ -1,6 +1,5 @@
 """A training set as served: what the log of materializations says was readable at each moment, and nothing else."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,9 +11,7 @@ from hypothesis import strategies as st
 
 from isthmus.features import published
 from isthmus.features.clock import Status
-from isthmus.features.connection import connect
 from isthmus.features.contract import ViewContract
-from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.errors import DataError
 from isthmus.features.exchange import Client
 from isthmus.features.offline import OfflineStore
@@ -26,12 +23,6 @@ from isthmus.features.types import Int64
 from tests.features.test_publishing import VIEW, Row, World, after, key_of, order_of
 
 LIMITED = replace(VIEW, ttl=25)
-
-
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    with EmbeddedRedis(tmp_path_factory.mktemp("redis")) as running, connect(running.url) as connected:
-        yield connected
 
 
 def _spine(questions: list[tuple[int, int]]) -> pa.Table:

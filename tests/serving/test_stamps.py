@@ -1,14 +1,16 @@
 """The server goes by the stamp of a view: for what it answers, and for which pushes win."""
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from isthmus.features.columns import from_python
 from isthmus.features.connection import connect
-from isthmus.features.contract import Column
+from isthmus.features.contract import Column, ViewContract
 from isthmus.features.entitykey import KeyValue, entity_key
 from isthmus.features.lookupplan import LookupPlan
 from isthmus.features.online import OnlineStore
@@ -25,73 +27,64 @@ KEY: list[tuple[Column, KeyValue]] = [(CARRIER, "UA"), (FLIGHT, 1 << 50)]
 KEYS: dict[str, list[Any]] = {"carrier": ["UA"], "flight": [1 << 50]}
 
 
-def _publish(url: str, stamp: Stamp | None) -> None:
+@pytest.fixture(autouse=True)
+def _nothing_left(redis_url: str) -> Iterator[None]:
+    yield
+    with connect(redis_url) as client:
+        client.delete(f"{CONTRACT.project}:tables", f"{CONTRACT.project}:tables|route|suspects")
+        client.delete(entity_key(CONTRACT.project, KEY))
+
+
+def _publish(url: str, stamp: Stamp, view: ViewContract = ROUTE) -> None:
     with connect(url) as client:
         record = Published(
-            contract=ROUTE.hash, version=0, fingerprint="", built=0, at=0, horizon=0, servers={}, stamp=stamp
+            contract=view.hash, version=0, fingerprint="", built=0, at=0, horizon=0, servers={}, stamp=stamp
         )
-        OnlineStore(client, CONTRACT).publish(ROUTE, record)
+        OnlineStore(client, CONTRACT).publish(view, record)
+
+
+async def _push(store: Store, time: int, value: int) -> int:
+    at = np.array([time], np.int64)
+    rows = RowCodec(ROUTE).encode(at, at, {"flights": from_python([value], Int32)})
+    return await store.write(CONTRACT.project, ROUTE, [entity_key(CONTRACT.project, KEY)], rows)
+
+
+async def _answer(store: Store) -> tuple[int, int | None]:
+    found = (await store.read(LookupPlan(CONTRACT, ["route"]), KEYS, 1, NOW + 100))["route"]
+    return int(found.event[0]), found.columns["flights"].tolist(Int32)[0]
 
 
 def test_answers_and_pushes_go_by_the_stamp(redis_url: str) -> None:
-    async def push(store: Store, time: int, value: int) -> int:
-        at = np.array([time], np.int64)
-        rows = RowCodec(ROUTE).encode(at, at, {"flights": from_python([value], Int32)})
-        return await store.write(CONTRACT.project, ROUTE, [entity_key(CONTRACT.project, KEY)], rows)
-
-    async def answer(store: Store) -> tuple[int, int | None]:
-        found = (await store.read(LookupPlan(CONTRACT, ["route"]), KEYS, 1, NOW + 100))["route"]
-        return int(found.event[0]), found.columns["flights"].tolist(Int32)[0]
-
     async def check() -> None:
         store = Store(redis_url, Limits())
         try:
-            assert await push(store, NOW, 1) == 1
-            assert await answer(store) == (NOW, 1)
+            assert await _push(store, NOW, 1) == 1
+            assert await _answer(store) == (NOW, 1)
             _publish(redis_url, Stamp(NOW, NOW + 50, NOW + 50))
             await asyncio.sleep(FRESH_SECONDS + 0.1)
-            assert await answer(store) == (NOW + 50, 1)
+            assert await _answer(store) == (NOW + 50, 1)
             # Newer than the row as it is stored, and older than the time that was told for it.
-            assert await push(store, NOW + 40, 2) == 0
-            assert await answer(store) == (NOW + 50, 1)
-            assert await push(store, NOW + 60, 3) == 1
-            assert await answer(store) == (NOW + 60, 3)
+            assert await _push(store, NOW + 40, 2) == 0
+            assert await _answer(store) == (NOW + 50, 1)
+            assert await _push(store, NOW + 60, 3) == 1
+            assert await _answer(store) == (NOW + 60, 3)
         finally:
             await store.close()
 
-    try:
-        asyncio.run(check())
-    finally:
-        with connect(redis_url) as client:
-            client.delete(f"{CONTRACT.project}:tables", f"{CONTRACT.project}:tables|route|suspects")
-            client.delete(entity_key(CONTRACT.project, KEY))
+    asyncio.run(check())
 
 
 def test_a_push_goes_by_no_stamp_of_another_contract(redis_url: str) -> None:
-    before = replace(ROUTE, ttl=1)
-
     async def check() -> None:
         store = Store(redis_url, Limits())
-        with connect(redis_url) as client:
-            record = Published(
-                contract=before.hash, version=0, fingerprint="", built=0, at=0, horizon=0, servers={},
-                stamp=Stamp(NOW, NOW + 50, NOW + 50),
-            )  # fmt: skip
-            OnlineStore(client, CONTRACT).publish(before, record)
+        _publish(redis_url, Stamp(NOW, NOW + 50, NOW + 50), replace(ROUTE, ttl=1))
         try:
             for time in (NOW - 1, NOW):
-                at = np.array([time], np.int64)
-                rows = RowCodec(ROUTE).encode(at, at, {"flights": from_python([1], Int32)})
-                assert await store.write(CONTRACT.project, ROUTE, [entity_key(CONTRACT.project, KEY)], rows) == 1
+                assert await _push(store, time, 1) == 1
         finally:
             await store.close()
 
-    try:
-        asyncio.run(check())
-    finally:
-        with connect(redis_url) as client:
-            client.delete(f"{CONTRACT.project}:tables", f"{CONTRACT.project}:tables|route|suspects")
-            client.delete(entity_key(CONTRACT.project, KEY))
+    asyncio.run(check())
 
 
 def test_a_stamp_counts_from_the_moment_its_contract_does(redis_url: str) -> None:
@@ -101,13 +94,11 @@ def test_a_stamp_counts_from_the_moment_its_contract_does(redis_url: str) -> Non
     async def check() -> None:
         _publish(redis_url, stamp)
         node = Node(redis_url)
-        stamps = Stamps(node)
-        assert await stamps.of(before) == {}
-        assert await stamps.of(CONTRACT) == {"route": stamp}
-        await node.close()
+        try:
+            stamps = Stamps(node)
+            assert await stamps.of(before) == {}
+            assert await stamps.of(CONTRACT) == {"route": stamp}
+        finally:
+            await node.close()
 
-    try:
-        asyncio.run(check())
-    finally:
-        with connect(redis_url) as client:
-            client.delete(f"{CONTRACT.project}:tables")
+    asyncio.run(check())

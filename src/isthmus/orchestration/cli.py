@@ -7,8 +7,6 @@ Exit codes: 0 done, 1 a gate or verdict failed or data were refused, 2 bad usage
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +15,7 @@ import click
 import typer
 
 from isthmus.features.errors import DependencyError, GateFailed, IsthmusError, RequestError
+from isthmus.orchestration.terminal import progress, say, write_json
 
 if TYPE_CHECKING:
     from isthmus.orchestration.project import Project
@@ -62,7 +61,7 @@ def apply(
 
         found = difference(_project(project))
         if as_json:
-            _write_json(found.as_dict())
+            write_json(found.as_dict())
         else:
             typer.echo("\n".join(found.lines()))
         return
@@ -88,11 +87,11 @@ def build(
 
     opened = _project(project)
     days = tables.asked(opened, first, end, step, catch_up=catch_up)
-    with _progress() as progress:
+    with progress() as bar:
         if days is None and not catch_up:
-            built = tables.build(opened, views, progress=progress)
+            built = tables.build(opened, views, progress=bar)
         else:
-            built = tables.build_range(opened, views, within=days, step=step or tables.STEP, progress=progress)
+            built = tables.build_range(opened, views, within=days, step=step or tables.STEP, progress=bar)
     _report({name: written.as_dict() for name, written in built.items()}, as_json=as_json)
 
 
@@ -106,8 +105,8 @@ def materialize(
     """Write the latest row of every key to Redis."""
     from isthmus.orchestration.materialization import materialize as run
 
-    with _progress() as progress:
-        done = run(_project(project), views, full=full, progress=progress)
+    with progress() as bar:
+        done = run(_project(project), views, full=full, progress=bar)
     _report({name: counts.as_dict() for name, counts in done.items()}, as_json=as_json)
 
 
@@ -129,8 +128,8 @@ def quality(
     from isthmus.orchestration.quality import quality as run
     from isthmus.orchestration.quality import require_quality
 
-    with _progress() as progress:
-        report = run(_project(project), views, since=since, until=until, progress=progress)
+    with progress() as bar:
+        report = run(_project(project), views, since=since, until=until, progress=bar)
     if html:
         from isthmus.features.files import write_atomically
         from isthmus.orchestration.qualitypage import page
@@ -148,7 +147,7 @@ def quality(
         if not as_json:
             raise
         # The report is the one document on stdout.
-        _say(str(error))
+        say(str(error))
         raise typer.Exit(1) from error
 
 
@@ -180,10 +179,10 @@ def training_set(
     """Join the views to the spine of a distillation, or to rows of your own, point in time."""
     from isthmus.orchestration.trainingset import chosen as run
 
-    with _progress() as progress:
+    with progress() as bar:
         made = run(
             _project(project), name, spine=spine, features=features, like=like, out=out, status=status,
-            as_served=as_served, join=join, progress=progress,
+            as_served=as_served, join=join, progress=bar,
         )  # fmt: skip
     _report(made.as_dict(), as_json=as_json)
 
@@ -193,8 +192,8 @@ def distill(name: NameArgument = None, project: ProjectOption = None, as_json: J
     """Train teacher, reference, student and control."""
     from isthmus.orchestration.models import distill as run
 
-    with _progress() as progress:
-        report = run(_project(project), name, progress=progress)
+    with progress() as bar:
+        report = run(_project(project), name, progress=bar)
     _report(report.as_dict(), as_json=as_json)
 
 
@@ -203,8 +202,8 @@ def export(name: NameArgument = None, project: ProjectOption = None, as_json: Js
     """Turn the student into a package for the API and the device."""
     from isthmus.orchestration.models import export as run
 
-    with _progress() as progress:
-        report = run(_project(project), name, progress=progress)
+    with progress() as bar:
+        report = run(_project(project), name, progress=bar)
     _report(report.as_dict(), as_json=as_json)
 
 
@@ -219,8 +218,8 @@ def verify(
     from isthmus.orchestration.verification import require_passed
     from isthmus.orchestration.verification import verify as run
 
-    with _progress() as progress:
-        verdict = run(_project(project), name, every=every, progress=progress)
+    with progress() as bar:
+        verdict = run(_project(project), name, every=every, progress=bar)
     _report(verdict.as_dict(), as_json=as_json)
     try:
         require_passed(verdict)
@@ -228,7 +227,7 @@ def verify(
         if not as_json:
             raise
         # The verdict is the one document on stdout.
-        _say(str(error))
+        say(str(error))
         raise typer.Exit(1) from error
 
 
@@ -302,8 +301,8 @@ def demo(project: ProjectOption = None, as_json: JsonOption = False) -> None:
     from isthmus.orchestration.demo import demo as run
     from isthmus.orchestration.summary import show
 
-    with _progress() as progress:
-        outcome = run(_project(project), progress=progress)
+    with progress() as bar:
+        outcome = run(_project(project), progress=bar)
     if as_json:
         _report(outcome, as_json=True)
     else:
@@ -333,7 +332,7 @@ def main() -> None:
         code = _failed(trouble.as_dict(), str(trouble), trouble.exit_code)
     code = code if isinstance(code, int) else 0
     if code == _INTERRUPTED:
-        _say("stopped; what was not finished was not written")
+        say("stopped; what was not finished was not written")
     if "dagster" in sys.modules:
         # With Dagster and torch in one process, DuckDB's binding prints pages about its own leaks while the interpreter
         # is taken apart. Everything of ours is closed by now.
@@ -348,17 +347,9 @@ def _failed(report: dict[str, object], sentence: str, code: int) -> int:
     if "--debug" in sys.argv:
         traceback.print_exc()
     if "--json" in sys.argv:
-        _write_json(report)
-    _say(sentence)
+        write_json(report)
+    say(sentence)
     return code
-
-
-def _write_json(report: object) -> None:
-    """One document; NaN and the infinities, which JSON does not know, are null."""
-    import orjson
-
-    text = orjson.dumps(report, default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
-    sys.stdout.write(text.decode() + "\n")
 
 
 def _project(folder: Path | None) -> "Project":
@@ -369,33 +360,8 @@ def _project(folder: Path | None) -> "Project":
 
 def _report(report: Any, *, as_json: bool) -> None:
     if as_json:
-        _write_json(report)
+        write_json(report)
         return
     from isthmus.orchestration.summary import show_report
 
     show_report(report)
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"isthmus: {text}\n")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, float], None]]:
-    """A bar on stderr while a step runs, if stderr is a terminal; the step's lines otherwise."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda text, done: _say(f"{done:4.0%} {text}")
-        return
-    columns = (
-        BarColumn(20),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("starting", total=1.0)
-        yield lambda text, done: bar.update(task, description=text, completed=done)

@@ -1,0 +1,21 @@
+"""A Redis of its own for each module that asks for one."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from isthmus.features.connection import connect
+from isthmus.features.embedded import EmbeddedRedis
+from isthmus.features.exchange import Client
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with EmbeddedRedis(tmp_path_factory.mktemp("redis")) as embedded:
+        yield embedded.url
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[Client]:
+    with connect(url) as connected:
+        yield connected
