@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.features.contract import Column
-from isthmus.features.drift import BINS, CATEGORIES, drift, psi, windows
+from isthmus.features.drift import BINS, CATEGORIES, LEAST, drift, psi, windows
 from isthmus.features.statistics import POINTS, FeatureStatistics
 from isthmus.features.types import Float64, Int64, String
 from tests.features.support import DAY
@@ -185,14 +185,18 @@ def test_a_few_hours_are_not_held_against_a_year() -> None:
     table, column = walk(200), Column("x", Float64)
     until = 190 * DAY
     reference = measured(table["x"].slice(0, 190 * 24 + 1).to_pylist(), Float64)
-    parts = windows([column], table, until, DAY)["x"]
-    assert len(parts) == 50
-    assert {part.rows for part in parts} == {24}
-    quiet = measured(table["x"].slice(191 * 24, 24).to_pylist(), Float64)
+    parts = windows([column], table, until, 5 * DAY)["x"]
+    assert len(parts) == 38
+    assert {part.rows for part in parts} == {120}
+    later = table["x"].slice(191 * 24, 120).to_pylist()
+    quiet = measured(later, Float64)
     assert drift(reference, quiet).exceeded != ()
     assert drift(reference, quiet, windows=parts).exceeded == ()
-    loud = measured([v * 1000 for v in table["x"].slice(191 * 24, 24).to_pylist()], Float64)
+    loud = measured([v * 1000 for v in later], Float64)
     assert "wasserstein" in drift(reference, loud, windows=parts).exceeded
+    few = drift(reference, measured([v * 1000 for v in later[: LEAST - 1]], Float64), windows=parts)
+    assert (few.wasserstein or 0) > 100
+    assert few.exceeded == ()
 
 
 def test_windows_hold_every_row_once() -> None:

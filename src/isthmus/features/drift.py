@@ -12,7 +12,8 @@
 
 The latter two read the points of the statistics, so they are off by at most 1/256, and say nothing of categories.
 
-What has drifted is beyond three things.
+What has drifted is beyond three things. Fewer than a hundred new rows, of which a decile holds fewer than ten, are
+measured and not judged.
 
 * A threshold. The three are one: a normal distribution that moves by half a standard deviation has an index of 0.25, a
   gap of 0.197 and a distance of 0.5.
@@ -41,6 +42,9 @@ from isthmus.features.statistics import POINTS, SAMPLE, FeatureStatistics, Measu
 WINDOWS = 50
 """Windows of the reference that new rows are held against."""
 
+LEAST = 100
+"""New rows that are needed to judge them."""
+
 BINS = 10
 CATEGORIES = 20
 _WINDOW_SAMPLE = 4_096
@@ -64,7 +68,7 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
         psi: population stability index.
         ks: Kolmogorov-Smirnov statistic; None for categories, or where one side has no number.
         wasserstein: in standard deviations of the reference; likewise None, and None if the reference is constant.
-        exceeded: which of them are beyond threshold, chance and what is usual.
+        exceeded: which of them are beyond threshold, chance and what is usual; none of too few rows.
         unseen: categories of the new rows that the reference, which names all of its own, has not; the most frequent.
     """
 
@@ -104,7 +108,8 @@ def drift(
         "ks": max(limits.ks, 1.9495 * spread),
         "wasserstein": max(limits.wasserstein, _RARE * spread),
     }
-    exceeded = [name for name, value in values.items() if value > bounds[name]]
+    judged = new.rows >= LEAST
+    exceeded = [name for name, value in values.items() if judged and value > bounds[name]]
     if exceeded:
         usual = [{"psi": psi(reference, one)[0], **_numeric(reference, one)} for one in windows if one.rows]
         exceeded = [name for name in exceeded if values[name] > max((one.get(name, 0.0) for one in usual), default=0.0)]

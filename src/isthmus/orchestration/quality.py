@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from isthmus.features import clock
-from isthmus.features.drift import Drift, Thresholds, drift, windows
+from isthmus.features.drift import LEAST, Drift, Thresholds, drift, windows
 from isthmus.features.errors import RequestError
 from isthmus.features.findings import Finding, Reference
 from isthmus.features.offline import OfflineStore
@@ -37,6 +37,11 @@ class ViewDrift(msgspec.Struct, frozen=True, kw_only=True):
     until: int | None
     rows: int
     features: dict[str, Drift]
+
+    @property
+    def judged(self) -> bool:
+        """Whether they are enough to say that something has drifted."""
+        return self.rows >= LEAST
 
 
 class ViewQuality(msgspec.Struct, frozen=True, kw_only=True):

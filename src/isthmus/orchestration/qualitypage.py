@@ -47,6 +47,8 @@ def _view(name: str, view: ViewQuality) -> str:
         parts.append(_table(["feature", "expectation", "found", ""], findings))
     for drifts in view.drift:
         parts.append(f"<h3>Drift of {drifts.rows:,} rows after training set {drifts.training_set}</h3>")
+        if not drifts.judged:
+            parts.append("<p>These are too few rows to judge.</p>")
         compared = [
             [escape(feature), *map(_figure, (one.psi, one.ks, one.wasserstein)), _mark(", ".join(one.exceeded))]
             for feature, one in drifts.features.items()

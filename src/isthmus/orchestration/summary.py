@@ -81,6 +81,8 @@ def _show_drift(console: Console, drifts: "ViewDrift") -> None:
     console.print(f"  {title}, against training set {drifts.training_set} of {drifts.name}", highlight=False)
     if not drifts.rows:
         return
+    if not drifts.judged:
+        console.print("  these are too few rows to judge")
     table = _table("feature", "psi", "ks", "wasserstein", "")
     for feature, one in drifts.features.items():
         figures = map(_cell, (one.psi, one.ks, one.wasserstein))
