@@ -1,0 +1,1 @@
+"""Functions of one row: PySpark columns, compiled to ONNX."""

@@ -1,0 +1,218 @@
+"""Whole numbers that Spark refuses to let overflow, floating-point numbers as IEEE 754 has them, and bits."""
+
+from collections.abc import Callable, Sequence
+
+from isthmus.transforms.rowwise import casts
+from isthmus.transforms.rowwise.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.graph import Graph, Mask, Value
+from isthmus.transforms.rowwise.rules import Rule, rule
+from isthmus.transforms.rowwise.types import BYTE, DOUBLE, INT, LONG, SHORT, SqlType, common
+
+
+def numbers(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
+    """The arguments in their common type, which must be a number's."""
+    kind = common(value.kind for value in values)
+    if kind is None or not kind.numeric:
+        shown = ", ".join(str(value.kind) for value in values)
+        raise NotCompilableError(node, f"takes numbers, not {shown}", "a cast to the type that is meant")
+    return [casts.widened(graph, value, kind) for value in values]
+
+
+def in_range(graph: Graph, wide: str, kind: SqlType) -> tuple[str, str]:
+    """int64 numbers in a narrower type, and where they do not fit."""
+    low, high = graph.constant(kind.low, LONG), graph.constant(kind.high, LONG)
+    wrong = graph.either(graph.add("Less", wide, low), graph.add("Greater", wide, high))
+    assert wrong is not None  # noqa: S101 - of two masks
+    return graph.cast(wide, kind), wrong
+
+
+def _whole(graph: Graph, operator: str, kind: SqlType, left: str, right: str) -> tuple[str, Mask]:
+    """A sum, difference or product of whole numbers, and where it overflows."""
+    if kind != LONG:
+        return in_range(graph, graph.add(operator, graph.cast(left, LONG), graph.cast(right, LONG)), kind)
+    result = graph.add(operator, left, right)
+    zero = graph.constant(0, LONG)
+    if operator == "Mul":
+        return result, _product_overflows(graph, left, right, result)
+    # The sign of the result differs from that of both summands; a difference is the sum that gives `left` again.
+    first, second = (left, right) if operator == "Add" else (result, right)
+    total = result if operator == "Add" else left
+    signs = [graph.add("BitwiseXor", total, part) for part in (first, second)]
+    return result, graph.add("Less", graph.add("BitwiseAnd", *signs), zero)
+
+
+def _product_overflows(graph: Graph, left: str, right: str, result: str) -> str:
+    one, zero, minus = (graph.constant(number, LONG) for number in (1, 0, -1))
+    least = graph.constant(LONG.low, LONG)
+    # Runtimes die of a division by zero, and of the least number by -1.
+    special = graph.add("Or", graph.add("Equal", right, zero), graph.add("Equal", right, minus))
+    back = graph.add("Div", result, graph.add("Where", special, one, right))
+    differs = graph.negated(graph.add("Equal", back, left))
+    flipped = graph.add("And", graph.add("Equal", right, minus), graph.add("Equal", left, least))
+    return graph.add("Or", graph.add("And", graph.negated(special), differs), flipped)
+
+
+def _sum(operator: str, *, lenient: bool = False) -> Rule:
+    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+        left, right = numbers(graph, node, values)
+        kind = left.kind
+        if kind.fractional:
+            return graph.result(kind, graph.add(operator, left.data, right.data), [left, right])
+        data, wrong = _whole(graph, operator, kind, left.data, right.data)
+        how = {"null": wrong} if lenient else {"wrong": wrong}
+        return graph.result(kind, data, [left, right], **how)
+
+    return apply
+
+
+rule("+", 2)(_sum("Add"))
+rule("-", 2)(_sum("Sub"))
+rule("*", 2)(_sum("Mul"))
+rule("try_add", 2)(_sum("Add", lenient=True))
+rule("try_subtract", 2)(_sum("Sub", lenient=True))
+rule("try_multiply", 2)(_sum("Mul", lenient=True))
+
+
+def _divided(*, lenient: bool) -> Rule:
+    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+        numbers(graph, node, values)
+        left, right = (casts.widened(graph, value, DOUBLE) for value in values)
+        zero = graph.add("Equal", right.data, graph.constant(0.0, DOUBLE))
+        data = graph.add("Div", left.data, right.data)
+        how = {"null": zero} if lenient else {"wrong": zero}
+        return graph.result(DOUBLE, data, [left, right], **how)
+
+    return apply
+
+
+rule("/", 2)(_divided(lenient=False))
+rule("try_divide", 2)(_divided(lenient=True))
+
+
+def _remainder(graph: Graph, kind: SqlType, left: str, right: str) -> str:
+    """As Java has it, with the sign of the left side. `right` is nowhere 0."""
+    if kind.fractional:
+        return graph.add("Mod", left, right, fmod=1)
+    # Mod with fmod goes through floating-point numbers; by -1 nothing remains, and the least number dies of it.
+    minus, one = graph.constant(-1, kind), graph.constant(1, kind)
+    safe = graph.add("Where", graph.add("Equal", right, minus), one, right)
+    return graph.add("Sub", left, graph.add("Mul", graph.add("Div", left, safe), safe))
+
+
+def _nonzero(graph: Graph, kind: SqlType, data: str) -> tuple[str, str]:
+    """A divisor without zeros, and where they were."""
+    zero = graph.add("Equal", data, graph.constant(0, kind))
+    return graph.add("Where", zero, graph.constant(1, kind), data), zero
+
+
+def _modulo(*, lenient: bool = False, positive: bool = False) -> Rule:
+    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+        left, right = numbers(graph, node, values)
+        kind = left.kind
+        divisor, zero = _nonzero(graph, kind, right.data)
+        data = _remainder(graph, kind, left.data, divisor)
+        if positive:
+            negative = graph.add("Less", data, graph.constant(0, kind))
+            around = _remainder(graph, kind, graph.add("Add", data, divisor), divisor)
+            data = graph.where(negative, around, data, kind)
+        how = {"null": zero} if lenient else {"wrong": zero}
+        return graph.result(kind, data, [left, right], **how)
+
+    return apply
+
+
+rule("%", 2)(_modulo())
+rule("mod", 2)(_modulo())
+rule("try_mod", 2)(_modulo(lenient=True))
+rule("pmod", 2)(_modulo(positive=True))
+
+
+def _signed(operator: str) -> Rule:
+    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+        (value,) = numbers(graph, node, values)
+        kind = value.kind
+        if kind in (BYTE, SHORT):
+            data, wrong = in_range(graph, graph.cast(graph.add(operator, value.data), LONG), kind)
+            return graph.result(kind, data, [value], wrong=wrong)
+        wrong = graph.add("Equal", value.data, graph.constant(kind.low, kind)) if kind.integral else None
+        return graph.result(kind, graph.add(operator, value.data), [value], wrong=wrong)
+
+    return apply
+
+
+rule("negative", 1)(_signed("Neg"))
+rule("abs", 1)(_signed("Abs"))
+
+
+@rule("positive", 1)
+def _positive(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    return numbers(graph, node, values)[0]
+
+
+# --- bits
+
+
+def _bitwise(operator: str) -> Rule:
+    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+        sides = numbers(graph, node, values)
+        kind = sides[0].kind
+        if not kind.integral:
+            raise NotCompilableError(node, f"takes whole numbers, not {kind}", "a cast to int or bigint")
+        return graph.result(kind, graph.add(operator, *(side.data for side in sides)), sides)
+
+    return apply
+
+
+rule("&", 2)(_bitwise("BitwiseAnd"))
+rule("|", 2)(_bitwise("BitwiseOr"))
+rule("^", 2)(_bitwise("BitwiseXor"))
+rule("~", 1)(_bitwise("BitwiseNot"))
+
+
+def _shifted(move: Callable[[Graph, SqlType, str, str], str]) -> Rule:
+    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+        value, count = values
+        if not value.kind.integral or not count.kind.integral or count.kind == LONG:
+            raise NotCompilableError(node, f"shifts {value.kind} by {count.kind}", "int or bigint, by an int")
+        value = casts.widened(graph, value, value.kind if value.kind == LONG else INT)
+        # Java takes the count modulo the number of bits.
+        bits = graph.constant(63 if value.kind == LONG else 31, INT)
+        places = graph.cast(graph.add("BitwiseAnd", count.data, bits), LONG)
+        return graph.result(value.kind, move(graph, value.kind, value.data, places), [value, count])
+
+    return apply
+
+
+def _power_of_two(graph: Graph, places: str) -> str:
+    """2 to the power of 0 to 62, int64, from a table; of 63 the least number, which is what wraps around."""
+    import numpy as np
+    from onnx import TensorProto
+
+    table = graph.tensor(np.array([1 << n for n in range(63)] + [-(1 << 63)], np.int64), TensorProto.INT64)
+    return graph.add("Gather", table, places)
+
+
+def _left(graph: Graph, kind: SqlType, data: str, places: str) -> str:
+    product = graph.add("Mul", graph.cast(data, LONG), _power_of_two(graph, places))
+    if kind == LONG:
+        return product
+    # The low 32 bits, with their sign.
+    low = graph.add("BitwiseAnd", product, graph.constant((1 << 32) - 1, LONG))
+    sign = graph.constant(1 << 31, LONG)
+    return graph.cast(graph.add("Sub", graph.add("BitwiseXor", low, sign), sign), kind)
+
+
+def _right(graph: Graph, kind: SqlType, data: str, places: str) -> str:
+    wide = graph.cast(data, LONG)
+    # Rounded down: of a negative number, the bits of its complement are moved.
+    negative = graph.add("Less", wide, graph.constant(0, LONG))
+    bits = graph.add("Where", negative, graph.add("BitwiseNot", wide), wide)
+    last = graph.add("Equal", places, graph.constant(63, LONG))
+    power = graph.add("Where", last, graph.constant(1, LONG), _power_of_two(graph, places))
+    moved = graph.add("Where", last, graph.constant(0, LONG), graph.add("Div", bits, power))
+    return graph.cast(graph.add("Where", negative, graph.add("BitwiseNot", moved), moved), kind)
+
+
+rule("shiftleft", 2)(_shifted(_left))
+rule("shiftright", 2)(_shifted(_right))
+

@@ -1,0 +1,111 @@
+"""From one type to another: what Spark does by itself, and what `cast` does in ANSI mode."""
+
+from collections.abc import Sequence
+
+from isthmus.transforms.rowwise.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.graph import Graph, Mask, Value
+from isthmus.transforms.rowwise.types import (
+    BOOLEAN,
+    DATE,
+    DOUBLE,
+    INT,
+    LONG,
+    STRING,
+    TIMESTAMP,
+    VOID,
+    SqlType,
+)
+
+DAY, SECOND = 86_400_000_000, 1_000_000
+"""In microseconds."""
+
+
+def widened(graph: Graph, value: Value, kind: SqlType) -> Value:
+    """A value in a type that holds all of it, or in a floating-point type that comes nearest."""
+    if value.kind == kind:
+        return value
+    if value.kind == VOID:
+        return graph.literal(None, kind)
+    if value.kind.tensor == kind.tensor:
+        return Value(kind, value.data, value.valid, value.raises)
+    data = graph.cast(value.data, kind)
+    if (value.kind, kind) == (DATE, TIMESTAMP):
+        days, most = graph.cast(value.data, LONG), LONG.high // DAY
+        wrong = graph.add("Greater", graph.add("Abs", days), graph.constant(most, LONG))
+        return graph.result(kind, graph.add("Mul", days, graph.constant(DAY, LONG)), [value], wrong=wrong)
+    return Value(kind, data, value.valid, value.raises)
+
+
+def floor_divided(graph: Graph, data: str, divisor: int) -> tuple[str, str]:
+    """int64 numbers divided by a positive one, rounded down, and what remains."""
+    by = graph.constant(divisor, LONG)
+    quotient = graph.add("Div", data, by)
+    remainder = graph.add("Sub", data, graph.add("Mul", quotient, by))
+    below = graph.add("Less", remainder, graph.constant(0, LONG))
+    one, zero = graph.constant(1, LONG), graph.constant(0, LONG)
+    quotient = graph.add("Sub", quotient, graph.add("Where", below, one, zero))
+    return quotient, graph.add("Add", remainder, graph.add("Where", below, by, zero))
+
+
+def cast(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    """A `cast`."""
+    (value,) = values
+    kind = node.kind
+    assert kind is not None  # noqa: S101 - of a cast
+    if value.kind in (kind, VOID):
+        return widened(graph, value, kind)
+    if value.kind == BOOLEAN and kind.numeric:
+        return Value(kind, graph.cast(value.data, kind), value.valid, value.raises)
+    if value.kind.numeric and kind == BOOLEAN:
+        zero = graph.add("Equal", value.data, graph.constant(0, value.kind))
+        return graph.result(kind, graph.negated(zero), [value])
+    if value.kind.numeric and kind.numeric:
+        return _number(graph, value, kind)
+    if value.kind.integral and kind == STRING:
+        return graph.result(kind, graph.cast(value.data, kind), [value])
+    if value.kind == BOOLEAN and kind == STRING:
+        texts = (graph.constant(text, STRING) for text in ("true", "false"))
+        return graph.result(kind, graph.add("Where", value.data, *texts), [value])
+    if (value.kind, kind) == (DATE, TIMESTAMP):
+        return widened(graph, value, kind)
+    if (value.kind, kind) == (TIMESTAMP, DATE):
+        return graph.result(kind, graph.cast(floor_divided(graph, value.data, DAY)[0], kind), [value])
+    if value.kind == TIMESTAMP and kind == DOUBLE:
+        micros = graph.cast(value.data, DOUBLE)
+        return graph.result(kind, graph.add("Div", micros, graph.constant(float(SECOND), DOUBLE)), [value])
+    if value.kind == TIMESTAMP and kind in (INT, LONG):
+        seconds = graph.result(LONG, floor_divided(graph, value.data, SECOND)[0], [value])
+        return _number(graph, seconds, kind)
+    raise NotCompilableError(node, f"runtimes do not agree on how {value.kind} becomes {kind}",
+                             "casts among numbers, booleans, dates and timestamps, and of whole numbers to text")  # fmt: skip
+
+
+def _number(graph: Graph, value: Value, kind: SqlType) -> Value:
+    of, wrong = value.kind, None
+    if not kind.integral or (of.integral and of.rank <= kind.rank):
+        return widened(graph, value, kind)
+    if of.integral:
+        low, high = graph.constant(kind.low, of), graph.constant(kind.high, of)
+        wrong = graph.either(graph.add("Less", value.data, low), graph.add("Greater", value.data, high))
+        return graph.result(kind, graph.cast(value.data, kind), [value], wrong=wrong)
+    return _truncated(graph, widened(graph, value, DOUBLE), kind)
+
+
+def _truncated(graph: Graph, value: Value, kind: SqlType) -> Value:
+    """A double as a whole number: refused where, rounded towards zero, it is none of the type's."""
+    low, high = graph.constant(float(kind.low), DOUBLE), graph.constant(float(kind.high), DOUBLE)
+    fits = graph.both(
+        graph.add("LessOrEqual", graph.add("Floor", value.data), high),
+        graph.add("GreaterOrEqual", graph.add("Ceil", value.data), low),
+    )
+    assert fits is not None  # noqa: S101 - of two masks
+    zero = graph.constant(0.0, DOUBLE)
+    # What a cast makes of a number that does not fit depends on the processor.
+    data = graph.cast(graph.add("Where", fits, value.data, zero), kind)
+    if kind == LONG:
+        # 2^63 is the double nearest to the greatest number: Java ends there.
+        edge = graph.add("Equal", value.data, high)
+        inside = graph.cast(graph.add("Where", graph.either(edge, graph.negated(fits)) or fits, zero, value.data), kind)
+        data = graph.add("Where", edge, graph.constant(kind.high, kind), inside)
+    wrong: Mask = graph.negated(fits)
+    return graph.result(kind, data, [value], wrong=wrong)

@@ -1,0 +1,122 @@
+"""From PySpark columns to one ONNX graph."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import onnx
+from onnx import helper
+
+from isthmus.transforms.rowwise import arithmetic, calendar, logic, mathematics  # noqa: F401 - they register their rules
+from isthmus.transforms.rowwise.casts import cast
+from isthmus.transforms.rowwise.expressions import Node, NotCompilableError, node_of
+from isthmus.transforms.rowwise.graph import Graph, Value
+from isthmus.transforms.rowwise.rules import RULES
+from isthmus.transforms.rowwise.types import BOOLEAN, SqlType
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+VALID, RAISES = "__valid", "__raises"
+"""What stands behind the name of a column in the names of its masks."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A graph and what goes in and comes out of it.
+
+    For each column `x` the graph has `x`, shape (n,), and `x__valid`, booleans of the same shape; for each output also
+    `x__raises`: where Spark would refuse to compute it. What is null or refused is zero or the empty text.
+
+    Attributes:
+        model: the graph.
+        inputs: column name to type.
+        outputs: likewise.
+    """
+
+    model: onnx.ModelProto
+    inputs: Mapping[str, SqlType]
+    outputs: Mapping[str, SqlType]
+
+
+def compile_columns(columns: "Mapping[str, Column]", inputs: Mapping[str, SqlType]) -> Compiled:
+    """Compiles expressions of one row.
+
+    Args:
+        columns: output name to its expression.
+        inputs: the columns that they may use, by name.
+
+    Raises:
+        NotCompilableError: an expression that no graph can hold.
+    """
+    nodes = {name: node_of(column) for name, column in columns.items()}
+    compiler = _Compiler(inputs)
+    values = {name: compiler.value(node) for name, node in nodes.items()}
+    return compiler.finish(values)
+
+
+class _Compiler:
+    def __init__(self, inputs: Mapping[str, SqlType]) -> None:
+        self._inputs = inputs
+        self._graph = Graph()
+        self._known: dict[Node, Value] = {}
+
+    def value(self, node: Node) -> Value:
+        """The value of an expression; the same one is computed once."""
+        # Where it stands does not change what it is.
+        bare = _bare(node)
+        if bare not in self._known:
+            self._known[bare] = self._computed(node)
+        return self._known[bare]
+
+    def _computed(self, node: Node) -> Value:
+        graph = self._graph
+        match node.name:
+            case "literal":
+                assert node.kind is not None  # noqa: S101 - of a literal
+                return graph.literal(node.value, node.kind)
+            case "column":
+                name = str(node.value)
+                if name not in self._inputs:
+                    known = ", ".join(sorted(self._inputs))
+                    raise NotCompilableError(node, "is none of the inputs", f"one of {known}")
+                return Value(self._inputs[name], name, name + VALID)
+            case "cast":
+                return cast(graph, node, [self.value(argument) for argument in node.arguments])
+        if node.name not in RULES:
+            raise NotCompilableError(node, f"graphs have no {node.name}", _nearest(node.name))
+        apply, least, most = RULES[node.name]
+        if not least <= len(node.arguments) <= most:
+            raise NotCompilableError(node, f"has {len(node.arguments)} arguments", f"{least} to {most}")
+        return apply(graph, node, [self.value(argument) for argument in node.arguments])
+
+    def finish(self, values: Mapping[str, Value]) -> Compiled:
+        """The graph of some values."""
+        graph = self._graph
+        inputs, outputs = [], []
+        for name, kind in self._inputs.items():
+            inputs.append(helper.make_tensor_value_info(name, kind.tensor, ["N"]))
+            inputs.append(helper.make_tensor_value_info(name + VALID, BOOLEAN.tensor, ["N"]))
+        shape = graph.add("Shape", next(iter(self._inputs)) + VALID)
+        for name, value in values.items():
+            raises = value.raises or graph.constant(False, BOOLEAN)
+            valid = graph.both(value.valid, graph.negated(raises) if value.raises else None)
+            zero = graph.literal(None, value.kind).data
+            data = value.data if valid is None else graph.where(valid, value.data, zero, value.kind)
+            for part, suffix, kind in ((data, "", value.kind), (valid or graph.constant(True, BOOLEAN), VALID, BOOLEAN),
+                                       (raises, RAISES, BOOLEAN)):  # fmt: skip
+                graph.named(graph.add("Expand", part, shape), name + suffix)
+                outputs.append(helper.make_tensor_value_info(name + suffix, kind.tensor, ["N"]))
+        kinds = {name: value.kind for name, value in values.items()}
+        return Compiled(graph.model(inputs, outputs, "rowwise"), dict(self._inputs), kinds)
+
+
+def _bare(node: Node) -> Node:
+    return replace(node, place="", arguments=tuple(map(_bare, node.arguments)))
+
+
+def _nearest(name: str) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, RULES, 3, 0.6)
+    return f"one of the functions that graphs have, for example {', '.join(close)}" if close else "one of the functions that graphs have"

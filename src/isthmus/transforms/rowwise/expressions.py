@@ -1,0 +1,184 @@
+"""A PySpark column as data: what Spark Connect would send to a server, read without one."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from typing import TYPE_CHECKING, Any
+
+from isthmus.features.clock import micros
+from isthmus.features.errors import ConfigurationError, Problem
+from isthmus.transforms.rowwise import types
+from isthmus.transforms.rowwise.types import SqlType
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+    from pyspark.sql.connect.proto import Expression as Proto
+    from pyspark.sql.connect.proto import DataType as TypeProto
+
+
+@dataclass(frozen=True)
+class Node:
+    """One expression.
+
+    Attributes:
+        name: Spark's name of the function, or "column", "literal" or "cast".
+        arguments: what it is applied to.
+        value: of a column its name, of a literal its value as a tensor holds it, of a cast nothing.
+        kind: of a literal or a cast, its type.
+        place: where in the user's file it stands, "" if nobody knows.
+    """
+
+    name: str
+    arguments: "tuple[Node, ...]" = ()
+    value: Any = None
+    kind: SqlType | None = None
+    place: str = ""
+
+    def __str__(self) -> str:
+        match self.name:
+            case "column":
+                return str(self.value)
+            case "literal":
+                return "NULL" if self.value is None else repr(self.value)
+            case "cast":
+                return f"CAST({self.arguments[0]} AS {self.kind})"
+            case name if not name.isidentifier() and len(self.arguments) == 2:
+                return f"({self.arguments[0]} {name} {self.arguments[1]})"
+        return f"{self.name}({', '.join(map(str, self.arguments))})"
+
+
+class NotCompilableError(Exception):
+    """An expression that no graph can hold.
+
+    Args:
+        node: the expression.
+        found: why.
+        instead: the nearest thing that can be compiled.
+    """
+
+    def __init__(self, node: Node, found: str, instead: str = "") -> None:
+        super().__init__(found)
+        self.node, self.found, self.instead = node, found, instead
+
+    def problem(self, where: str) -> Problem:
+        """It as one of the problems of a project."""
+        place = f"{where} ({self.node.place})" if self.node.place else where
+        return Problem(place, f"{self.node}: {self.found}", self.instead)
+
+
+@contextmanager
+def traced() -> Iterator[None]:
+    """Within the block every column notes where in the user's code it was made."""
+    import pyspark.errors.utils as origins
+
+    before = origins._enable_debugging_cache
+    origins._enable_debugging_cache = True
+    try:
+        yield
+    finally:
+        origins._enable_debugging_cache = before
+
+
+def node_of(column: "Column") -> Node:
+    """The expression of a column.
+
+    Raises:
+        NotCompilableError: a part of it is not a plain expression of one row.
+    """
+    expression: Any = column._expr  # type: ignore[attr-defined]  # a column of Spark Connect
+    return _node(expression.to_plan(None))
+
+
+def _node(proto: "Proto") -> Node:
+    place = _place(proto)
+    kind = str(proto.WhichOneof("expr_type"))
+    match kind:
+        case "alias":
+            return _node(proto.alias.expr)
+        case "unresolved_attribute":
+            name = proto.unresolved_attribute.unparsed_identifier
+            return Node("column", value=name.strip("`"), place=place)
+        case "literal":
+            return _literal(proto, place)
+        case "cast":
+            child = _node(proto.cast.expr)
+            node = Node("cast", (child,), place=place)
+            return Node("cast", (child,), kind=_type(proto, node), place=place)
+        case "unresolved_function":
+            function = proto.unresolved_function
+            node = Node(function.function_name.lower(), tuple(map(_node, function.arguments)), place=place)
+            if function.is_distinct or function.is_user_defined_function:
+                raise NotCompilableError(node, "is a function of the user's own")
+            return node
+        case "unresolved_extract_value":
+            extract = proto.unresolved_extract_value
+            return Node("getitem", (_node(extract.child), _node(extract.extraction)), place=place)
+        case "expression_string":
+            text = Node("column", value=f"expr({proto.expression_string.expression!r})", place=place)
+            raise NotCompilableError(text, "is SQL text", "the same written with functions of pyspark.sql.functions")
+    words = {"window": "looks at other rows", "lambda_function": "is a lambda function",
+             "common_inline_user_defined_function": "is a Python function"}  # fmt: skip
+    raise NotCompilableError(Node(kind, place=place), words.get(kind, "is no function of one row's columns"),
+                             "a transform of a view for what looks at other rows"
+                             if kind == "window" else "built-in functions of pyspark.sql.functions")  # fmt: skip
+
+
+def _place(proto: "Proto") -> str:
+    site = proto.common.origin.python_origin.call_site
+    # "module.py:12" behind any words of PySpark's own.
+    path, _, line = site.strip().rpartition(":")
+    return f"{os.path.basename(path)}:{line}" if line.isdigit() else ""
+
+
+def _literal(proto: "Proto", place: str) -> Node:
+    literal = proto.literal
+    kind = str(literal.WhichOneof("literal_type"))
+    plain: Mapping[str, tuple[SqlType, Callable[[Any], Any]]] = {
+        "boolean": (types.BOOLEAN, bool), "byte": (types.BYTE, int), "short": (types.SHORT, int),
+        "integer": (types.INT, int), "long": (types.LONG, int), "float": (types.FLOAT, float),
+        "double": (types.DOUBLE, float), "string": (types.STRING, str), "date": (types.DATE, int),
+        "timestamp": (types.TIMESTAMP, int),
+    }  # fmt: skip
+    if kind == "null":
+        return Node("literal", kind=types.VOID, place=place)
+    if kind in plain:
+        of, convert = plain[kind]
+        return Node("literal", value=convert(getattr(literal, kind)), kind=of, place=place)
+    shown = Node("literal", value=f"a {kind}", place=place)
+    instead = "a float" if kind == "decimal" else "a bool, int, float, str, date or datetime"
+    raise NotCompilableError(shown, "is a literal that graphs do not have", instead)
+
+
+_WORDS = {
+    "byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint", "real": "float", "varchar": "string",
+    "timestamp_ltz": "timestamp",
+}  # fmt: skip
+
+
+def _type(proto: "Proto", node: Node) -> SqlType:
+    cast = proto.cast
+    if cast.eval_mode == cast.EVAL_MODE_TRY:
+        raise NotCompilableError(node, "is a try_cast", "a cast, where values fit")
+    word = cast.type_str.strip().lower() if cast.WhichOneof("cast_to_type") == "type_str" else _word(cast.type)
+    word = _WORDS.get(word, word)
+    if word not in types.TYPES:
+        raise NotCompilableError(node, f"there is no {word} in a graph", f"one of {', '.join(types.TYPES)}")
+    return types.TYPES[word]
+
+
+def _word(kind: "TypeProto") -> str:
+    return str(kind.WhichOneof("kind"))
+
+
+def refused(where: str, errors: "list[NotCompilableError]") -> ConfigurationError:
+    """All that cannot be compiled, as one error."""
+    return ConfigurationError("definitions.py", [error.problem(where) for error in errors])
+
+
+def tensor_value(value: Any) -> Any:
+    """A Python value as a tensor holds it: dates as days, times as microseconds."""
+    if isinstance(value, datetime):
+        return micros(value if value.tzinfo else value.replace(tzinfo=UTC))
+    return (value - date(1970, 1, 1)).days if isinstance(value, date) else value

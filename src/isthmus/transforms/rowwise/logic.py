@@ -1,0 +1,262 @@
+"""Comparisons, three-valued logic, and what chooses between values. NaN equals NaN and is greater than all others."""
+
+from collections.abc import Sequence
+from functools import reduce
+
+from onnx import TensorProto
+
+from isthmus.transforms.rowwise import casts
+from isthmus.transforms.rowwise.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.graph import Graph, Mask, Value
+from isthmus.transforms.rowwise.rules import Rule, rule
+from isthmus.transforms.rowwise.types import BOOLEAN, DOUBLE, FLOAT, VOID, SqlType, common
+
+
+def alike(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
+    """The arguments in their common type."""
+    kind = common(value.kind for value in values)
+    if kind is None:
+        shown = ", ".join(dict.fromkeys(str(value.kind) for value in values))
+        raise NotCompilableError(node, f"there is no common type of {shown}", "a cast to the type that is meant")
+    return [casts.widened(graph, value, BOOLEAN if kind == VOID else kind) for value in values]
+
+
+def equal(graph: Graph, kind: SqlType, left: str, right: str) -> str:
+    """Where two tensors are equal."""
+    same = graph.add("Equal", left, right)
+    if not kind.fractional:
+        return same
+    return graph.add("Or", same, graph.add("And", graph.add("IsNaN", left), graph.add("IsNaN", right)))
+
+
+def less(graph: Graph, node: Node, kind: SqlType, left: str, right: str) -> str:
+    """Where one tensor is less than another."""
+    if kind.tensor == TensorProto.STRING:
+        raise NotCompilableError(node, "graphs do not order texts", "== or isin")
+    if kind == BOOLEAN:
+        return graph.add("And", graph.negated(left), right)
+    below = graph.add("Less", left, right)
+    if not kind.fractional:
+        return below
+    number = graph.negated(graph.add("IsNaN", left))
+    return graph.add("Or", below, graph.add("And", number, graph.add("IsNaN", right)))
+
+
+@rule("==", 2)
+def _equal(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    left, right = alike(graph, node, values)
+    return graph.result(BOOLEAN, equal(graph, left.kind, left.data, right.data), [left, right])
+
+
+@rule("<=>", 2)
+def _same(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    left, right = alike(graph, node, values)
+    there = [graph.constant(True, BOOLEAN) if side.valid is None else side.valid for side in (left, right)]
+    both = graph.add("And", *there)
+    neither = graph.negated(graph.add("Or", *there))
+    equals = graph.add("And", both, equal(graph, left.kind, left.data, right.data))
+    return Value(BOOLEAN, graph.add("Or", equals, neither), None, graph.either(left.raises, right.raises))
+
+
+rule("equal_null", 2)(_same)
+
+
+def _ordered(*, swapped: bool, negated: bool) -> Rule:
+    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+        sides = alike(graph, node, values)
+        left, right = (side.data for side in (reversed(sides) if swapped else sides))
+        found = less(graph, node, sides[0].kind, left, right)
+        return graph.result(BOOLEAN, graph.negated(found) if negated else found, sides)
+
+    return apply
+
+
+rule("<", 2)(_ordered(swapped=False, negated=False))
+rule(">", 2)(_ordered(swapped=True, negated=False))
+rule("<=", 2)(_ordered(swapped=True, negated=True))
+rule(">=", 2)(_ordered(swapped=False, negated=True))
+
+
+@rule("in", 2, 1000)
+def _in(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    first, *others = alike(graph, node, values)
+    pairs = [graph.result(BOOLEAN, equal(graph, first.kind, first.data, one.data), [first, one]) for one in others]
+    found = reduce(lambda one, other: _either(graph, one, other), pairs)
+    return Value(BOOLEAN, found.data, found.valid, graph.either(*(value.raises for value in (first, *others))))
+
+
+# --- three-valued logic
+
+
+def _truth(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
+    for value in values:
+        if value.kind not in (BOOLEAN, VOID):
+            raise NotCompilableError(node, f"takes booleans, not {value.kind}", "a comparison")
+    return [casts.widened(graph, value, BOOLEAN) for value in values]
+
+
+def _surely(graph: Graph, value: Value) -> str:
+    """Where a boolean is true, and not null."""
+    return value.data if value.valid is None else graph.add("And", value.data, value.valid)
+
+
+def _surely_not(graph: Graph, value: Value) -> str:
+    negated = graph.negated(value.data)
+    return negated if value.valid is None else graph.add("And", negated, value.valid)
+
+
+@rule("and", 2)
+def _and(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    left, right = _truth(graph, node, values)
+    data = graph.add("And", _surely(graph, left), _surely(graph, right))
+    false = graph.add("Or", _surely_not(graph, left), _surely_not(graph, right))
+    valid = None if left.valid is right.valid is None else graph.add("Or", data, false)
+    reached = graph.negated(_surely_not(graph, left))
+    return Value(BOOLEAN, data, valid, graph.either(left.raises, graph.guarded(right.raises, reached)))
+
+
+def _either(graph: Graph, left: Value, right: Value) -> Value:
+    data = graph.add("Or", _surely(graph, left), _surely(graph, right))
+    false = graph.add("And", _surely_not(graph, left), _surely_not(graph, right))
+    valid = None if left.valid is right.valid is None else graph.add("Or", data, false)
+    reached = graph.negated(_surely(graph, left))
+    return Value(BOOLEAN, data, valid, graph.either(left.raises, graph.guarded(right.raises, reached)))
+
+
+@rule("or", 2)
+def _or(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    return _either(graph, *_truth(graph, node, values))
+
+
+@rule("not", 1)
+def _not(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    (value,) = _truth(graph, node, values)
+    return graph.result(BOOLEAN, graph.negated(value.data), [value])
+
+
+# --- null
+
+
+def _there(graph: Graph, value: Value) -> str:
+    return graph.constant(True, BOOLEAN) if value.valid is None else value.valid
+
+
+@rule("isnull", 1)
+def _isnull(graph: Graph, _node: Node, values: Sequence[Value]) -> Value:
+    (value,) = values
+    return Value(BOOLEAN, graph.negated(_there(graph, value)), None, value.raises)
+
+
+@rule("isnotnull", 1)
+def _isnotnull(graph: Graph, _node: Node, values: Sequence[Value]) -> Value:
+    (value,) = values
+    return Value(BOOLEAN, _there(graph, value), None, value.raises)
+
+
+@rule("isnan", 1)
+def _isnan(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    """Of null, false."""
+    value = _fraction(graph, node, values[0])
+    data = graph.add("IsNaN", value.data)
+    return Value(BOOLEAN, data if value.valid is None else graph.add("And", data, value.valid), None, value.raises)
+
+
+def _fraction(graph: Graph, node: Node, value: Value) -> Value:
+    if not (value.kind.numeric or value.kind == VOID):
+        raise NotCompilableError(node, f"takes numbers, not {value.kind}", "a cast to double")
+    return value if value.kind == FLOAT else casts.widened(graph, value, DOUBLE)
+
+
+@rule("coalesce", 1, 100)
+def _coalesce(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    *others, last = alike(graph, node, values)
+    return reduce(lambda rest, one: _first(graph, one, rest), reversed(others), last)
+
+
+rule("ifnull", 2)(_coalesce)
+rule("nvl", 2)(_coalesce)
+
+
+def _first(graph: Graph, one: Value, rest: Value) -> Value:
+    """A value where it is not null, else another one. That it cannot be computed is no null."""
+    if one.valid is None:
+        return one
+    chosen = graph.merged(one.valid, Value(one.kind, one.data), rest)
+    return Value(one.kind, chosen.data, chosen.valid, graph.either(one.raises, chosen.raises))
+
+
+@rule("nullif", 2)
+def _nullif(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    one = values[0]
+    same = _equal(graph, node, values)
+    kept = graph.negated(_surely(graph, same))
+    raises = graph.either(one.raises, same.raises)
+    return Value(one.kind, one.data, graph.both(one.valid, kept), raises)
+
+
+@rule("nvl2", 3)
+def _nvl2(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    asked = values[0]
+    one, other = alike(graph, node, values[1:])
+    chosen = graph.merged(_there(graph, asked), one, other)
+    return Value(chosen.kind, chosen.data, chosen.valid, graph.either(asked.raises, chosen.raises))
+
+
+@rule("nanvl", 2)
+def _nanvl(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    one, other = alike(graph, node, [_fraction(graph, node, value) for value in values])
+    nan = graph.add("IsNaN", one.data)
+    if one.valid is not None:
+        nan = graph.add("And", nan, one.valid)
+    chosen = graph.merged(nan, other, Value(one.kind, one.data, one.valid))
+    return Value(chosen.kind, chosen.data, chosen.valid, graph.either(one.raises, chosen.raises))
+
+
+# --- choice
+
+
+def when(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    """CASE WHEN: conditions and values by turns, at the end perhaps what stands for all others."""
+    conditions = _truth(graph, node, values[0 : len(values) - len(values) % 2 : 2])
+    results = [*values[1::2], *(values[-1:] if len(values) % 2 else [graph.literal(None, VOID)])]
+    *taken, rest = alike(graph, node, results)
+    for condition, value in zip(reversed(conditions), reversed(taken), strict=True):
+        chosen = graph.merged(_surely(graph, condition), value, rest)
+        # What comes after a condition that cannot be computed does not matter.
+        rest = Value(chosen.kind, chosen.data, chosen.valid, graph.either(condition.raises, chosen.raises))
+    return rest
+
+
+rule("when", 2, 1000)(when)
+
+
+@rule("if", 3)
+def _if(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    return when(graph, node, values)
+
+
+def _extreme(*, greatest: bool) -> Rule:
+    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+        sides = alike(graph, node, values)
+        found = reduce(lambda one, other: _better(graph, node, one, other, greatest=greatest), sides)
+        return Value(found.kind, found.data, found.valid, graph.either(*(side.raises for side in sides)))
+
+    return apply
+
+
+def _better(graph: Graph, node: Node, one: Value, other: Value, *, greatest: bool) -> Value:
+    """The greater or smaller of two values, or the one that is not null; the first where they are equal."""
+    sides = (one.data, other.data) if greatest else (other.data, one.data)
+    take: str = less(graph, node, one.kind, *sides)
+    if other.valid is not None:
+        take = graph.add("And", take, other.valid)
+    valid: Mask = None
+    if one.valid is not None:
+        missing = graph.negated(one.valid)
+        take = graph.add("Or", take, missing if other.valid is None else graph.add("And", missing, other.valid))
+        valid = None if other.valid is None else graph.add("Or", one.valid, other.valid)
+    return Value(one.kind, graph.where(take, other.data, one.data, one.kind), valid)
+
+
+rule("greatest", 2, 100)(_extreme(greatest=True))
+rule("least", 2, 100)(_extreme(greatest=False))

@@ -1,0 +1,438 @@
+"""Functions of real numbers. Those that no runtime has for doubles are made of those that it has."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from isthmus.transforms.rowwise import casts
+from isthmus.transforms.rowwise.arithmetic import numbers
+from isthmus.transforms.rowwise.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.graph import Graph, Value
+from isthmus.transforms.rowwise.rules import Rule, rule
+from isthmus.transforms.rowwise.types import DOUBLE, FLOAT, LONG, VOID
+
+Real = Callable[[Graph, str], str]
+"""From a tensor of doubles to one."""
+
+
+def doubles(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
+    """The arguments as doubles."""
+    for value in values:
+        if not (value.kind.numeric or value.kind == VOID):
+            raise NotCompilableError(node, f"takes numbers, not {value.kind}", "a cast to double")
+    return [casts.widened(graph, value, DOUBLE) for value in values]
+
+
+def number(graph: Graph, value: float) -> str:
+    """A constant double."""
+    return graph.constant(value, DOUBLE)
+
+
+def _real(name: str, function: Real, null: Real | None = None) -> None:
+    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+        (value,) = doubles(graph, node, values)
+        missing = null(graph, value.data) if null else None
+        return graph.result(DOUBLE, function(graph, value.data), [value], null=missing)
+
+    rule(name, 1)(apply)
+
+
+def _kernel(operator: str) -> Real:
+    return lambda graph, x: graph.add(operator, x)
+
+
+def _not_above(bound: float) -> Real:
+    """Where a number is no greater; NaN is."""
+    return lambda graph, x: graph.add("LessOrEqual", x, number(graph, bound))
+
+
+def _log(scale: float = 1.0) -> Real:
+    def apply(graph: Graph, x: str) -> str:
+        found = graph.add("Log", x)
+        return found if scale == 1.0 else graph.add("Div", found, number(graph, scale))
+
+    return apply
+
+
+def exp(graph: Graph, x: str) -> str:
+    """e to the power of x."""
+    return graph.add("Exp", x)
+
+
+def _log1p(graph: Graph, x: str) -> str:
+    """Kahan's: the rounding error of 1 + x divides out of log(1 + x) / ((1 + x) - 1)."""
+    one = number(graph, 1.0)
+    plus = graph.add("Add", x, one)
+    back = graph.add("Sub", plus, one)
+    tiny = graph.add("Equal", back, number(graph, 0.0))
+    safe = graph.add("Where", tiny, one, back)
+    factor = graph.add("Div", graph.add("Log", plus), safe)
+    whole = graph.add("IsInf", x)
+    return _but_zero(graph, graph.add("Mul", factor, x), x, graph.add("Or", tiny, whole))
+
+
+def expm1(graph: Graph, x: str) -> str:
+    """Kahan's: (u - 1) x / log(u) for u = exp(x), where that is neither 1 nor all there is."""
+    one, zero = number(graph, 1.0), number(graph, 0.0)
+    u = exp(graph, x)
+    less = graph.add("Sub", u, one)
+    log = graph.add("Log", u)
+    tiny = graph.add("Equal", less, zero)
+    far = graph.add("Greater", graph.add("Abs", x), number(graph, 30.0))
+    safe = graph.add("Where", graph.add("Or", tiny, far), one, log)
+    near = graph.add("Mul", graph.add("Div", less, safe), x)
+    return _but_zero(graph, graph.add("Where", far, less, near), x, tiny)
+
+
+def _sinh(graph: Graph, x: str) -> str:
+    size = graph.add("Abs", x)
+    e = expm1(graph, size)
+    one, half = number(graph, 1.0), number(graph, 0.5)
+    near = graph.add("Mul", half, graph.add("Add", e, graph.add("Div", e, graph.add("Add", e, one))))
+    root = exp(graph, graph.add("Mul", half, size))
+    far = graph.add("Mul", graph.add("Mul", half, root), root)
+    found = graph.add("Where", graph.add("Greater", size, number(graph, 22.0)), far, near)
+    return _signed_like(graph, found, x)
+
+
+def _cosh(graph: Graph, x: str) -> str:
+    half = number(graph, 0.5)
+    root = exp(graph, graph.add("Mul", half, graph.add("Abs", x)))
+    # Half of e^x by way of its root: e^x alone overflows too soon.
+    big = graph.add("Mul", graph.add("Mul", half, root), root)
+    return graph.add("Add", big, graph.add("Div", graph.add("Div", half, root), root))
+
+
+def _signed_like(graph: Graph, size: str, x: str) -> str:
+    below = graph.add("Less", x, number(graph, 0.0))
+    return _but_zero(graph, graph.add("Where", below, graph.add("Neg", size), size), x)
+
+
+def _but_zero(graph: Graph, found: str, x: str, tiny: str | None = None) -> str:
+    """What was found, but x itself where it is a zero, of either sign, or tiny. See `Graph.where` for the order."""
+    zero = tiny or graph.add("Equal", x, number(graph, 0.0))
+    return graph.add("Where", graph.negated(zero), found, x)
+
+
+_ATAN_P = (-8.750608600031904122785e-1, -1.615753718733365076637e1, -7.500855792314704667340e1,
+           -1.228866684490136173410e2, -6.485021904942025371773e1)  # fmt: skip
+_ATAN_Q = (2.485846490142306297962e1, 1.650270098316988542046e2, 4.328810604912902668951e2,
+           4.853903996359136964868e2, 1.945506571482613964425e2)  # fmt: skip
+
+
+def atan(graph: Graph, x: str) -> str:
+    """The rational function of Cephes (Moshier 1989), after the argument is brought between -0.66 and 0.66."""
+    size = graph.add("Abs", x)
+    one = number(graph, 1.0)
+    far = graph.add("Greater", size, number(graph, 2.414213562373095))
+    near = graph.add("LessOrEqual", size, number(graph, 0.66))
+    inverse = graph.add("Neg", graph.add("Div", one, graph.add("Where", far, size, one)))
+    middle = graph.add("Div", graph.add("Sub", size, one), graph.add("Add", size, one))
+    small = graph.add("Where", far, inverse, graph.add("Where", near, size, middle))
+    z = graph.add("Mul", small, small)
+    p, q = (polynomial(graph, z, part) for part in (_ATAN_P, (1.0, *_ATAN_Q)))
+    series = graph.add("Add", graph.add("Mul", small, graph.add("Div", graph.add("Mul", z, p), q)), small)
+    rest = 6.123233995736765886130e-17  # pi / 2 less its double
+    base = graph.add("Where", far, number(graph, math.pi / 2),
+                     graph.add("Where", near, number(graph, 0.0), number(graph, math.pi / 4)))  # fmt: skip
+    more = graph.add("Where", far, number(graph, rest),
+                     graph.add("Where", near, number(graph, 0.0), number(graph, rest / 2)))  # fmt: skip
+    return _signed_like(graph, graph.add("Add", base, graph.add("Add", series, more)), x)
+
+
+def polynomial(graph: Graph, x: str, coefficients: Sequence[float]) -> str:
+    """By Horner's rule, the coefficient of the highest power first."""
+    found = number(graph, coefficients[0])
+    for coefficient in coefficients[1:]:
+        found = graph.add("Add", graph.add("Mul", found, x), number(graph, coefficient))
+    return found
+
+
+def _asin(graph: Graph, x: str) -> str:
+    """atan(x / sqrt((1 - x)(1 + x)))"""
+    one = number(graph, 1.0)
+    rest = graph.add("Sqrt", graph.add("Mul", graph.add("Sub", one, x), graph.add("Add", one, x)))
+    return atan(graph, graph.add("Div", x, rest))
+
+
+def _acos(graph: Graph, x: str) -> str:
+    """2 atan(sqrt((1 - x) / (1 + x)))"""
+    one = number(graph, 1.0)
+    ratio = graph.add("Div", graph.add("Sub", one, x), graph.add("Add", one, x))
+    return graph.add("Mul", number(graph, 2.0), atan(graph, graph.add("Sqrt", ratio)))
+
+
+def atan2(graph: Graph, y: str, x: str) -> str:
+    """The angle of (x, y). To Spark, a zero has no sign."""
+    zero, pi = number(graph, 0.0), number(graph, math.pi)
+    quotient = graph.add("Div", graph.add("Abs", y), graph.add("Abs", x))
+    both_zero = graph.add("And", graph.add("Equal", y, zero), graph.add("Equal", x, zero))
+    both_inf = graph.add("And", graph.add("IsInf", y), graph.add("IsInf", x))
+    ratio = graph.add("Where", both_zero, zero, graph.add("Where", both_inf, number(graph, 1.0), quotient))
+    first = atan(graph, ratio)
+    # Pi less its double is added last.
+    turned = graph.add("Sub", pi, graph.add("Sub", first, number(graph, 1.2246467991473532e-16)))
+    angle = graph.add("Where", graph.add("Less", x, zero), turned, first)
+    return graph.where(graph.add("Less", y, zero), graph.add("Neg", angle), angle, DOUBLE)
+
+
+def _cbrt(graph: Graph, x: str) -> str:
+    """|x|^(1/3), made better by two steps of Halley's, with the sign of x."""
+    size = graph.add("Abs", x)
+    odd = graph.add("Or", graph.add("Equal", size, number(graph, 0.0)), graph.add("IsInf", size))
+    safe = graph.add("Where", odd, number(graph, 1.0), size)
+    # Brought to where nothing overflows or vanishes: 2^600 is the cube of 2^200.
+    large, small = (graph.add(sign, safe, number(graph, bound)) for sign, bound in (("Greater", 1e200), ("Less", 1e-200)))
+    scales = [graph.add("Where", large, number(graph, down), graph.add("Where", small, number(graph, up), number(graph, 1.0)))
+              for down, up in ((2.0**-600, 2.0**600), (2.0**200, 2.0**-200))]  # fmt: skip
+    middle = graph.add("Mul", safe, scales[0])
+    root = graph.add("Pow", middle, number(graph, 1 / 3))
+    for _ in range(2):
+        cube = graph.add("Mul", graph.add("Mul", root, root), root)
+        off = graph.add("Sub", cube, middle)
+        down = graph.add("Add", graph.add("Add", cube, cube), middle)
+        root = graph.add("Sub", root, graph.add("Mul", root, graph.add("Div", off, down)))
+    better = graph.add("Mul", root, scales[1])
+    return _signed_like(graph, graph.add("Where", odd, size, better), x)
+
+
+def _quotient(over: Real | None, under: Real) -> Real:
+    def apply(graph: Graph, x: str) -> str:
+        top = over(graph, x) if over else number(graph, 1.0)
+        return graph.add("Div", top, under(graph, x))
+
+    return apply
+
+
+_SIN = (1.58969099521155010221e-10, -2.50507602534068634195e-8, 2.75573137070700676789e-6, -1.98412698298579493134e-4,
+        8.33333333332248946124e-3, -1.66666666666666324348e-1)  # fmt: skip
+_COS = (-1.13596475577881948265e-11, 2.08757232129817482790e-9, -2.75573143513906633035e-7, 2.48015872894767294178e-5,
+        -1.38888888888741095749e-3, 4.16666666666666019037e-2)  # fmt: skip
+_HALF_PI = (1.57079632673412561417, 6.07710050630396597660e-11, 2.02226624879595063154e-21)
+"""Pi / 2 in three parts, the first two of 33 bits."""
+_FAR = 2.0**20
+"""From here on the kernel of the runtime is as good as what follows."""
+
+
+def _circular(graph: Graph, x: str, kernel: str, turn: int) -> str:
+    """Sine, or with a quarter turn more cosine, by the polynomials of fdlibm (Sun Microsystems 1993).
+
+    Kernels of runtimes lose the last bits near a zero of the function.
+    """
+    far = graph.negated(graph.add("Less", graph.add("Abs", x), number(graph, _FAR)))
+    near = graph.add("Where", far, number(graph, 0.0), x)
+    quarters = graph.add("Round", graph.add("Mul", near, number(graph, 2 / math.pi)))
+    # What remains of x, in two parts: the first product is exact.
+    high = graph.add("Sub", near, graph.add("Mul", quarters, number(graph, _HALF_PI[0])))
+    step = graph.add("Mul", quarters, number(graph, _HALF_PI[1]))
+    rest = graph.add("Sub", high, step)
+    lost = graph.add("Sub", graph.add("Sub", high, rest), step)
+    low = graph.add("Sub", lost, graph.add("Mul", quarters, number(graph, _HALF_PI[2])))
+    r = graph.add("Add", rest, low)
+    tail = graph.add("Add", graph.add("Sub", rest, r), low)
+    z = graph.add("Mul", r, r)
+    half, one = number(graph, 0.5), number(graph, 1.0)
+    v = graph.add("Mul", z, r)
+    # sin(r + t) = r + (r^3 p(z) + t (1 - z / 2)) and cos(r + t) = 1 - z / 2 + (z^2 q(z) - r t)
+    odd = graph.add("Mul", v, polynomial(graph, z, _SIN))
+    odd = graph.add("Add", odd, graph.add("Mul", tail, graph.add("Sub", one, graph.add("Mul", half, z))))
+    sine = graph.add("Add", r, odd)
+    hz = graph.add("Mul", half, z)
+    w = graph.add("Sub", one, hz)
+    even = graph.add("Mul", graph.add("Mul", z, z), polynomial(graph, z, _COS))
+    even = graph.add("Sub", even, graph.add("Mul", r, tail))
+    cosine = graph.add("Add", w, graph.add("Add", graph.add("Sub", graph.add("Sub", one, w), hz), even))
+    place = graph.cast(graph.add("Add", quarters, number(graph, float(turn))), LONG)
+    place = casts.floor_divided(graph, place, 4)[1]
+    uneven = graph.add("Equal", casts.floor_divided(graph, place, 2)[1], graph.constant(1, LONG))
+    found = graph.add("Where", uneven, cosine, sine)
+    back = graph.add("GreaterOrEqual", place, graph.constant(2, LONG))
+    found = graph.add("Where", back, graph.add("Neg", found), found)
+    if not turn:
+        found = _but_zero(graph, found, x)
+    return graph.add("Where", far, graph.add(kernel, x), found)
+
+
+def _sin(graph: Graph, x: str) -> str:
+    return _circular(graph, x, "Sin", 0)
+
+
+def _cos(graph: Graph, x: str) -> str:
+    return _circular(graph, x, "Cos", 1)
+
+
+def _tanh(graph: Graph, x: str) -> str:
+    """1 - 2 / (e^2x + 1), and below 1 by way of e^-2x - 1."""
+    size, two = graph.add("Abs", x), number(graph, 2.0)
+    twice = graph.add("Mul", two, size)
+    one = number(graph, 1.0)
+    far = graph.add("Sub", one, graph.add("Div", two, graph.add("Add", expm1(graph, twice), two)))
+    less = expm1(graph, graph.add("Neg", twice))
+    near = graph.add("Neg", graph.add("Div", less, graph.add("Add", less, two)))
+    return _signed_like(graph, graph.add("Where", graph.add("Less", size, one), near, far), x)
+
+
+_real("sqrt", _kernel("Sqrt"))
+_real("cbrt", _cbrt)
+_real("exp", exp)
+_real("expm1", expm1)
+_real("ln", _log(), _not_above(0.0))
+_real("log10", _log(math.log(10)), _not_above(0.0))
+_real("log2", _log(math.log(2)), _not_above(0.0))
+_real("log1p", _log1p, _not_above(-1.0))
+_real("sin", _sin)
+_real("cos", _cos)
+_real("tan", _quotient(_sin, _cos))
+_real("cot", _quotient(_cos, _sin))
+_real("sec", _quotient(None, _cos))
+_real("csc", _quotient(None, _sin))
+_real("asin", _asin)
+_real("acos", _acos)
+_real("atan", atan)
+_real("sinh", _sinh)
+_real("cosh", _cosh)
+_real("tanh", _tanh)
+_real("degrees", lambda graph, x: graph.add("Mul", x, number(graph, 180.0 / math.pi)))
+_real("radians", lambda graph, x: graph.add("Mul", x, number(graph, math.pi / 180.0)))
+_real("rint", _kernel("Round"))
+_real("signum", lambda graph, x: graph.add("Where", graph.add("Less", number(graph, 0.0), graph.add("Abs", x)),
+                                           graph.add("Sign", x), x))
+
+
+def _pair(name: str, function: Callable[[Graph, str, str], str]) -> None:
+    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+        left, right = doubles(graph, node, values)
+        return graph.result(DOUBLE, function(graph, left.data, right.data), [left, right])
+
+    rule(name, 2)(apply)
+
+
+def _pow(graph: Graph, x: str, y: str) -> str:
+    """Java's: what is raised to NaN is NaN, and 1 or -1 to infinity as well."""
+    one = number(graph, 1.0)
+    edge = graph.add("And", graph.add("Equal", graph.add("Abs", x), one), graph.add("IsInf", y))
+    nan = graph.add("Or", edge, graph.add("IsNaN", y))
+    return graph.add("Where", nan, number(graph, math.nan), graph.add("Pow", x, y))
+
+
+def _hypot(graph: Graph, x: str, y: str) -> str:
+    """By the greater side, which overflows only where the result does."""
+    x, y = graph.add("Abs", x), graph.add("Abs", y)
+    big, small = graph.add("Max", x, y), graph.add("Min", x, y)
+    zero, one = number(graph, 0.0), number(graph, 1.0)
+    ratio = graph.add("Div", small, graph.add("Where", graph.add("Equal", big, zero), one, big))
+    found = graph.add("Mul", big, graph.add("Sqrt", graph.add("Add", one, graph.add("Mul", ratio, ratio))))
+    infinite = graph.add("Or", graph.add("IsInf", x), graph.add("IsInf", y))
+    return graph.add("Where", infinite, number(graph, math.inf), found)
+
+
+_pair("power", _pow)
+_pair("atan2", atan2)
+_pair("hypot", _hypot)
+rule("pow", 2)(lambda graph, node, values: _power(graph, node, values))
+
+
+def _power(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    left, right = doubles(graph, node, values)
+    return graph.result(DOUBLE, _pow(graph, left.data, right.data), [left, right])
+
+
+@rule("log", 1, 2)
+def _logarithm(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    """To the base e, or to that of the first argument."""
+    sides = doubles(graph, node, values)
+    logs = [graph.add("Log", side.data) for side in sides]
+    null = graph.either(*(_not_above(0.0)(graph, side.data) for side in sides))
+    data = graph.add("Div", logs[1], logs[0]) if len(logs) == 2 else logs[0]
+    return graph.result(DOUBLE, data, sides, null=null)
+
+
+@rule("pi", 0)
+def _pi(graph: Graph, _node: Node, _values: Sequence[Value]) -> Value:
+    return graph.literal(math.pi, DOUBLE)
+
+
+@rule("e", 0)
+def _e(graph: Graph, _node: Node, _values: Sequence[Value]) -> Value:
+    return graph.literal(math.e, DOUBLE)
+
+
+# --- to whole numbers
+
+
+def _to_whole(operator: str) -> Rule:
+    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+        (value,) = numbers(graph, node, values)
+        if value.kind.integral:
+            return casts.widened(graph, value, LONG)
+        value = casts.widened(graph, value, DOUBLE)
+        # Java's conversion: NaN is 0, and what is too great the greatest.
+        down = graph.add(operator, value.data)
+        low, high = number(graph, float(LONG.low)), number(graph, float(LONG.high))
+        over, under = graph.add("GreaterOrEqual", down, high), graph.add("LessOrEqual", down, low)
+        odd = graph.either(over, under, graph.add("IsNaN", down))
+        assert odd is not None  # noqa: S101 - of three masks
+        inside = graph.cast(graph.add("Where", odd, number(graph, 0.0), down), LONG)
+        data = graph.add("Where", over, graph.constant(LONG.high, LONG), inside)
+        data = graph.add("Where", under, graph.constant(LONG.low, LONG), data)
+        return graph.result(LONG, data, [value])
+
+    return apply
+
+
+rule("floor", 1)(_to_whole("Floor"))
+rule("ceil", 1)(_to_whole("Ceil"))
+rule("ceiling", 1)(_to_whole("Ceil"))
+
+
+def _rounded(*, even: bool) -> Rule:
+    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+        (value,) = numbers(graph, node, values[:1])
+        digits = 0
+        if len(values) == 2:
+            asked = node.arguments[1]
+            if asked.name != "literal" or not isinstance(asked.value, int) or not 0 <= asked.value <= 9:
+                raise NotCompilableError(node, f"rounds to {asked} digits", "a number of digits from 0 to 9")
+            digits = asked.value
+        if value.kind.integral:
+            return value
+        wide = casts.widened(graph, value, DOUBLE)
+        if value.kind == FLOAT and digits:
+            raise NotCompilableError(node, "rounds a float to digits", "a cast to double first, or round without digits")
+        return graph.result(value.kind, _decimal(graph, wide.data, digits, value.kind == FLOAT, even=even), [value])
+
+    return apply
+
+
+def _decimal(graph: Graph, x: str, digits: int, narrow: bool, *, even: bool) -> str:
+    """Rounded as Spark does: the shortest decimal number that reads as x, rounded half up or half even.
+
+    That decimal is the tie itself where x is the double nearest to the tie, and lies on the same side of it as x
+    elsewhere. From 2^52 / 10^digits on, x is rounded already.
+    """
+    size = graph.add("Abs", x)
+    scale, half, one = (number(graph, value) for value in (10.0**digits, 0.5, 1.0))
+    least = graph.add("Floor", graph.add("Mul", size, scale))
+    # Of a product that was rounded up to a whole number, one less.
+    least = graph.add("Where", graph.add("Greater", graph.add("Div", least, scale), size), graph.add("Sub", least, one), least)
+    tie = graph.add("Div", graph.add("Add", least, half), scale)
+    above = graph.add("Greater", size, tie)
+    if even:
+        odd = graph.add("Equal", graph.add("Mod", least, number(graph, 2.0), fmod=1), one)
+        up = graph.add("Or", above, graph.add("And", graph.add("Equal", size, tie), odd))
+    else:
+        up = graph.add("GreaterOrEqual", size, tie)
+    rounded = graph.add("Div", graph.add("Add", least, graph.add("Where", up, one, number(graph, 0.0))), scale)
+    large = graph.add("GreaterOrEqual", size, number(graph, 2.0**52 / 10.0**digits))
+    odd = graph.either(large, graph.add("IsNaN", x), graph.add("IsInf", x))
+    assert odd is not None  # noqa: S101 - of three masks
+    signed = graph.add("Where", graph.add("Less", x, number(graph, 0.0)), graph.add("Neg", rounded), rounded)
+    # A decimal number knows no negative zero.
+    zero = graph.add("Equal", signed, number(graph, 0.0))
+    signed = graph.add("Where", zero, number(graph, 0.0), signed)
+    found = graph.add("Where", odd, x, signed)
+    return graph.cast(found, FLOAT) if narrow else found
+
+
+rule("round", 1, 2)(_rounded(even=False))
+rule("bround", 1, 2)(_rounded(even=True))
+

@@ -1,0 +1,22 @@
+"""What each function of Spark's is in a graph, by its name."""
+
+from collections.abc import Callable, Sequence
+
+from isthmus.transforms.rowwise.expressions import Node
+from isthmus.transforms.rowwise.graph import Graph, Value
+
+Rule = Callable[[Graph, Node, Sequence[Value]], Value]
+"""Puts a function's nodes into a graph, given the values of its arguments."""
+
+RULES: dict[str, tuple[Rule, int, int]] = {}
+"""By the name that Spark Connect sends: the rule, and how few and how many arguments it takes."""
+
+
+def rule(name: str, least: int, most: int | None = None) -> Callable[[Rule], Rule]:
+    """Registers a rule under a name."""
+
+    def register(function: Rule) -> Rule:
+        RULES[name] = (function, least, least if most is None else most)
+        return function
+
+    return register

@@ -1,0 +1,104 @@
+"""Spark's types as a graph holds them, and the one type that Spark gives to several expressions in ANSI mode."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+from onnx import TensorProto
+
+
+@dataclass(frozen=True)
+class SqlType:
+    """A type of Spark's.
+
+    Attributes:
+        name: Spark's word for it.
+        tensor: the ONNX element type that holds it; whole numbers below 32 bits are int32 in a graph, for which
+            runtimes have kernels.
+        rank: of numbers, how wide they are; -1 for others.
+        low: the least whole number.
+        high: the greatest one.
+        element: of an array, the type of its elements, all of which are there.
+        size: of an array, how many they are in every row.
+    """
+
+    name: str
+    tensor: int
+    rank: int = -1
+    low: int = 0
+    high: int = 0
+    element: "SqlType | None" = None
+    size: int = 0
+
+    @property
+    def integral(self) -> bool:
+        """Whether these are whole numbers."""
+        return 0 <= self.rank < FLOAT.rank
+
+    @property
+    def fractional(self) -> bool:
+        """Whether these are floating-point numbers."""
+        return self.rank >= FLOAT.rank
+
+    @property
+    def numeric(self) -> bool:
+        """Whether these are numbers."""
+        return self.rank >= 0
+
+    @property
+    def numpy(self) -> np.dtype[np.generic]:
+        """The NumPy type of a tensor."""
+        return np.dtype(_NUMPY[self.tensor])
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_NUMPY = {
+    TensorProto.BOOL: np.bool_, TensorProto.INT32: np.int32, TensorProto.INT64: np.int64,
+    TensorProto.FLOAT: np.float32, TensorProto.DOUBLE: np.float64, TensorProto.STRING: np.object_,
+}  # fmt: skip
+
+
+def _whole(name: str, bits: int, rank: int) -> SqlType:
+    tensor = TensorProto.INT64 if bits == 64 else TensorProto.INT32
+    return SqlType(name, tensor, rank, -(1 << bits - 1), (1 << bits - 1) - 1)
+
+
+VOID = SqlType("void", TensorProto.BOOL)
+BOOLEAN = SqlType("boolean", TensorProto.BOOL)
+BYTE, SHORT = _whole("tinyint", 8, 0), _whole("smallint", 16, 1)
+INT, LONG = _whole("int", 32, 2), _whole("bigint", 64, 3)
+FLOAT, DOUBLE = SqlType("float", TensorProto.FLOAT, 4), SqlType("double", TensorProto.DOUBLE, 5)
+STRING = SqlType("string", TensorProto.STRING)
+DATE = SqlType("date", TensorProto.INT32, low=INT.low, high=INT.high)
+"""Days since 1970."""
+TIMESTAMP = SqlType("timestamp", TensorProto.INT64, low=LONG.low, high=LONG.high)
+"""Microseconds since 1970 UTC."""
+
+TYPES = {kind.name: kind for kind in (BOOLEAN, BYTE, SHORT, INT, LONG, FLOAT, DOUBLE, STRING, DATE, TIMESTAMP)}
+
+
+def array_of(element: SqlType, size: int) -> SqlType:
+    """Arrays of that many elements in every row."""
+    return SqlType(f"array<{element}>", element.tensor, element=element, size=size)
+
+
+def common(kinds: Iterable[SqlType]) -> SqlType | None:
+    """The type that values of several types are cast to; None if Spark has none, or only one that parses text."""
+    return reduce(lambda one, other: None if one is None else _pair(one, other), kinds, VOID)
+
+
+def _pair(one: SqlType, other: SqlType) -> SqlType | None:
+    if one == other or other == VOID:
+        return one
+    if one == VOID:
+        return other
+    if one.numeric and other.numeric:
+        wide = max(one, other, key=lambda kind: kind.rank)
+        # A float does not hold every whole number: Spark's ANSI mode takes a double.
+        return DOUBLE if wide == FLOAT and one.rank != other.rank else wide
+    if {one, other} == {DATE, TIMESTAMP}:
+        return TIMESTAMP
+    return None
