@@ -28,7 +28,7 @@ from tests.features.support import DAY, same_bits
 from tests.orchestration.shop import START, Open, Shop, files, order_rows
 from tests.orchestration.test_cli import refused, run
 
-KILLS = int(os.environ.get("ISTHMUS_TEST_KILLS", "4"))
+KILLS = int(os.environ.get("TEST_KILLS", "4"))
 FIRST = START // DAY
 YEAR = Days(FIRST, FIRST + 60)
 ORDERS_VIEW = "customer_orders"
