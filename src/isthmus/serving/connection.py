@@ -25,12 +25,16 @@ WAIT_SECONDS = 5.0
 TAKEN = 1 << 16
 """Bytes of an answer that have to be taken in that time, or the rest of it."""
 
+LEAVING_SECONDS = 0.25
+"""How long a server that ends looks for a request that was sent before its client could know."""
+
 
 class Connection(HttpToolsProtocol):
     """One connection of a client."""
 
     _late: asyncio.TimerHandle | None = None
     _in_head = False
+    _leaving = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The first request has to come."""
@@ -54,6 +58,8 @@ class Connection(HttpToolsProtocol):
         """From here on the deadline of the request counts."""
         self._in_head = False
         super().on_headers_complete()
+        if self._leaving:
+            self.cycle.keep_alive = False
 
     def on_response_complete(self) -> None:
         """The rest of a body that nobody has waited for has to come, so that the next request can begin."""
@@ -65,6 +71,18 @@ class Connection(HttpToolsProtocol):
         """A request is there as a whole."""
         super().on_message_complete()
         self._arrived()
+
+    def shutdown(self) -> None:
+        """The server ends: a request that is under way is answered, also if nothing of it has been read yet."""
+        if self.cycle is None or self.cycle.response_complete:
+            self._leaving = True
+            self.loop.call_later(LEAVING_SECONDS, self._leave)
+        else:
+            super().shutdown()
+
+    def _leave(self) -> None:
+        # A turn later: a loop that was busy all the time first reads what has come meanwhile.
+        self.loop.call_later(0, super().shutdown)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing comes any more."""
