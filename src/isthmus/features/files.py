@@ -59,7 +59,13 @@ def publish(target: Path, write: Callable[[Path], None]) -> None:
     with scratch_folder(target.parent, f".{target.name}") as scratch:
         fresh = scratch / "new"
         fresh.mkdir()
-        write(fresh)
+        try:
+            write(fresh)
+        except OSError as error:
+            if error.errno is None or error.filename is not None:
+                raise
+            # Arrow says that a disk is full, and not for what.
+            raise OSError(error.errno, os.strerror(error.errno), str(target)) from error
         for file in fresh.iterdir():
             with file.open("rb") as handle:
                 os.fsync(handle.fileno())
