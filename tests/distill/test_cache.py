@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from isthmus.distill.cache import Outputs, cached, digest
@@ -89,3 +90,13 @@ def test_a_folder_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
         publish(tmp_path / "kept", fail)
     assert (tmp_path / "kept" / "file").read_text(encoding="utf-8") == "old"
     assert [folder.name for folder in tmp_path.iterdir()] == ["kept"]
+
+
+def test_a_full_disk_is_told_with_the_folder_that_was_to_be(tmp_path: Path) -> None:
+    def write(folder: Path) -> None:
+        with pa.OSFile("/dev/full", "w") as file:
+            file.write(b"x" * 100_000)
+
+    with pytest.raises(OSError, match=r"No space left on device: '.*/set'"):
+        publish(tmp_path / "set", write)
+    assert list(tmp_path.iterdir()) == []

@@ -23,7 +23,7 @@ from tests.features.support import make_contract
 from tests.features.test_publishing import VIEW, Row, history_of, key_of
 
 ROWS = 8_000
-KILLS = int(os.environ.get("ISTHMUS_TEST_KILLS", "3"))
+KILLS = int(os.environ.get("TEST_KILLS", "3"))
 
 RUN = """
 import sys, time

@@ -2,8 +2,10 @@
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -27,11 +29,12 @@ from isthmus.features.offline import OfflineStore
 from isthmus.features.pointintime import join_naively
 from isthmus.orchestration.enginejoin import EngineJoin
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.spinesql import is_sql
 from isthmus.orchestration.tables import build
 from isthmus.orchestration.trainingdata import TrainingData, repeat
 from isthmus.orchestration.trainingset import chosen, training_set
 from isthmus.transforms import pointintime
-from tests.orchestration.shop import Open, Shop, files, order_rows
+from tests.orchestration.shop import START, Open, Shop, files, order_rows
 
 FEATURES = "customer_orders:orders_7d,customer_orders:late_rate_7d,customer_facts:city"
 SQL = "SELECT customer, ordered_at AS event_timestamp, late FROM orders ORDER BY event_timestamp"
@@ -60,6 +63,7 @@ FORMS: dict[str, Callable[[pa.Table, Path], Any]] = {
     "pandas": lambda spine, _: spine.to_pandas(),
     "polars": lambda spine, _: pl.from_arrow(spine),
     "lazy": lambda spine, _: pl.from_arrow(spine).lazy(),  # type: ignore[union-attr]
+    "objects": lambda spine, _: spine.to_pandas().astype(object),
     "parquet": lambda spine, folder: _written(spine, folder / "spine.parquet"),
     "folder": lambda spine, folder: _written(spine, folder / "spine" / "0.parquet").parent,
     "csv": lambda spine, folder: _written(spine, folder / "spine.csv"),
@@ -96,6 +100,8 @@ def test_a_spine_asked_for_in_sql(built: Shop, project: Open) -> None:
     spine = spine.rename_columns({"ordered_at": "event_timestamp"}).sort_by("event_timestamp")
     joined = isthmus.training_data(built.root, FEATURES, SQL).table()
     assert joined.to_pydict() == _expected(built, project, spine).to_pydict()
+    commented = f"/* the orders;\nselect * */ -- of all\n({SQL})"
+    assert isthmus.training_data(built.root, FEATURES, commented).table().equals(joined)
     over_a_view = "FROM shelf_demand SELECT DISTINCT store, product, event_timestamp LIMIT 5"
     assert len(isthmus.training_data(built.root, "shelf_demand", over_a_view, status=False).table()) == 5
 
@@ -116,6 +122,30 @@ def test_without_a_status_old_rows_are_not_missed(built: Shop) -> None:
     without = isthmus.training_data(built.root, FEATURES, spine, status=False).table()
     assert without.equals(with_status.select(without.column_names))
     assert not [name for name in without.column_names if name.endswith("__status")]
+
+
+def test_no_path_reads_as_sql(tmp_path: Path) -> None:
+    for name in ["values.csv", "select.parquet", "with/rows.parquet", "from", "withdrawals.csv", "-- june.csv"]:
+        assert not is_sql(name)
+    for begun in ["(", "/*", "/**/", "--\n", " "]:
+        assert not is_sql(begun * 10_000 + "x")  # in time that grows with the text: it is done
+
+
+def test_categories_of_polars_are_texts(built: Shop) -> None:
+    rows = pq.read_table(built.orders).slice(0, 50).select(["store", "product", "ordered_at"])
+    spine = pl.DataFrame(rows.rename_columns({"ordered_at": "event_timestamp"}))
+    joined = isthmus.training_data(built.root, "shelf_demand", spine).table()
+    for frame in [of_categories := spine.with_columns(pl.col("store").cast(pl.Categorical)), of_categories.lazy()]:
+        assert isthmus.training_data(built.root, "shelf_demand", frame).table().to_pydict() == joined.to_pydict()
+
+
+def test_texts_of_several_lines_in_a_csv(built: Shop, tmp_path: Path) -> None:
+    """More of them than Arrow reads in one block."""
+    notes = [f'"a", b\n\n{"and so on, " * 20}\n{n}' for n in range(8000)]
+    spine = pa.table({"customer": [n % 60 * 1_000_003 for n in range(8000)], "note": notes})
+    spine = spine.append_column("event_timestamp", pa.array([START] * 8000).cast(pa.timestamp("us", tz="UTC")))
+    joined = isthmus.training_data(built.root, FEATURES, _written(spine, tmp_path / "spine.csv")).table()
+    assert joined["note"].to_pylist() == notes
 
 
 def _changed(name: str, column: Any) -> Callable[[Path], pa.Table]:
@@ -154,6 +184,8 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
         "spine: has a column customer_facts__city; expected no column named like a feature",
     ),
     "no file": (lambda folder: folder / "none.parquet", "spine: there is no file .*none.parquet"),
+    "no query": (lambda _: "UPDATE orders SET late = 0", "no file .*UPDATE .* or a query: one SELECT"),
+    "a text that no file can be called": (lambda _: "UPDATE orders SET" + " late = 0," * 500, "there is no file"),
     "a damaged file": (_text("PAR1 and then nothing", "spine.parquet"), "spine .*spine.parquet: cannot be read"),
     "a damaged CSV": (_text("customer,event_timestamp\n1\n"), "spine .*spine.csv: cannot be read .*Expected 2 columns"),
     "a wrong value in a CSV": (
@@ -418,6 +450,30 @@ def test_a_join_by_the_engine_that_cannot_be(built: Shop, project: Open, tmp_pat
         isthmus.training_data(built.root, FEATURES, spine, join="engine").write(tmp_path / "none")
     assert not (tmp_path / "none").exists()
     assert not list(Path(project(built).offline).glob("_join*"))
+
+
+def test_the_folder_of_a_killed_join_is_removed_by_the_next_one(built: Shop, project: Open, tmp_path: Path) -> None:
+    """And that of a join that is under way is not."""
+    offline = Path(project(built).offline)
+    _written(_spine(), tmp_path / "spine.parquet")
+    command = [sys.executable, "-c", "from isthmus.orchestration.cli import main; main()", "training-set"]
+    command += ["--project", str(built.root)]
+    command += ["--spine", str(tmp_path / "spine.parquet"), "--features", FEATURES, "--join", "engine"]
+    killed = subprocess.Popen([*command, "--out", str(tmp_path / "killed")])
+    try:
+        while not (left := [*offline.glob("_join-*/asked.parquet"), *tmp_path.glob(".killed-*")])[1:]:
+            assert killed.poll() is None
+            time.sleep(0.01)
+        killed.send_signal(signal.SIGSTOP)
+        isthmus.training_data(built.root, FEATURES, _spine(), join="engine").write(tmp_path / "beside")
+        assert all(path.exists() for path in left)
+    finally:
+        killed.kill()
+        killed.wait()
+    for join in ("engine", "embedded"):
+        isthmus.training_data(built.root, FEATURES, _spine(), join=join).write(tmp_path / "killed")
+    assert not list(offline.glob("_join-*"))
+    assert not list(tmp_path.glob(".killed-*"))
 
 
 def test_nothing_is_joined_before_it_is_asked_for(built: Shop) -> None:

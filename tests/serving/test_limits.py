@@ -1,9 +1,10 @@
 import json
+import resource
 import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -178,3 +179,47 @@ def _open(connection: socket.socket, sent: bytes) -> bool:
     except OSError:
         pass
     return False
+
+
+def test_an_answer_that_nobody_takes_is_given_up(tmp_path: Path, redis_url: str) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    body = json.dumps({**ASKED, "entities": {"carrier": ["B6"] * 200_000}}).encode()
+    limits = Limits(body_bytes=len(body), rows=200_000)
+    with serving(tmp_path, redis_url, limits=limits) as server, ExitStack() as opened:
+        address = ("127.0.0.1", server.http.base_url.port or 0)
+        idle, steady = (opened.enter_context(socket.create_connection(address, timeout=10)) for _ in range(2))
+        for connection in (idle, steady):
+            connection.sendall(head(len(body)) + body)
+        # One takes 160 kB a second for a while, and then the rest.
+        start, received = time.monotonic(), bytearray(steady.recv(4096))
+        length = int(received.partition(b"content-length: ")[2].split(b"\r\n")[0]) + received.index(b"\r\n\r\n") + 4
+        assert length > 8 << 20, "more than the system's own buffers take"
+        while time.monotonic() - start < 3 * WAIT_SECONDS:
+            received += steady.recv(1 << 15)
+            time.sleep(0.2)
+        while chunk := steady.recv(min(1 << 20, length - len(received))):
+            received += chunk
+        assert len(received) == length
+        taken = 0
+        while chunk := idle.recv(1 << 20):  # what the system had taken
+            taken += len(chunk)
+        assert taken < length
+
+
+def test_requests_come_no_faster_than_they_are_answered(small: Server, connect: Connect) -> None:
+    before = _memory(small)
+    connection = connect(b"")
+    connection.setblocking(False)
+    start, ask = time.monotonic(), b"GET /nowhere HTTP/1.1\r\nHost: x\r\n" + b"a:b\r\n" * 50 + b"\r\n"
+    while time.monotonic() - start < 3:
+        with suppress(BlockingIOError):
+            connection.recv(1 << 20)
+        with suppress(BlockingIOError):
+            connection.send(ask * 100)
+    assert _memory(small) - before < 60 << 20
+
+
+def _memory(server: Server) -> int:
+    """Resident bytes of a server's process."""
+    pages = Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]
+    return int(pages) * resource.getpagesize()

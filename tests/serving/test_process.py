@@ -67,6 +67,10 @@ def test_requests_under_way_are_answered_before_the_end(tmp_path: Path, redis_ur
         for connection in slow:
             connection.sendall(head + body[:20])
         idle = connect()
+        kept = [connect() for _ in range(8)]
+        for connection in kept:
+            connection.sendall(head + body)
+            assert connection.recv(65_536).startswith(b"HTTP/1.1 200")
         time.sleep(0.2)
         server.process.send_signal(signal.SIGTERM)
 
@@ -80,6 +84,10 @@ def test_requests_under_way_are_answered_before_the_end(tmp_path: Path, redis_ur
 
         wait(refused, "new connections to be refused", 2)
         assert server.process.poll() is None
+        for connection in kept:
+            # Sent before its client could know.
+            connection.sendall(head + body)
+            assert b"\r\nconnection: close\r\n" in read_all(connection)
         assert idle.recv(10) == b""
         for connection in slow:
             connection.sendall(body[20:])

@@ -45,6 +45,11 @@ class Origin:
     schemas: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     content: str = ""
 
+    def retyped(self, later: "Origin") -> bool:
+        """Whether a column that both know has another type later."""
+        known = ((now, self.schemas.get(source, {})) for source, now in later.schemas.items())
+        return any(now[column] != was[column] for now, was in known for column in now.keys() & was.keys())
+
 
 @dataclass(frozen=True, slots=True)
 class Commit:

@@ -1,9 +1,13 @@
 """Files and folders that are there whole or not at all."""
 
+import fcntl
+import glob
 import os
-import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+import secrets
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 
@@ -48,21 +52,66 @@ def read_pointer(file: Path) -> Path:
 def publish(target: Path, write: Callable[[Path], None]) -> None:
     """Fills a new folder with `write` and moves it to `target`, in place of a folder that is there.
 
-    A reader never sees a half-written file. If the process dies, what is left beside the target begins with a dot.
+    A reader never sees a half-written file. If the process dies, what is left beside the target begins with a dot, and
+    the next one to publish there removes it.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
-        fresh = Path(scratch) / "new"
+    with scratch_folder(target.parent, f".{target.name}") as scratch:
+        fresh = scratch / "new"
         fresh.mkdir()
-        write(fresh)
+        try:
+            write(fresh)
+        except OSError as error:
+            if error.errno is None or error.filename is not None:
+                raise
+            # Arrow says that a disk is full, and not for what.
+            raise OSError(error.errno, os.strerror(error.errno), str(target)) from error
         for file in fresh.iterdir():
             with file.open("rb") as handle:
                 os.fsync(handle.fileno())
         _sync(fresh)
         if target.exists():
-            target.rename(Path(scratch) / "old")
+            target.rename(scratch / "old")
         fresh.rename(target)
     _sync(target.parent)
+
+
+@contextmanager
+def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
+    """A folder for the block, gone after it; and so are those that killed processes of this machine left there.
+
+    A process holds a lock for as long as it lives. Other machines may share the folder but not its locks: theirs stay.
+
+    Args:
+        parent: where to make it.
+        name: how its name begins, and the names of those left.
+    """
+    mine = f"{name}-{socket.gethostname()}-"
+    for left in parent.glob(f"{glob.escape(mine)}*"):
+        with suppress(OSError), ExitStack() as held:
+            _lock(left, held)
+            shutil.rmtree(left, ignore_errors=True)
+    with ExitStack() as held:
+        folder = None
+        while folder is None or not folder.exists():
+            folder = parent / f"{mine}{secrets.token_hex(8)}"
+            folder.mkdir()
+            # Before it is locked, another process may take it for one that was left.
+            with suppress(FileNotFoundError, BlockingIOError):
+                _lock(folder, held)
+        held.callback(shutil.rmtree, folder, ignore_errors=True)
+        yield folder
+
+
+def _lock(folder: Path, held: ExitStack) -> None:
+    """Locks a folder until `held` ends.
+
+    Raises:
+        BlockingIOError: another process has it.
+        FileNotFoundError: the folder is gone.
+    """
+    lock = held.enter_context((folder / "lock").open("w"))
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _sync(folder: Path) -> None:

@@ -88,7 +88,11 @@ class Prepared:
     @property
     def changes(self) -> bool:
         """Whether the table is not yet what it would be made."""
-        return self.before is None or self.replaced != [] or self.before.contract != self.commit.contract
+        before = self.before
+        if before is None or self.replaced != [] or before.contract != self.commit.contract:
+            return True
+        # The same rows of a source whose columns have other types now: the next range is held against these.
+        return before.origin.retyped(self.commit.origin)
 
 
 class OfflineStore:
@@ -217,7 +221,7 @@ class OfflineStore:
                     writer_properties=form,
                 )
             else:
-                # The same rows under another contract: only what the table says of itself is new.
+                # The same rows under another contract, or of other types: only what the table says of itself is new.
                 write_deltalake(table, rows, mode="append", commit_properties=properties)
         version = 0 if table is None else table.version()
         return Written(commit.rows, commit.rows - (before.rows if before else 0), version, changed=True)

@@ -16,6 +16,7 @@ FORMS = (
     "a pyarrow Table, RecordBatchReader or Dataset, a pandas DataFrame, a Polars DataFrame or LazyFrame, or a path to "
     "Parquet or CSV"
 )
+SQL = "a query: one SELECT, and nothing else"
 
 
 class SpineRows:
@@ -56,7 +57,7 @@ class SpineRows:
         self._gone = self._once
         with _reading(self.path):
             for batch in self._read():
-                columns = [column.cast(field.type) for column, field in zip(batch.columns, self.schema, strict=True)]
+                columns = [_in(column, field.type) for column, field in zip(batch.columns, self.schema, strict=True)]
                 yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
@@ -95,14 +96,21 @@ def spine_rows(given: object, keys: Mapping[str, pa.DataType]) -> SpineRows:
 
 
 def _file(path: Path, keys: Mapping[str, pa.DataType]) -> SpineRows:
-    path = path.resolve()
-    if not path.exists():
-        raise DataError("spine", f"there is no file {path}", expected="a path to Parquet or CSV, or SQL")
+    try:
+        path = path.resolve()
+        there = path.exists()
+    except (OSError, ValueError):  # no file can be called so
+        there = False
+    if not there:
+        raise DataError("spine", f"there is no file {str(path)[:200]}", expected=f"a path to Parquet or CSV, or {SQL}")
     with _reading(path):
         if path.is_file() and ".csv" in [suffix.lower() for suffix in path.suffixes]:
             types = {**keys, "event_timestamp": pa.timestamp("us", tz="UTC")}
-            convert = pyarrow.csv.ConvertOptions(column_types=types)
-            return _dataset(ds.dataset(path, format=ds.CsvFileFormat(convert_options=convert)), path)
+            form = ds.CsvFileFormat(
+                parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
+                convert_options=pyarrow.csv.ConvertOptions(column_types=types),
+            )
+            return _dataset(ds.dataset(path, format=form), path)
         data = ds.dataset(path, format="parquet", partitioning="hive")
         if not data.files:
             raise DataError("spine", f"{path} holds no Parquet file")
@@ -134,6 +142,13 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_binary_view(kind):
         return pa.large_binary()
     return kind
+
+
+def _in(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column in its plain type. Arrow unpacks no dictionary of views, as Polars makes them of categories."""
+    if isinstance(column, pa.DictionaryArray):
+        column = pa.DictionaryArray.from_arrays(column.indices, _in(column.dictionary, kind))
+    return column.cast(kind)
 
 
 @contextmanager

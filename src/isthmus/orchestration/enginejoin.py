@@ -4,10 +4,7 @@ The executors get the keys and moments of the spine, number the rows' answers, a
 puts them beside the spine's rows again. Nothing is collected, and the result is that of `Join`, batch for batch.
 """
 
-import secrets
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from isthmus.features.errors import DataError, RequestError
+from isthmus.features.files import scratch_folder
 from isthmus.features.offline import OfflineStore
 from isthmus.features.pointintime import BATCH, History, Join
 from isthmus.features.scan import in_lots
@@ -70,7 +68,8 @@ class EngineJoin:
         Raises:
             DataError: a row has no time, or a value that does not fit its type; or the engine failed.
         """
-        with _scratch(Path(self._offline.root)) as folder:
+        # Executors reach it, and may be another user.
+        with scratch_folder(Path(self._offline.root), "_join") as folder:
             self._write(spine, folder)
             self._run(folder)
             parts = (batch for part in pointintime.parts(folder / _FOUND) for batch in part.to_batches())
@@ -112,14 +111,3 @@ class EngineJoin:
                 _WHERE, f"{place} refused it: {error}",
                 remedy="the executors must reach stores.offline, to read and to write",
             ) from error  # fmt: skip
-
-
-@contextmanager
-def _scratch(root: Path) -> Iterator[Path]:
-    """A folder in the offline store, which executors reach, gone after the block. They may be another user."""
-    folder = root / f"_join-{secrets.token_hex(8)}"
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -12,7 +12,10 @@ from isthmus.features.errors import DataError, RequestError
 from isthmus.features.pointintime import BATCH
 from isthmus.features.spines import SpineRows
 
-_QUERY = re.compile(r"\s*(--[^\n]*\n\s*)*\(*\s*(select|with|from|values)\b", re.IGNORECASE)
+_QUERY = re.compile(
+    r"(?>\s+|--[^\n]*|/\*.*?\*/|\()*+(select|with|from|values)(?=[\s(*'\"]|/\*)", re.IGNORECASE | re.DOTALL
+)
+"""How a query begins, and no path does: values.csv is a file."""
 
 
 def is_sql(text: str) -> bool:

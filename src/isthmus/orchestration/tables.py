@@ -16,7 +16,7 @@ from isthmus.features.findings import Finding
 from isthmus.features.offline import OfflineStore, Prepared, Written
 from isthmus.features.spec import FeatureView, Source, Spine
 from isthmus.features.spool import Spool
-from isthmus.orchestration import gate
+from isthmus.orchestration import gate, lookback
 from isthmus.orchestration.project import Project
 from isthmus.transforms import engine, sources
 from isthmus.transforms.compute import Frames, stream_view
@@ -24,6 +24,8 @@ from isthmus.transforms.compute import Frames, stream_view
 Progress = Callable[[str, float], None]
 STEP = 30
 """Days of a range that are written in one commit, unless something else is asked for."""
+CHECKED = 2
+"""Steps of a range whose first day is computed with a longer lookback, too: nothing may lie before the first of all."""
 
 
 def silent(text: str, done: float) -> None:
@@ -87,7 +89,8 @@ def build_range(
 
     Raises:
         ContractMismatch: a table was built under another contract; the days outside of the range would stay so.
-        DataError: as in `build`, or a column of a source has another type than when the table was built.
+        DataError: as in `build`, or a column of a source has another type than when the table was built, or a view
+            reaches further than its lookback.
         RequestError: there is no such view.
     """
     contract = project.applied()
@@ -130,9 +133,11 @@ class _Run:
         days, total = 0, sum(map(len, left))
         unchanged: list[Days] = []
         written, changed = None, False
-        for parts in _passes(self.view, left):
+        for turn, parts in enumerate(_passes(self.view, left)):
             progress(f"computing {self.view.name}, {Days(parts[0].first, parts[-1].end)}", days / total)
             with _spooled(self._compute(frames, Days(parts[0].first, parts[-1].end))) as rows:
+                if turn < CHECKED:
+                    lookback.require_enough(self.view, self.compiled, frames, rows)
                 for part in parts:
                     gate.require(gate.findings(self.project, self.view.name, _within(rows, part), part=True))
                     with self.store.prepare(
@@ -151,13 +156,9 @@ class _Run:
         return Written(written.rows, written.rows - rows_before, written.version, changed=changed)
 
     def _compute(self, frames: Frames, days: Days) -> Iterator[pa.Table]:
-        first, end = days.first * DAY, days.end * DAY
         if (reach := self.compiled.lookback) is not None:
-            frames = {
-                source.name: sources.narrow(frames[source.name], source, first - reach, end + reach)
-                for source in self.view.sources
-            }
-        return stream_view(self.view, self.compiled, frames, (first, end))
+            frames = lookback.narrowed(self.view, frames, days, reach)
+        return stream_view(self.view, self.compiled, frames, (days.first * DAY, days.end * DAY))
 
 
 def _passes(view: FeatureView, parts: Sequence[Days]) -> Iterator[Sequence[Days]]:
