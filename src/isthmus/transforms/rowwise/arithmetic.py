@@ -1,6 +1,7 @@
 """Whole numbers that Spark refuses to let overflow, floating-point numbers as IEEE 754 has them, and bits."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from isthmus.transforms.rowwise import casts
 from isthmus.transforms.rowwise.expressions import Node, NotCompilableError
@@ -73,14 +74,31 @@ rule("try_subtract", 2)(_sum("Sub", lenient=True))
 rule("try_multiply", 2)(_sum("Mul", lenient=True))
 
 
+def _by(graph: Graph, kind: SqlType, data: str, left: Value, right: Value, zero: str, *, lenient: bool) -> Value:
+    """The result of a division. Spark looks at the divisor first: by null, nothing else is computed.
+
+    Args:
+        graph: the graph.
+        kind: the type of the result.
+        data: the result.
+        left: what is divided.
+        right: the divisor.
+        zero: where it is 0.
+        lenient: whether a division by 0 is null, without a look at what is divided.
+    """
+    if lenient:
+        left = replace(left, raises=graph.guarded(left.raises, graph.negated(zero)))
+        return graph.result(kind, data, [right, left], null=zero)
+    return graph.result(kind, data, [right, left], wrong=zero)
+
+
 def _divided(*, lenient: bool) -> Rule:
     def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
         numbers(graph, node, values)
         left, right = (casts.widened(graph, value, DOUBLE) for value in values)
         zero = graph.add("Equal", right.data, graph.constant(0.0, DOUBLE))
         data = graph.add("Div", left.data, right.data)
-        how = {"null": zero} if lenient else {"wrong": zero}
-        return graph.result(DOUBLE, data, [left, right], **how)
+        return _by(graph, DOUBLE, data, left, right, zero, lenient=lenient)
 
     return apply
 
@@ -115,8 +133,7 @@ def _modulo(*, lenient: bool = False, positive: bool = False) -> Rule:
             negative = graph.add("Less", data, graph.constant(0, kind))
             around = _remainder(graph, kind, graph.add("Add", data, divisor), divisor)
             data = graph.where(negative, around, data, kind)
-        how = {"null": zero} if lenient else {"wrong": zero}
-        return graph.result(kind, data, [left, right], **how)
+        return _by(graph, kind, data, left, right, zero, lenient=lenient)
 
     return apply
 
@@ -134,8 +151,8 @@ def _signed(operator: str) -> Rule:
         if kind in (BYTE, SHORT):
             data, wrong = in_range(graph, graph.cast(graph.add(operator, value.data), LONG), kind)
             return graph.result(kind, data, [value], wrong=wrong)
-        wrong = graph.add("Equal", value.data, graph.constant(kind.low, kind)) if kind.integral else None
-        return graph.result(kind, graph.add(operator, value.data), [value], wrong=wrong)
+        least = graph.add("Equal", value.data, graph.constant(kind.low, kind)) if kind.integral else None
+        return graph.result(kind, graph.add(operator, value.data), [value], wrong=least)
 
     return apply
 
@@ -215,4 +232,3 @@ def _right(graph: Graph, kind: SqlType, data: str, places: str) -> str:
 
 rule("shiftleft", 2)(_shifted(_left))
 rule("shiftright", 2)(_shifted(_right))
-

@@ -277,7 +277,9 @@ def _first_of(graph: Graph, unit: str, days: str) -> str | None:
         case "year" | "yyyy" | "yy":
             return days_from_civil(graph, year, one, one)
         case "quarter":
-            return days_from_civil(graph, year, _sum(graph, _times(graph, _sum(graph, _quarter(graph, days), -1), 3), 1), one)
+            return days_from_civil(
+                graph, year, _sum(graph, _times(graph, _sum(graph, _quarter(graph, days), -1), 3), 1), one
+            )
         case "month" | "mon" | "mm":
             return days_from_civil(graph, year, month, one)
         case "week":
@@ -285,7 +287,15 @@ def _first_of(graph: Graph, unit: str, days: str) -> str | None:
     return None
 
 
-_UNITS = {"day": DAY, "dd": DAY, "hour": _HOUR, "minute": _MINUTE, "second": SECOND, "millisecond": 1000, "microsecond": 1}
+_UNITS = {
+    "day": DAY,
+    "dd": DAY,
+    "hour": _HOUR,
+    "minute": _MINUTE,
+    "second": SECOND,
+    "millisecond": 1000,
+    "microsecond": 1,
+}
 
 
 def _unit(node: Node, asked: Node) -> str:
@@ -315,4 +325,3 @@ def _trunc(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     if first is None:
         raise NotCompilableError(node, f"there is no unit {unit!r}", "year, quarter, month or week")
     return graph.result(DATE, graph.cast(first, DATE), [value])
-

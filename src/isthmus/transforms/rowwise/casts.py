@@ -77,7 +77,7 @@ def cast(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
         seconds = graph.result(LONG, floor_divided(graph, value.data, SECOND)[0], [value])
         return _number(graph, seconds, kind)
     raise NotCompilableError(node, f"runtimes do not agree on how {value.kind} becomes {kind}",
-                             "casts among numbers, booleans, dates and timestamps, and of whole numbers to text")  # fmt: skip
+                             "a cast among numbers, booleans and times, or of whole numbers to text")  # fmt: skip
 
 
 def _number(graph: Graph, value: Value, kind: SqlType) -> Value:

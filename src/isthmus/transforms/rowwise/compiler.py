@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import onnx
 from onnx import helper
 
-from isthmus.transforms.rowwise import arithmetic, calendar, logic, mathematics  # noqa: F401 - they register their rules
+from isthmus.transforms.rowwise import arithmetic, arrays, calendar, logic, mathematics, text  # noqa: F401 - they register their rules
 from isthmus.transforms.rowwise.casts import cast
 from isthmus.transforms.rowwise.expressions import Node, NotCompilableError, node_of
 from isthmus.transforms.rowwise.graph import Graph, Value
@@ -58,13 +58,16 @@ def compile_columns(columns: "Mapping[str, Column]", inputs: Mapping[str, SqlTyp
 class _Compiler:
     def __init__(self, inputs: Mapping[str, SqlType]) -> None:
         self._inputs = inputs
-        self._graph = Graph()
+        self._graph = Graph(next(iter(inputs)) + VALID)
         self._known: dict[Node, Value] = {}
+        self._bound: dict[str, Value] = {}
 
     def value(self, node: Node) -> Value:
         """The value of an expression; the same one is computed once."""
         # Where it stands does not change what it is.
         bare = _bare(node)
+        if self._bound:
+            return self._computed(node)
         if bare not in self._known:
             self._known[bare] = self._computed(node)
         return self._known[bare]
@@ -80,9 +83,14 @@ class _Compiler:
                 if name not in self._inputs:
                     known = ", ".join(sorted(self._inputs))
                     raise NotCompilableError(node, "is none of the inputs", f"one of {known}")
-                return Value(self._inputs[name], name, name + VALID)
+                value = Value(self._inputs[name], name, name + VALID)
+                return arrays.given(graph, value) if value.kind.element else value
+            case "variable":
+                return self._bound[str(node.value)]
             case "cast":
                 return cast(graph, node, [self.value(argument) for argument in node.arguments])
+            case "transform" | "zip_with" | "aggregate" | "reduce" | "exists" | "forall":
+                return self._higher(node)
         if node.name not in RULES:
             raise NotCompilableError(node, f"graphs have no {node.name}", _nearest(node.name))
         apply, least, most = RULES[node.name]
@@ -90,14 +98,44 @@ class _Compiler:
             raise NotCompilableError(node, f"has {len(node.arguments)} arguments", f"{least} to {most}")
         return apply(graph, node, [self.value(argument) for argument in node.arguments])
 
+    def _higher(self, node: Node) -> Value:
+        """A function that takes a function."""
+        graph = self._graph
+        plain = [self.value(part) for part in node.arguments if part.name != "lambda"]
+        bodies = [self._body(node, part) for part in node.arguments if part.name == "lambda"]
+        of = arrays.array(node, plain[0])
+        match node.name:
+            case "transform":
+                return arrays.transform(of, bodies[0])
+            case "zip_with":
+                return arrays.zip_with(graph, node, of, arrays.array(node, plain[1]), bodies[0])
+            case "exists" | "forall":
+                return arrays.quantified(graph, of, bodies[0], every=node.name == "forall")
+        return arrays.aggregate(graph, node, of, plain[1], *bodies)
+
+    def _body(self, node: Node, function: Node) -> arrays.Body:
+        def body(*arguments: Value) -> Value:
+            if len(arguments) != len(function.value):
+                raise NotCompilableError(
+                    node, f"its function takes {len(function.value)} arguments", str(len(arguments))
+                )
+            before = self._bound
+            self._bound = before | dict(zip(function.value, arguments, strict=True))
+            try:
+                return self.value(function.arguments[0])
+            finally:
+                self._bound = before
+
+        return body
+
     def finish(self, values: Mapping[str, Value]) -> Compiled:
         """The graph of some values."""
         graph = self._graph
         inputs, outputs = [], []
         for name, kind in self._inputs.items():
-            inputs.append(helper.make_tensor_value_info(name, kind.tensor, ["N"]))
+            shape: list[int | str | None] = ["N", kind.size] if kind.element else ["N"]
+            inputs.append(helper.make_tensor_value_info(name, kind.tensor, shape))
             inputs.append(helper.make_tensor_value_info(name + VALID, BOOLEAN.tensor, ["N"]))
-        shape = graph.add("Shape", next(iter(self._inputs)) + VALID)
         for name, value in values.items():
             raises = value.raises or graph.constant(False, BOOLEAN)
             valid = graph.both(value.valid, graph.negated(raises) if value.raises else None)
@@ -105,7 +143,7 @@ class _Compiler:
             data = value.data if valid is None else graph.where(valid, value.data, zero, value.kind)
             for part, suffix, kind in ((data, "", value.kind), (valid or graph.constant(True, BOOLEAN), VALID, BOOLEAN),
                                        (raises, RAISES, BOOLEAN)):  # fmt: skip
-                graph.named(graph.add("Expand", part, shape), name + suffix)
+                graph.named(graph.row(part), name + suffix)
                 outputs.append(helper.make_tensor_value_info(name + suffix, kind.tensor, ["N"]))
         kinds = {name: value.kind for name, value in values.items()}
         return Compiled(graph.model(inputs, outputs, "rowwise"), dict(self._inputs), kinds)
@@ -119,4 +157,8 @@ def _nearest(name: str) -> str:
     import difflib
 
     close = difflib.get_close_matches(name, RULES, 3, 0.6)
-    return f"one of the functions that graphs have, for example {', '.join(close)}" if close else "one of the functions that graphs have"
+    return (
+        f"one of the functions that graphs have, for example {', '.join(close)}"
+        if close
+        else "one of the functions that graphs have"
+    )

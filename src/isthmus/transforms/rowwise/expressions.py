@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isthmus.features.clock import micros
@@ -14,8 +15,8 @@ from isthmus.transforms.rowwise.types import SqlType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
-    from pyspark.sql.connect.proto import Expression as Proto
     from pyspark.sql.connect.proto import DataType as TypeProto
+    from pyspark.sql.connect.proto import Expression as Proto
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,10 @@ class Node:
     """One expression.
 
     Attributes:
-        name: Spark's name of the function, or "column", "literal" or "cast".
+        name: Spark's name of the function, or "column", "literal", "cast", "lambda" or "variable".
         arguments: what it is applied to.
-        value: of a column its name, of a literal its value as a tensor holds it, of a cast nothing.
+        value: of a column or a variable its name, of a literal its value as a tensor holds it, of a lambda function the
+            names of its variables.
         kind: of a literal or a cast, its type.
         place: where in the user's file it stands, "" if nobody knows.
     """
@@ -38,8 +40,10 @@ class Node:
 
     def __str__(self) -> str:
         match self.name:
-            case "column":
+            case "column" | "variable":
                 return str(self.value)
+            case "lambda":
+                return f"({', '.join(self.value)}) -> {self.arguments[0]}"
             case "literal":
                 return "NULL" if self.value is None else repr(self.value)
             case "cast":
@@ -73,8 +77,10 @@ def traced() -> Iterator[None]:
     """Within the block every column notes where in the user's code it was made."""
     import pyspark.errors.utils as origins
 
+    # Columns of Spark Connect, also where no session has been yet.
+    os.environ.setdefault("SPARK_CONNECT_MODE_ENABLED", "1")
     before = origins._enable_debugging_cache
-    origins._enable_debugging_cache = True
+    origins._enable_debugging_cache = True  # type: ignore[assignment]  # None until somebody asks
     try:
         yield
     finally:
@@ -87,7 +93,7 @@ def node_of(column: "Column") -> Node:
     Raises:
         NotCompilableError: a part of it is not a plain expression of one row.
     """
-    expression: Any = column._expr  # type: ignore[attr-defined]  # a column of Spark Connect
+    expression: Any = column._expr  # a column of Spark Connect
     return _node(expression.to_plan(None))
 
 
@@ -115,10 +121,16 @@ def _node(proto: "Proto") -> Node:
         case "unresolved_extract_value":
             extract = proto.unresolved_extract_value
             return Node("getitem", (_node(extract.child), _node(extract.extraction)), place=place)
+        case "lambda_function":
+            function = proto.lambda_function
+            names = tuple(".".join(variable.name_parts) for variable in function.arguments)
+            return Node("lambda", (_node(function.function),), value=names, place=place)
+        case "unresolved_named_lambda_variable":
+            return Node("variable", value=".".join(proto.unresolved_named_lambda_variable.name_parts), place=place)
         case "expression_string":
             text = Node("column", value=f"expr({proto.expression_string.expression!r})", place=place)
             raise NotCompilableError(text, "is SQL text", "the same written with functions of pyspark.sql.functions")
-    words = {"window": "looks at other rows", "lambda_function": "is a lambda function",
+    words = {"window": "looks at other rows",
              "common_inline_user_defined_function": "is a Python function"}  # fmt: skip
     raise NotCompilableError(Node(kind, place=place), words.get(kind, "is no function of one row's columns"),
                              "a transform of a view for what looks at other rows"
@@ -129,7 +141,7 @@ def _place(proto: "Proto") -> str:
     site = proto.common.origin.python_origin.call_site
     # "module.py:12" behind any words of PySpark's own.
     path, _, line = site.strip().rpartition(":")
-    return f"{os.path.basename(path)}:{line}" if line.isdigit() else ""
+    return f"{Path(path).name}:{line}" if line.isdigit() else ""
 
 
 def _literal(proto: "Proto", place: str) -> Node:

@@ -1,4 +1,4 @@
-"""ONNX nodes under fresh names, and SQL values made of them: data, where they are null, and where Spark would refuse."""
+"""ONNX nodes under fresh names, and SQL values made of them: data, where they are null, where Spark would refuse."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -36,17 +36,27 @@ class Value:
 
 
 class Graph:
-    """Nodes and constants. The same node on the same inputs is there once."""
+    """Nodes and constants. The same node on the same inputs is there once.
 
-    def __init__(self) -> None:
+    Args:
+        rows: a tensor of shape (n,).
+    """
+
+    def __init__(self, rows: str) -> None:
         self._nodes: list[onnx.NodeProto] = []
         self._constants: list[onnx.TensorProto] = []
         self._known: dict[object, str] = {}
+        self._neutral: set[str] = set()
+        """Constants that are a floating-point 0 or any 1."""
         self._positive: set[str] = set()
         """Constants that are no -0.0."""
+        self.shape = self.add("Shape", rows)
 
     def add(self, operator: str, *inputs: str, **attributes: Any) -> str:
         """The output of a node."""
+        if operator in ("Add", "Sub", "Div"):
+            # ONNX Runtime takes x + 0.0 for x, which a -0.0 is not, and (1 / x) * y for y / x, also of whole numbers.
+            inputs = tuple(self.row(name) if name in self._neutral else name for name in inputs)
         key = (operator, inputs, tuple(sorted((name, str(value)) for name, value in attributes.items())))
         if key not in self._known:
             name = f"{operator.lower()}_{len(self._known)}"
@@ -66,14 +76,17 @@ class Graph:
         if key not in self._known:
             name = f"constant_{len(self._known)}"
             if element == TensorProto.STRING:
-                texts = [str(text).encode() for text in array.reshape(-1).tolist()]
-                tensor = helper.make_tensor(name, element, array.shape, texts)
+                tensor = onnx.TensorProto(name=name, data_type=element, dims=array.shape)
+                tensor.string_data.extend(str(text).encode() for text in array.reshape(-1).tolist())
             else:
                 tensor = numpy_helper.from_array(array, name)
             self._constants.append(tensor)
             self._known[key] = name
-            if not (element in (TensorProto.FLOAT, TensorProto.DOUBLE) and np.any((array == 0) & np.signbit(array))):
+            fractional = element in (TensorProto.FLOAT, TensorProto.DOUBLE)
+            if not (fractional and np.any((array == 0) & np.signbit(array))):
                 self._positive.add(name)
+            if element != TensorProto.STRING and not array.shape and (array == 1 or (fractional and array == 0)):
+                self._neutral.add(name)
         return self._known[key]
 
     def cast(self, data: str, kind: SqlType) -> str:
@@ -119,6 +132,10 @@ class Graph:
         """What raises, but only where a mask (None: everywhere) is true."""
         return raises if mask is None or raises is None else self.add("And", raises, mask)
 
+    def row(self, data: str) -> str:
+        """A tensor with shape (n,) also where all rows have the same value, for kernels that take no scalar."""
+        return self.add("Expand", data, self.shape)
+
     # --- values
 
     def literal(self, value: Any, kind: SqlType) -> Value:
@@ -140,7 +157,9 @@ class Graph:
             valid = self.both(valid, value.valid)
         return valid, raises
 
-    def result(self, kind: SqlType, data: str, values: Sequence[Value], *, null: Mask = None, wrong: Mask = None) -> Value:
+    def result(
+        self, kind: SqlType, data: str, values: Sequence[Value], *, null: Mask = None, wrong: Mask = None
+    ) -> Value:
         """The value of a strict function.
 
         Args:

@@ -1,7 +1,7 @@
 """Comparisons, three-valued logic, and what chooses between values. NaN equals NaN and is greater than all others."""
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
 
 from onnx import TensorProto
 
@@ -106,7 +106,8 @@ def _surely_not(graph: Graph, value: Value) -> str:
 
 
 @rule("and", 2)
-def _and(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+def both(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    """Three-valued: false decides."""
     left, right = _truth(graph, node, values)
     data = graph.add("And", _surely(graph, left), _surely(graph, right))
     false = graph.add("Or", _surely_not(graph, left), _surely_not(graph, right))
@@ -124,7 +125,8 @@ def _either(graph: Graph, left: Value, right: Value) -> Value:
 
 
 @rule("or", 2)
-def _or(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+def either(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    """Three-valued: true decides."""
     return _either(graph, *_truth(graph, node, values))
 
 
@@ -235,13 +237,11 @@ def _if(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     return when(graph, node, values)
 
 
-def _extreme(*, greatest: bool) -> Rule:
-    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-        sides = alike(graph, node, values)
-        found = reduce(lambda one, other: _better(graph, node, one, other, greatest=greatest), sides)
-        return Value(found.kind, found.data, found.valid, graph.either(*(side.raises for side in sides)))
-
-    return apply
+def extreme(graph: Graph, node: Node, values: Sequence[Value], *, greatest: bool) -> Value:
+    """The greatest or smallest of the values that are not null."""
+    sides = alike(graph, node, values)
+    found = reduce(lambda one, other: _better(graph, node, one, other, greatest=greatest), sides)
+    return Value(found.kind, found.data, found.valid, graph.either(*(side.raises for side in sides)))
 
 
 def _better(graph: Graph, node: Node, one: Value, other: Value, *, greatest: bool) -> Value:
@@ -258,5 +258,5 @@ def _better(graph: Graph, node: Node, one: Value, other: Value, *, greatest: boo
     return Value(one.kind, graph.where(take, other.data, one.data, one.kind), valid)
 
 
-rule("greatest", 2, 100)(_extreme(greatest=True))
-rule("least", 2, 100)(_extreme(greatest=False))
+rule("greatest", 2, 100)(partial(extreme, greatest=True))
+rule("least", 2, 100)(partial(extreme, greatest=False))

@@ -54,7 +54,7 @@ def _log(scale: float = 1.0) -> Real:
 
 
 def exp(graph: Graph, x: str) -> str:
-    """e to the power of x."""
+    """The exponential function."""
     return graph.add("Exp", x)
 
 
@@ -148,14 +148,14 @@ def polynomial(graph: Graph, x: str, coefficients: Sequence[float]) -> str:
 
 
 def _asin(graph: Graph, x: str) -> str:
-    """atan(x / sqrt((1 - x)(1 + x)))"""
+    """By way of atan(x / sqrt((1 - x)(1 + x)))."""
     one = number(graph, 1.0)
     rest = graph.add("Sqrt", graph.add("Mul", graph.add("Sub", one, x), graph.add("Add", one, x)))
     return atan(graph, graph.add("Div", x, rest))
 
 
 def _acos(graph: Graph, x: str) -> str:
-    """2 atan(sqrt((1 - x) / (1 + x)))"""
+    """By way of 2 atan(sqrt((1 - x) / (1 + x)))."""
     one = number(graph, 1.0)
     ratio = graph.add("Div", graph.add("Sub", one, x), graph.add("Add", one, x))
     return graph.add("Mul", number(graph, 2.0), atan(graph, graph.add("Sqrt", ratio)))
@@ -181,17 +181,23 @@ def _cbrt(graph: Graph, x: str) -> str:
     odd = graph.add("Or", graph.add("Equal", size, number(graph, 0.0)), graph.add("IsInf", size))
     safe = graph.add("Where", odd, number(graph, 1.0), size)
     # Brought to where nothing overflows or vanishes: 2^600 is the cube of 2^200.
-    large, small = (graph.add(sign, safe, number(graph, bound)) for sign, bound in (("Greater", 1e200), ("Less", 1e-200)))
-    scales = [graph.add("Where", large, number(graph, down), graph.add("Where", small, number(graph, up), number(graph, 1.0)))
-              for down, up in ((2.0**-600, 2.0**600), (2.0**200, 2.0**-200))]  # fmt: skip
-    middle = graph.add("Mul", safe, scales[0])
+    large, small = (
+        graph.add(sign, safe, number(graph, bound)) for sign, bound in (("Greater", 1e200), ("Less", 1e-200))
+    )
+    down, up = (
+        graph.add(
+            "Where", large, number(graph, far), graph.add("Where", small, number(graph, near), number(graph, 1.0))
+        )
+        for far, near in ((2.0**-600, 2.0**600), (2.0**200, 2.0**-200))
+    )
+    middle = graph.add("Mul", safe, down)
     root = graph.add("Pow", middle, number(graph, 1 / 3))
     for _ in range(2):
         cube = graph.add("Mul", graph.add("Mul", root, root), root)
         off = graph.add("Sub", cube, middle)
-        down = graph.add("Add", graph.add("Add", cube, cube), middle)
-        root = graph.add("Sub", root, graph.add("Mul", root, graph.add("Div", off, down)))
-    better = graph.add("Mul", root, scales[1])
+        under = graph.add("Add", graph.add("Add", cube, cube), middle)
+        root = graph.add("Sub", root, graph.add("Mul", root, graph.add("Div", off, under)))
+    better = graph.add("Mul", root, up)
     return _signed_like(graph, graph.add("Where", odd, size, better), x)
 
 
@@ -294,8 +300,12 @@ _real("tanh", _tanh)
 _real("degrees", lambda graph, x: graph.add("Mul", x, number(graph, 180.0 / math.pi)))
 _real("radians", lambda graph, x: graph.add("Mul", x, number(graph, math.pi / 180.0)))
 _real("rint", _kernel("Round"))
-_real("signum", lambda graph, x: graph.add("Where", graph.add("Less", number(graph, 0.0), graph.add("Abs", x)),
-                                           graph.add("Sign", x), x))
+_real(
+    "signum",
+    lambda graph, x: graph.add(
+        "Where", graph.add("Less", number(graph, 0.0), graph.add("Abs", x)), graph.add("Sign", x), x
+    ),
+)
 
 
 def _pair(name: str, function: Callable[[Graph, str, str], str]) -> None:
@@ -397,7 +407,9 @@ def _rounded(*, even: bool) -> Rule:
             return value
         wide = casts.widened(graph, value, DOUBLE)
         if value.kind == FLOAT and digits:
-            raise NotCompilableError(node, "rounds a float to digits", "a cast to double first, or round without digits")
+            raise NotCompilableError(
+                node, "rounds a float to digits", "a cast to double first, or round without digits"
+            )
         return graph.result(value.kind, _decimal(graph, wide.data, digits, value.kind == FLOAT, even=even), [value])
 
     return apply
@@ -413,7 +425,9 @@ def _decimal(graph: Graph, x: str, digits: int, narrow: bool, *, even: bool) -> 
     scale, half, one = (number(graph, value) for value in (10.0**digits, 0.5, 1.0))
     least = graph.add("Floor", graph.add("Mul", size, scale))
     # Of a product that was rounded up to a whole number, one less.
-    least = graph.add("Where", graph.add("Greater", graph.add("Div", least, scale), size), graph.add("Sub", least, one), least)
+    least = graph.add(
+        "Where", graph.add("Greater", graph.add("Div", least, scale), size), graph.add("Sub", least, one), least
+    )
     tie = graph.add("Div", graph.add("Add", least, half), scale)
     above = graph.add("Greater", size, tie)
     if even:
@@ -423,16 +437,14 @@ def _decimal(graph: Graph, x: str, digits: int, narrow: bool, *, even: bool) -> 
         up = graph.add("GreaterOrEqual", size, tie)
     rounded = graph.add("Div", graph.add("Add", least, graph.add("Where", up, one, number(graph, 0.0))), scale)
     large = graph.add("GreaterOrEqual", size, number(graph, 2.0**52 / 10.0**digits))
-    odd = graph.either(large, graph.add("IsNaN", x), graph.add("IsInf", x))
-    assert odd is not None  # noqa: S101 - of three masks
+    as_is = graph.add("Or", large, graph.add("Or", graph.add("IsNaN", x), graph.add("IsInf", x)))
     signed = graph.add("Where", graph.add("Less", x, number(graph, 0.0)), graph.add("Neg", rounded), rounded)
     # A decimal number knows no negative zero.
     zero = graph.add("Equal", signed, number(graph, 0.0))
     signed = graph.add("Where", zero, number(graph, 0.0), signed)
-    found = graph.add("Where", odd, x, signed)
+    found = graph.add("Where", as_is, x, signed)
     return graph.cast(found, FLOAT) if narrow else found
 
 
 rule("round", 1, 2)(_rounded(even=False))
 rule("bround", 1, 2)(_rounded(even=True))
-

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import reduce
 
 import numpy as np
 from onnx import TensorProto
@@ -55,7 +54,7 @@ class SqlType:
         return self.name
 
 
-_NUMPY = {
+_NUMPY: dict[int, type] = {
     TensorProto.BOOL: np.bool_, TensorProto.INT32: np.int32, TensorProto.INT64: np.int64,
     TensorProto.FLOAT: np.float32, TensorProto.DOUBLE: np.float64, TensorProto.STRING: np.object_,
 }  # fmt: skip
@@ -87,7 +86,10 @@ def array_of(element: SqlType, size: int) -> SqlType:
 
 def common(kinds: Iterable[SqlType]) -> SqlType | None:
     """The type that values of several types are cast to; None if Spark has none, or only one that parses text."""
-    return reduce(lambda one, other: None if one is None else _pair(one, other), kinds, VOID)
+    found: SqlType | None = VOID
+    for kind in kinds:
+        found = None if found is None else _pair(found, kind)
+    return found
 
 
 def _pair(one: SqlType, other: SqlType) -> SqlType | None:

@@ -1,0 +1,169 @@
+"""Arrays that have the same size in every row: their elements one by one, as Spark's functions take them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+
+from isthmus.transforms.rowwise import casts, logic
+from isthmus.transforms.rowwise.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.graph import Graph, Value
+from isthmus.transforms.rowwise.rules import rule
+from isthmus.transforms.rowwise.types import BOOLEAN, INT, LONG, VOID, array_of, common
+
+Body = Callable[..., Value]
+"""What a lambda function makes of its arguments."""
+
+
+@dataclass(frozen=True)
+class ArrayValue(Value):
+    """An array.
+
+    Attributes:
+        elements: its elements, whose own nulls and refusals are those of an array that is there.
+    """
+
+    elements: tuple[Value, ...] = ()
+
+
+def given(graph: Graph, kind_of: Value) -> ArrayValue:
+    """An array that comes in as a tensor of shape (n, size)."""
+    kind = kind_of.kind
+    assert kind.element is not None  # noqa: S101 - of an array
+    places = [graph.add("Gather", kind_of.data, graph.constant(n, LONG), axis=1) for n in range(kind.size)]
+    return ArrayValue(kind, "", kind_of.valid, None, tuple(Value(kind.element, place) for place in places))
+
+
+def array(node: Node, value: Value) -> ArrayValue:
+    """A value that must be an array."""
+    if not isinstance(value, ArrayValue):
+        raise NotCompilableError(node, f"takes an array, not {value.kind}", "a feature that is an array")
+    return value
+
+
+def _of(elements: Sequence[Value], array: Value) -> ArrayValue:
+    """An array of new elements where another one is there."""
+    kind = elements[0].kind
+    # Spark computes all elements, also those that nobody asks for.
+    return ArrayValue(array_of(kind, len(elements)), "", array.valid, array.raises, tuple(elements))
+
+
+def _inside(graph: Graph, of: ArrayValue, element: Value) -> Value:
+    """An element as a value of its own: of an array that is null, null. All are computed before one is taken."""
+    computed = graph.either(*(one.raises for one in of.elements))
+    raises = graph.either(of.raises, graph.guarded(computed, of.valid))
+    return replace(element, valid=graph.both(of.valid, element.valid), raises=raises)
+
+
+def _literal_index(node: Node, argument: Node) -> int:
+    if argument.name == "negative" and argument.arguments[0].name == "literal":
+        return -_literal_index(node, argument.arguments[0])
+    if argument.name != "literal" or not isinstance(argument.value, int):
+        raise NotCompilableError(node, "its index is no literal", "a number that is written out")
+    return argument.value
+
+
+def _element(graph: Graph, of: ArrayValue, place: int, *, null: bool) -> Value:
+    if 0 <= place < len(of.elements):
+        return _inside(graph, of, of.elements[place])
+    nothing = graph.literal(None, of.elements[0].kind)
+    if null:
+        return _inside(graph, of, nothing)
+    always = graph.constant(True, BOOLEAN)
+    return graph.result(nothing.kind, nothing.data, [_inside(graph, of, replace(nothing, valid=None))], wrong=always)
+
+
+@rule("getitem", 2)
+def _getitem(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    return _element(graph, array(node, values[0]), _literal_index(node, node.arguments[1]), null=False)
+
+
+@rule("get", 2)
+def _get(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    return _element(graph, array(node, values[0]), _literal_index(node, node.arguments[1]), null=True)
+
+
+@rule("element_at", 2)
+def _element_at(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    of, place = array(node, values[0]), _literal_index(node, node.arguments[1])
+    if place == 0:
+        raise NotCompilableError(node, "has index 0", "1 for the first element, -1 for the last")
+    return _element(graph, of, place - 1 if place > 0 else len(of.elements) + place, null=False)
+
+
+@rule("size", 1)
+def _size(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    of = array(node, values[0])
+    return _inside(graph, of, graph.literal(len(of.elements), INT))
+
+
+rule("cardinality", 1)(_size)
+rule("array_size", 1)(_size)
+
+
+@rule("array", 1, 1000)
+def _array(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    elements = logic.alike(graph, node, values)
+    return ArrayValue(array_of(elements[0].kind, len(elements)), "", None, None, tuple(elements))
+
+
+def transform(of: ArrayValue, body: Body) -> Value:
+    """A function of each element."""
+    return _of([body(element) for element in of.elements], of)
+
+
+def zip_with(graph: Graph, node: Node, one: ArrayValue, other: ArrayValue, body: Body) -> Value:
+    """A function of the elements of two arrays."""
+    if len(one.elements) != len(other.elements):
+        raise NotCompilableError(
+            node, f"arrays of {len(one.elements)} and {len(other.elements)} elements", "the same size"
+        )
+    valid, raises = graph.strict([one, other])
+    both = ArrayValue(one.kind, "", valid, raises, ())
+    return _of([body(*pair) for pair in zip(one.elements, other.elements, strict=True)], both)
+
+
+def aggregate(graph: Graph, node: Node, of: ArrayValue, zero: Value, merge: Body, finish: Body | None = None) -> Value:
+    """The elements merged into one, from first to last."""
+    total = zero
+    for element in of.elements:
+        merged = merge(total, element)
+        if merged.kind != total.kind:
+            raise NotCompilableError(
+                node, f"begins with {total.kind} and goes on with {merged.kind}", "a cast of the beginning"
+            )
+        total = merged
+    return _inside(graph, of, finish(total) if finish else total)
+
+
+def quantified(graph: Graph, of: ArrayValue, body: Body, *, every: bool) -> Value:
+    """Whether a condition holds of any or of every element."""
+    node = Node("forall" if every else "exists")
+    found = [body(element) for element in of.elements]
+    join = logic.both if every else logic.either
+    return _inside(graph, of, reduce(lambda one, other: join(graph, node, [one, other]), found))
+
+
+def _extreme(name: str, *, greatest: bool) -> None:
+    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+        of = array(node, values[0])
+        return _inside(graph, of, logic.extreme(graph, node, of.elements, greatest=greatest))
+
+    rule(name, 1)(apply)
+
+
+_extreme("array_max", greatest=True)
+_extreme("array_min", greatest=False)
+
+
+@rule("array_contains", 2)
+def _contains(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    of, wanted = array(node, values[0]), values[1]
+    kind = common([of.elements[0].kind, wanted.kind])
+    if kind is None or kind == VOID:
+        raise NotCompilableError(node, f"{of.kind} holds no {wanted.kind}", "a cast")
+    sides = [casts.widened(graph, one, kind) for one in (wanted, *of.elements)]
+    pairs = [
+        graph.result(BOOLEAN, logic.equal(graph, kind, sides[0].data, one.data), [sides[0], one]) for one in sides[1:]
+    ]
+    found = _inside(graph, of, reduce(lambda one, other: logic.either(graph, node, [one, other]), pairs))
+    return replace(found, valid=graph.both(found.valid, wanted.valid))

@@ -1,0 +1,82 @@
+"""Texts. Runtimes do not order them, measure them, or agree on letters beyond ASCII."""
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+
+from isthmus.transforms.rowwise import casts
+from isthmus.transforms.rowwise.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.graph import Graph, Value
+from isthmus.transforms.rowwise.rules import Rule, rule
+from isthmus.transforms.rowwise.types import BOOLEAN, STRING, VOID
+
+_SPECIAL = frozenset(r"\.+*?()|[]{}^$")
+_ASCII = r"[\x00-\x7f]*"
+
+
+def _texts(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
+    for value in values:
+        if value.kind not in (STRING, VOID):
+            raise NotCompilableError(node, f"takes texts, not {value.kind}", "a cast of a whole number to string")
+    return [casts.widened(graph, value, STRING) for value in values]
+
+
+def _case(action: str) -> Rule:
+    """Letters of ASCII. A text with any other character is refused: runtimes do not agree on those."""
+
+    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+        (value,) = _texts(graph, node, values)
+        # In the locale C, which every system has, only letters of ASCII have a case.
+        data = graph.add("StringNormalizer", graph.row(value.data), case_change_action=action, locale="C")
+        plain = graph.add("RegexFullMatch", value.data, pattern=_ASCII)
+        return graph.result(STRING, data, [value], wrong=graph.negated(plain))
+
+    return apply
+
+
+rule("lower", 1)(_case("LOWER"))
+rule("lcase", 1)(_case("LOWER"))
+rule("upper", 1)(_case("UPPER"))
+rule("ucase", 1)(_case("UPPER"))
+
+
+@rule("concat", 1, 100)
+def _concat(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    texts = _texts(graph, node, values)
+    return graph.result(STRING, reduce(lambda one, other: graph.add("StringConcat", one, other),
+                                       [text.data for text in texts]), texts)  # fmt: skip
+
+
+def _matching(pattern: Callable[[str], str]) -> Rule:
+    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+        texts = _texts(graph, node, values)
+        asked = node.arguments[1]
+        if asked.name != "literal" or not isinstance(asked.value, str):
+            raise NotCompilableError(node, "what it looks for is no literal", "a text that is written out")
+        data = graph.add("RegexFullMatch", texts[0].data, pattern=f"(?s){pattern(asked.value)}")
+        return graph.result(BOOLEAN, data, texts)
+
+    return apply
+
+
+def _escaped(text: str) -> str:
+    return "".join(f"\\{letter}" if letter in _SPECIAL else letter for letter in text)
+
+
+rule("startswith", 2)(_matching(lambda text: f"{_escaped(text)}.*"))
+rule("endswith", 2)(_matching(lambda text: f".*{_escaped(text)}"))
+rule("contains", 2)(_matching(lambda text: f".*{_escaped(text)}.*"))
+
+
+def _like(pattern: str) -> str:
+    """SQL's: _ is any character, % any number of them, and a backslash takes the next one as it is."""
+    found, letters = [], iter(pattern)
+    for letter in letters:
+        if letter == "\\":
+            letter = next(letters, "\\")
+            found.append(_escaped(letter))
+        else:
+            found.append({"_": ".", "%": ".*"}.get(letter) or _escaped(letter))
+    return "".join(found)
+
+
+rule("like", 2)(_matching(_like))

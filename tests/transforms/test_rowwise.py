@@ -1,0 +1,187 @@
+"""PySpark columns as graphs: what a runtime computes is what Apache Spark computes, of one function and of many."""
+
+import random
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
+
+from isthmus.transforms import engine
+from isthmus.transforms.rowwise.compiler import compile_columns
+from isthmus.transforms.rowwise.expressions import NotCompilableError, traced
+from isthmus.transforms.rowwise.types import BOOLEAN, DATE, DOUBLE, FLOAT, INT, LONG, STRING, TIMESTAMP, SqlType
+from tests.transforms.rowfunctions import KINDS, Function, functions
+from tests.transforms.rowproof import EDGES, Expression, Proof, Rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+INPUTS = {f"{letter}_{word}": kind for letter in "abc" for word, kind in KINDS.items()}
+"""Three columns of every type."""
+WORDS = {kind: word for word, kind in KINDS.items()}
+
+
+@pytest.fixture(scope="module")
+def spark() -> "Iterator[SparkSession]":
+    with engine.session("spark") as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def proof(spark: "SparkSession") -> Proof:
+    """Every function on all of its types, as one graph."""
+    return Proof(spark, {f"z{n}": one for n, one in enumerate(_all())}, INPUTS)
+
+
+def _all() -> Iterator[Expression]:
+    for function in functions():
+        for kinds in function.kinds:
+            columns = [F.col(f"{letter}_{WORDS[kind]}") for letter, kind in zip("abc", kinds, strict=False)]
+            label = f"{function.name} of {', '.join(WORDS[kind] for kind in kinds)}"
+            yield Expression(function.written(*columns), function.ulps, label)
+
+
+def _edges(chance: random.Random, count: int) -> Rows:
+    """Rows of edges by chance, every edge at least once."""
+
+    def column(kind: SqlType) -> list[Any]:
+        if kind.element:
+            inner = EDGES[kind.element]
+            return [
+                [chance.choice(inner) for _ in range(kind.size)] if chance.random() < 0.9 else None
+                for _ in range(count)
+            ]
+        edges: list[Any] = [*EDGES[kind], None]
+        values = edges * (count // len(edges) + 1)
+        chance.shuffle(values)
+        return values[:count]
+
+    return {name: column(kind) for name, kind in INPUTS.items()}
+
+
+def test_at_the_edges(proof: Proof) -> None:
+    chance = random.Random(0)
+    rows = _edges(chance, 1500)
+    assert proof.differences(rows) == []
+    assert proof.not_refused(rows, chance) == []
+
+
+def _numbers(kind: SqlType) -> st.SearchStrategy[Any]:
+    if kind.element:
+        return st.none() | st.lists(_numbers(kind.element).filter(lambda x: x is not None), min_size=3, max_size=3)
+    if kind.integral:
+        plain: st.SearchStrategy[Any] = st.integers(-100, 100) | st.integers(kind.low, kind.high)
+    elif kind == DOUBLE:
+        plain = st.floats() | st.floats(-1000, 1000)
+    elif kind == FLOAT:
+        plain = st.floats(width=32)
+    elif kind == BOOLEAN:
+        plain = st.booleans()
+    elif kind == STRING:
+        plain = st.text("abAB.%_ \n", max_size=5)
+    else:
+        plain = st.integers(-60_000, 60_000) if kind == DATE else st.integers(-(4 * 10**15), 8 * 10**15)
+    return st.none() | st.sampled_from(EDGES[kind]) | plain
+
+
+@given(st.data())
+@settings(max_examples=4)
+def test_of_whatever_values(proof: Proof, data: st.DataObject) -> None:
+    rows = {name: data.draw(st.lists(_numbers(kind), min_size=8, max_size=8)) for name, kind in INPUTS.items()}
+    assert proof.differences(rows) == []
+
+
+# --- many at once
+
+_SIMPLE = {f"{letter}_{kind}": kind for letter in "abc"
+           for kind in (INT, LONG, DOUBLE, FLOAT, BOOLEAN, STRING, DATE, TIMESTAMP)}  # fmt: skip
+_BY_RESULT: dict[SqlType, list[tuple[Function, tuple[SqlType, ...]]]] = {}
+
+
+def _by_result() -> dict[SqlType, list[tuple[Function, tuple[SqlType, ...]]]]:
+    """The functions that are exact, by the type of what they give."""
+    if not _BY_RESULT:
+        known = set(_SIMPLE.values())
+        for function in functions():
+            for kinds in function.kinds:
+                if function.ulps or not known.issuperset(kinds):
+                    continue
+                columns = [F.col(f"{letter}_{kind}") for letter, kind in zip("abc", kinds, strict=False)]
+                result = compile_columns({"z": function.written(*columns)}, _SIMPLE).outputs["z"]
+                if result in known:
+                    _BY_RESULT.setdefault(result, []).append((function, kinds))
+    return _BY_RESULT
+
+
+def _drawn(chance: random.Random, kind: SqlType, depth: int) -> Column:
+    """An expression of a type, by chance."""
+    if not depth or chance.random() < 0.1:
+        if chance.random() < 0.8:
+            return F.col(f"{chance.choice('abc')}_{kind}")
+        value = chance.choice([*EDGES[kind][:4], None])
+        if value is None:
+            return F.lit(None).cast(kind.name)
+        if kind == DATE:
+            return F.date_from_unix_date(F.lit(value))
+        return F.timestamp_micros(F.lit(value)) if kind == TIMESTAMP else F.lit(value).cast(kind.name)
+    function, kinds = chance.choice(_by_result()[kind])
+    return function.written(*(_drawn(chance, inner, depth - 1) for inner in kinds))
+
+
+@given(chance=st.randoms(use_true_random=False))
+@settings(max_examples=8)
+def test_expressions_of_expressions(spark: "SparkSession", chance: random.Random) -> None:
+    expressions = {f"z{n}": Expression(_drawn(chance, chance.choice([*_by_result()]), 3)) for n in range(20)}
+    found = Proof(spark, expressions, _SIMPLE)
+    rows = {name: values[:60] for name, values in _edges(chance, 60).items() if name in _SIMPLE}
+    assert found.differences(rows) == []
+    assert found.not_refused(rows, chance) == []
+
+
+# --- what no graph can hold
+
+
+@pytest.mark.parametrize(
+    ("column", "found", "instead"),
+    [
+        (lambda: F.sha2("s", 256), "graphs have no sha2", "one of the functions"),
+        (lambda: F.expr("a + 1"), "SQL text", "functions of pyspark"),
+        (lambda: F.col("nowhere"), "none of the inputs", "one of a, d, s"),
+        (lambda: F.col("s") < "b", "do not order texts", "== or isin"),
+        (lambda: F.col("s") + 1, "takes numbers, not string, int", "cast"),
+        (lambda: F.col("s").cast("int"), "runtimes do not agree on how string becomes int", "casts among"),
+        (lambda: F.udf(lambda x: x)("a"), "Python function", "built-in"),
+        (lambda: F.sum("a").over(__import__("pyspark.sql", fromlist=["Window"]).Window.partitionBy("s")),
+         "looks at other rows", "a transform of a view"),
+        (lambda: F.lit(__import__("decimal").Decimal("1.5")), "literal that graphs do not have", "a float"),
+        (lambda: F.round("d", -1), "rounds to", "0 to 9"),
+        (lambda: F.date_trunc("century", F.timestamp_seconds("a")), "no unit 'century'", "year"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compiled_is_refused_in_words(
+    spark: "SparkSession", column: Any, found: str, instead: str
+) -> None:
+    del spark
+    with traced(), pytest.raises(NotCompilableError) as refused:
+        compile_columns({"z": column()}, {"a": INT, "d": DOUBLE, "s": STRING})
+    problem = refused.value.problem("request transform moment")
+    assert found in str(problem)
+    assert instead in problem.expected
+
+
+def test_a_refusal_says_where_it_stands(spark: "SparkSession") -> None:
+    del spark
+    with traced(), pytest.raises(NotCompilableError) as refused:
+        compile_columns({"z": F.col("a") + F.length("s")}, {"a": INT, "s": STRING})
+    assert "test_rowwise.py:" in refused.value.problem("request transform moment").where
+
+
+def test_no_rows(proof: Proof) -> None:
+    found = proof.computed({name: [] for name in INPUTS})
+    assert {values.shape for values in found.values()} == {(0,)}
+    assert found["z0"].dtype == np.int32
