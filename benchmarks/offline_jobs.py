@@ -76,21 +76,61 @@ def embedded(folder: Path, scratch: Path, cutoff: bool, stack: contextlib.ExitSt
     del scratch, stack
 
     def run() -> pa.Table:
-        histories = []
-        for name in VIEWS:
-            # As the offline store reads keys of text.
-            rows = pq.read_table(folder / f"{name}.parquet", read_dictionary=KEYS)
-            created = rows["created"]
-            known = created if cutoff else rows["event_timestamp"]
-            rows = rows.drop_columns("created").append_column("known_at", known)
-            histories.append(History(_view(name), rows.append_column("content_hash", created.cast(pa.int64())), 0))
+        # As the offline store reads keys of text.
+        histories = [History(_view(name), _table(folder, name, cutoff, read_dictionary=KEYS), 0) for name in VIEWS]
         return point_in_time(pq.read_table(folder / "spine.parquet"), histories)
 
     return run
 
 
-def by_engine(engine: str) -> Callable[[Path, Path, bool, contextlib.ExitStack], Job]:
-    """Our join by an engine."""
+def _table(folder: Path, name: str, cutoff: bool, **how: Any) -> pa.Table:
+    """The rows of a view as an offline table has them."""
+    rows = pq.read_table(folder / f"{name}.parquet", **how)
+    created = rows["created"]
+    known = created if cutoff else rows["event_timestamp"]
+    rows = rows.drop_columns("created").append_column("known_at", known)
+    return rows.append_column("content_hash", created.cast(pa.int64()))
+
+
+def by_executors(engine: str) -> Callable[[Path, Path, bool, contextlib.ExitStack], Job]:
+    """Our join of a training set by an engine: its executors join parts of the spine to files of tables."""
+
+    def prepare(folder: Path, scratch: Path, cutoff: bool, stack: contextlib.ExitStack) -> Job:
+        import pyarrow.dataset as ds
+
+        from isthmus.features.pointintime import BATCH, PASS, History, Join
+        from isthmus.features.scan import in_lots
+        from isthmus.transforms.engine import session
+        from isthmus.transforms.joining import answers, join_files
+
+        files = {name: str(scratch / f"{name}.parquet") for name in VIEWS}
+        for name, path in files.items():
+            pq.write_table(_table(folder, name, cutoff), path)
+        spark = stack.enter_context(session(engine))
+        spark.range(1).toArrow()
+
+        def run() -> pa.Table:
+            spine = pq.read_table(folder / "spine.parquet")
+            views = [_view(name) for name in VIEWS]
+            join = Join(spine.schema, [History(view, ds.dataset(files[view.name]), 0) for view in views])
+            pq.write_table(join.questions(spine, 0), scratch / "asked.parquet")
+            wanted = {view.name: [column.name for column in view.fields] for view in views}
+            tables = [(view, [files[view.name]]) for view in views]
+            join_files(spark, scratch / "asked.parquet", tables, wanted, scratch, status=True, rows=PASS)
+            lots = in_lots(spine.to_batches(), BATCH)
+            batches = [
+                join.answered(rows.combine_chunks().to_batches()[0], found)
+                for rows, found in zip(lots, answers(scratch, list(VIEWS), len(spine), PASS), strict=True)
+            ]
+            return pa.Table.from_batches(batches)
+
+        return run
+
+    return prepare
+
+
+def of_frames(engine: str) -> Callable[[Path, Path, bool, contextlib.ExitStack], Job]:
+    """Our join of DataFrames."""
 
     def prepare(folder: Path, scratch: Path, cutoff: bool, stack: contextlib.ExitStack) -> Job:
         from pyspark.sql import functions as F  # noqa: N812
@@ -229,8 +269,10 @@ def duckdb_range(folder: Path, scratch: Path, cutoff: bool, stack: contextlib.Ex
 
 JOBS: dict[str, Callable[[Path, Path, bool, contextlib.ExitStack], Job]] = {
     "embedded": embedded,
-    "sail": by_engine("sail"),
-    "spark": by_engine("spark"),
+    "sail": by_executors("sail"),
+    "spark": by_executors("spark"),
+    "sail_frames": of_frames("sail"),
+    "spark_frames": of_frames("spark"),
     "feast_file": feast("file"),
     "feast_duckdb": feast("duckdb"),
     "feast_spark": feast("spark"),

@@ -26,14 +26,14 @@ from torch.utils.data import DataLoader
 import isthmus
 from isthmus import DataError, IsthmusError, RequestError
 from isthmus.features.offline import OfflineStore
-from isthmus.features.pointintime import join_naively
+from isthmus.features.pointintime import BATCH, join_naively
+from isthmus.orchestration import enginejoin
 from isthmus.orchestration.enginejoin import EngineJoin
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.spinesql import is_sql
 from isthmus.orchestration.tables import build
 from isthmus.orchestration.trainingdata import TrainingData, repeat
 from isthmus.orchestration.trainingset import chosen, training_set
-from isthmus.transforms import pointintime
 from tests.orchestration.shop import START, Open, Shop, files, order_rows
 
 FEATURES = "customer_orders:orders_7d,customer_orders:late_rate_7d,customer_facts:city"
@@ -392,7 +392,7 @@ def _hard_spine() -> pa.Table:
 
 def _by_both(shop: Shop, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the engine joins is what this process joins, to the byte, and so is its record."""
-    monkeypatch.setattr(pointintime, "_PART_BITS", 15)
+    monkeypatch.setattr(enginejoin, "_PART", BATCH)
     tables = sorted(path.name for path in Path(Project(shop.root).offline).iterdir())
     features = "customer_facts:city,customer_orders,shelf_demand"
     hard = _hard_spine()

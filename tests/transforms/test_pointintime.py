@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from isthmus import DataError
-from isthmus.features.pointintime import History, join_naively
+from isthmus.features.pointintime import BATCH, History, Join, join_naively
+from isthmus.features.scan import in_lots
 from isthmus.features.types import Bool, Bytes, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
-from isthmus.transforms import engine, pointintime
+from isthmus.transforms import engine, joining, pointintime
 from tests.features.support import ALL, DAY, FIRST, LAST, arrow, make_view, same_bits, table, times, values_of
 from tests.features.test_pointintime import KEYS, MOMENTS
 from tests.transforms.connect import connect_server
@@ -89,11 +89,13 @@ def drawn(count: int) -> tuple[pa.Table, list[History]]:
     return spine, [History(view, table(view, kept), 0) for view, kept in zip(VIEWS, rows, strict=True)]
 
 
+ROW = "_row"
+"""Numbers the rows of a spine, which comes back in no order. No declared name begins so."""
+
+
 def by_engine(spark: "SparkSession", folder: Path, spine: pa.Table, histories: list[History]) -> pa.Table:
     """The join by an engine, read as files, in the spine's order."""
-    pq.write_table(
-        spine.append_column(pointintime.ROW, pa.array(range(len(spine)), pa.int64())), folder / "spine.parquet"
-    )
+    pq.write_table(spine.append_column(ROW, pa.array(range(len(spine)), pa.int64())), folder / "spine.parquet")
     frames = []
     for history in histories:
         file = folder / f"{history.view.name}.parquet"
@@ -104,7 +106,23 @@ def by_engine(spark: "SparkSession", folder: Path, spine: pa.Table, histories: l
         frames.append((history.view, pointintime.history(spark, history.view, both)))
     joined = pointintime.point_in_time(spark.read.parquet(str(folder / "spine.parquet")), frames).toArrow()
     assert len(joined) == len(spine)
-    return joined.sort_by(pointintime.ROW).drop_columns([pointintime.ROW])
+    return joined.sort_by(ROW).drop_columns([ROW])
+
+
+def by_executors(spark: "SparkSession", folder: Path, spine: pa.Table, histories: list[History]) -> pa.Table:
+    """The join of the files that `by_engine` has written."""
+    join = Join(spine.schema, histories)
+    spine = pa.concat_tables([spine] * (2 * BATCH // len(spine) + 1))
+    pq.write_table(join.questions(spine, 0), folder / "asked.parquet", row_group_size=BATCH - 1)
+    files = [(h.view, [str(folder / f"{more}{h.view.name}.parquet") for more in ("", "more_")]) for h in histories]
+    wanted = {view.name: [column.name for column in view.fields] for view, _ in files}
+    joining.join_files(spark, folder / "asked.parquet", files, wanted, folder, status=True, rows=BATCH)
+    names = [view.name for view, _ in files]
+    lots = in_lots(spine.to_batches(), BATCH)
+    answered = joining.answers(folder, names, len(spine), BATCH)
+    return pa.Table.from_batches(
+        [join.answered(rows.combine_chunks().to_batches()[0], one) for rows, one in zip(lots, answered, strict=True)]
+    )
 
 
 def expected(spine: pa.Table, histories: list[History]) -> pa.Table:
@@ -126,6 +144,10 @@ def check(spark: "SparkSession", folder: Path, cases: tuple[pa.Table, list[Histo
     assert found.column_names == answer.column_names
     for name in answer.column_names:
         assert same_bits(found.select([name]), answer.select([name])), name
+    joined = by_executors(spark, folder, spine, histories)
+    for start in range(0, len(joined), len(spine)):
+        again = joined.slice(start, len(spine))
+        assert same_bits(again, answer.slice(0, len(again)).cast(joined.schema)), start
     statuses = {status for view in VIEWS for status in found[f"{view.name}__status"].to_pylist()}
     assert statuses == {"present", "expired", "not_found", "null"}
 
@@ -150,33 +172,6 @@ def test_the_join_is_the_time_rule_on_a_spark_connect_server(
 ) -> None:
     with connect_server(tmp_path / "server.log") as url, engine.session(url) as spark:
         check(spark, tmp_path, cases)
-
-
-def test_a_spine_numbered_and_written_is_read_back_in_order(
-    sail: "SparkSession",
-    tmp_path: Path,
-    cases: tuple[pa.Table, list[History], pa.Table],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(pointintime, "_PART_BITS", 7)
-    spine, histories, answer = cases
-    # The order of rows that differ in the bits of a NaN alone is nobody's.
-    spine, answer = (
-        rows.set_column(rows.column_names.index("weight"), "weight", pc.cast(spine["case"], pa.float32()))
-        for rows in (spine, answer)
-    )
-    pq.write_table(spine, tmp_path / "spine.parquet")
-    numbered = pointintime.numbered(sail.read.parquet(str(tmp_path / "spine.parquet")))
-    frames = []
-    for history in histories:
-        pq.write_table(history.table(), tmp_path / f"{history.view.name}.parquet")
-        files = [str(tmp_path / f"{history.view.name}.parquet")]
-        frames.append((history.view, pointintime.history(sail, history.view, files)))
-    pointintime.write(pointintime.point_in_time(numbered, frames), str(tmp_path / "out"))
-    found = pa.concat_tables(pointintime.parts(tmp_path / "out"))
-    assert len(list((tmp_path / "out").glob("_part=*"))) > 5
-    order = ["event_timestamp", *(name for name in spine.column_names if name != "event_timestamp")]
-    assert same_bits(found, answer.sort_by([(name, "ascending") for name in order]))
 
 
 def test_a_table_without_rows_and_a_spine_without_rows(sail: "SparkSession") -> None:

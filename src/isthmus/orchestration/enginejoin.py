@@ -1,11 +1,10 @@
 """The join of a training set by the project's engine: for histories that are too large for this process.
 
-The executors get the keys and moments of the spine, number the rows' answers, and write them as Parquet; this process
-puts them beside the spine's rows again. Nothing is collected, and the result is that of `Join`, batch for batch.
+The executors get the keys and moments of the spine, and write what each view answered as Parquet; this process puts it
+beside the spine's rows again. Nothing is collected, and the result is that of `Join`, batch for batch.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,12 +13,14 @@ import pyarrow.parquet as pq
 from isthmus.features.errors import DataError, RequestError
 from isthmus.features.files import scratch_folder
 from isthmus.features.offline import OfflineStore
-from isthmus.features.pointintime import BATCH, History, Join
+from isthmus.features.pointintime import BATCH, PASS, History, Join
 from isthmus.features.scan import in_lots
-from isthmus.transforms import engine, pointintime
+from isthmus.transforms import engine, joining, pointintime
 
 _WHERE = "join by the engine"
-_ROWS, _ASKED, _FOUND = "rows.arrow", "asked.parquet", "found"
+_ROWS, _ASKED = "rows.arrow", "asked.parquet"
+_PART = PASS
+"""Rows of the spine for one task of the engine."""
 
 
 class EngineJoin:
@@ -70,44 +71,40 @@ class EngineJoin:
         """
         # Executors reach it, and may be another user.
         with scratch_folder(Path(self._offline.root), "_join") as folder:
-            self._write(spine, folder)
+            count = self._write(spine, folder)
             self._run(folder)
-            parts = (batch for part in pointintime.parts(folder / _FOUND) for batch in part.to_batches())
-            answers = in_lots(parts, BATCH)
+            answers = joining.answers(folder, [history.view.name for history in self._histories], count, _PART)
             with pa.ipc.open_stream(folder / _ROWS) as rows:
                 for batch in rows:
-                    found = next(answers, None)
-                    if found is None or len(found) != len(batch):
-                        raise DataError(_WHERE, "rows were lost on the way", expected="one for each row of the spine")
-                    yield self._join.answered(batch, found)
+                    # Without a view, there is nothing to put beside the rows.
+                    yield self._join.answered(batch, next(answers) if self._histories else pa.table({}))
 
-    def _write(self, spine: Iterable[pa.RecordBatch], folder: Path) -> None:
-        """The rows of the spine as they are, and what is asked of the engine: types of a spine are not all Spark's."""
+    def _write(self, spine: Iterable[pa.RecordBatch], folder: Path) -> int:
+        """Writes the rows of the spine as they are, and what is asked of the executors; returns how many they are."""
         width = len(self.schema) - len(self._added)
         plain, first = pa.schema([self.schema.field(n) for n in range(width)]), 0
-        asked = self._join.questions(plain.empty_table(), 0).schema.append(pa.field(pointintime.ROW, pa.int64()))
+        asked = self._join.questions(plain.empty_table(), 0).schema
         with pa.ipc.new_stream(folder / _ROWS, plain) as kept, pq.ParquetWriter(folder / _ASKED, asked) as file:
             for rows in in_lots(spine, BATCH):
                 for batch in rows.combine_chunks().to_batches():
                     kept.write_batch(batch)
-                numbers = pa.array(range(first, first + len(rows)), pa.int64())
-                file.write_table(self._join.questions(rows, first).append_column(pointintime.ROW, numbers))
+                file.write_table(self._join.questions(rows, first))
                 first += len(rows)
+        return first
 
     def _run(self, folder: Path) -> None:
-        histories = []
-        for history in self._histories:
-            view = history.view
-            if not self._status:
-                wanted = self._features[view.name]
-                view = replace(view, fields=tuple(c for c in view.fields if c.name in wanted))
-            histories.append((view, pointintime.files(self._offline.path(view.table), history.version)))
+        files = [
+            (history.view, pointintime.files(self._offline.path(history.view.table), history.version))
+            for history in self._histories
+        ]
         try:
             with engine.session(self._name, self._threads) as spark:
-                pointintime.join_files(spark, folder / _ASKED, histories, self._added, folder / _FOUND)
-        except pointintime.RefusedError as error:
+                joining.join_files(
+                    spark, folder / _ASKED, files, self._features, folder, status=self._status, rows=_PART
+                )
+        except joining.RefusedError as error:
             place = self._name.partition("/;")[0]  # what follows may hold a token
             raise DataError(
                 _WHERE, f"{place} refused it: {error}",
-                remedy="the executors must reach stores.offline, to read and to write",
+                remedy="the executors need this package, and must reach stores.offline, to read and to write",
             ) from error  # fmt: skip

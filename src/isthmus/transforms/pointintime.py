@@ -1,4 +1,4 @@
-"""The point-in-time join by an engine: for spines and histories that no single machine should hold.
+"""The point-in-time join of DataFrames: for spines that are themselves computed by an engine, and stay there.
 
 One way for Sail, Apache Spark and Spark Connect, in plain DataFrame operations, so executors need nothing installed.
 The rows of a view and of the spine are one union, shuffled once by key and sorted once by moment. A row can be used
@@ -6,12 +6,9 @@ from `max(event, known)` on, and the answer is the greatest (event, known, conte
 `features.pointintime.join_naively` is the oracle.
 """
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from isthmus.features.clock import Status
@@ -20,18 +17,12 @@ from isthmus.features.errors import DataError
 from isthmus.features.pointintime import status_column
 from isthmus.transforms.compute import SPARK
 from isthmus.transforms.engine import is_apache
-from isthmus.transforms.sources import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expression
     from pyspark.sql import DataFrame, SparkSession
 
-ROW = "_row"
-"""The column that numbers the rows of a spine, int64. No declared name begins with an underscore."""
-
-_PART, _PART_BITS = "_part", 20
 _TURN = "_turn"
-_SPAN_BITS = 36
 _INTEGERS = ("int", "bigint", "smallint", "tinyint")
 
 
@@ -58,24 +49,6 @@ def files(path: str, version: int) -> list[str]:
     return sorted(DeltaTable(path, version=version).file_uris())
 
 
-def numbered(spine: "DataFrame") -> "DataFrame":
-    """The spine with a column `_row` that rises, with gaps, in the order of `compute_spine`: by time, then all columns.
-
-    Rows are numbered within spans of 2^36 microseconds (19 hours), spans beside each other. An engine may leave out a
-    sort whose effect it does not see, so the number comes from a window and not from the order of rows.
-    """
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
-
-    span = F.shiftright(F.unix_micros("event_timestamp"), _SPAN_BITS)
-    others = [name for name in spine.columns if name != "event_timestamp"]
-    order = [_quoted(name).asc_nulls_last() for name in ("event_timestamp", *others)]
-    within = F.row_number().over(Window.partitionBy("_span").orderBy(*order)).cast("bigint")
-    # Four million spans take 22 bits and a sign, which leaves a span more rows than fit anywhere.
-    rising = F.shiftleft("_span", 40) + within
-    return spine.withColumn("_span", span).withColumn(ROW, rising).drop("_span")
-
-
 def point_in_time(spine: "DataFrame", histories: Sequence[tuple[ViewContract, "DataFrame"]]) -> "DataFrame":
     """Joins views to a spine by the time rules, without running anything yet.
 
@@ -96,63 +69,6 @@ def point_in_time(spine: "DataFrame", histories: Sequence[tuple[ViewContract, "D
     for view, rows in histories:
         result = _join(result, view, rows)
     return result
-
-
-class RefusedError(Exception):
-    """What the engine said when it did not join."""
-
-
-def join_files(
-    spark: "SparkSession",
-    spine: Path,
-    histories: Sequence[tuple[ViewContract, Sequence[str]]],
-    columns: Sequence[str],
-    path: Path,
-) -> None:
-    """Joins views to a spine, all by the executors.
-
-    Args:
-        spark: the session.
-        spine: a Parquet file with the join keys, `event_timestamp` and `_row`.
-        histories: the views, each with the files of its table.
-        columns: what to write of the result besides `_row`.
-        path: the folder to write, see `write`.
-
-    Raises:
-        RefusedError: the engine failed, or cannot reach a file.
-    """
-    from pyspark.errors import PySparkException
-
-    try:
-        frames = [(view, history(spark, view, files)) for view, files in histories]
-        joined = point_in_time(spark.read.parquet(str(spine)), frames)
-        write(joined.select(*map(_quoted, (ROW, *columns))), str(path))
-    except PySparkException as error:
-        raise RefusedError(first_line(error)) from error
-
-
-def write(result: "DataFrame", path: str) -> None:
-    """Writes a joined spine that has a column `_row` as a Parquet dataset, by the executors.
-
-    The folders `_part=0`, `_part=1` and so on, whose numbers have gaps, follow each other in the spine's order; `_row`
-    stays in their files, since not every engine keeps an order that it writes. `parts` reads them.
-    """
-    from pyspark.sql import functions as F  # noqa: N812
-
-    # The part follows from the row's number: neither sampling nor a second sort of everything.
-    parts = result.withColumn(_PART, F.shiftright(ROW, _PART_BITS))
-    ordered = parts.repartition(_PART).sortWithinPartitions(_PART, ROW)
-    # Spark's default form, INT96, has neither a time zone nor, for most readers, the years before 1677.
-    result.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-    ordered.write.mode("overwrite").partitionBy(_PART).parquet(path)
-
-
-def parts(path: Path) -> Iterator[pa.Table]:
-    """The rows of a result that `write` wrote, in the spine's order, a million at a time at most."""
-    folders = {int(folder.name.partition("=")[2]): folder for folder in path.glob(f"{_PART}=*")}
-    for _, folder in sorted(folders.items()):
-        rows = pq.read_table(folder, partitioning=None)
-        yield rows.sort_by(ROW).drop_columns(ROW)
 
 
 def _join(spine: "DataFrame", view: ViewContract, rows: "DataFrame") -> "DataFrame":

@@ -1,0 +1,144 @@
+"""The point-in-time join by an engine's executors, without a shuffle: each task joins some rows of a spine to one view.
+
+A task does what `features.pointintime.Join` does in one process: a million rows of the spine in memory, and the history
+read once, a block at a time. Nothing is sorted as a whole or sent between executors, so a join costs reading the keys
+and times of each history once per million rows of the spine, by as many tasks at a time as there are cores. The
+executors need this package, and reach the folder of the tables.
+"""
+
+import json
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from isthmus.features.contract import ViewContract
+from isthmus.features.pointintime import BATCH, History, Join, table_schema
+from isthmus.features.scan import in_lots
+from isthmus.transforms.sources import first_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class RefusedError(Exception):
+    """What the engine said when it did not join."""
+
+
+def join_files(
+    spark: "SparkSession",
+    spine: Path,
+    histories: Sequence[tuple[ViewContract, Sequence[str]]],
+    features: Mapping[str, Sequence[str]],
+    folder: Path,
+    *,
+    status: bool,
+    rows: int,
+) -> None:
+    """Joins views to a spine, all by the executors.
+
+    Args:
+        spark: the session; its executors reach all files by their paths.
+        spine: a Parquet file with the join keys and `event_timestamp`, in the types of the histories.
+        histories: the views to join, each with the Parquet files of its table.
+        features: view name to the features that are wanted.
+        folder: where `answers` finds what they wrote.
+        status: whether to say what each view answered.
+        rows: of the spine, for one task.
+
+    Raises:
+        RefusedError: the engine failed, or an executor cannot read a file or lacks this package.
+    """
+    from pyspark.errors import PySparkException
+
+    views = {
+        view.name: {"contract": view.as_dict(), "files": list(files), "features": list(features[view.name])}
+        for view, files in histories
+    }
+    count = -(-pq.read_metadata(spine).num_rows // rows)
+    tasks = [(view, part) for part in range(count) for view in views]
+    if not tasks:
+        return
+    work = _Work(json.dumps([views, tasks]), str(spine), str(folder), status, rows)
+    try:
+        # One number in each partition: the task that it stands for.
+        spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(work, "rows bigint").toArrow()
+    except PySparkException as error:
+        raise RefusedError(first_line(error)) from error
+
+
+def answers(folder: Path, views: Sequence[str], count: int, rows: int) -> Iterator[pa.Table]:
+    """The columns that were joined to a spine of `count` rows, in its order, `BATCH` rows at a time.
+
+    Args:
+        folder: where the executors wrote.
+        views: the names of the views.
+        count: rows of the spine.
+        rows: of the spine, for one task; a multiple of `BATCH`.
+    """
+    for part in range(-(-count // rows)):
+        files = [pq.ParquetFile(folder / _name(view, part)) for view in views]
+        for lots in zip(*(in_lots(file.iter_batches(BATCH), BATCH) for file in files), strict=True):
+            yield pa.table({name: lot[name] for lot in lots for name in lot.column_names})
+
+
+def _name(view: str, part: int) -> str:
+    return f"{view}-{part}.parquet"
+
+
+class _Work:
+    """The function that an executor runs on a partition of task numbers."""
+
+    def __init__(self, work: str, spine: str, folder: str, status: bool, rows: int) -> None:
+        self._work, self._spine, self._folder, self._status, self._rows = work, spine, folder, status, rows
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        views, tasks = json.loads(self._work)
+        for batch in batches:
+            chosen = [tasks[number] for number in batch.column(0).to_pylist()]
+            done = [self._join(name, views[name], part) for name, part in chosen]
+            yield pa.RecordBatch.from_pydict({"rows": pa.array(done, pa.int64())})
+
+    def _join(self, name: str, told: Mapping[str, Any], part: int) -> int:
+        """Joins one part of the spine to one view, and writes what was found."""
+        view = ViewContract.from_dict(name, told["contract"])
+        data = ds.dataset(told["files"], table_schema(view), format="parquet")
+        spine = _rows(Path(self._spine), part * self._rows, self._rows)
+        join = Join(
+            spine.schema, [History(view, data, 0)], features={name: told["features"]}, status=self._status, threads=1,
+            rows=self._rows,
+        )  # fmt: skip
+        added = list(join.schema)[len(spine.schema) :]
+        # Parquet has no dictionaries: the status is written as text.
+        schema = pa.schema([pa.field(field.name, _plain(field.type)) for field in added])
+        target = Path(self._folder) / _name(name, part)
+        # A task that the engine runs twice writes the same file twice, each time whole.
+        scratch = target.with_name(f".{target.name}-{secrets.token_hex(8)}")
+        with pq.ParquetWriter(scratch, schema) as file:
+            for batch in join.batches(spine.to_batches()):
+                file.write_table(pa.Table.from_batches([batch]).select(schema.names).cast(schema))
+        scratch.replace(target)
+        return len(spine)
+
+
+def _rows(file: Path, first: int, count: int) -> pa.Table:
+    """Some rows of a Parquet file, of which only the row groups that hold them are read."""
+    content = pq.ParquetFile(file)
+    groups: list[int] = []
+    start = skipped = 0
+    for number in range(content.num_row_groups):
+        end = start + content.metadata.row_group(number).num_rows
+        if start < first + count and end > first:
+            if not groups:
+                skipped = start
+            groups.append(number)
+        start = end
+    return content.read_row_groups(groups).slice(first - skipped, count)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
