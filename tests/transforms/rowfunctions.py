@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import Column
@@ -231,3 +232,42 @@ KINDS: dict[str, Any] = {
     for kind in (*NUMBERS, BOOLEAN, STRING, DATE, TIMESTAMP)
 } | {"doubles": DOUBLES, "ints": INTS, "floats": FLOATS}  # fmt: skip
 """The types of the columns that expressions are tried on, by a word for each."""
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "row-functions.md"
+_HEAD = """\
+# Functions of one row
+
+What `isthmus.transforms.rowwise` compiles to a graph, and how close the graph comes to Apache Spark in ANSI mode. This
+page is written by `python -m tests.transforms.rowfunctions`, from the same list that the tests compare with Spark, on
+ONNX Runtime.
+
+*To the bit* means the same bits, also of -0.0, and null, NaN and an error in the same places. *n ulps* means that at most
+n - 1 floating-point numbers lie between the two values: no standard says how a logarithm is rounded. Where Spark refuses
+a row, for a division by zero or an overflow, the graph says so in a mask; what is not computed, behind `when`,
+`coalesce`, `&` or a null, is not refused either.
+
+Times are in UTC. Texts are compared, searched and concatenated, not ordered or measured; `lower` and `upper` refuse a
+text that is not ASCII, since runtimes do not agree on other letters. Arrays have the same size in every row.
+
+| family | function | on | as Spark |
+|---|---|---|---|
+"""
+
+
+def page() -> str:
+    """The table of them all."""
+    rows: dict[tuple[str, str], tuple[dict[str, None], int]] = {}
+    for function in functions():
+        words, ulps = rows.setdefault((function.family, function.name), ({}, 0))
+        words |= dict.fromkeys(str(kind) for kinds in function.kinds for kind in kinds)
+        rows[function.family, function.name] = (words, max(ulps, function.ulps))
+    lines = []
+    for (family, name), (words, ulps) in rows.items():
+        shown = name.replace("|", "\\|")
+        lines.append(f"| {family} | `{shown}` | {', '.join(words)} | {f'{ulps} ulps' if ulps else 'to the bit'} |")
+    return _HEAD + "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

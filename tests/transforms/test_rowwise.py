@@ -15,7 +15,7 @@ from isthmus.transforms import engine
 from isthmus.transforms.rowwise.compiler import compile_columns
 from isthmus.transforms.rowwise.expressions import NotCompilableError, traced
 from isthmus.transforms.rowwise.types import BOOLEAN, DATE, DOUBLE, FLOAT, INT, LONG, STRING, TIMESTAMP, SqlType
-from tests.transforms.rowfunctions import KINDS, Function, functions
+from tests.transforms.rowfunctions import KINDS, PAGE, Function, functions, page
 from tests.transforms.rowproof import EDGES, Expression, Proof, Rows
 
 if TYPE_CHECKING:
@@ -185,3 +185,8 @@ def test_no_rows(proof: Proof) -> None:
     found = proof.computed({name: [] for name in INPUTS})
     assert {values.shape for values in found.values()} == {(0,)}
     assert found["z0"].dtype == np.int32
+
+
+def test_the_table_of_functions_is_that_of_the_proof() -> None:
+    assert PAGE.read_text() == page()
+    assert len({(function.family, function.name) for function in functions()}) >= 80

@@ -7,12 +7,19 @@ from typing import TYPE_CHECKING
 import onnx
 from onnx import helper
 
-from isthmus.transforms.rowwise import arithmetic, arrays, calendar, logic, mathematics, text  # noqa: F401 - they register their rules
+from isthmus.transforms.rowwise import (  # noqa: F401 - most are imported for the rules that they register
+    arithmetic,
+    arrays,
+    calendar,
+    logic,
+    mathematics,
+    text,
+)
 from isthmus.transforms.rowwise.casts import cast
 from isthmus.transforms.rowwise.expressions import Node, NotCompilableError, node_of
 from isthmus.transforms.rowwise.graph import Graph, Value
 from isthmus.transforms.rowwise.rules import RULES
-from isthmus.transforms.rowwise.types import BOOLEAN, SqlType
+from isthmus.transforms.rowwise.types import BOOLEAN, VOID, SqlType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -52,7 +59,7 @@ def compile_columns(columns: "Mapping[str, Column]", inputs: Mapping[str, SqlTyp
     nodes = {name: node_of(column) for name, column in columns.items()}
     compiler = _Compiler(inputs)
     values = {name: compiler.value(node) for name, node in nodes.items()}
-    return compiler.finish(values)
+    return compiler.finish(nodes, values)
 
 
 class _Compiler:
@@ -128,7 +135,7 @@ class _Compiler:
 
         return body
 
-    def finish(self, values: Mapping[str, Value]) -> Compiled:
+    def finish(self, nodes: Mapping[str, Node], values: Mapping[str, Value]) -> Compiled:
         """The graph of some values."""
         graph = self._graph
         inputs, outputs = [], []
@@ -137,6 +144,8 @@ class _Compiler:
             inputs.append(helper.make_tensor_value_info(name, kind.tensor, shape))
             inputs.append(helper.make_tensor_value_info(name + VALID, BOOLEAN.tensor, ["N"]))
         for name, value in values.items():
+            if value.kind.element is not None or value.kind == VOID:
+                raise NotCompilableError(nodes[name], f"gives {value.kind}", "a value of one of Isthmus' plain types")
             raises = value.raises or graph.constant(False, BOOLEAN)
             valid = graph.both(value.valid, graph.negated(raises) if value.raises else None)
             zero = graph.literal(None, value.kind).data

@@ -4,12 +4,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.features.clock import micros
-from isthmus.features.errors import ConfigurationError, Problem
+from isthmus.features.errors import Problem
 from isthmus.transforms.rowwise import types
 from isthmus.transforms.rowwise.types import SqlType
 
@@ -97,34 +95,39 @@ def node_of(column: "Column") -> Node:
     return _node(expression.to_plan(None))
 
 
-def _node(proto: "Proto") -> Node:
-    place = _place(proto)
+def _node(proto: "Proto", around: str = "") -> Node:
+    # Not every expression knows where it was made; the one around it may.
+    place = _place(proto) or around
     kind = str(proto.WhichOneof("expr_type"))
     match kind:
         case "alias":
-            return _node(proto.alias.expr)
+            return _node(proto.alias.expr, place)
         case "unresolved_attribute":
             name = proto.unresolved_attribute.unparsed_identifier
             return Node("column", value=name.strip("`"), place=place)
         case "literal":
             return _literal(proto, place)
         case "cast":
-            child = _node(proto.cast.expr)
+            child = _node(proto.cast.expr, place)
             node = Node("cast", (child,), place=place)
             return Node("cast", (child,), kind=_type(proto, node), place=place)
         case "unresolved_function":
             function = proto.unresolved_function
-            node = Node(function.function_name.lower(), tuple(map(_node, function.arguments)), place=place)
+            node = Node(
+                function.function_name.lower(),
+                tuple(_node(argument, place) for argument in function.arguments),
+                place=place,
+            )
             if function.is_distinct or function.is_user_defined_function:
                 raise NotCompilableError(node, "is a function of the user's own")
             return node
         case "unresolved_extract_value":
             extract = proto.unresolved_extract_value
-            return Node("getitem", (_node(extract.child), _node(extract.extraction)), place=place)
+            return Node("getitem", (_node(extract.child, place), _node(extract.extraction, place)), place=place)
         case "lambda_function":
             function = proto.lambda_function
             names = tuple(".".join(variable.name_parts) for variable in function.arguments)
-            return Node("lambda", (_node(function.function),), value=names, place=place)
+            return Node("lambda", (_node(function.function, place),), value=names, place=place)
         case "unresolved_named_lambda_variable":
             return Node("variable", value=".".join(proto.unresolved_named_lambda_variable.name_parts), place=place)
         case "expression_string":
@@ -182,15 +185,3 @@ def _type(proto: "Proto", node: Node) -> SqlType:
 
 def _word(kind: "TypeProto") -> str:
     return str(kind.WhichOneof("kind"))
-
-
-def refused(where: str, errors: "list[NotCompilableError]") -> ConfigurationError:
-    """All that cannot be compiled, as one error."""
-    return ConfigurationError("definitions.py", [error.problem(where) for error in errors])
-
-
-def tensor_value(value: Any) -> Any:
-    """A Python value as a tensor holds it: dates as days, times as microseconds."""
-    if isinstance(value, datetime):
-        return micros(value if value.tzinfo else value.replace(tzinfo=UTC))
-    return (value - date(1970, 1, 1)).days if isinstance(value, date) else value
