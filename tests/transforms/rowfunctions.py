@@ -242,9 +242,9 @@ What `isthmus.transforms.rowwise` compiles to a graph, and how close the graph c
 page is written by `python -m tests.transforms.rowfunctions`, from the same list that the tests compare with Spark, on
 ONNX Runtime.
 
-*To the bit* means the same bits, also of -0.0, and null, NaN and an error in the same places. *n ulps* means that at most
-n - 1 floating-point numbers lie between the two values: no standard says how a logarithm is rounded. Where Spark refuses
-a row, for a division by zero or an overflow, the graph says so in a mask; what is not computed, behind `when`,
+*To the bit* means the same bits, also of -0.0, and null, NaN and an error in the same places. *n ulps* means that at
+most n - 1 floating-point numbers lie between the two values: no standard says how a logarithm is rounded. Where Spark
+refuses a row, for a division by zero or an overflow, the graph says so in a mask; what is not computed, behind `when`,
 `coalesce`, `&` or a null, is not refused either.
 
 Times are in UTC. Texts are compared, searched and concatenated, not ordered or measured; `lower` and `upper` refuse a
