@@ -110,7 +110,8 @@ class Proof:
         try:
             answers = self._spark.createDataFrame(table).select(*columns).toArrow()
         except PySparkException as error:
-            return [*self._refused(table), f"Spark refused: {str(error).partition(chr(10))[0][:200]}"]
+            refused = self._refused(table, range(len(columns)))
+            return refused or [f"Spark refused all of them at once: {str(error).partition(chr(10))[0][:200]}"]
         differing = []
         for n, (name, one) in enumerate(self._expressions.items()):
             differing += self._compared(name, one, answers[f"found_{n}"], found, rows)
@@ -138,15 +139,19 @@ class Proof:
                 wrong.append(f"{one.label or name}: refused, by Spark {value}: {row}")
         return wrong
 
-    def _refused(self, table: pa.Table) -> list[str]:
-        """The expressions that Spark refuses, where one of them is."""
-        wrong = []
-        for n, (name, one) in enumerate(self._expressions.items()):
-            try:
-                self._spark.createDataFrame(table).select(F.when(F.col(f"keep_{n}"), one.column)).toArrow()
-            except PySparkException as error:
-                wrong.append(f"{one.label or name}: Spark refused it: {str(error).partition(chr(10))[0][:200]}")
-        return wrong
+    def _refused(self, table: pa.Table, numbers: Sequence[int]) -> list[str]:
+        """Which of some expressions Spark refuses although the graph does not, by halves."""
+        names = list(self._expressions)
+        columns = [F.when(F.col(f"keep_{n}"), self._expressions[names[n]].column).alias(f"found_{n}") for n in numbers]
+        try:
+            self._spark.createDataFrame(table).select(*columns).toArrow()
+        except PySparkException as error:
+            if len(numbers) == 1:
+                label = self._expressions[names[numbers[0]]].label or names[numbers[0]]
+                return [f"{label}: Spark refused it: {str(error).partition(chr(10))[0][:200]}"]
+            half = len(numbers) // 2
+            return [*self._refused(table, numbers[:half]), *self._refused(table, numbers[half:])]
+        return []
 
     def _compared(
         self, name: str, one: Expression, answer: pa.ChunkedArray, found: Mapping[str, Any], rows: Rows

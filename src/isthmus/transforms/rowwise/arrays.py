@@ -49,7 +49,7 @@ def _of(elements: Sequence[Value], array: Value) -> ArrayValue:
 
 def _inside(graph: Graph, of: ArrayValue, element: Value) -> Value:
     """An element as a value of its own: of an array that is null, null. All are computed before one is taken."""
-    computed = graph.either(*(one.raises for one in of.elements))
+    computed = graph.either(*(one.raises for one in of.elements), element.raises)
     raises = graph.either(of.raises, graph.guarded(computed, of.valid))
     return replace(element, valid=graph.both(of.valid, element.valid), raises=raises)
 

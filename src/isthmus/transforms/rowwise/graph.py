@@ -14,6 +14,8 @@ from isthmus.transforms.rowwise.types import BOOLEAN, SqlType
 OPSET, IR_VERSION = 20, 9
 """The first ones with text functions."""
 
+_FRACTIONAL = (TensorProto.FLOAT, TensorProto.DOUBLE)
+
 Mask = str | None
 """A tensor of booleans, or None where all are as usual: every value valid, no row refused."""
 
@@ -46,22 +48,27 @@ class Graph:
         self._nodes: list[onnx.NodeProto] = []
         self._constants: list[onnx.TensorProto] = []
         self._known: dict[object, str] = {}
-        self._neutral: set[str] = set()
-        """Constants that are a floating-point 0 or any 1."""
+        self._fixed: dict[str, bool] = {}
+        """What does not depend on any row, and whether it is a floating-point number."""
         self._positive: set[str] = set()
         """Constants that are no -0.0."""
         self.shape = self.add("Shape", rows)
 
     def add(self, operator: str, *inputs: str, **attributes: Any) -> str:
         """The output of a node."""
-        if operator in ("Add", "Sub", "Div"):
+        if not self._fixed.keys() >= set(inputs):
             # ONNX Runtime takes x + 0.0 for x, which a -0.0 is not, and (1 / x) * y for y / x, also of whole numbers.
-            inputs = tuple(self.row(name) if name in self._neutral else name for name in inputs)
+            if operator in ("Add", "Sub"):
+                inputs = tuple(self.row(name) if self._fixed.get(name) else name for name in inputs)
+            elif operator == "Div" and inputs[0] in self._fixed:
+                inputs = (self.row(inputs[0]), inputs[1])
         key = (operator, inputs, tuple(sorted((name, str(value)) for name, value in attributes.items())))
         if key not in self._known:
             name = f"{operator.lower()}_{len(self._known)}"
             self._nodes.append(helper.make_node(operator, list(inputs), [name], name=name, **attributes))
             self._known[key] = name
+            if self._fixed.keys() >= set(inputs):
+                self._fixed[name] = any(map(self._fixed.get, inputs)) or attributes.get("to") in _FRACTIONAL
         return self._known[key]
 
     def constant(self, value: Any, kind: SqlType) -> str:
@@ -82,11 +89,10 @@ class Graph:
                 tensor = numpy_helper.from_array(array, name)
             self._constants.append(tensor)
             self._known[key] = name
-            fractional = element in (TensorProto.FLOAT, TensorProto.DOUBLE)
+            fractional = element in _FRACTIONAL
             if not (fractional and np.any((array == 0) & np.signbit(array))):
                 self._positive.add(name)
-            if element != TensorProto.STRING and not array.shape and (array == 1 or (fractional and array == 0)):
-                self._neutral.add(name)
+            self._fixed[name] = fractional
         return self._known[key]
 
     def cast(self, data: str, kind: SqlType) -> str:

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Sequence
 from functools import reduce
 
+import numpy as np
+
 from isthmus.transforms.rowwise import casts
 from isthmus.transforms.rowwise.expressions import Node, NotCompilableError
 from isthmus.transforms.rowwise.graph import Graph, Value
 from isthmus.transforms.rowwise.rules import Rule, rule
-from isthmus.transforms.rowwise.types import BOOLEAN, STRING, VOID
+from isthmus.transforms.rowwise.types import BOOLEAN, LONG, STRING, VOID
 
 _SPECIAL = frozenset(r"\.+*?()|[]{}^$")
 _ASCII = r"[\x00-\x7f]*"
@@ -26,7 +28,10 @@ def _case(action: str) -> Rule:
     def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
         (value,) = _texts(graph, node, values)
         # In the locale C, which every system has, only letters of ASCII have a case.
-        data = graph.add("StringNormalizer", graph.row(value.data), case_change_action=action, locale="C")
+        # The kernel takes no empty tensor, so there is one text more.
+        more = graph.add("Concat", graph.row(value.data), graph.tensor(np.array([""], object), STRING.tensor), axis=0)
+        found = graph.add("StringNormalizer", more, case_change_action=action, locale="C")
+        data = graph.add("Slice", found, graph.tensor(np.zeros(1, np.int64), LONG.tensor), graph.shape)
         plain = graph.add("RegexFullMatch", value.data, pattern=_ASCII)
         return graph.result(STRING, data, [value], wrong=graph.negated(plain))
 
