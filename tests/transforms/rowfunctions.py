@@ -138,8 +138,8 @@ def _casts() -> Iterator[Function]:
 
 def _mathematics() -> Iterator[Function]:
     ulps = {
-        "sqrt": 0, "cbrt": 2, "exp": 2, "expm1": 4, "ln": 2, "log10": 2, "log2": 2, "log1p": 4, "sin": 2, "cos": 2,
-        "tan": 4, "cot": 4, "sec": 4, "csc": 4, "asin": 4, "acos": 4, "atan": 2, "sinh": 4, "cosh": 4, "tanh": 4,
+        "sqrt": 0, "cbrt": 2, "exp": 2, "expm1": 4, "ln": 2, "log10": 4, "log2": 4, "log1p": 4, "sin": 16, "cos": 16,
+        "tan": 32, "cot": 32, "sec": 32, "csc": 32, "asin": 4, "acos": 4, "atan": 2, "sinh": 4, "cosh": 4, "tanh": 4,
         "degrees": 1, "radians": 1, "rint": 0, "signum": 0,
     }  # fmt: skip
     for name, most in ulps.items():

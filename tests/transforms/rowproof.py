@@ -133,7 +133,7 @@ class Proof:
                 row = {column: [values[place]] for column, values in rows.items()}
                 table = _arrow(row, self.compiled.inputs)
                 try:
-                    value = self._spark.createDataFrame(table).select(one.column).toArrow()[0].to_pylist()
+                    value = str(self._spark.createDataFrame(table).select(one.column.cast("string")).toArrow()[0][0])
                 except PySparkException:
                     continue
                 wrong.append(f"{one.label or name}: refused, by Spark {value}: {row}")

@@ -310,11 +310,14 @@ def _date_trunc(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     value = _moment(graph, node, values[1])
     if unit in _UNITS:
         data = graph.add("Sub", value.data, _modulo(graph, value.data, _UNITS[unit]))
-        return graph.result(TIMESTAMP, data, [value])
+        # Before the first whole unit there is, the difference begins anew at the other end: of long units, Spark minds.
+        wrong = graph.add("Greater", data, value.data) if _UNITS[unit] >= _HOUR else None
+        return graph.result(TIMESTAMP, data, [value], wrong=wrong)
     first = _first_of(graph, unit, _over(graph, value.data, DAY))
     if first is None:
         raise NotCompilableError(node, f"there is no unit {unit!r}", "year, quarter, month, week, or a smaller one")
-    return graph.result(TIMESTAMP, _times(graph, first, DAY), [value])
+    wrong = graph.add("Less", first, _int(graph, -(LONG.high // DAY)))
+    return graph.result(TIMESTAMP, _times(graph, first, DAY), [value], wrong=wrong)
 
 
 @rule("trunc", 2)

@@ -159,7 +159,9 @@ class _Compiler:
 
 
 def _bare(node: Node) -> Node:
-    return replace(node, place="", arguments=tuple(map(_bare, node.arguments)))
+    # To Python, 0.0 and -0.0 are equal.
+    value = repr(node.value) if node.name == "literal" else node.value
+    return replace(node, value=value, place="", arguments=tuple(map(_bare, node.arguments)))
 
 
 def _nearest(name: str) -> str:

@@ -56,12 +56,11 @@ class Graph:
 
     def add(self, operator: str, *inputs: str, **attributes: Any) -> str:
         """The output of a node."""
-        if not self._fixed.keys() >= set(inputs):
-            # ONNX Runtime takes x + 0.0 for x, which a -0.0 is not, and (1 / x) * y for y / x, also of whole numbers.
-            if operator in ("Add", "Sub"):
-                inputs = tuple(self.row(name) if self._fixed.get(name) else name for name in inputs)
-            elif operator == "Div" and inputs[0] in self._fixed:
-                inputs = (self.row(inputs[0]), inputs[1])
+        # ONNX Runtime takes x + 0.0 for x, which a -0.0 is not, and (1 / x) * y for y / x, also of whole numbers.
+        if operator in ("Add", "Sub") and not self._fixed.keys() >= set(inputs):
+            inputs = tuple(self.row(name) if self._fixed.get(name) else name for name in inputs)
+        elif operator == "Div" and inputs[0] in self._fixed:
+            inputs = (self.row(inputs[0]), inputs[1])
         key = (operator, inputs, tuple(sorted((name, str(value)) for name, value in attributes.items())))
         if key not in self._known:
             name = f"{operator.lower()}_{len(self._known)}"
