@@ -56,8 +56,10 @@ def plot(name: str, comparisons: list[dict[str, Any]]) -> None:
     """The ratios that have a bar, each beside it."""
     shown = [one for one in comparisons if one["ratio"] is not None and one["bar"] is not None][::-1]
     mpl.rcParams["svg.hashsalt"] = "isthmus"  # the same figures make the same file
-    figure, axes = plt.subplots(figsize=(8, 0.38 * len(shown) + 1.4), layout="constrained")
-    axes.barh([one["case"] for one in shown], [one["ratio"] for one in shown], color="#2a6f97", label="measured")
+    figure, axes = plt.subplots(figsize=(8, 0.46 * len(shown) + 1.4), layout="constrained")
+    # By rows and not by names: a case can have several peers.
+    axes.barh(range(len(shown)), [one["ratio"] for one in shown], color="#2a6f97", label="measured")
+    axes.set_yticks(range(len(shown)), [f"{one['case']}\nbeside {one['peer_name']}" for one in shown], fontsize=8)
     for row, one in enumerate(shown):
         axes.plot(
             [one["bar"]] * 2, [row - 0.42, row + 0.42], color="#c1121f", linewidth=2, label="bar" if not row else ""
@@ -68,7 +70,7 @@ def plot(name: str, comparisons: list[dict[str, Any]]) -> None:
     axes.xaxis.set_minor_formatter("")
     axes.set_xlabel("times better than the peer (logarithmic)")
     axes.margins(x=0.15)
-    axes.set_xlim(left=0.5)
+    axes.set_xlim(left=0.3)
     figure.legend(loc="outside upper right", ncols=2, frameon=False, fontsize=8)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

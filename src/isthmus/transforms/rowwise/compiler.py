@@ -13,6 +13,7 @@ from isthmus.transforms.rowwise import (  # noqa: F401 - most are imported for t
     calendar,
     logic,
     mathematics,
+    rounding,
     text,
 )
 from isthmus.transforms.rowwise.casts import cast

@@ -1,0 +1,92 @@
+"""To whole numbers, and to decimal digits, as Spark rounds."""
+
+from collections.abc import Sequence
+
+from isthmus.transforms.rowwise import casts
+from isthmus.transforms.rowwise.arithmetic import numbers
+from isthmus.transforms.rowwise.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.graph import Graph, Value
+from isthmus.transforms.rowwise.mathematics import number
+from isthmus.transforms.rowwise.rules import Rule, rule
+from isthmus.transforms.rowwise.types import DOUBLE, FLOAT, LONG
+
+
+def _to_whole(operator: str) -> Rule:
+    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+        (value,) = numbers(graph, node, values)
+        if value.kind.integral:
+            return casts.widened(graph, value, LONG)
+        value = casts.widened(graph, value, DOUBLE)
+        # Java's conversion: NaN is 0, and what is too great the greatest.
+        down = graph.add(operator, value.data)
+        low, high = number(graph, float(LONG.low)), number(graph, float(LONG.high))
+        over, under = graph.add("GreaterOrEqual", down, high), graph.add("LessOrEqual", down, low)
+        odd = graph.either(over, under, graph.add("IsNaN", down))
+        assert odd is not None  # noqa: S101 - of three masks
+        inside = graph.cast(graph.add("Where", odd, number(graph, 0.0), down), LONG)
+        data = graph.add("Where", over, graph.constant(LONG.high, LONG), inside)
+        data = graph.add("Where", under, graph.constant(LONG.low, LONG), data)
+        return graph.result(LONG, data, [value])
+
+    return apply
+
+
+rule("floor", 1)(_to_whole("Floor"))
+rule("ceil", 1)(_to_whole("Ceil"))
+rule("ceiling", 1)(_to_whole("Ceil"))
+
+
+def _rounded(*, even: bool) -> Rule:
+    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+        (value,) = numbers(graph, node, values[:1])
+        digits = 0
+        if len(values) == 2:
+            asked = node.arguments[1]
+            if asked.name != "literal" or not isinstance(asked.value, int) or not 0 <= asked.value <= 9:
+                raise NotCompilableError(node, f"rounds to {asked} digits", "a number of digits from 0 to 9")
+            digits = asked.value
+        if value.kind.integral:
+            return value
+        wide = casts.widened(graph, value, DOUBLE)
+        if value.kind == FLOAT and digits:
+            raise NotCompilableError(
+                node, "rounds a float to digits", "a cast to double first, or round without digits"
+            )
+        return graph.result(value.kind, _decimal(graph, wide.data, digits, value.kind == FLOAT, even=even), [value])
+
+    return apply
+
+
+def _decimal(graph: Graph, x: str, digits: int, narrow: bool, *, even: bool) -> str:
+    """Rounded as Spark does: the shortest decimal number that reads as x, rounded half up or half even.
+
+    That decimal is the tie itself where x is the double nearest to the tie, and lies on the same side of it as x
+    elsewhere. From 2^52 / 10^digits on, x is rounded already.
+    """
+    size = graph.add("Abs", x)
+    scale, half, one = (number(graph, value) for value in (10.0**digits, 0.5, 1.0))
+    least = graph.add("Floor", graph.add("Mul", size, scale))
+    # Of a product that was rounded up to a whole number, one less.
+    least = graph.add(
+        "Where", graph.add("Greater", graph.add("Div", least, scale), size), graph.add("Sub", least, one), least
+    )
+    tie = graph.add("Div", graph.add("Add", least, half), scale)
+    above = graph.add("Greater", size, tie)
+    if even:
+        odd = graph.add("Equal", graph.add("Mod", least, number(graph, 2.0), fmod=1), one)
+        up = graph.add("Or", above, graph.add("And", graph.add("Equal", size, tie), odd))
+    else:
+        up = graph.add("GreaterOrEqual", size, tie)
+    rounded = graph.add("Div", graph.add("Add", least, graph.add("Where", up, one, number(graph, 0.0))), scale)
+    large = graph.add("GreaterOrEqual", size, number(graph, 2.0**52 / 10.0**digits))
+    as_is = graph.add("Or", large, graph.add("Or", graph.add("IsNaN", x), graph.add("IsInf", x)))
+    signed = graph.add("Where", graph.add("Less", x, number(graph, 0.0)), graph.add("Neg", rounded), rounded)
+    # A decimal number knows no negative zero.
+    zero = graph.add("Equal", signed, number(graph, 0.0))
+    signed = graph.add("Where", zero, number(graph, 0.0), signed)
+    found = graph.add("Where", as_is, x, signed)
+    return graph.cast(found, FLOAT) if narrow else found
+
+
+rule("round", 1, 2)(_rounded(even=False))
+rule("bround", 1, 2)(_rounded(even=True))
