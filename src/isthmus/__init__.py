@@ -15,10 +15,19 @@ from isthmus.features.errors import (
     RequestError,
 )
 from isthmus.features.expectations import Expect
-from isthmus.features.spec import Entity, FeatureService, FeatureView, Field, RequestSource, Source, Spine
+from isthmus.features.spec import (
+    Entity,
+    FeatureService,
+    FeatureView,
+    Field,
+    RequestSource,
+    RequestTransform,
+    Source,
+    Spine,
+)
 from isthmus.features.types import Array, Bool, Bytes, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from isthmus.orchestration.notebook import training_data
-from isthmus.transforms.transform import spine, transform
+from isthmus.transforms.transform import request_transform, spine, transform
 
 __all__ = [
     "Array",
@@ -43,10 +52,12 @@ __all__ = [
     "PackageError",
     "RequestError",
     "RequestSource",
+    "RequestTransform",
     "Source",
     "Spine",
     "String",
     "UnixTimestamp",
+    "request_transform",
     "spine",
     "training_data",
     "transform",

@@ -12,7 +12,8 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
-from isthmus.transforms.rowwise.compiler import RAISES, VALID, Compiled, compile_columns
+from isthmus.features.rowgraph import RAISES, VALID
+from isthmus.transforms.rowwise.compiler import Compiled, compile_columns
 from isthmus.transforms.rowwise.types import (
     BOOLEAN,
     BYTE,

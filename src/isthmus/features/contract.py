@@ -7,8 +7,9 @@ contract covers everything. `declarations.compile_contract` makes it.
 
 import hashlib
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +25,7 @@ STATUS = "status"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A named, typed value of the contract."""
+    """A named, typed value of the contract, and where it can exist: "server", "device" or "request"."""
 
     name: str
     dtype: DataType
@@ -113,21 +114,77 @@ class ViewContract:
         )
 
 
+@dataclass(frozen=True)
+class TransformContract:
+    """What a reader must know of a request transform: everything, since its graph is part of it.
+
+    Attributes:
+        name: the transform.
+        stored: the stored features that it takes, as (view, feature).
+        request: the request fields that it takes.
+        fields: what it gives, in order.
+        graph: its compiled form, an ONNX model. It takes each column as a tensor of its name with the mask
+            `<name>__valid` beside it; see `rowgraph`.
+    """
+
+    name: str
+    stored: tuple[tuple[str, str], ...]
+    request: tuple[Column, ...]
+    fields: tuple[Column, ...]
+    graph: bytes = field(repr=False)
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of the transform's canonical form, in hex."""
+        return sha256(self.as_dict())
+
+    def full_name(self, feature: str) -> str:
+        """The field's column name in a training set and in an answer with full names."""
+        return f"{self.name}{SEPARATOR}{feature}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, in canonical order."""
+        return {
+            "stored": [list(pair) for pair in self.stored],
+            "request": [[column.name, column.dtype.name] for column in self.request],
+            "fields": [[column.name, column.dtype.name, column.available] for column in self.fields],
+            "graph": b64encode(self.graph).decode(),
+        }
+
+    @classmethod
+    def from_dict(cls, name: str, data: Mapping[str, Any]) -> "TransformContract":
+        """The inverse of `as_dict`."""
+        return cls(
+            name=name,
+            stored=tuple((view, feature) for view, feature in data["stored"]),
+            request=tuple(request_column(name, TYPES[dtype]) for name, dtype in data["request"]),
+            fields=tuple(Column(name, TYPES[dtype], available) for name, dtype, available in data["fields"]),
+            graph=b64decode(data["graph"], validate=True),
+        )
+
+
+def request_column(name: str, dtype: DataType) -> Column:
+    """A request field: it is there wherever the request is, behind the API and on the device."""
+    return Column(name, dtype, "request")
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceContract:
-    """The features of one model, in order: stored features as (view, feature) and request fields.
+    """The features of one model, in order.
 
     Attributes:
         name: the service.
-        features: (view, feature) pairs.
+        features: stored features, as (view, feature).
         request: request fields.
-        hash: SHA-256 over the features, the request fields and the hashes of the views.
+        computed: fields of request transforms, as (transform, field).
+        hash: SHA-256 over all of them and the hashes of their views and transforms, of those the transforms read, too.
     """
 
     name: str
     features: tuple[tuple[str, str], ...]
     request: tuple[Column, ...]
     hash: str
+    computed: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(
@@ -136,14 +193,28 @@ class ServiceContract:
         features: tuple[tuple[str, str], ...],
         request: tuple[Column, ...],
         views: Mapping[str, ViewContract],
+        computed: tuple[tuple[str, str], ...] = (),
+        transforms: "Mapping[str, TransformContract] | None" = None,
     ) -> "ServiceContract":
-        """The contract of a service over these views."""
-        covered = {
-            "features": [list(pair) for pair in features],
-            "request": [[column.name, column.dtype.name] for column in request],
-            "views": {view: views[view].hash for view, _ in features},
+        """The contract of a service over these views and request transforms."""
+        used = {transform: (transforms or {})[transform] for transform, _ in computed}
+        read = [*features, *(pair for transform in used.values() for pair in transform.stored)]
+        service = cls(name, features, request, "", computed)
+        covered = {**service.as_dict(), "views": {view: views[view].hash for view, _ in read}}
+        if used:
+            covered["transforms"] = {name: transform.hash for name, transform in used.items()}
+        return replace(service, hash=sha256(covered))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, in canonical order."""
+        data: dict[str, Any] = {
+            "features": [list(pair) for pair in self.features],
+            "request": [[column.name, column.dtype.name] for column in self.request],
         }
-        return cls(name, features, request, sha256(covered))
+        # Only where there are any: what was made before they existed keeps its hash.
+        if self.computed:
+            data["computed"] = [list(pair) for pair in self.computed]
+        return data
 
 
 @dataclass(frozen=True)
@@ -155,6 +226,7 @@ class Contract:
     services: Mapping[str, ServiceContract]
     sources: Mapping[str, Mapping[str, Any]]
     spines: Mapping[str, Mapping[str, Any]]
+    transforms: Mapping[str, TransformContract] = field(default_factory=dict)
 
     @cached_property
     def hash(self) -> str:
@@ -184,17 +256,38 @@ class Contract:
             raise RequestError(f"service {name!r}", "is not in the contract", expected=one_of(self.services)) from None
 
     def inputs(self, service: str) -> tuple[Column, ...]:
-        """The columns a service's model reads: its features by their full names, then its request fields.
+        """The columns a service's model reads: stored features and what is computed by full names, request fields.
 
-        Both parts are in the order of the declaration.
+        First what is stored, then the request fields, then what is computed, each in the order of the declaration.
         """
         chosen = self.service(service)
-        stored = []
-        for name, feature in chosen.features:
-            view = self.views[name]
-            column = next(column for column in view.fields if column.name == feature)
-            stored.append(Column(view.full_name(feature), column.dtype, column.available))
-        return (*stored, *chosen.request)
+        return (*map(self.stored, chosen.features), *chosen.request, *map(self.computed, chosen.computed))
+
+    def given(self, service: str) -> tuple[Column, ...]:
+        """The columns from which all inputs of a service's model follow: stored features, then request fields.
+
+        What request transforms take comes behind what the model reads itself.
+        """
+        used = self.used(service)
+        request = (*self.service(service).request, *(column for transform in used for column in transform.request))
+        return (*map(self.stored, self.read(service)), *dict.fromkeys(request))
+
+    def used(self, service: str) -> list[TransformContract]:
+        """The request transforms of a service, each once."""
+        return [self.transforms[name] for name in dict.fromkeys(name for name, _ in self.service(service).computed)]
+
+    def read(self, service: str) -> list[tuple[str, str]]:
+        """The stored features that a service needs, as (view, feature), those of its request transforms included."""
+        used = self.used(service)
+        return list(dict.fromkeys((*self.service(service).features, *(p for one in used for p in one.stored))))
+
+    def stored(self, pair: tuple[str, str]) -> Column:
+        """A stored feature, given as (view, feature), by its full name."""
+        return _full(self.views[pair[0]], pair[1])
+
+    def computed(self, pair: tuple[str, str]) -> Column:
+        """A field of a request transform, given as (transform, field), by its full name."""
+        return _full(self.transforms[pair[0]], pair[1])
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data: what `contract.json` holds and what the hash covers."""
@@ -203,15 +296,12 @@ class Contract:
             "project": self.project,
             "sources": {name: dict(source) for name, source in sorted(self.sources.items())},
             "views": {name: view.as_dict() for name, view in sorted(self.views.items())},
-            "services": {
-                name: {
-                    "features": [list(pair) for pair in service.features],
-                    "request": [[column.name, column.dtype.name] for column in service.request],
-                }
-                for name, service in sorted(self.services.items())
-            },
+            "services": {name: service.as_dict() for name, service in sorted(self.services.items())},
             "spines": {name: dict(spine) for name, spine in sorted(self.spines.items())},
-        }
+            # Only where there are any: what was made before they existed keeps its hash.
+            **({"transforms": {name: one.as_dict() for name, one in sorted(self.transforms.items())}}
+               if self.transforms else {}),
+        }  # fmt: skip
 
     def dumps(self) -> bytes:
         """`contract.json`: the canonical form with its hash, the same bytes for the same contract."""
@@ -230,16 +320,21 @@ class Contract:
             if data["format"] != FORMAT:
                 raise ContractMismatch(where, f"format {data['format']}", expected=f"format {FORMAT}", remedy=remedy)
             views = {name: ViewContract.from_dict(name, view) for name, view in data["views"].items()}
+            transforms = {
+                name: TransformContract.from_dict(name, one) for name, one in data.get("transforms", {}).items()
+            }
             services = {
                 name: ServiceContract.of(
                     name,
                     tuple((view, feature) for view, feature in service["features"]),
-                    tuple(Column(field, TYPES[dtype], "device") for field, dtype in service["request"]),
+                    tuple(request_column(field, TYPES[dtype]) for field, dtype in service["request"]),
                     views,
+                    tuple((transform, field) for transform, field in service.get("computed", ())),
+                    transforms,
                 )
                 for name, service in data["services"].items()
             }
-            contract = cls(data["project"], views, services, data["sources"], data["spines"])
+            contract = cls(data["project"], views, services, data["sources"], data["spines"], transforms)
             found, stated = contract.hash, str(data["hash"])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ContractMismatch(where, f"is not a contract ({error})", remedy=remedy) from error
@@ -256,8 +351,8 @@ class Contract:
 def differences(old: Contract, new: Contract) -> list[str]:
     """What changed from one contract to another, a sentence each; empty if nothing did."""
     lines = [] if old.project == new.project else [f"project {old.project} is now {new.project}"]
-    for kind in ("sources", "views", "services", "spines"):
-        before, after = old.as_dict()[kind], new.as_dict()[kind]
+    for kind in ("sources", "views", "transforms", "services", "spines"):
+        before, after = old.as_dict().get(kind, {}), new.as_dict().get(kind, {})
         for name in sorted({*before, *after}):
             if name not in after:
                 lines.append(f"{kind[:-1]} {name} is gone")
@@ -271,6 +366,11 @@ def differences(old: Contract, new: Contract) -> list[str]:
 def changed_parts(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Which parts of a declaration's canonical form differ."""
     return [part for part in dict.fromkeys((*after, *before)) if before.get(part) != after.get(part)]
+
+
+def _full(declaration: ViewContract | TransformContract, name: str) -> Column:
+    found = next(column for column in declaration.fields if column.name == name)
+    return replace(found, name=declaration.full_name(name))
 
 
 def sha256(data: Mapping[str, Any]) -> str:

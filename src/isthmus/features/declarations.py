@@ -1,7 +1,8 @@
 """Declarations, looked at together: every problem at once, and the contract when there is none."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from types import FunctionType, NoneType
 from typing import Any
@@ -15,8 +16,10 @@ from isthmus.features.contract import (
     Column,
     Contract,
     ServiceContract,
+    TransformContract,
     ViewContract,
     one_of,
+    request_column,
     sha256,
 )
 from isthmus.features.errors import ConfigurationError, Problem
@@ -27,19 +30,23 @@ from isthmus.features.spec import (
     FeatureView,
     Field,
     RequestSource,
+    RequestTransform,
     Source,
     Spine,
 )
 from isthmus.features.types import KEY_TYPES, SCALARS, TYPES, DataType, is_input
 
-Declaration = Entity | Source | FeatureView | RequestSource | FeatureService | Spine
+Declaration = Entity | Source | FeatureView | RequestSource | RequestTransform | FeatureService | Spine
+
+Compiler = Callable[[RequestTransform, Sequence[Column]], tuple[bytes, list[Problem]]]
+"""Makes the graph of a request transform that takes some columns, or says why there can be none."""
 
 _ANY_TYPE = one_of(map(repr, SCALARS)) + ", or Array of one of them"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 
 _TITLES: dict[type, str] = {
     Entity: "entity", Source: "source", FeatureView: "view", RequestSource: "request source",
-    FeatureService: "service", Spine: "spine",
+    RequestTransform: "request transform", FeatureService: "service", Spine: "spine",
 }  # fmt: skip
 _FUNCTION = (FunctionType, NoneType)
 _PARTS: dict[type, dict[str, tuple[type, ...]]] = {
@@ -49,15 +56,25 @@ _PARTS: dict[type, dict[str, tuple[type, ...]]] = {
                   "delay": (timedelta,), "function": _FUNCTION, "lookback": (timedelta, NoneType),
                   "lateness": (timedelta,), "version": (int,), "expectations": (expectations.Expectation,)},
     RequestSource: {"schema": (Field,)},
-    FeatureService: {"features": (FeatureView, FeatureProjection, RequestSource)},
+    RequestTransform: {"inputs": (FeatureView, FeatureProjection, RequestSource), "schema": (Field,),
+                       "function": _FUNCTION},
+    FeatureService: {"features": (FeatureView, FeatureProjection, RequestSource, RequestTransform)},
     Spine: {"entities": (Entity,), "label": (Field,), "sources": (Source,), "request": (RequestSource, NoneType),
             "function": _FUNCTION},
 }  # fmt: skip
 """What each part of a declaration, or each item of it, must be."""
 
 
-def compile_contract(project: str, declarations: Iterable[Declaration], where: str = "definitions.py") -> Contract:
+def compile_contract(
+    project: str, declarations: Iterable[Declaration], where: str = "definitions.py", compiler: Compiler | None = None
+) -> Contract:
     """Checks all declarations together and puts them in canonical form.
+
+    Args:
+        project: its name.
+        declarations: all of them.
+        where: the file, for a message.
+        compiler: what compiles request transforms; needed where there are any.
 
     Raises:
         ConfigurationError: with every problem found.
@@ -69,10 +86,18 @@ def compile_contract(project: str, declarations: Iterable[Declaration], where: s
     if found.problems:
         raise ConfigurationError(where, found.problems)
     views = {name: _view(view) for name, view in found.views.items()}
-    services = {name: _declared_service(service, views) for name, service in found.services.items()}
+    transforms, problems = {}, []
+    for name, transform in found.transforms.items():
+        if compiler is None:
+            raise TypeError(f"no compiler for request transform {name}")
+        transforms[name], wrong = _transform(transform, views, compiler)
+        problems += wrong
+    if problems:
+        raise ConfigurationError(where, problems)
+    services = {name: _declared_service(service, views, transforms) for name, service in found.services.items()}
     sources = {name: _source(source) for name, source in found.sources.items()}
     spines = {name: _spine(spine) for name, spine in found.spines.items()}
-    return Contract(project, views, services, sources, spines)
+    return Contract(project, views, services, sources, spines, transforms)
 
 
 class _Declarations:
@@ -83,6 +108,7 @@ class _Declarations:
         self.sources: dict[str, Source] = {}
         self.views: dict[str, FeatureView] = {}
         self.requests: dict[str, RequestSource] = {}
+        self.transforms: dict[str, RequestTransform] = {}
         self.services: dict[str, FeatureService] = {}
         self.spines: dict[str, Spine] = {}
         self.problems: list[Problem] = []
@@ -121,6 +147,8 @@ class _Declarations:
                 self._put(self.sources, declaration)
             case RequestSource():
                 self._put(self.requests, declaration)
+            case RequestTransform():
+                self._put(self.transforms, declaration)
             case FeatureView():
                 self._put(self.views, declaration)
             case Spine():
@@ -147,7 +175,7 @@ class _Declarations:
         for view in self.views.values():
             if (other := folded.setdefault(str(view.name).lower(), view.name)) != view.name:
                 self._wrong(f"view {view.name!r}", f"differs from {other!r} in case only", "another name")
-            self._computed(f"view {view.name}", view)
+            self._computed(f"view {view.name}", view, [source.name for source in view.sources])
             self._schema(f"view {view.name}", view.schema, self._keys(f"view {view.name}", view), (*RESERVED, STATUS))
             if not view.schema:
                 self._wrong(f"view {view.name}", "has no feature", "at least one Field in its schema")
@@ -170,8 +198,12 @@ class _Declarations:
             self._schema(f"request source {request.name}", request.schema, set())
             for field in request.schema:
                 self._input(f"request source {request.name}, field {field.name!r}", field)
+        for transform in self.transforms.values():
+            if (same := folded.get(str(transform.name).lower())) is not None:
+                self._wrong(f"request transform {transform.name!r}", f"has the name of view {same!r}", "another name")
+            self._transform(f"request transform {transform.name}", transform)
         for spine in self.spines.values():
-            self._computed(f"spine {spine.name}", spine)
+            self._computed(f"spine {spine.name}", spine, [source.name for source in spine.sources])
             self._schema(f"spine {spine.name}", [spine.label], self._keys(f"spine {spine.name}", spine))
             self._input(f"spine {spine.name}, label {spine.label.name!r}", spine.label)
             if spine.request and spine.label.name in [field.name for field in spine.request.schema]:
@@ -189,13 +221,11 @@ class _Declarations:
                 if known != dtype:
                     self._wrong(f"entity {entity.name}, join key {key}", f"type {dtype!r}", f"{known!r}, as in {first}")
 
-    def _computed(self, where: str, declaration: FeatureView | Spine) -> None:
+    def _computed(self, where: str, declaration: FeatureView | Spine, given: Sequence[str]) -> None:
         """What a view and a spine share: a function that takes the declared sources."""
+        asked = self._parameters(where, declaration)
         if declaration.function is None:
-            self._wrong(where, "has no function", "a PySpark function, given by the decorator")
             return
-        asked = list(declaration.function.__code__.co_varnames[: declaration.function.__code__.co_argcount])
-        given = [source.name for source in declaration.sources]
         if sorted(asked) != sorted(given):
             self._wrong(
                 f"{where} ({code.location(declaration.function)})",
@@ -207,21 +237,62 @@ class _Declarations:
         except (OSError, SyntaxError) as error:
             self._wrong(where, f"the source of its function cannot be read ({error})", "a function in a file")
 
+    def _parameters(self, where: str, declaration: FeatureView | Spine | RequestTransform) -> list[str]:
+        if declaration.function is None:
+            self._wrong(where, "has no function", "a PySpark function, given by the decorator")
+            return []
+        return parameters(declaration.function)
+
+    def _transform(self, where: str, transform: RequestTransform) -> None:
+        """A function that takes some of the columns of its inputs, by their names in a training set."""
+        self._schema(where, transform.schema, set())
+        for field in transform.schema:
+            self._input(f"{where}, field {field.name!r}", field)
+            if field.available != "server":
+                self._wrong(f"{where}, field {field.name!r}", f"available={field.available!r}",
+                            "none: it can exist where all that the function takes can")  # fmt: skip
+        if not transform.schema:
+            self._wrong(where, "has no field", "at least one Field in its schema")
+        known = [name for part in transform.inputs for name in self._columns(where, part)]
+        for name in sorted({name for name in known if known.count(name) > 1}):
+            self._wrong(f"{where}, inputs", f"{name} is there twice", "each once")
+        asked = self._parameters(where, transform)
+        if transform.function is not None:
+            if not asked:
+                place = f"{where} ({code.location(transform.function)})"
+                self._wrong(place, "its function takes nothing", f"parameters named like its inputs: {one_of(known)}")
+            for name in asked:
+                if name not in known:
+                    place = f"{where} ({code.location(transform.function)})"
+                    self._wrong(place, f"its function takes {name!r}", one_of(known))
+
+    def _columns(self, where: str, part: FeatureView | FeatureProjection | RequestSource) -> list[str]:
+        """The columns of an input of a request transform, by their names in a training set."""
+        match part:
+            case RequestSource():
+                return [field.name for field in part.schema]
+            case FeatureProjection(RequestTransform()):
+                self._wrong(f"{where}, inputs", f"request transform {part.view.name}", "views and request sources")
+                return []
+        return self._chosen(where, part)
+
+    def _chosen(self, where: str, part: FeatureView | FeatureProjection | RequestTransform) -> list[str]:
+        """The full names of the features of a view or a request transform, or of those of a part of it."""
+        view = part.view if isinstance(part, FeatureProjection) else part
+        known = [field.name for field in view.schema]
+        chosen = list(part.features) if isinstance(part, FeatureProjection) else known
+        for name in chosen:
+            if name not in known:
+                self._wrong(f"{where}, {view.name}", f"no feature {name!r}", one_of(known))
+        return [f"{view.name}{SEPARATOR}{name}" for name in chosen]
+
     def _service(self, service: FeatureService) -> None:
         if not service.features:
             self._wrong(f"service {service.name}", "has no feature", "at least one view")
         seen: set[str] = set()
         for part in service.features:
-            if isinstance(part, RequestSource):
-                names = [field.name for field in part.schema]
-            else:
-                view = part.view if isinstance(part, FeatureProjection) else part
-                known = [field.name for field in view.schema]
-                chosen = list(part.features) if isinstance(part, FeatureProjection) else known
-                for name in chosen:
-                    if name not in known:
-                        self._wrong(f"service {service.name}, {view.name}", f"no feature {name!r}", one_of(known))
-                names = [f"{view.name}{SEPARATOR}{name}" for name in chosen]
+            where = f"service {service.name}"
+            names = [f.name for f in part.schema] if isinstance(part, RequestSource) else self._chosen(where, part)
             for name in names:
                 if name in seen:
                     self._wrong(f"service {service.name}", f"{name} is there twice", "each feature once")
@@ -273,7 +344,7 @@ class _Declarations:
         if known is declaration:
             if title != "source":
                 self._name(f"{title} {declaration.name!r}", declaration.name)
-        elif known != declaration or isinstance(declaration, FeatureView):
+        elif known != declaration or isinstance(declaration, FeatureView | RequestTransform):
             place = f" ({code.location(declaration.function)})" if getattr(declaration, "function", None) else ""
             self._wrong(f"{title} {declaration.name!r}{place}", f"a second {title} has this name", "one name each")
 
@@ -296,6 +367,37 @@ def _view(view: FeatureView) -> ViewContract:
         lookback=None if view.lookback is None else view.lookback // MICROSECOND,
         version=view.version,
     )
+
+
+def parameters(function: Callable[..., Any]) -> list[str]:
+    """The names of a function's parameters, in order."""
+    return list(function.__code__.co_varnames[: function.__code__.co_argcount + function.__code__.co_kwonlyargcount])
+
+
+def _transform(
+    transform: RequestTransform, views: Mapping[str, ViewContract], compiler: Compiler
+) -> tuple[TransformContract, list[Problem]]:
+    columns: dict[str, tuple[tuple[str, str] | None, Column]] = {}
+    for part in transform.inputs:
+        match part:
+            case RequestSource():
+                columns |= {f.name: (None, request_column(f.name, f.dtype)) for f in part.schema}
+            case _:
+                view = views[part.view.name if isinstance(part, FeatureProjection) else part.name]
+                columns |= {view.full_name(c.name): ((view.name, c.name), c) for c in view.fields}
+    assert transform.function is not None  # noqa: S101 - checked together with all other declarations
+    taken = {name: columns[name] for name in parameters(transform.function)}
+    graph, problems = compiler(transform, [replace(column, name=name) for name, (_, column) in taken.items()])
+    # The least of the places where all that it takes can be.
+    places = {column.available for _, column in taken.values()}
+    available = next(place for place in ("server", "device", "request") if place in places)
+    return TransformContract(
+        name=transform.name,
+        stored=tuple(pair for pair, _ in taken.values() if pair is not None),
+        request=tuple(column for pair, column in taken.values() if pair is None),
+        fields=tuple(Column(field.name, field.dtype, available) for field in transform.schema),
+        graph=graph,
+    ), problems
 
 
 def _spine(spine: Spine) -> dict[str, Any]:
@@ -325,16 +427,21 @@ def _keys(entities: Iterable[Entity]) -> tuple[Column, ...]:
     return tuple(Column(key, dtype) for entity in entities for key, dtype in entity.join_keys.items())
 
 
-def _declared_service(service: FeatureService, views: Mapping[str, ViewContract]) -> ServiceContract:
+def _declared_service(
+    service: FeatureService, views: Mapping[str, ViewContract], transforms: Mapping[str, TransformContract]
+) -> ServiceContract:
     features: list[tuple[str, str]] = []
+    computed: list[tuple[str, str]] = []
     request: list[Column] = []
     for part in service.features:
         match part:
+            case RequestSource():
+                request += [request_column(field.name, field.dtype) for field in part.schema]
             case FeatureProjection(view, names):
-                features += [(view.name, name) for name in names]
+                kind = computed if isinstance(view, RequestTransform) else features
+                kind += [(view.name, name) for name in names]
+            case RequestTransform():
+                computed += [(part.name, field.name) for field in part.schema]
             case FeatureView():
                 features += [(part.name, field.name) for field in part.schema]
-            case RequestSource():
-                # A request value is there wherever the request is: behind the API and on the device.
-                request += [Column(field.name, field.dtype, "device") for field in part.schema]
-    return ServiceContract.of(service.name, tuple(features), tuple(request), views)
+    return ServiceContract.of(service.name, tuple(features), tuple(request), views, tuple(computed), transforms)

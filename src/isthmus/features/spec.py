@@ -13,7 +13,10 @@ from isthmus.features.expectations import Expectation
 from isthmus.features.types import DataType
 
 Available = Literal["server", "device"]
-"""Where a stored value can exist: only behind the API, or also on the device that runs the student."""
+"""Where a stored value can exist: only behind the API, or also on the device that runs the student.
+
+A request field exists wherever the request is, which is both: to the contract it is "request".
+"""
 
 
 @dataclass(frozen=True)
@@ -111,14 +114,6 @@ class FeatureView:
 
 
 @dataclass(frozen=True)
-class FeatureProjection:
-    """Some features of a view."""
-
-    view: FeatureView
-    features: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class RequestSource:
     """Values that exist only in the request. A field named like a join key is that key's value."""
 
@@ -128,11 +123,48 @@ class RequestSource:
 
 
 @dataclass(frozen=True)
-class FeatureService:
-    """The features of one model: views, parts of views, and request fields, in the order of the model's inputs."""
+class RequestTransform:
+    """Features of one row, computed at the moment of the question from stored features and request fields.
+
+    The engine computes them for training; behind the API and on a device a graph does, compiled from the same function.
+
+    Attributes:
+        name: unique among views and request transforms.
+        inputs: what the function may take.
+        schema: what it gives. Where a value can exist is where all that the function takes can.
+        function: PySpark, of Columns to a dict of Columns by field; its parameters are named like the columns of a
+            training set: `view__feature`, and request fields by their own name.
+        description: for people; not part of the contract.
+    """
 
     name: str
-    features: Sequence[FeatureView | FeatureProjection | RequestSource]
+    inputs: Sequence["FeatureView | FeatureProjection | RequestSource"]
+    schema: Sequence[Field]
+    function: Callable[..., Any] | None = field(default=None, repr=False)
+    description: str = ""
+
+    def __getitem__(self, features: Sequence[str]) -> "FeatureProjection":
+        """Only the named fields, for a feature service; a single name counts as a list of one."""
+        return FeatureProjection(self, (features,) if isinstance(features, str) else tuple(features))
+
+
+@dataclass(frozen=True)
+class FeatureProjection:
+    """Some features of a view or of a request transform."""
+
+    view: FeatureView | RequestTransform
+    features: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FeatureService:
+    """The features of one model: views, request fields and request transforms, or parts of them.
+
+    The model's inputs are the stored features, then the request fields, then what is computed, each in this order.
+    """
+
+    name: str
+    features: Sequence[FeatureView | FeatureProjection | RequestSource | RequestTransform]
     description: str = ""
 
 

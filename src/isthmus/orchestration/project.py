@@ -19,12 +19,22 @@ from isthmus.features.contract import Contract, differences
 from isthmus.features.declarations import Declaration, compile_contract
 from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem
-from isthmus.features.spec import Entity, FeatureProjection, FeatureService, FeatureView, RequestSource, Source, Spine
+from isthmus.features.spec import (
+    Entity,
+    FeatureProjection,
+    FeatureService,
+    FeatureView,
+    RequestSource,
+    RequestTransform,
+    Source,
+    Spine,
+)
 from isthmus.features.types import is_input
 from isthmus.orchestration.settings import FILE, Settings, load
+from isthmus.transforms.request import compiled
 
 STATE = ".isthmus"
-_DECLARATIONS = (Entity, Source, FeatureView, RequestSource, FeatureService, Spine)
+_DECLARATIONS = (Entity, Source, FeatureView, RequestSource, RequestTransform, FeatureService, Spine)
 
 
 @dataclass(frozen=True)
@@ -35,6 +45,7 @@ class Definitions:
         views: by name, in the order in which they stand in the module.
         spines: by name.
         entities: by name, those that views and spines refer to included.
+        transforms: request transforms by name.
         distillations: by name.
         contract: all of it but the distillations, compiled.
     """
@@ -42,6 +53,7 @@ class Definitions:
     views: Mapping[str, FeatureView]
     spines: Mapping[str, Spine]
     services: Mapping[str, FeatureService]
+    transforms: Mapping[str, RequestTransform]
     distillations: Mapping[str, Distillation]
     contract: Contract
 
@@ -144,7 +156,7 @@ class Project:
             problems.append(Problem(Path(where).name, "declares no feature view", "at least one"))
         contract = None
         try:
-            contract = compile_contract(self.name, _each_once(declarations), where)
+            contract = compile_contract(self.name, _each_once(declarations), where, compiled)
             problems += _unreadable(distillations, contract)
             problems += _beyond_the_device(distillations, contract)
         except ConfigurationError as error:
@@ -155,6 +167,7 @@ class Project:
             views={value.name: value for value in _reached(declarations) if isinstance(value, FeatureView)},
             spines={value.name: value for value in declarations if isinstance(value, Spine)},
             services={value.name: value for value in declarations if isinstance(value, FeatureService)},
+            transforms={v.name: v for v in _reached(declarations) if isinstance(v, RequestTransform)},
             distillations={value.name: value for value in distillations},
             contract=contract,
         )
@@ -258,11 +271,12 @@ def _each_once(declarations: list[Declaration]) -> list[Declaration]:
 
 
 def _reached(declarations: list[Declaration]) -> list[Declaration]:
-    """The declarations, and the views that services use without the module naming them."""
+    """The declarations, and what services and request transforms use without the module naming it."""
     reached: list[Declaration] = list(declarations)
-    for declaration in declarations:
-        if isinstance(declaration, FeatureService):
-            reached += [part.view if isinstance(part, FeatureProjection) else part for part in declaration.features]
+    for declaration in reached:
+        match declaration:
+            case FeatureService(features=parts) | RequestTransform(inputs=parts):
+                reached += [part.view if isinstance(part, FeatureProjection) else part for part in parts]
     return _each_once(reached)
 
 
@@ -282,10 +296,10 @@ def _beyond_the_device(distillations: list[Distillation], contract: Contract) ->
     """A student may use only what a device can have."""
     problems = []
     for distillation in distillations:
-        beyond = [c.name for c in contract.inputs(distillation.student.name) if c.available != "device"]
+        beyond = [c.name for c in contract.inputs(distillation.student.name) if c.available == "server"]
         if beyond:
             problems.append(Problem(f"distillation {distillation.name}, student", f"uses {', '.join(beyond)}",
-                                    'only fields with available="device" and request fields'))  # fmt: skip
+                                    'fields with available="device" or of the request, or computed of such'))  # fmt: skip
     return problems
 
 

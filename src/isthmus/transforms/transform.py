@@ -5,7 +5,16 @@ from datetime import timedelta
 from typing import Any
 
 from isthmus.features.expectations import Expectation
-from isthmus.features.spec import Entity, FeatureView, Field, RequestSource, Source, Spine
+from isthmus.features.spec import (
+    Entity,
+    FeatureProjection,
+    FeatureView,
+    Field,
+    RequestSource,
+    RequestTransform,
+    Source,
+    Spine,
+)
 
 Function = Callable[..., Any]
 
@@ -56,6 +65,24 @@ def spine(
 
     def declare(function: Function) -> Spine:
         return Spine(function.__name__, tuple(entities), label, tuple(sources), request, function, _about(function))
+
+    return declare
+
+
+def request_transform(
+    *,
+    inputs: Sequence[FeatureView | FeatureProjection | RequestSource],
+    schema: Sequence[Field],
+) -> Callable[[Function], RequestTransform]:
+    """Declares the decorated PySpark function as a request transform of the function's name.
+
+    The function takes Columns, each parameter one of the inputs by its name in a training set (`view__feature`, or the
+    name of a request field), and returns a dict of Columns: one per field of the schema, of the field's type. It
+    may use what docs/row-functions.md lists; anything else is refused when the definitions are applied.
+    """
+
+    def declare(function: Function) -> RequestTransform:
+        return RequestTransform(function.__name__, tuple(inputs), tuple(schema), function, _about(function))
 
     return declare
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import onnx
 from onnx import helper
 
+from isthmus.features.rowgraph import RAISES, REFUSED, VALID
 from isthmus.transforms.rowwise import (  # noqa: F401 - most are imported for the rules that they register
     arithmetic,
     arrays,
@@ -25,9 +26,6 @@ from isthmus.transforms.rowwise.types import BOOLEAN, VOID, SqlType
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-VALID, RAISES = "__valid", "__raises"
-"""What stands behind the name of a column in the names of its masks."""
-
 
 @dataclass(frozen=True)
 class Compiled:
@@ -35,6 +33,7 @@ class Compiled:
 
     For each column `x` the graph has `x`, shape (n,), and `x__valid`, booleans of the same shape; for each output also
     `x__raises`: where Spark would refuse to compute it. What is null or refused is zero or the empty text.
+    `__refused` is where any output is refused.
 
     Attributes:
         model: the graph.
@@ -155,6 +154,9 @@ class _Compiler:
                                        (raises, RAISES, BOOLEAN)):  # fmt: skip
                 graph.named(graph.row(part), name + suffix)
                 outputs.append(helper.make_tensor_value_info(name + suffix, kind.tensor, ["N"]))
+        refused = graph.either(*(value.raises for value in values.values())) or graph.constant(False, BOOLEAN)
+        graph.named(graph.row(refused), REFUSED)
+        outputs.append(helper.make_tensor_value_info(REFUSED, BOOLEAN.tensor, ["N"]))
         kinds = {name: value.kind for name, value in values.items()}
         return Compiled(graph.model(inputs, outputs, "rowwise"), dict(self._inputs), kinds)
 

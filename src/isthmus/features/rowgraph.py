@@ -1,0 +1,121 @@
+"""The graph of a request transform in a runtime: the values of a row's columns in, computed fields out.
+
+A graph takes each column as two tensors of shape (n,): `name`, with anything under a null, and `name__valid`. It gives
+each field the same way, with zero or the empty text under a null; `field__raises`, where Spark would refuse to compute
+it; and `__refused`, where it would refuse any of them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from isthmus.features.columns import Values
+from isthmus.features.contract import TransformContract
+from isthmus.features.errors import ContractMismatch, RequestError
+from isthmus.features.types import Bool, DataType, String
+
+VALID, RAISES = "__valid", "__raises"
+"""What stands behind the name of a column in the names of its masks."""
+REFUSED = "__refused"
+"""The mask of rows in which any output is refused."""
+
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a request transform gives for n rows.
+
+    Attributes:
+        values: field name to its values; what is refused is null.
+        refused: field name to the mask of rows in which Spark would refuse to compute it; empty if there are none.
+    """
+
+    values: Mapping[str, Values]
+    refused: Mapping[str, Mask]
+
+
+class RowGraph:
+    """A request transform, ready to compute. Threads may share it.
+
+    Args:
+        transform: the transform.
+        threads: CPU threads of one computation.
+
+    Raises:
+        ContractMismatch: the runtime does not take the graph.
+    """
+
+    def __init__(self, transform: TransformContract, threads: int = 1) -> None:
+        self.transform = transform
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        try:
+            self._session = onnxruntime.InferenceSession(transform.graph, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime's exceptions have no base class of their own
+            raise ContractMismatch(f"request transform {transform.name}", f"onnxruntime refuses its graph ({error})",
+                                   remedy="run `isthmus apply` with this release of Isthmus") from error  # fmt: skip
+        self._names = [field.name for field in transform.fields]
+        self._outputs = [REFUSED, *self._names, *(name + VALID for name in self._names)]
+
+    def run(self, columns: Mapping[str, Values]) -> Computed:
+        """Computes n rows.
+
+        Args:
+            columns: a column of n values for everything that the transform takes, by its name in a training set.
+        """
+        feeds = row_feeds(columns)
+        refused, *found = self._session.run(self._outputs, feeds)
+        count = len(self._names)
+        values = {
+            field.name: _values(field.dtype, data, valid)
+            for field, data, valid in zip(self.transform.fields, found[:count], found[count:], strict=True)
+        }
+        if not np.count_nonzero(refused):
+            return Computed(values, {})
+        masks = self._session.run([name + RAISES for name in self._names], feeds)
+        return Computed(values, {name: mask for name, mask in zip(self._names, masks, strict=True) if mask.any()})
+
+    def require(self, columns: Mapping[str, Values]) -> Mapping[str, Values]:
+        """Computes n rows, all of which must be computable.
+
+        Raises:
+            RequestError: Spark would refuse one; the first such row is named, with what it holds.
+        """
+        computed = self.run(columns)
+        for name, mask in computed.refused.items():
+            row = int(np.flatnonzero(mask)[0])
+            shown = ", ".join(f"{taken} {_shown(values, row)}" for taken, values in columns.items())
+            raise RequestError(f"request transform {self.transform.name}, field {name}",
+                               f"cannot be computed in row {row}, where {shown}",
+                               expected="values for which it is defined") from None  # fmt: skip
+        return computed.values
+
+
+def row_feeds(columns: Mapping[str, Values]) -> dict[str, np.ndarray[Any, Any]]:
+    """The tensors of columns: each with its mask."""
+    feeds = {}
+    for name, values in columns.items():
+        data = values.data
+        if data.dtype == object:
+            if not values.valid.all():
+                data = np.where(values.valid, data, "")
+        elif data.dtype == np.uint8:
+            data = data.view(np.bool_)
+        feeds[name], feeds[name + VALID] = data, values.valid
+    return feeds
+
+
+def _values(dtype: DataType, data: np.ndarray[Any, Any], valid: Mask) -> Values:
+    """An output in the form that columns have."""
+    if dtype == String and not valid.all():
+        data = data.copy()
+        data[~valid] = None
+    return Values(data.view(np.uint8) if dtype == Bool else data, valid)
+
+
+def _shown(values: Values, row: int) -> str:
+    return f"is {values.data[row : row + 1].tolist()[0]!r}" if values.valid[row] else "is null"
