@@ -299,7 +299,7 @@ def _beyond_the_device(distillations: list[Distillation], contract: Contract) ->
         beyond = [c.name for c in contract.inputs(distillation.student.name) if c.available == "server"]
         if beyond:
             problems.append(Problem(f"distillation {distillation.name}, student", f"uses {', '.join(beyond)}",
-                                    'fields with available="device" or of the request, or computed of such'))  # fmt: skip
+                                    'fields with available="device" and request fields, computed or not'))  # fmt: skip
     return problems
 
 

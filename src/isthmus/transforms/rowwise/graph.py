@@ -50,6 +50,8 @@ class Graph:
         self._known: dict[object, str] = {}
         self._fixed: dict[str, bool] = {}
         """What does not depend on any row, and whether it is a floating-point number."""
+        self._numbers: dict[str, float] = {}
+        """Constants that are one number each."""
         self._positive: set[str] = set()
         """Constants that are no -0.0."""
         self.shape = self.add("Shape", rows)
@@ -58,8 +60,10 @@ class Graph:
         """The output of a node."""
         # ONNX Runtime takes x + 0.0 for x, which a -0.0 is not, and (1 / x) * y for y / x, also of whole numbers.
         if operator in ("Add", "Sub") and not self._fixed.keys() >= set(inputs):
-            inputs = tuple(self.row(name) if self._fixed.get(name) else name for name in inputs)
-        elif operator == "Div" and inputs[0] in self._fixed:
+            inputs = tuple(
+                self.row(name) if self._fixed.get(name) and self._may_be(name, 0) else name for name in inputs
+            )
+        elif operator == "Div" and inputs[0] in self._fixed and self._may_be(inputs[0], 1):
             inputs = (self.row(inputs[0]), inputs[1])
         key = (operator, inputs, tuple(sorted((name, str(value)) for name, value in attributes.items())))
         if key not in self._known:
@@ -89,6 +93,8 @@ class Graph:
             self._constants.append(tensor)
             self._known[key] = name
             fractional = element in _FRACTIONAL
+            if array.shape == () and element != TensorProto.STRING:
+                self._numbers[name] = array.item()
             if not (fractional and np.any((array == 0) & np.signbit(array))):
                 self._positive.add(name)
             self._fixed[name] = fractional
@@ -139,7 +145,11 @@ class Graph:
 
     def row(self, data: str) -> str:
         """A tensor with shape (n,) also where all rows have the same value, for kernels that take no scalar."""
-        return self.add("Expand", data, self.shape)
+        return self.add("Expand", data, self.shape) if data in self._fixed else data
+
+    def _may_be(self, fixed: str, number: float) -> bool:
+        """Whether what does not depend on any row may be a number: what is computed of constants may be any."""
+        return fixed not in self._numbers or self._numbers[fixed] == number
 
     # --- values
 
