@@ -162,8 +162,8 @@ def test_inputs_are_the_stored_features_in_order_then_the_request() -> None:
         Column("sky__wind", Float64),
         Column("delays__flights", Int64, "device"),
         Column("delays__late_rate", Float32),
-        Column("distance", Float32, "device"),
-        Column("seats", Int32, "device"),
+        Column("distance", Float32, "request"),
+        Column("seats", Int32, "request"),
     )
     with pytest.raises(RequestError, match=r"service 'nothing'.*one of late"):
         BASE.inputs("nothing")

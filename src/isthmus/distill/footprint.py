@@ -10,6 +10,10 @@ import numpy as np
 from isthmus.distill.runtime import predict, session
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
+_TYPES = {
+    "tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int32)": np.int32, "tensor(int64)": np.int64,
+    "tensor(bool)": np.bool_, "tensor(string)": np.str_,
+}  # fmt: skip
 
 
 def footprint(model: Path, threads: int) -> float:
@@ -27,12 +31,7 @@ def _resident() -> int:
 def _main(model: str, threads: str) -> None:
     before = _resident()
     opened = session(Path(model).read_bytes(), int(threads))
-    row = {
-        item.name: np.full((1, item.shape[1]), "", object)
-        if item.type == "tensor(string)"
-        else np.full((1, item.shape[1]), np.nan, np.float32)
-        for item in opened.get_inputs()
-    }
+    row = {item.name: np.zeros((1, *item.shape[1:]), _TYPES[item.type]) for item in opened.get_inputs()}
     predict(opened, row)
     sys.stdout.write(str((_resident() - before) / 2**20))
 

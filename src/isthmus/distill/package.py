@@ -57,6 +57,13 @@ The difference is of probabilities, against the trained model. `golden.json` hol
 """
 
 
+_ROW = {
+    "Bool": ("bool", "False"), "Int32": ("np.int32", "0"), "Int64": ("np.int64", "0"), "Float32": ("np.float32", "0"),
+    "Float64": ("np.float64", "0"), "UnixTimestamp": ("np.int64", "0"), "String": ("object", "''"),
+}  # fmt: skip
+"""Of an input that has a tensor of its own: NumPy's type, and what to put under a null."""
+
+
 def write_package(
     packages: Path, manifest: Manifest, contract: Mapping[str, Any], golden: Golden, models: Mapping[str, bytes]
 ) -> Path:
@@ -97,14 +104,24 @@ def _json(value: Any) -> bytes:
 def _readme(manifest: Manifest) -> str:
     kinds = {item.tensor for item in manifest.inputs}
     tensors, feeds = [], []
+    known = list(dict.fromkeys(item.name for item in manifest.inputs))
     if "numeric" in kinds:
-        places = [place for place, item in enumerate(manifest.inputs) if item.tensor == "numeric"]
+        places = [known.index(item.name) for item in manifest.inputs if item.tensor == "numeric"]
         tensors.append(f"`numeric` is float32 (N, {len(places)}); NaN is null.")
         feeds.append(f'    "numeric": np.array([[row[i] for i in {places}] for row in rows], np.float32),')
     if "categories" in kinds:
-        places = [place for place, item in enumerate(manifest.inputs) if item.tensor == "categories"]
+        places = [known.index(item.name) for item in manifest.inputs if item.tensor == "categories"]
         tensors.append(f"`categories` is string (N, {len(places)}); the empty string is null.")
         feeds.append(f'    "categories": np.array([[row[i] or "" for i in {places}] for row in rows], object),')
+    if "row" in kinds:
+        tensors.append("An input of tensor `row` is a tensor of its own name, of shape (N,), beside one with `__valid` "
+                       "behind it, booleans: false is null, whatever the value.")  # fmt: skip
+    for item in manifest.inputs:
+        if item.tensor == "row":
+            place, (kind, zero) = known.index(item.name), _ROW[item.dtype]
+            values = f"[{zero} if row[{place}] is None else row[{place}] for row in rows]"
+            feeds.append(f'    "{item.name}": np.array({values}, {kind}),')
+            feeds.append(f'    "{item.name}__valid": np.array([row[{place}] is not None for row in rows]),')
     served = manifest.variant("int8")
     return _README.format(
         name=manifest.name,

@@ -138,6 +138,11 @@ class TransformContract:
         """SHA-256 of the transform's canonical form, in hex."""
         return sha256(self.as_dict())
 
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """The columns that it takes, by their names in a training set."""
+        return (*(SEPARATOR.join(pair) for pair in self.stored), *(column.name for column in self.request))
+
     def full_name(self, feature: str) -> str:
         """The field's column name in a training set and in an answer with full names."""
         return f"{self.name}{SEPARATOR}{feature}"

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnxruntime
 
 from isthmus.features.columns import Values
 from isthmus.features.contract import TransformContract
@@ -50,6 +49,8 @@ class RowGraph:
     """
 
     def __init__(self, transform: TransformContract, threads: int = 1) -> None:
+        import onnxruntime  # not needed by those who only feed a graph
+
         self.transform = transform
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1

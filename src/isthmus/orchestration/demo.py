@@ -117,9 +117,9 @@ def _ask(project: Project) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     rows = last_training_set(project, declared).table()
     coming = int(np.searchsorted(micros(rows["event_timestamp"]), project.now()))
     rows = rows.slice(min(coming, len(rows) - EXAMPLES), EXAMPLES)
-    service = contract.service(declared.student.name)
-    keys = {key.name for view, _ in service.features for key in contract.views[view].keys}
-    fields = {column.name for column in service.request} - keys
+    service = declared.student.name
+    keys = {key.name for view, _ in contract.read(service) for key in contract.views[view].keys}
+    fields = {column.name for column in contract.given(service) if column.available == "request"} - keys
     lookups, predictions = [], []
     port = _free_port()
     log = project.state / "logs" / "server.log"

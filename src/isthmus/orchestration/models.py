@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isthmus.distill.declaration import Distillation
+from isthmus.distill.head import Head
 from isthmus.features.contract import Contract
 from isthmus.features.errors import ContractMismatch, DataError, DependencyError, GateFailed
 from isthmus.features.files import read_pointer, write_atomically
@@ -48,6 +49,7 @@ def distill(project: Project, name: str | None = None, *, progress: Progress = s
         cache=project.state / "teacher" / declared.name,
         contract=contract.hash,
         training_set=examples.id,
+        head=Head.of(contract, declared.student.name),
         progress=progress,
     )
     write_atomically(_models(project, declared) / "latest", report.id.encode())
@@ -87,6 +89,7 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
         contract_hash=contract.hash,
         service=declared.student.name,
         profile=project.settings.profiles.serving,
+        head=Head.of(contract, declared.student.name),
         progress=progress,
     )
     write_atomically(_latest_package(project, declared), report.path.name.encode())

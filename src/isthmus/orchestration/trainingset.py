@@ -10,6 +10,7 @@ from isthmus.features.offline import OfflineStore
 from isthmus.features.spines import SpineRows
 from isthmus.features.types import TYPES
 from isthmus.orchestration import reference
+from isthmus.orchestration.computing import computing
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables import Progress, reading, silent
 from isthmus.orchestration.trainingdata import Noted, TrainingData, joiner, repeat, training_data
@@ -38,9 +39,9 @@ def training_set(
     engine = joiner(project, join, as_served=as_served)
     declared = distillation(project, name)
     offline = OfflineStore(project.offline)
-    views = dict.fromkeys(
-        view for service in (declared.teacher, declared.student) for view, _ in contract.service(service.name).features
-    )
+    services = [service.name for service in (declared.teacher, declared.student)]
+    views = dict.fromkeys(view for service in services for view, _ in contract.read(service))
+    computed = {one.name: [column.name for column in one.fields] for name in services for one in contract.used(name)}
     histories = [offline.history(contract.views[view]) for view in views]
     progress(f"computing {declared.spine.name}", 0.0)
     with reading(project, [declared.spine]) as frames:
@@ -58,6 +59,7 @@ def training_set(
         records=records_of(project),
         served=as_served,
         engine=engine,
+        computing=computing(project, contract, computed),
     )
     folder = project.state / "training" / declared.name
     identity = data.identity(Noted(rows).read())
@@ -66,8 +68,7 @@ def training_set(
         data.write(folder / identity)
     made = TrainingSet.read(folder / identity)
     if not (folder / identity / reference.FILE).exists():
-        services = (contract.service(service.name) for service in (declared.teacher, declared.student))
-        columns = dict.fromkeys(column for service in services for column in contract.inputs(service.name))
+        columns = dict.fromkeys(column for service in services for column in contract.inputs(service))
         reference.write(folder / identity, folder / identity / DATA, made, list(columns), histories, offline)
     write_atomically(folder / "latest", identity.encode())
     progress("the training set is written", 1.0)

@@ -120,7 +120,7 @@ def _require_coverage(
     where: str, contract: Contract, service: str, verdict: Verdict, tables: Mapping[str, str]
 ) -> None:
     """Refuses a verdict that did not compare every stored feature the model reads, as the tables have them now."""
-    features = contract.service(service).features
+    features = contract.read(service)
     missing = []
     for view, feature in features:
         compared = verdict.views.get(view, {}).get(feature)
