@@ -27,7 +27,7 @@ _EDGES: dict[str, tuple[Any, Any]] = {
     "Float64": (_LARGEST, -_LARGEST),
     "String": (UNSEEN, UNSEEN),
 }
-"""The extremes of each type; of times, the years that have four digits; of doubles, what the network sees as numbers."""
+"""The extremes of each type; of times, the years with four digits; of doubles, the numbers that a network can see."""
 
 
 def edges(row: Columns, types: Mapping[str, DataType]) -> dict[str, Values]:

@@ -319,10 +319,11 @@ def selected(contract: Contract, features: str | Sequence[str]) -> Selected:
             named = one_of([*contract.views, *contract.transforms])
             expected = f"{one_of(contract.services)} for a service, or view:feature with {named}"
             raise RequestError(f"features, {name!r}", "is not in the contract", expected=expected)
+        kind = "view" if owner in contract.views else "request transform"
         known = [column.name for column in declared.fields]
         if feature and feature not in known:
-            raise RequestError(f"features, {name!r}", f"{owner} has no such feature", expected=one_of(known))
-        mine = (chosen.stored if owner in contract.views else chosen.computed).setdefault(owner, [])
+            raise RequestError(f"features, {name!r}", f"{kind} {owner} has no such feature", expected=one_of(known))
+        mine = (chosen.stored if kind == "view" else chosen.computed).setdefault(owner, [])
         for added in [feature] if feature else known:
             if added in mine:
                 raise RequestError(f"features, {owner}:{added}", "is named twice", expected="each feature once")
