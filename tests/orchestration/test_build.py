@@ -302,6 +302,11 @@ def test_a_difference_is_told_before_anything_is_touched(built: Shop, project: O
         "shelf_demand": ("rebuild", ["code"], 2400),
         "customer_facts": ("rebuild", ["fields", "code"], 50),
     }
+    assert found.changes == [
+        "view customer_facts: feature joined is new; its code changed",
+        "view customer_orders: ttl was 7 days, is 8 days",
+        "view shelf_demand: its code changed",
+    ]
     assert found.stale == {"training set": ["late_order"], "package": [], "deployment": []}
     assert files(built.state) == before
     apply(project(built))

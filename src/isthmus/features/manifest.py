@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 
 from isthmus.features.columns import Values, from_python
-from isthmus.features.errors import DataError, PackageError
+from isthmus.features.contract import Contract, one_of
+from isthmus.features.errors import ContractMismatch, DataError, PackageError
 from isthmus.features.rowgraph import row_feeds
 from isthmus.features.types import TYPES, DataType, String, is_input
 
@@ -197,6 +198,28 @@ def read_package(path: Path) -> Manifest:
     except msgspec.MsgspecError as error:
         raise PackageError(str(path / "contract.json"), str(error), expected="a contract", remedy=_REMEDY) from error
     return _read_manifest(path / "manifest.json", sums)
+
+
+def read_contract(path: Path, manifest: Manifest) -> Contract:
+    """The contract that a package whose sums hold was made under.
+
+    Raises:
+        PackageError: it is none, it is another one than the manifest names, or it does not have the package's service.
+    """
+    file = path / "contract.json"
+    try:
+        contract = Contract.loads(file.read_bytes(), str(file))
+    except OSError as error:
+        raise PackageError(str(file), str(error), expected="a contract", remedy=_REMEDY) from error
+    except ContractMismatch as error:
+        raise PackageError(error.where, error.found, expected=error.expected, remedy=_REMEDY) from error
+    if contract.hash != manifest.contract:
+        found, expected = f"contract {contract.hash[:12]}", f"{manifest.contract[:12]}, as in the manifest"
+        raise PackageError(str(file), found, expected=expected, remedy=_REMEDY)
+    if manifest.service not in contract.services:
+        found = f"no service {manifest.service}"
+        raise PackageError(str(file), found, expected=one_of(contract.services), remedy=_REMEDY)
+    return contract
 
 
 def read_golden(path: Path) -> Golden:

@@ -1,5 +1,6 @@
 """`training-set`: the examples of a distillation, each with what every view answered at its moment."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from isthmus.distill.declaration import Distillation
@@ -16,6 +17,8 @@ from isthmus.orchestration.tables import Progress, reading, silent
 from isthmus.orchestration.trainingdata import Noted, TrainingData, joiner, repeat, training_data
 from isthmus.orchestration.trainingrecord import DATA, RECORD, TrainingSet, records_of
 from isthmus.transforms.compute import compute_spine
+
+_REMEDY = "run `isthmus training-set`"
 
 
 def training_set(
@@ -115,18 +118,32 @@ def last_training_set(project: Project, declared: Distillation) -> TrainingSet:
         DataError: there is none, or it is damaged, or made under another contract.
     """
     folder = project.state / "training" / declared.name
-    remedy = "run `isthmus training-set`"
-    where = f"training set of {declared.name}"
-    try:
-        result = TrainingSet.read(read_pointer(folder / "latest"))
-    except FileNotFoundError as error:
-        raise DataError(where, f"there is none in {folder}", remedy=remedy) from error
-    except (ValueError, TypeError, KeyError) as error:
-        raise DataError(where, f"its record cannot be read ({error})", remedy=remedy) from error
+    result = _read(declared, folder, lambda: read_pointer(folder / "latest"))
     contract = project.applied().hash
     if result.contract != contract:
-        raise DataError(where, f"made under contract {result.contract[:12]}", expected=contract[:12], remedy=remedy)
+        raise DataError(f"training set of {declared.name}", f"made under contract {result.contract[:12]}",
+                        expected=contract[:12], remedy=_REMEDY)  # fmt: skip
     return result
+
+
+def made_training_set(project: Project, declared: Distillation, identity: str) -> TrainingSet:
+    """A training set that a student learned from, under whatever contract it was made.
+
+    Raises:
+        DataError: it is gone or damaged.
+    """
+    folder = project.state / "training" / declared.name
+    return _read(declared, folder / identity, lambda: folder / identity)
+
+
+def _read(declared: Distillation, place: Path, found: Callable[[], Path]) -> TrainingSet:
+    where = f"training set of {declared.name}"
+    try:
+        return TrainingSet.read(found())
+    except FileNotFoundError as error:
+        raise DataError(where, f"there is none in {place}", remedy=_REMEDY) from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(where, f"its record cannot be read ({error})", remedy=_REMEDY) from error
 
 
 def distillation(project: Project, name: str | None) -> Distillation:

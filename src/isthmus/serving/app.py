@@ -128,8 +128,8 @@ class Api:
         body = await _body(request)
         asked = _decode(body, _PREDICT)
         state = self._watch.state
-        predictor = state.predictor(asked.model)
-        granted(request).require("predict", predictor.model.deployment.model)
+        granted(request).require("predict", state.deployed(asked.model).deployment.model)
+        predictor = state.predictor()
         large = len(body) > BYTES
         keys, fields, rows = await offload(
             large, predictor.read, asked.entities, asked.request, state.join_keys, self._limits
@@ -145,7 +145,7 @@ class Api:
         model = state.model
         if model is None:
             return _answer(msgspec.json.encode(Models([], state.refused)))
-        deployment = model.deployment
+        deployment, outdated = model.deployment, state.outdated
         described = ModelState(
             model=deployment.model,
             package=deployment.digest,
@@ -154,8 +154,9 @@ class Api:
             precision=deployment.precision,
             threads=deployment.threads,
             deployed_at=deployment.deployed_at,
-            current=deployment.contract == state.contract.hash,
+            current=outdated is None,
             inputs=[ModelInput(item.name, item.dtype.name) for item in model.inputs],
+            outdated=None if outdated is None else str(outdated),
         )
         return _answer(msgspec.json.encode(Models([described], state.refused)))
 

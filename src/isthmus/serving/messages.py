@@ -146,7 +146,10 @@ class ModelInput(Struct):
 
 
 class ModelState(Struct):
-    """A deployed model; `current` is false when the contract has changed since it was deployed."""
+    """A deployed model; `current` is false, and `outdated` says why, when what it reads has changed since it was made.
+
+    `contract` is what its package was made under.
+    """
 
     model: str
     package: str
@@ -157,6 +160,7 @@ class ModelState(Struct):
     deployed_at: Annotated[int, Meta(description="Microseconds since 1970 UTC.")]
     current: bool
     inputs: list[ModelInput]
+    outdated: str | None = None
 
 
 class Models(Struct):

@@ -8,7 +8,8 @@ import orjson
 
 from isthmus.features.columns import Values
 from isthmus.features.contract import Column, Contract
-from isthmus.features.errors import ContractMismatch, RequestError
+from isthmus.features.contractdiff import require_service
+from isthmus.features.errors import RequestError
 from isthmus.features.lookupplan import LookupPlan, ViewAnswer
 from isthmus.features.types import Float32
 from isthmus.serving import columns
@@ -24,16 +25,12 @@ class Predictor:
     """A model with the views and request fields it reads.
 
     Raises:
-        ContractMismatch: the model was deployed under another contract.
+        ContractMismatch: what the model reads is not what it was when its package was made.
     """
 
     def __init__(self, contract: Contract, model: Model) -> None:
         deployment = model.deployment
-        if deployment.contract != contract.hash:
-            raise ContractMismatch(
-                f"model {deployment.model}", f"deployed under contract {deployment.contract[:12]}",
-                expected=contract.hash[:12], remedy="run `isthmus export`, `isthmus verify` and `isthmus deploy` again",
-            )  # fmt: skip
+        require_service(f"model {deployment.model}", model.contract, contract, deployment.service)
         self.model = model
         self.batches = Batches(model.predict, model.seconds)
         service = contract.service(deployment.service)

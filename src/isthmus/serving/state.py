@@ -58,25 +58,45 @@ class State:
         """Every join key of the contract by its name."""
         return {column.name: column for view in self.contract.views.values() for column in view.keys}
 
-    @cached_property
-    def _predictor(self) -> Predictor:
-        assert isinstance(self._model, Model)  # noqa: S101 - `predictor` has seen to it
-        return Predictor(self.contract, self._model)
+    @property
+    def outdated(self) -> IsthmusError | None:
+        """Why the model cannot answer; None if it can, or if there is none."""
+        return self._predictor if self.model is not None and isinstance(self._predictor, IsthmusError) else None
 
-    def predictor(self, name: str | None) -> Predictor:
-        """What answers a prediction of the named model, or of the only one.
+    @cached_property
+    def _predictor(self) -> Predictor | IsthmusError:
+        # What is refused is compared once, not for every request.
+        try:
+            return Predictor(self.contract, self.deployed(None))
+        except IsthmusError as error:
+            return error
+
+    def deployed(self, name: str | None) -> Model:
+        """The named model, or the only one.
 
         Raises:
             NotReadyError: no model is deployed.
             NotFoundError: there is a model, but not this one.
-            ContractMismatch: the contract has changed since the model was deployed.
         """
         if not isinstance(self._model, Model):
             raise _not_ready(self._model, "model", "none is deployed", "run `isthmus deploy`")
         known = self._model.deployment.model
         if name is not None and name != known:
             raise NotFoundError("model", f"no model {name!r}", expected=known)
-        return self._predictor
+        return self._model
+
+    def predictor(self) -> Predictor:
+        """What answers the predictions of the deployed model.
+
+        Raises:
+            NotReadyError: there is no contract, or no model.
+            ContractMismatch: what the model reads has changed since its package was made.
+        """
+        found = self._predictor
+        if isinstance(found, IsthmusError):
+            # Without the frames of the refusals before it, which would pile up.
+            raise found.with_traceback(None)
+        return found
 
     def _compile(self, references: tuple[str, ...], full_names: bool) -> Lookup:
         return Lookup(self.contract, resolve(self.contract, references), full_names=full_names)

@@ -37,7 +37,10 @@ class Watch:
         for file in changed:
             file.load()
         if changed:
-            self.state = State(self._contract.content, self._deployment.content, self._deployment.problem)
+            state = State(self._contract.content, self._deployment.content, self._deployment.problem)
+            if state.outdated is not None:
+                structlog.get_logger().warning("model refused", problem=str(state.outdated))
+            self.state = state
 
     async def run(self) -> None:
         """Follows the files until it is canceled."""
