@@ -1,9 +1,10 @@
 """A prediction: from join keys and request fields to the model's output."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
+import numpy as np
 import orjson
 
 from isthmus.features.columns import Values
@@ -11,6 +12,7 @@ from isthmus.features.contract import Column, Contract
 from isthmus.features.contractdiff import require_service
 from isthmus.features.errors import RequestError
 from isthmus.features.lookupplan import LookupPlan, ViewAnswer
+from isthmus.features.rowgraph import RowGraph
 from isthmus.features.types import Float32
 from isthmus.serving import columns
 from isthmus.serving.batches import Batches, Outputs
@@ -24,25 +26,31 @@ Raws = Mapping[str, msgspec.Raw]
 class Predictor:
     """A model with the views and request fields it reads.
 
+    Args:
+        contract: the project's contract.
+        model: the model.
+        graphs: request transforms by name, to say what is wrong with a row that the model cannot answer.
+
     Raises:
         ContractMismatch: what the model reads is not what it was when its package was made.
     """
 
-    def __init__(self, contract: Contract, model: Model) -> None:
+    def __init__(self, contract: Contract, model: Model, graphs: Callable[[str], RowGraph]) -> None:
         deployment = model.deployment
         require_service(f"model {deployment.model}", model.contract, contract, deployment.service)
         self.model = model
         self.batches = Batches(model.predict, model.seconds)
-        service = contract.service(deployment.service)
+        self._used, self._graphs = contract.used(deployment.service), graphs
         needed = {item.name for item in model.inputs}
         self._features = [
             (view, feature, full)
-            for view, feature in service.features
+            for view, feature in contract.read(deployment.service)
             if (full := contract.views[view].full_name(feature)) in needed
         ]
         self.plan = LookupPlan(contract, [view for view, _, _ in self._features])
         self.bits = self.plan.bits((view, feature) for view, feature, _ in self._features)
-        self._fields = {column.name: column for column in service.request}
+        given = contract.given(deployment.service)
+        self._fields = {column.name: column for column in given if column.available == "request"}
         self._needed = [name for name in self._fields if name in needed]
 
     def read(
@@ -79,6 +87,16 @@ class Predictor:
         """What the model reads: the columns that the views and the request hold."""
         stored = {full: answers[view].columns[feature] for view, feature, full in self._features}
         return {**stored, **fields}
+
+    def require(self, output: Outputs, columns: Mapping[str, Values]) -> None:
+        """Refuses rows for which a request transform in the model is not defined: the model has no answer for them.
+
+        Raises:
+            RequestError: there is one; the transform, its field and the row are named.
+        """
+        if np.isnan(output).any():
+            for transform in self._used:
+                self._graphs(transform.name).require({name: columns[name] for name in transform.taken})
 
     def encode(self, output: Outputs, answers: Mapping[str, ViewAnswer]) -> bytes:
         """The JSON answer: the model's output, and what the views had to say."""

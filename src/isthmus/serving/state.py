@@ -5,6 +5,7 @@ from functools import cached_property, lru_cache
 
 from isthmus.features.contract import Column, Contract
 from isthmus.features.errors import IsthmusError
+from isthmus.features.rowgraph import RowGraph
 from isthmus.serving.lookup import Lookup, resolve, service_features
 from isthmus.serving.model import Model
 from isthmus.serving.predictor import Predictor
@@ -36,6 +37,7 @@ class State:
         self.lookup = lru_cache(LOOKUPS)(self._compile)
         self.service_lookup = lru_cache(LOOKUPS)(self._compile_service)
         self.pushed = lru_cache(LOOKUPS)(self._compile_pushed)
+        self.graph = lru_cache(LOOKUPS)(lambda name: RowGraph(self.contract.transforms[name]))
 
     @property
     def contract(self) -> Contract:
@@ -67,7 +69,7 @@ class State:
     def _predictor(self) -> Predictor | IsthmusError:
         # What is refused is compared once, not for every request.
         try:
-            return Predictor(self.contract, self.deployed(None))
+            return Predictor(self.contract, self.deployed(None), self.graph)
         except IsthmusError as error:
             return error
 
@@ -99,10 +101,11 @@ class State:
         return found
 
     def _compile(self, references: tuple[str, ...], full_names: bool) -> Lookup:
-        return Lookup(self.contract, resolve(self.contract, references), full_names=full_names)
+        return Lookup(self.contract, resolve(self.contract, references), full_names=full_names, graphs=self.graph)
 
     def _compile_service(self, service: str, full_names: bool) -> Lookup:
-        return Lookup(self.contract, service_features(self.contract, service), full_names=full_names)
+        features = service_features(self.contract, service)
+        return Lookup(self.contract, features, full_names=full_names, graphs=self.graph)
 
     def _compile_pushed(self, view: str, form: Form) -> PushedView:
         known = self.contract.views.get(view)
