@@ -126,6 +126,16 @@ def last_training_set(project: Project, declared: Distillation) -> TrainingSet:
     return result
 
 
+def latest_training_set(project: Project, declared: Distillation) -> TrainingSet | None:
+    """The training set of the last `training-set`, under whatever contract it was made; None if there was none.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    folder = project.state / "training" / declared.name
+    return _read(declared, folder, lambda: read_pointer(folder / "latest")) if (folder / "latest").exists() else None
+
+
 def made_training_set(project: Project, declared: Distillation, identity: str) -> TrainingSet:
     """A training set that a student learned from, under whatever contract it was made.
 

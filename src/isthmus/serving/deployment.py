@@ -116,8 +116,8 @@ def deploy(
 def _require_coverage(
     where: str, contract: Contract, service: str, verdict: Verdict, tables: Mapping[str, str]
 ) -> None:
-    """Refuses a verdict that did not compare every stored feature the model reads, as the tables have them now."""
-    features = contract.read(service)
+    """Refuses a verdict that did not compare every feature the model reads, as the tables have them now."""
+    features = [*contract.read(service), *contract.service(service).computed]
     missing = []
     for view, feature in features:
         compared = verdict.views.get(view, {}).get(feature)
@@ -128,7 +128,7 @@ def _require_coverage(
         raise GateFailed(
             where,
             f"its verdict did not compare {', '.join(missing[:3])}" + (" and more" if len(missing) > 3 else ""),
-            expected="every stored feature of the model",
+            expected="every feature of the model",
             remedy=_VERIFY,
         )
     rebuilt = sorted({view for view, _ in features if tables.get(view) != verdict.tables.get(view)})

@@ -51,6 +51,9 @@ def compiled(transform: RequestTransform, columns: Sequence[Column]) -> tuple[by
     except Exception as error:  # noqa: BLE001 - the user's own code may raise anything
         lines = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == _file(transform)]
         at = f" in line {lines[-1].lineno}" if lines else ""
+        if "NO_ACTIVE_OR_DEFAULT_SESSION" in str(error):
+            expected = "built-in functions of pyspark.sql.functions: no Python function, and no DataFrame"
+            return b"", [Problem(place, f"its function asks for a Spark session{at}", expected)]
         return b"", [Problem(place, f"its function failed{at} with {type(error).__name__}: {first_line(error)}")]
     if problems := _misfits(place, transform, found):
         return b"", problems
@@ -58,7 +61,7 @@ def compiled(transform: RequestTransform, columns: Sequence[Column]) -> tuple[by
     try:
         graph = compile_columns({field.name: found[field.name] for field in transform.schema}, inputs)
     except NotCompilableError as error:
-        return b"", [error.problem(where)]
+        return b"", [error.problem(where if error.node.place else place)]
     problems = [
         Problem(f"{place}, field {field.name}", f"its column is of type {graph.outputs[field.name]}",
                 f"{_SPARK[field.dtype.name]}, because it is declared as {field.dtype}: cast it")
