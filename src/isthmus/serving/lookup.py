@@ -44,14 +44,22 @@ class Lookup:
         contract: the project's contract.
         features: (view, feature) pairs that exist in the contract.
         full_names: whether to name features `view__feature`.
+        earlier: contracts whose rows may still be there.
 
     Raises:
         RequestError: two columns would have one name.
     """
 
-    def __init__(self, contract: Contract, features: Sequence[tuple[str, str]], *, full_names: bool) -> None:
+    def __init__(
+        self,
+        contract: Contract,
+        features: Sequence[tuple[str, str]],
+        *,
+        full_names: bool,
+        earlier: Sequence[Contract] = (),
+    ) -> None:
         self.contract = contract
-        self.plan = LookupPlan(contract, [view for view, _ in features])
+        self.plan = LookupPlan(contract, [view for view, _ in features], earlier)
         self.bits = self.plan.bits(features)
         self.names = [f"{view}{SEPARATOR}{feature}" if full_names else feature for view, feature in features]
         seen: set[str] = set(self.plan.keys)

@@ -1,6 +1,6 @@
 """A prediction: from join keys and request fields to the model's output."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,11 +24,16 @@ Raws = Mapping[str, msgspec.Raw]
 class Predictor:
     """A model with the views and request fields it reads.
 
+    Args:
+        contract: the contract in use.
+        model: the model.
+        earlier: contracts whose rows may still be there.
+
     Raises:
         ContractMismatch: what the model reads is not what it was when its package was made.
     """
 
-    def __init__(self, contract: Contract, model: Model) -> None:
+    def __init__(self, contract: Contract, model: Model, earlier: Sequence[Contract] = ()) -> None:
         deployment = model.deployment
         require_service(f"model {deployment.model}", model.contract, contract, deployment.service)
         self.model = model
@@ -40,7 +45,7 @@ class Predictor:
             for view, feature in service.features
             if (full := contract.views[view].full_name(feature)) in needed
         ]
-        self.plan = LookupPlan(contract, [view for view, _, _ in self._features])
+        self.plan = LookupPlan(contract, [view for view, _, _ in self._features], earlier)
         self.bits = self.plan.bits((view, feature) for view, feature, _ in self._features)
         self._fields = {column.name: column for column in service.request}
         self._needed = [name for name in self._fields if name in needed]

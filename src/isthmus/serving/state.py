@@ -22,6 +22,7 @@ class State:
         contract: the contract, or why there is none.
         model: the model, or why there is none; None if nothing is deployed.
         refused: why the deployment that is there now was not taken up.
+        before: the contract before this one, if the server has seen one.
     """
 
     def __init__(
@@ -29,9 +30,13 @@ class State:
         contract: Contract | IsthmusError | None = None,
         model: Model | IsthmusError | None = None,
         refused: IsthmusError | None = None,
+        before: Contract | None = None,
     ) -> None:
         self._contract = contract
         self._model = model
+        # Of rows that were written under one of these it can be told what has changed since.
+        made = None if self.model is None else self.model.contract
+        self._earlier = [one for one in (before, made) if one is not None]
         self.refused = None if refused is None else str(refused)
         self.lookup = lru_cache(LOOKUPS)(self._compile)
         self.service_lookup = lru_cache(LOOKUPS)(self._compile_service)
@@ -67,7 +72,7 @@ class State:
     def _predictor(self) -> Predictor | IsthmusError:
         # What is refused is compared once, not for every request.
         try:
-            return Predictor(self.contract, self.deployed(None))
+            return Predictor(self.contract, self.deployed(None), self._earlier)
         except IsthmusError as error:
             return error
 
@@ -99,10 +104,12 @@ class State:
         return found
 
     def _compile(self, references: tuple[str, ...], full_names: bool) -> Lookup:
-        return Lookup(self.contract, resolve(self.contract, references), full_names=full_names)
+        features = resolve(self.contract, references)
+        return Lookup(self.contract, features, full_names=full_names, earlier=self._earlier)
 
     def _compile_service(self, service: str, full_names: bool) -> Lookup:
-        return Lookup(self.contract, service_features(self.contract, service), full_names=full_names)
+        features = service_features(self.contract, service)
+        return Lookup(self.contract, features, full_names=full_names, earlier=self._earlier)
 
     def _compile_pushed(self, view: str, form: Form) -> PushedView:
         known = self.contract.views.get(view)
