@@ -220,6 +220,30 @@ def test_a_service_that_stands_on_something_else_is_told_everything() -> None:
     assert service_differences(BASE, other, "s") == ["view c is new"]
 
 
+class _More(Contract):
+    """A contract with a kind of declaration that the difference has not heard of."""
+
+    more: Mapping[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**super().as_dict(), "transforms": self.more}
+
+
+def more(**declared: Any) -> Contract:
+    made = _More(BASE.project, BASE.views, BASE.services, BASE.sources, BASE.spines)
+    object.__setattr__(made, "more", declared)
+    return made
+
+
+def test_a_new_kind_of_declaration_needs_no_words_of_its_own() -> None:
+    one = {"fields": [["y", "Int64", "device"]], "inputs": ["a", "b"], "code": "1"}
+    other = {"fields": [["y", "Float32", "device"]], "inputs": ["a"], "code": "2"}
+    assert differences(BASE, more(t=one)) == ["transform t is new"]
+    assert differences(more(t=one), BASE) == ["transform t is gone"]
+    said = "transform t: feature y was Int64, is Float32; inputs were a, b, are a; its code changed"
+    assert differences(more(t=one), more(t=other)) == [said]
+
+
 def test_another_project_is_another_store() -> None:
     other = replace(BASE, project="market")
     assert differences(BASE, other) == ["project shop is now market"]
