@@ -38,6 +38,7 @@ VERBS = [
     "dev",
     "demo",
     "keys",
+    "contract",
 ]
 PROGRESS = re.compile(r"isthmus: +\d+% ")
 

@@ -85,10 +85,14 @@ def test_rows_of_another_contract_are_refused(tmp_path: Path, redis_url: str) ->
     changed = contract_of(replace(PUNCTUALITY, code="other code"), EVERYTHING, ROUTE)
     folder = tmp_path / "server"
     folder.mkdir()
-    (folder / "contract.json").write_bytes(changed.dumps())
+    (folder / "contract.json").write_bytes(CONTRACT.dumps())
     with serving(folder, redis_url) as server:
+        assert server.lookup(**ASKED).status_code == 200
+        write_atomically(server.contract, changed.dumps())
+        wait(lambda: server.http.get("/readyz").json()["contract"] == changed.hash, "the other contract")
         answer = server.lookup(**ASKED)
         assert (answer.status_code, answer.json()["error"]) == (409, "ContractMismatch")
+        assert answer.json()["found"].endswith(" (its code changed)")
         assert "isthmus materialize" in answer.json()["remedy"]
         assert server.lookup(features=["everything:b"], entities={"flight": [1]}).status_code == 200
 
@@ -129,7 +133,10 @@ def test_a_model_goes_on_until_what_it_reads_changes(tmp_path: Path, redis_url: 
         assert "ttl was 1 day" in next(line["problem"] for line in server.lines() if line["event"] == "model refused")
         unchanged = server.lookup(features=["everything:b"], entities={"flight": [1]})
         assert unchanged.status_code == 200, "lookups of other views go on"
-        assert server.lookup(**ASKED).status_code == 409, "the rows of the view are of another contract, too"
+        changed = server.lookup(**ASKED)
+        assert changed.status_code == 409, "the rows of the view are of another contract, too"
+        found = f"written under contract {PUNCTUALITY.prefix.hex()} (ttl was 1 day, is 1 hour)"
+        assert (changed.json()["where"], changed.json()["found"]) == ("online rows of view punctuality", found)
         take_up(before)
         assert server.predict(**asked).content == first.content
         assert server.process.poll() is None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from isthmus.features.contract import Contract
+from isthmus.features.contract import Contract, ViewContract
 from isthmus.features.errors import ContractMismatch
 
 _COLUMNS = {"keys": "key", "fields": "feature", "features": "feature", "request": "request field",
@@ -119,6 +119,11 @@ def service_differences(old: Contract, new: Contract, service: str) -> list[str]
     found = changes(old, new)
     # What else a service may come to stand on is told with everything there is.
     return [str(change) for change in [c for c in found if (c.kind, c.name) in concerned] or found]
+
+
+def view_differences(old: ViewContract, new: ViewContract) -> str:
+    """What changed from one form of a view to another; empty if nothing did."""
+    return "; ".join(_parts(old.as_dict(), new.as_dict(), set()))
 
 
 def consequences(old: Contract, new: Contract) -> list[ServiceChange]:

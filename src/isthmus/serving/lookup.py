@@ -48,6 +48,7 @@ class Lookup:
         features: pairs that exist in the contract: (view, feature) or (request transform, field).
         full_names: whether to name features `view__feature`.
         graphs: request transforms by name, ready to compute.
+        earlier: contracts whose rows may still be there.
 
     Attributes:
         request: the request fields that request transforms take, by name.
@@ -64,6 +65,7 @@ class Lookup:
         *,
         full_names: bool,
         graphs: Callable[[str], RowGraph],
+        earlier: Sequence[Contract] = (),
     ) -> None:
         self.contract = contract
         self._graphs = [
@@ -72,7 +74,7 @@ class Lookup:
         taken = [graph.transform for graph in self._graphs]
         stored = [pair for pair in features if pair[0] in contract.views]
         read = dict.fromkeys((*stored, *(pair for transform in taken for pair in transform.stored)))
-        self.plan = LookupPlan(contract, [view for view, _ in read])
+        self.plan = LookupPlan(contract, [view for view, _ in read], earlier)
         self.bits = self.plan.bits(read)
         self.request = {column.name: column for transform in taken for column in transform.request}
         self.computes = bool(taken)

@@ -129,7 +129,10 @@ class PredictRequest(Struct, forbid_unknown_fields=True):
 
 
 class PredictAnswer(Struct):
-    """One prediction per row, and what each view had to say about the row."""
+    """One prediction per row, and what each view had to say about the row.
+
+    `contract` is what the model's package was made under; the header `isthmus-contract` has that of the server.
+    """
 
     model: str
     contract: str

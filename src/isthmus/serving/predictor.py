@@ -1,6 +1,6 @@
 """A prediction: from join keys and request fields to the model's output."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -27,15 +27,18 @@ class Predictor:
     """A model with the views and request fields it reads.
 
     Args:
-        contract: the project's contract.
+        contract: the contract in use.
         model: the model.
         graphs: request transforms by name, to say what is wrong with a row that the model cannot answer.
+        earlier: contracts whose rows may still be there.
 
     Raises:
         ContractMismatch: what the model reads is not what it was when its package was made.
     """
 
-    def __init__(self, contract: Contract, model: Model, graphs: Callable[[str], RowGraph]) -> None:
+    def __init__(
+        self, contract: Contract, model: Model, graphs: Callable[[str], RowGraph], earlier: Sequence[Contract] = ()
+    ) -> None:
         deployment = model.deployment
         require_service(f"model {deployment.model}", model.contract, contract, deployment.service)
         self.model = model
@@ -47,7 +50,7 @@ class Predictor:
             for view, feature in contract.read(deployment.service)
             if (full := contract.views[view].full_name(feature)) in needed
         ]
-        self.plan = LookupPlan(contract, [view for view, _, _ in self._features])
+        self.plan = LookupPlan(contract, [view for view, _, _ in self._features], earlier)
         self.bits = self.plan.bits((view, feature) for view, feature, _ in self._features)
         given = contract.given(deployment.service)
         self._fields = {column.name: column for column in given if column.available == "request"}

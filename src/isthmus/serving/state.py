@@ -1,6 +1,6 @@
 """What a server answers from: the contract and the model, replaced together and never changed in place."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 
 from isthmus.features.contract import Column, Contract
@@ -23,6 +23,7 @@ class State:
         contract: the contract, or why there is none.
         model: the model, or why there is none; None if nothing is deployed.
         refused: why the deployment that is there now was not taken up.
+        before: the contract before this one, if the server has seen one.
     """
 
     def __init__(
@@ -30,9 +31,13 @@ class State:
         contract: Contract | IsthmusError | None = None,
         model: Model | IsthmusError | None = None,
         refused: IsthmusError | None = None,
+        before: Contract | None = None,
     ) -> None:
         self._contract = contract
         self._model = model
+        # Of rows that were written under one of these it can be told what has changed since.
+        made = None if self.model is None else self.model.contract
+        self._earlier = [one for one in (before, made) if one is not None]
         self.refused = None if refused is None else str(refused)
         self.lookup = lru_cache(LOOKUPS)(self._compile)
         self.service_lookup = lru_cache(LOOKUPS)(self._compile_service)
@@ -69,7 +74,7 @@ class State:
     def _predictor(self) -> Predictor | IsthmusError:
         # What is refused is compared once, not for every request.
         try:
-            return Predictor(self.contract, self.deployed(None), self.graph)
+            return Predictor(self.contract, self.deployed(None), self.graph, self._earlier)
         except IsthmusError as error:
             return error
 
@@ -101,11 +106,13 @@ class State:
         return found
 
     def _compile(self, references: tuple[str, ...], full_names: bool) -> Lookup:
-        return Lookup(self.contract, resolve(self.contract, references), full_names=full_names, graphs=self.graph)
+        return self._looking_up(resolve(self.contract, references), full_names)
 
     def _compile_service(self, service: str, full_names: bool) -> Lookup:
-        features = service_features(self.contract, service)
-        return Lookup(self.contract, features, full_names=full_names, graphs=self.graph)
+        return self._looking_up(service_features(self.contract, service), full_names)
+
+    def _looking_up(self, features: Sequence[tuple[str, str]], full_names: bool) -> Lookup:
+        return Lookup(self.contract, features, full_names=full_names, graphs=self.graph, earlier=self._earlier)
 
     def _compile_pushed(self, view: str, form: Form) -> PushedView:
         known = self.contract.views.get(view)
