@@ -109,6 +109,8 @@ class RowGraph:
         self.transform = transform
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        # Of a few rows, to keep account of memory takes longer than to ask for it.
+        options.enable_cpu_mem_arena = options.enable_mem_reuse = False
         try:
             self._session = onnxruntime.InferenceSession(transform.graph, options, providers=["CPUExecutionProvider"])
             self._layout = Layout.loads(self._session.get_modelmeta().custom_metadata_map[NOTES])

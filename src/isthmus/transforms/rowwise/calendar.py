@@ -316,7 +316,7 @@ def _date_trunc(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     if unit in _UNITS:
         data = graph.add("Sub", value.data, _modulo(graph, value.data, _UNITS[unit]))
         # Before the first whole unit there is, the difference begins anew at the other end: of long units, Spark minds.
-        wrong = graph.add("Greater", data, value.data) if _UNITS[unit] >= _HOUR else None
+        wrong = graph.add("Greater", data, value.data) if _UNITS[unit] >= _MINUTE else None
         return graph.result(TIMESTAMP, data, [value], wrong=wrong)
     first = _first_of(graph, unit, _over(graph, value.data, DAY))
     if first is None:
