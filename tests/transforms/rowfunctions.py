@@ -184,6 +184,8 @@ def _calendar() -> Iterator[Function]:
     yield Function("make_date", "calendar", F.make_date, ((SHORT, BYTE, BYTE),))
     for unit in ("year", "quarter", "month", "week", "day", "hour", "minute", "second", "millisecond"):
         yield Function("date_trunc", "calendar", lambda a, u=unit: F.date_trunc(u, a), _each((TIMESTAMP,)))
+        yield Function("date_trunc of timestamp_micros", "calendar",
+                       lambda a, u=unit: F.date_trunc(u, F.timestamp_micros(a)), _each((LONG,)))  # fmt: skip
     for unit in ("year", "quarter", "month", "week"):
         yield Function("trunc", "calendar", lambda a, u=unit: F.trunc(a, u), _each((DATE,)))
 

@@ -8,7 +8,7 @@ from isthmus.transforms.rowwise import casts, logic
 from isthmus.transforms.rowwise.expressions import Node, NotCompilableError
 from isthmus.transforms.rowwise.graph import Graph, Value
 from isthmus.transforms.rowwise.rules import rule
-from isthmus.transforms.rowwise.types import BOOLEAN, INT, LONG, VOID, array_of, common
+from isthmus.transforms.rowwise.types import BOOLEAN, INT, VOID, array_of, common
 
 Body = Callable[..., Value]
 """What a lambda function makes of its arguments."""
@@ -26,10 +26,10 @@ class ArrayValue(Value):
 
 
 def given(graph: Graph, kind_of: Value) -> ArrayValue:
-    """An array that comes in as a tensor of shape (n, size)."""
+    """An array that comes in as a tensor of shape (size, n)."""
     kind = kind_of.kind
     assert kind.element is not None  # noqa: S101 - of an array
-    places = [graph.add("Gather", kind_of.data, graph.constant(n, LONG), axis=1) for n in range(kind.size)]
+    places = graph.split(kind_of.data, kind.size)
     return ArrayValue(kind, "", kind_of.valid, None, tuple(Value(kind.element, place) for place in places))
 
 

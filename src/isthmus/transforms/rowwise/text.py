@@ -29,9 +29,9 @@ def _case(action: str) -> Rule:
         (value,) = _texts(graph, node, values)
         # In the locale C, which every system has, only letters of ASCII have a case.
         # The kernel takes no empty tensor, so there is one text more.
-        more = graph.add("Concat", graph.row(value.data), graph.tensor(np.array([""], object), STRING.tensor), axis=0)
+        more = graph.add("Concat", graph.row(value.data), graph.tensor(np.array([[""]], object), STRING.tensor), axis=1)
         found = graph.add("StringNormalizer", more, case_change_action=action, locale="C")
-        data = graph.add("Slice", found, graph.tensor(np.zeros(1, np.int64), LONG.tensor), graph.shape)
+        data = graph.add("Slice", found, graph.tensor(np.zeros(2, np.int64), LONG.tensor), graph.shape)
         plain = graph.add("RegexFullMatch", value.data, pattern=_ASCII)
         return graph.result(STRING, data, [value], wrong=graph.negated(plain))
 
