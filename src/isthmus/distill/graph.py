@@ -4,7 +4,7 @@ Written node by node: `torch.onnx.export` takes four seconds for these twenty no
 source positions into the file. Export compares the graph with torch on the golden rows, so the two cannot part.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from torch import nn
 
 from isthmus.distill.head import Head
 from isthmus.distill.student import CLIP, Student
-from isthmus.features.rowgraph import REFUSED, VALID
+from isthmus.features.contract import TransformContract
+from isthmus.features.rowgraph import ELEMENTS, MASKS, NOTES, VALID, Layout, found, given
 from isthmus.features.types import String
 
 OPSET, ML_OPSET, IR_VERSION = 17, 2, 8
@@ -42,20 +43,24 @@ class _Graph:
         """A constant that several nodes share."""
         return name if any(known.name == name for known in self.constants) else self.constant(name, value)
 
-    def within(self, part: str, name: str) -> str:
-        """What a tensor of an included graph is called here."""
-        return f"{part}/{name}"
+    def include(self, model: onnx.ModelProto, part: str, inputs: Mapping[str, str]) -> None:
+        """Takes in the nodes of a graph under names of their own, `part/name`.
 
-    def include(self, model: onnx.ModelProto, part: str, inputs: list[onnx.ValueInfoProto]) -> None:
-        """Takes in the nodes of a graph under names of their own. Its inputs keep theirs, and are there once."""
-        given = {value.name for value in model.graph.input}
-        inputs += [value for value in model.graph.input if value.name not in {known.name for known in inputs}]
+        Args:
+            model: the graph.
+            part: what to call it.
+            inputs: what to feed each of its inputs with.
+        """
+
+        def renamed(name: str) -> str:
+            return inputs.get(name) or f"{part}/{name}"
+
         for node in model.graph.node:
-            node.name = self.within(part, node.name)
-            for names in (node.input, node.output):
-                names[:] = [name if name in given else self.within(part, name) for name in names]
+            node.name = renamed(node.name)
+            node.input[:] = map(renamed, node.input)
+            node.output[:] = map(renamed, node.output)
         for constant in model.graph.initializer:
-            constant.name = self.within(part, constant.name)
+            constant.name = renamed(constant.name)
         self.nodes += model.graph.node
         self.constants += model.graph.initializer
         self.opset = max(self.opset, model.opset_import[0].version)
@@ -78,15 +83,15 @@ def graph(student: Student, head: Head | None = None) -> onnx.ModelProto:
     parts: list[str] = []
     numbers_made, texts_made = _made(build, head, inputs)
     if numbers := len(student.preprocessing.mean):
-        value, given = "numeric", numbers - len(numbers_made)
-        if given:
-            inputs.append(helper.make_tensor_value_info("numeric", TensorProto.FLOAT, ["N", given]))
+        value, direct = "numeric", numbers - len(numbers_made)
+        if direct:
+            inputs.append(helper.make_tensor_value_info("numeric", TensorProto.FLOAT, ["N", direct]))
         if numbers_made:
-            value = build.add("Concat", ["numeric", *numbers_made] if given else numbers_made, "numbers", axis=1)
+            value = build.add("Concat", ["numeric", *numbers_made] if direct else numbers_made, "numbers", axis=1)
         parts += _numbers(build, student, value)
     if categories := len(student.preprocessing.vocabularies):
-        if given := categories - len(texts_made):
-            inputs.append(helper.make_tensor_value_info("categories", TensorProto.STRING, ["N", given]))
+        if direct := categories - len(texts_made):
+            inputs.append(helper.make_tensor_value_info("categories", TensorProto.STRING, ["N", direct]))
         parts += _categories(build, student, texts_made)
     value = build.add("Concat", parts, "features", axis=1)
     linears = [layer for layer in student.layers if isinstance(layer, nn.Linear)]
@@ -114,29 +119,88 @@ def graph(student: Student, head: Head | None = None) -> onnx.ModelProto:
     return model
 
 
-def _made(build: _Graph, head: Head, inputs: list[onnx.ValueInfoProto]) -> tuple[list[str], list[str]]:
-    """Puts request transforms into a graph; the numbers, as columns of shape (N, 1), and the texts, as (N,)."""
+def _made(build: _Graph, head: Head, inputs: list[onnx.ValueInfoProto]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Puts request transforms into a graph; the numbers, as columns (N, 1), and the texts with their masks, (N,)."""
+    if not head.transforms:
+        return [], []
+    whole = Layout.of({column.name: column.dtype for column in head.taken})
+    inputs += [_rows(given(element), _TENSORS[element], len(names)) for element, names in whole.given.items()]
+    inputs.append(_rows(given(VALID), TensorProto.BOOL, len(whole.masks)))
+    layouts = {}
     for transform in head.transforms:
-        build.include(onnx.load_model_from_string(transform.graph), transform.name, inputs)
-    numbers, texts = [], []
+        model = onnx.load_model_from_string(transform.graph)
+        part = layouts[transform.name] = Layout.loads(next(m.value for m in model.metadata_props if m.key == NOTES))
+        fed = {given(element): _picked(build, transform, element, whole.given[element], names)
+               for element, names in part.given.items()}  # fmt: skip
+        fed[given(VALID)] = _picked(build, transform, VALID, whole.masks, part.masks)
+        build.include(model, transform.name, fed)
+    numbers: list[str] = []
+    texts: list[tuple[str, str]] = []
     for transform, field in head.computed:
-        name, value = transform.full_name(field.name), build.within(transform.name, field.name)
+        name, layout, element = transform.full_name(field.name), layouts[transform.name], ELEMENTS[field.dtype.name]
+        value = _row(build, f"{transform.name}/{found(element)}", layout.found[element].index(field.name))
+        valid = _row(build, f"{transform.name}/{MASKS}", layout.fields.index(field.name))
         if field.dtype == String:
-            texts.append(value)  # the empty text where it is null
+            texts.append((value, valid))
             continue
         number = build.add("Cast", [value], f"{name}/number", to=TensorProto.FLOAT)
-        null = build.once("null", np.float32(np.nan))
-        number = build.add("Where", [f"{value}{VALID}", number, null], f"{name}/or_null")
-        numbers.append(build.add("Unsqueeze", [number, build.once("column", np.array([1]))], name))
+        number = build.add("Where", [valid, number, build.once("null", np.float32(np.nan))], f"{name}/or_null")
+        numbers.append(build.add("Unsqueeze", [number, build.once("as_column", np.array([1]))], name))
     return numbers, texts
+
+
+def _picked(build: _Graph, transform: TransformContract, what: str, rows: Sequence[str], wanted: Sequence[str]) -> str:
+    """The rows of a given tensor that a transform takes, in its order."""
+    if list(rows) == list(wanted):
+        return given(what)
+    parts = [_slice(build, given(what), rows.index(name)) for name in wanted]
+    return build.add("Concat", parts, f"{transform.name}/{what}/picked", axis=0) if len(parts) > 1 else parts[0]
+
+
+def _slice(build: _Graph, tensor: str, place: int) -> str:
+    """A row of a tensor, of shape (1, N). No Gather: of a row of texts, ONNX Runtime's copies the first one only."""
+    name = f"{tensor}/{place}"
+    if not any(node.name == name for node in build.nodes):
+        first, end = (build.once(f"place_{at}", np.array([at])) for at in (place, place + 1))
+        build.add("Slice", [tensor, first, end, build.once("place_0", np.array([0]))], name)
+    return name
+
+
+def _row(build: _Graph, tensor: str, place: int) -> str:
+    """A row of a tensor, of shape (N,)."""
+    name = f"{tensor}/{place}/flat"
+    if not any(node.name == name for node in build.nodes):
+        build.add("Squeeze", [_slice(build, tensor, place), build.once("place_0", np.array([0]))], name)
+    return name
+
+
+def _rows(name: str, tensor: int, count: int) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, tensor, [count, "N"])
+
+
+_TENSORS = {
+    "bool": TensorProto.BOOL, "int32": TensorProto.INT32, "int64": TensorProto.INT64, "float": TensorProto.FLOAT,
+    "double": TensorProto.DOUBLE, "string": TensorProto.STRING,
+}  # fmt: skip
 
 
 def _refuse(build: _Graph, head: Head) -> None:
     """Where a request transform refuses a row, there is no probability."""
-    refused, *others = [build.within(transform.name, REFUSED) for transform in head.transforms]
+    refused = []
+    for transform in head.transforms:
+        count = len(transform.fields)
+        ends = [build.once(f"place_{end}", np.array([end])) for end in (count, 2 * count)]
+        name = f"{transform.name}/refused"
+        masks = build.add(
+            "Slice", [f"{transform.name}/{MASKS}", *ends, build.once("place_0", np.array([0]))], f"{name}/masks"
+        )
+        counted = build.add("Cast", [masks], f"{name}/counted", to=TensorProto.INT32)
+        most = build.add("ReduceMax", [counted, build.once("place_0", np.array([0]))], f"{name}/any", keepdims=0)
+        refused.append(build.add("Cast", [most], name, to=TensorProto.BOOL))
+    anywhere, *others = refused
     for other in others:
-        refused = build.add("Or", [refused, other], f"{other}/any")
-    build.add("Where", [refused, build.once("null", np.float32(np.nan)), "chance"], OUTPUT)
+        anywhere = build.add("Or", [anywhere, other], f"{other}/or_before")
+    build.add("Where", [anywhere, build.once("null", np.float32(np.nan)), "chance"], OUTPUT)
 
 
 def _numbers(build: _Graph, student: Student, numeric: str) -> list[str]:
@@ -157,16 +221,16 @@ def _numbers(build: _Graph, student: Student, numeric: str) -> list[str]:
     return parts
 
 
-def _categories(build: _Graph, student: Student, made: Sequence[str]) -> list[str]:
+def _categories(build: _Graph, student: Student, made: Sequence[tuple[str, str]]) -> list[str]:
     parts = []
-    given = len(student.preprocessing.vocabularies) - len(made)
+    direct = len(student.preprocessing.vocabularies) - len(made)
     for position, (words, table) in enumerate(zip(student.preprocessing.vocabularies, student.tables, strict=True)):
         weights = build.constant(f"embedding_{position}", table.weight.detach().numpy())
-        if position < given:
+        if position < direct:
             column = build.constant(f"column_{position}", np.array(position, np.int64))
             text = build.add("Gather", ["categories", column], f"text_{position}", axis=1)
         else:
-            text = made[position - given]
+            text, valid = made[position - direct]
         # LabelEncoder refuses an empty table; "" is index 0 in any case.
         keys = list(words) or [""]
         index = build.add(
@@ -178,5 +242,8 @@ def _categories(build: _Graph, student: Student, made: Sequence[str]) -> list[st
             values_int64s=list(range(1, len(words) + 1)) or [0],
             default_int64=0,
         )
+        if position >= direct:  # a null's text may be any
+            unknown = build.once("unknown", np.array(0, np.int64))
+            index = build.add("Where", [valid, index, unknown], f"known_{position}")
         parts.append(build.add("Gather", [weights, index], f"embedded_{position}", axis=0))
     return parts
