@@ -62,6 +62,10 @@ def functions() -> Iterator[Function]:
     yield from _arrays()
 
 
+def _map(*parts: Any) -> Column:
+    return F.create_map(*map(F.lit, parts))
+
+
 def _each(kinds: Sequence[SqlType]) -> tuple[tuple[SqlType, ...], ...]:
     return tuple((kind,) for kind in kinds)
 
@@ -110,13 +114,15 @@ def _logic() -> Iterator[Function]:
     yield Function("&", "logic", lambda a, b: a & b, ((BOOLEAN, BOOLEAN),))
     yield Function("|", "logic", lambda a, b: a | b, ((BOOLEAN, BOOLEAN),))
     yield Function("~", "logic", lambda a: ~a, _each((BOOLEAN,)))
-    towns = F.create_map(*(F.lit(one) for one in ("a", 1, "A b", -7, "é", 2**31 - 1)))
-    yield Function("create_map(…)[a]", "vocabulary", lambda a: towns[a], _each((STRING,)))
-    yield Function("element_at(create_map(…), a)", "vocabulary", lambda a: F.element_at(towns, a), _each((STRING,)))
-    numbers = F.create_map(*(F.lit(one) for one in (0, "none", 7, "seven", -(2**31), "")))
-    yield Function("create_map(…)[a]", "vocabulary", lambda a: numbers[a], _each((INT, BYTE)))
-    shares = F.create_map(F.lit(2**53 + 1), F.lit(-0.0), F.lit(-7), F.lit(0.1))
-    yield Function("create_map(…)[a]", "vocabulary", lambda a: shares[a], _each((LONG,)))
+    towns = ("a", 1, "A b", -7, "é", 2**31 - 1)
+    yield Function("create_map(…)[a]", "vocabulary", lambda a: _map(*towns)[a], _each((STRING,)))
+    yield Function(
+        "element_at(create_map(…), a)", "vocabulary", lambda a: F.element_at(_map(*towns), a), _each((STRING,))
+    )
+    numbers = (0, "none", 7, "seven", -(2**31), "")
+    yield Function("create_map(…)[a]", "vocabulary", lambda a: _map(*numbers)[a], _each((INT, BYTE)))
+    shares = (2**53 + 1, -0.0, -7, 0.1)
+    yield Function("create_map(…)[a]", "vocabulary", lambda a: _map(*shares)[a], _each((LONG,)))
     yield Function("isNull", "null", lambda a: a.isNull(), _each((INT, STRING, DOUBLE, BOOLEAN)))
     yield Function("isNotNull", "null", lambda a: a.isNotNull(), _each((INT, STRING)))
     yield Function("isnan", "null", F.isnan, _each((DOUBLE, FLOAT)))

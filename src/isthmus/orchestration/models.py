@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.distill.declaration import Distillation
+from isthmus.distill.declaration import Distillation, Plan
 from isthmus.distill.head import Head
 from isthmus.features.contract import Contract
 from isthmus.features.contractdiff import service_differences
@@ -14,11 +14,14 @@ from isthmus.features.manifest import ModelInput, package_digest, read_contract,
 from isthmus.features.verdict import FeatureVerdict
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables import Progress, silent
+from isthmus.orchestration.trainingrecord import DATA, TrainingSet
 from isthmus.orchestration.trainingset import distillation, last_training_set, made_training_set
+from isthmus.transforms import engine
 
 if TYPE_CHECKING:
     from isthmus.distill.distillation import DistillationReport
     from isthmus.distill.export import ExportReport
+    from isthmus.distill.preparation import Preparation
 
 CHECKED_ROWS = 2000
 """Rows of the training set on which the verdict compares the package with its student."""
@@ -50,11 +53,20 @@ def distill(project: Project, name: str | None = None, *, progress: Progress = s
         cache=project.state / "teacher" / declared.name,
         contract=contract.hash,
         training_set=examples.id,
+        learn=lambda plan, before: _learned(project, examples, plan, before),
         head=Head.of(contract, declared.student.name),
         progress=progress,
     )
     write_atomically(_models(project, declared) / "latest", report.id.encode())
     return report
+
+
+def _learned(project: Project, examples: TrainingSet, plan: Plan, before: int) -> "Preparation":
+    """What the student's preparation learns, by the project's engine."""
+    from isthmus.distill.preparation import learned
+
+    with engine.session(project.settings.engine, project.settings.profiles.training.threads) as spark:
+        return learned(spark.read.parquet(str(examples.path / DATA)), plan, before)
 
 
 def export(project: Project, name: str | None = None, *, progress: Progress = silent) -> "ExportReport":

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from isthmus.transforms.steps import Embed, Hashed, OneHot, Ordinal, Step, Text
+from isthmus.transforms.steps import Hashed, Ordinal, Step, Text, described, restored
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -21,15 +21,20 @@ class FittedNumber(msgspec.Struct, frozen=True):
 
     Attributes:
         name: its column.
-        steps: the steps, in order.
+        steps: the steps, in order, as plain data.
         parameters: what each was told.
         indicator: whether its absence is a number of its own.
     """
 
     name: str
-    steps: tuple[Step, ...]
+    steps: tuple[dict[str, Any], ...]
     parameters: tuple[tuple[float, ...], ...]
     indicator: bool
+
+    @property
+    def chain(self) -> list[Step]:
+        """The steps."""
+        return [restored(step) for step in self.steps]
 
 
 class FittedText(msgspec.Struct, frozen=True):
@@ -37,18 +42,25 @@ class FittedText(msgspec.Struct, frozen=True):
 
     Attributes:
         name: its column.
-        text: how.
+        how: what is made of it, as plain data.
         places: word to its place, from 1 on, in the order in which they were found.
     """
 
     name: str
-    text: Embed | OneHot | Ordinal | Hashed
+    how: dict[str, Any]
     places: dict[str, int]
+
+    @property
+    def text(self) -> Text:
+        """What is made of it."""
+        text: Text = restored(self.how)
+        return text
 
     @property
     def count(self) -> int:
         """The number of places, 0 included."""
-        return self.text.buckets + 1 if isinstance(self.text, Hashed) else len(self.places) + 1
+        text = self.text
+        return text.buckets + 1 if isinstance(text, Hashed) else len(self.places) + 1
 
 
 def fit(
@@ -76,10 +88,12 @@ def fit(
             # The last digits of a mean depend on the order of the rows, which engines owe nobody.
             parameters[name].append(tuple(float(np.float32(one)) for one in told))
     fitted = [
-        FittedNumber(name, tuple(steps), tuple(parameters[name]), INDICATOR_SHARE <= (shares[name][0] or 0.0) < 1)
+        FittedNumber(
+            name, tuple(map(described, steps)), tuple(parameters[name]), INDICATOR_SHARE <= (shares[name][0] or 0.0) < 1
+        )
         for name, steps in numbers.items()
     ]
-    return fitted, [FittedText(name, text, _places(rows, name, text)) for name, text in texts.items()]
+    return fitted, [FittedText(name, described(text), _places(rows, name, text)) for name, text in texts.items()]
 
 
 def number(rows: "DataFrame", name: str) -> "Column":

@@ -5,10 +5,9 @@ learns; the expressions themselves, compiled, are the head of the student's grap
 the graph; a null and a NaN are both missing.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-import msgspec
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -17,7 +16,8 @@ VOCABULARY = 254
 """Most words of a text column, unless something else is asked for."""
 
 
-class Step(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True)
+class Step:
     """Base of the steps of a number. A null goes through all of them but `Impute` as it is."""
 
     def learned(self, _value: "Column", /) -> "list[Column]":
@@ -33,7 +33,8 @@ class Step(msgspec.Struct, frozen=True, tag=True):
         return value
 
 
-class Log1p(Step, frozen=True, tag=True):
+@dataclass(frozen=True)
+class Log1p(Step):
     """log(1 + x); null where x is not above -1."""
 
     def column(self, value: "Column", *_parameters: "Column") -> "Column":
@@ -43,7 +44,8 @@ class Log1p(Step, frozen=True, tag=True):
         return functions.log1p(value.cast("double")).cast("float")
 
 
-class Clip(Step, frozen=True, tag=True):
+@dataclass(frozen=True)
+class Clip(Step):
     """Holds a number between two quantiles of the training part.
 
     Attributes:
@@ -70,7 +72,8 @@ class Clip(Step, frozen=True, tag=True):
         return _within(value, *parameters)
 
 
-class Impute(Step, frozen=True, tag=True):
+@dataclass(frozen=True)
+class Impute(Step):
     """Puts a number where there is none.
 
     Attributes:
@@ -101,7 +104,8 @@ class Impute(Step, frozen=True, tag=True):
         return functions.coalesce(value, parameters[0])
 
 
-class Standardize(Step, frozen=True, tag=True):
+@dataclass(frozen=True)
+class Standardize(Step):
     """(x - mean) / standard deviation of the training part, held within a limit so that a wild value drowns no other.
 
     Attributes:
@@ -131,7 +135,8 @@ class Standardize(Step, frozen=True, tag=True):
         return _within((value - mean) * inverse, -limit, limit)
 
 
-class Words(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True)
+class Words:
     """Base of what can be made of a text: the place of a word among the most frequent ones of the training part.
 
     Null, the empty text and a word that is not among them have place 0.
@@ -143,15 +148,18 @@ class Words(msgspec.Struct, frozen=True, tag=True):
     size: int = VOCABULARY
 
 
-class Embed(Words, frozen=True, tag=True):
+@dataclass(frozen=True)
+class Embed(Words):
     """A learned vector for each word."""
 
 
-class OneHot(Words, frozen=True, tag=True):
+@dataclass(frozen=True)
+class OneHot(Words):
     """A number for each word and one for all others: 1 for the word that it is, else 0."""
 
 
-class Ordinal(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True)
+class Ordinal:
     """A number between 0 and 1: the place of a word in an order, over their number. 0 for all others.
 
     Attributes:
@@ -161,7 +169,8 @@ class Ordinal(msgspec.Struct, frozen=True, tag=True):
     words: tuple[str, ...]
 
 
-class Hashed(Words, frozen=True, tag=True):
+@dataclass(frozen=True)
+class Hashed(Words):
     """A learned vector for each of a few buckets, into which words of the training part fall by Spark's hash.
 
     Attributes:
@@ -172,8 +181,25 @@ class Hashed(Words, frozen=True, tag=True):
     buckets: int = 64
 
 
-Numbers = Sequence[Step]
 Text = Embed | OneHot | Ordinal | Hashed
+
+_KINDS: dict[str, type[Step | Text]] = {
+    kind.__name__: kind for kind in (Log1p, Clip, Impute, Standardize, Embed, OneHot, Ordinal, Hashed)
+}
+
+
+def described(step: Step | Text) -> dict[str, Any]:
+    """A step as plain data."""
+    settings = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(step).items()}
+    return {"step": type(step).__name__, **settings}
+
+
+def restored(data: Mapping[str, Any]) -> Any:
+    """The inverse of `described`."""
+    settings = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+    kind: Any = _KINDS[str(settings.pop("step"))]
+    return kind(**settings)
+
 
 _TINY = 1.1754943508222875e-38
 """The smallest normal float32."""
