@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.features.contract import Column, Contract, differences
+from isthmus.features.contract import Column, Contract
+from isthmus.features.contractdiff import differences
 from isthmus.features.declarations import Declaration, compile_contract
 from isthmus.features.errors import ConfigurationError, ContractMismatch, RequestError
 from isthmus.features.spec import Entity, FeatureService, FeatureView, Field, RequestSource, Source, Spine
@@ -102,18 +103,24 @@ def test_words_and_paths_do_not_change_the_hash(change: Declaration) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (replace(DELAYS, ttl=timedelta(days=8)), "view delays changed: ttl"),
-        (replace(DELAYS, ttl=None), "view delays changed: ttl"),
-        (replace(DELAYS, delay=timedelta(seconds=1)), "view delays changed: delay"),
-        (replace(DELAYS, schema=DELAYS.schema[::-1]), "view delays changed: fields"),
-        (replace(DELAYS, schema=[Field("late_rate", Float64), DELAYS.schema[1]]), "view delays changed: fields"),
+        (replace(DELAYS, ttl=timedelta(days=8)), "view delays: ttl was 7 days, is 8 days"),
+        (replace(DELAYS, ttl=None), "view delays: ttl was 7 days, is unlimited"),
+        (replace(DELAYS, delay=timedelta(seconds=1)), "view delays: delay was none, is 1 second"),
+        (replace(DELAYS, schema=DELAYS.schema[::-1]), "view delays: the order of its features changed"),
+        (
+            replace(DELAYS, schema=[Field("late_rate", Float64), DELAYS.schema[1]]),
+            "view delays: feature late_rate was Float32, is Float64",
+        ),
         (
             replace(DELAYS, schema=[Field("late_rate", Float32, "device"), DELAYS.schema[1]]),
-            "view delays changed: fields",
+            "view delays: feature late_rate was on the server only, is on devices, too",
         ),
-        (replace(DELAYS, function=other_code), "view delays changed: code"),
-        (replace(DELAYS, entities=[AIRPORT]), "view delays changed: entities, keys"),
-        (replace(CARRIER, join_keys={"carrier": Int64}), "view delays changed: keys"),
+        (replace(DELAYS, function=other_code), "view delays: its code changed"),
+        (
+            replace(DELAYS, entities=[AIRPORT]),
+            "view delays: entities were carrier, are airport; key carrier is gone; key airport is new",
+        ),
+        (replace(CARRIER, join_keys={"carrier": Int64}), "view delays: key carrier was String, is Int64"),
     ],
 )
 def test_what_decides_values_changes_the_hashes(change: Declaration, said: str) -> None:
@@ -129,9 +136,9 @@ def test_what_decides_values_changes_the_hashes(change: Declaration, said: str) 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (replace(SPINE, label=Field("late", Bool)), "spine departures changed: label"),
-        (replace(SPINE, function=other_code), "spine departures changed: code"),
-        (replace(FLIGHTS, known=None), "source flights changed: known"),
+        (replace(SPINE, label=Field("late", Bool)), "spine departures: label was late Int64, is late Bool"),
+        (replace(SPINE, function=other_code), "spine departures: its code changed"),
+        (replace(FLIGHTS, known=None), "source flights: known was landed_at, is none"),
     ],
 )
 def test_the_contract_covers_spines_and_sources(change: Declaration, said: str) -> None:
@@ -162,8 +169,8 @@ def test_inputs_are_the_stored_features_in_order_then_the_request() -> None:
         Column("sky__wind", Float64),
         Column("delays__flights", Int64, "device"),
         Column("delays__late_rate", Float32),
-        Column("distance", Float32, "device"),
-        Column("seats", Int32, "device"),
+        Column("distance", Float32, "request"),
+        Column("seats", Int32, "request"),
     )
     with pytest.raises(RequestError, match=r"service 'nothing'.*one of late"):
         BASE.inputs("nothing")

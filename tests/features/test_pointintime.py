@@ -296,6 +296,15 @@ def test_a_key_too_great_for_its_type_is_a_data_error() -> None:
     assert point_in_time(spine[:1], [history])["traffic__a"].to_pylist() == [1.0]
 
 
+@pytest.mark.parametrize("dtype", [Int32, Int64])
+def test_the_row_of_a_key_that_does_not_fit_is_named(dtype: DataType) -> None:
+    view = make_view({"a": Float64}, {"k": dtype})
+    keys = [n if n < 70 else (1 << 64) - n for n in range(100)]
+    spine = pa.table({"k": pa.array(keys, pa.uint64()), "event_timestamp": times([0] * 100)})
+    with pytest.raises(DataError, match=r"spine, k: has a value in row 70 that does not fit"):
+        point_in_time(spine, [History(view, table(view, []), 0)])
+
+
 def test_the_same_view_twice_is_a_data_error() -> None:
     history = _history(("x", 0, 0, 1))
     with pytest.raises(DataError, match="traffic"):

@@ -124,6 +124,42 @@ def test_a_lookback_is_long_enough_where_only_rounding_differs(reaching: Shop, p
         build_range(project(reaching), [ORDERS_VIEW], within=Days(FIRST + 10, FIRST + 12))
 
 
+def test_a_lookback_is_long_enough_where_only_the_rounding_of_arrays_differs(reaching: Shop, project: Open) -> None:
+    reaching.append("""
+
+@transform(
+    entities=[customer],
+    sources=[orders],
+    schema=[Field("prices", Array(Float64)), Field("counts", Array(Int64)), Field("words", Array(String))],
+    lookback=timedelta(days=7),
+)
+def arrays(orders: DataFrame) -> DataFrame:
+    cents, odd = F.col("cents"), F.col("cents") % 2 == 1
+    return orders.select(
+        "customer", "ordered_at", "delivered_at",
+        F.when(odd, F.array(F.lit(float("nan")), cents * (1 + 1e-13 * F.rand()))).alias("prices"),
+        F.when(odd, F.array("cents")).otherwise(F.slice(F.array("cents"), 1, 0)).alias("counts"),
+        F.array(cents.cast("string")).alias("words"),
+    )
+""")
+
+    def found() -> str:
+        apply(project(reaching))
+        build(project(reaching), ["arrays"])
+        try:
+            build_range(project(reaching), ["arrays"], within=Days(FIRST + 10, FIRST + 12))
+        except DataError as error:
+            return str(error)
+        return ""
+
+    assert not found()
+    reaching.replace("1e-13 * F.rand()", "F.rand()")
+    assert "prices differs in" in found()
+    reaching.replace("(1 + F.rand())", "1.0")
+    reaching.replace('otherwise(F.slice(F.array("cents"), 1, 0))', 'when(F.rand() < 0.5, F.array("cents", "cents"))')
+    assert "counts differs in" in found()
+
+
 def test_a_run_that_was_stopped_goes_on_where_it_was(reaching: Shop, project: Open) -> None:
     change_orders(reaching, FIRST, FIRST + 60)
 
@@ -302,6 +338,11 @@ def test_a_difference_is_told_before_anything_is_touched(built: Shop, project: O
         "shelf_demand": ("rebuild", ["code"], 2400),
         "customer_facts": ("rebuild", ["fields", "code"], 50),
     }
+    assert found.changes == [
+        "view customer_facts: feature joined is new; its code changed",
+        "view customer_orders: ttl was 7 days, is 8 days",
+        "view shelf_demand: its code changed",
+    ]
     assert found.stale == {"training set": ["late_order"], "package": [], "deployment": []}
     assert files(built.state) == before
     apply(project(built))

@@ -38,6 +38,7 @@ VERBS = [
     "dev",
     "demo",
     "keys",
+    "contract",
 ]
 PROGRESS = re.compile(r"isthmus: +\d+% ")
 
@@ -371,7 +372,7 @@ def test_apply_reports_what_changed(built: Shop) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     report = strictly(done.stdout)
-    assert report["changes"][0] == "view shelf_demand changed: code"
+    assert report["changes"][0] == "view shelf_demand: its code changed"
     assert "FeatureView shelf_demand" in report["registered"]
 
 

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from isthmus import DataError, GateFailed, RequestError
+from isthmus.features.days import Days
 from isthmus.features.offline import OfflineStore
 from isthmus.features.pointintime import History
 from isthmus.features.statistics import measure, read
@@ -22,9 +23,9 @@ from isthmus.orchestration.quality import QualityReport, quality, require_qualit
 from isthmus.orchestration.qualitypage import page
 from isthmus.orchestration.reference import FILE, TrainingStatistics
 from isthmus.orchestration.registration import apply
-from isthmus.orchestration.tables import build
+from isthmus.orchestration.tables import build, build_range
 from isthmus.orchestration.trainingset import training_set
-from tests.orchestration.shop import HOUR, ORDERS, VIEWS, Open, Shop, cut, files, order_rows
+from tests.orchestration.shop import HOUR, ORDERS, START, VIEWS, Open, Shop, cut, files, order_rows
 from tests.orchestration.test_cli import run
 
 PROMISES = """
@@ -108,6 +109,16 @@ def test_a_build_that_breaks_a_promise_writes_nothing(
     assert files(promising.state / "offline") == before
     # What is not built does not stand in the way of what is.
     build(project(promising), ["customer_facts"])
+
+
+def test_a_range_that_breaks_a_promise_says_which_days_were_not_written(promising: Shop, project: Open) -> None:
+    """The steps before are there."""
+    rows = order_rows()
+    late = pc.greater(rows["ordered_at"].cast(pa.int64()), START + 45 * 24 * HOUR)
+    change(promising, replaced(rows, "cents", pc.if_else(late, pc.multiply(rows["cents"], 1000), rows["cents"])))
+    first = START // (24 * HOUR)
+    with pytest.raises(GateFailed, match="of 2024-02-10 to 2024-03-01, nothing was written"):
+        build_range(project(promising), ["customer_orders"], within=Days(first, first + 60), step=20)
 
 
 def test_on_the_command_line(promising: Shop) -> None:

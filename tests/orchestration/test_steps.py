@@ -113,7 +113,7 @@ def test_nothing_goes_after_an_edit_without_apply(built: Shop, project: Open) ->
     built.replace("SLOW = 60", "SLOW = 61")
     for step in (build, materialize, training_set, verify):
         with pytest.raises(
-            ContractMismatch, match=r"have changed since the last apply \(view shelf_demand changed: code"
+            ContractMismatch, match=r"have changed since the last apply \(view shelf_demand: its code changed"
         ):
             step(project(built))
     assert files(built.state) == before

@@ -413,6 +413,14 @@ def test_a_join_by_sail_is_the_embedded_one(built: Shop, tmp_path: Path, monkeyp
     _by_both(built, tmp_path, monkeypatch)
 
 
+def test_a_join_by_the_engine_in_a_folder_with_blanks_and_umlauts(built: Shop, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(built.root, tmp_path / "ein Laden in Köln"))
+    here, there = (
+        isthmus.training_data(root, FEATURES, _spine(), join=join).table() for join in ("embedded", "engine")
+    )
+    assert here.equals(there)
+
+
 @pytest.mark.spark
 def test_a_join_by_apache_spark_is_the_embedded_one(
     built: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -148,10 +148,12 @@ def make_package(
     file = folder / "model.int8.ort"
     _save_model(file, len(numbers), len(texts), weight, picky=picky, ballast=ballast)
     rows: tuple[tuple[float | str | None, ...], ...] = tuple(
-        tuple(text if dtype is String else number for _, dtype in inputs)
-        for number, text in ((0.25, "UA"), (None, "AA"), (-1.5, None))
+        tuple(text if dtype is String else whole if "Int" in dtype.name else number for _, dtype in inputs)
+        for number, whole, text in ((0.25, 3, "UA"), (None, None, "AA"), (-1.5, -2, None))
     )
-    golden = [weight * sum(x for x in row if isinstance(x, float)) + sum(1.0 for x in row if x == "UA") for row in rows]
+    golden = [
+        weight * sum(x for x in row if isinstance(x, int | float)) + sum(1.0 for x in row if x == "UA") for row in rows
+    ]
     outputs = {file.name: tuple(float(1 / (1 + np.exp(-x))) + shift for x in golden)}
     positions = {name: position for group in (numbers, texts) for position, name in enumerate(group)}
     manifest = Manifest(

@@ -1,8 +1,10 @@
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
+from isthmus.features.contract import Contract
 from isthmus.features.errors import ContractMismatch, GateFailed, IsthmusError, PackageError
 from isthmus.features.manifest import package_digest
 from isthmus.features.profiles import ServingProfile
@@ -12,6 +14,10 @@ from tests.serving.support import CONTRACT, EVERYTHING, NOW, PUNCTUALITY, TABLES
 
 OTHER = contract_of(PUNCTUALITY, EVERYTHING)
 ONE = FeatureVerdict(1, 0, 0.0)
+
+
+def renamed(contract: Contract, project: str) -> Contract:
+    return replace(contract, project=project)
 
 
 @pytest.fixture
@@ -62,9 +68,46 @@ def test_each_reason_for_refusal_has_its_sentence(package: Path) -> None:
         assert words in str(error)
 
 
-def test_a_package_of_another_contract_is_refused(tmp_path: Path) -> None:
+def test_a_package_of_a_contract_that_had_less_or_more_elsewhere_is_deployed(tmp_path: Path) -> None:
     package = make_package(tmp_path / "package", OTHER)
-    assert isinstance(refused(package, verdict_of(package)), ContractMismatch)
+    deployment = deploy(
+        package, verdict_of(package), CONTRACT, ServingProfile(), tmp_path / "d.json", tables=TABLES, at=NOW
+    )
+    assert deployment.contract == OTHER.hash != CONTRACT.hash, "what the package was made under"
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (contract_of(replace(PUNCTUALITY, ttl=None)), "view punctuality: ttl was unlimited, is 1 day"),
+        (contract_of(PUNCTUALITY, request=()), "service late: request field distance is new; request field carrier is"),
+        (contract_of(replace(PUNCTUALITY, fields=PUNCTUALITY.fields[::-1])), "the order of its features changed"),
+        (renamed(OTHER, "trains"), "project trains is now flights"),
+    ],
+)
+def test_a_package_that_reads_what_has_changed_is_refused(tmp_path: Path, changed: Contract, words: str) -> None:
+    package = make_package(tmp_path / "package", changed)
+    error = refused(package, verdict_of(package))
+    assert isinstance(error, ContractMismatch)
+    assert words in error.found
+    assert "everything" not in error.found, "it does not read that view"
+
+
+@pytest.mark.parametrize(
+    ("contract", "words"),
+    [
+        (b"{}", "is not a contract"),
+        (OTHER.dumps(), f"contract {OTHER.hash[:12]}; expected {CONTRACT.hash[:12]}, as in the manifest"),
+    ],
+)
+def test_a_package_with_another_contract_than_its_own_is_refused(package: Path, contract: bytes, words: str) -> None:
+    before = sha256((package / "contract.json").read_bytes()).hexdigest()
+    (package / "contract.json").write_bytes(contract)
+    sums = package / "SHA256SUMS"
+    sums.write_text(sums.read_text().replace(before, sha256(contract).hexdigest()))
+    error = refused(package, verdict_of(package))
+    assert isinstance(error, PackageError)
+    assert words in str(error)
 
 
 def test_a_damaged_package_is_refused(package: Path) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from isthmus.features.clock import Status, micros
 from isthmus.features.columns import ARROW, from_arrow
 from isthmus.features.lookupplan import ViewAnswer
+from isthmus.features.rowgraph import RowGraph
 from isthmus.features.rows import RowCodec
 from isthmus.features.types import TYPES, Int64
 from isthmus.serving import compact
@@ -123,16 +124,22 @@ EVERY_TYPE = make_view(FIELDS, {"flight": Int64}, name="every_type")
 ROWS = st.lists(st.tuples(st.sampled_from(Status), st.integers(0, NOW), values_of(FIELDS)), min_size=1, max_size=20)
 
 
+def _none(name: str) -> RowGraph:
+    raise KeyError(name)
+
+
 @given(rows=ROWS)
 def test_arrow_is_what_the_view_answered(rows: list[tuple[Status, int, dict[str, Any]]]) -> None:
-    lookup = Lookup(make_contract(EVERY_TYPE), [("every_type", name) for name in FIELDS], full_names=False)
+    lookup = Lookup(
+        make_contract(EVERY_TYPE), [("every_type", name) for name in FIELDS], full_names=False, graphs=_none
+    )
     columns = columns_of(EVERY_TYPE, [row for *_, row in rows])
     status = np.array([status for status, *_ in rows], np.uint8)
     event = np.array([event for _, event, _ in rows], np.int64)
     codec = RowCodec(EVERY_TYPE)
     answer = ViewAnswer(codec.decode(codec.encode(event, event, columns)).columns, status, event, event)
     keys = {"flight": list(range(len(rows)))}
-    body = compact.arrow(lookup, {"flight": FLIGHT}, keys, {"every_type": answer})
+    body = compact.arrow(lookup, {"flight": FLIGHT}, keys, {"every_type": answer}, {})
     with pa.ipc.open_stream(body) as stream:
         batch = stream.read_next_batch()
     batch.validate(full=True)

@@ -92,6 +92,7 @@ def test_models_are_listed(server: Server) -> None:
             {"name": "distance", "dtype": "Float64"},
             {"name": "carrier", "dtype": "String"},
         ],
+        "outdated": None,
     }
 
 

@@ -2,9 +2,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from isthmus.features.contract import Contract
 from isthmus.features.files import write_atomically
 from isthmus.features.types import Int64
-from tests.serving.support import CONTRACT, EVERYTHING, PUNCTUALITY, ROUTE, contract_of, make_package, serving, wait
+from tests.serving.support import (
+    CONTRACT,
+    EVERYTHING,
+    HOUR,
+    PUNCTUALITY,
+    ROUTE,
+    contract_of,
+    make_package,
+    serving,
+    wait,
+)
 
 OTHER = contract_of(PUNCTUALITY, EVERYTHING, ROUTE, request=())
 ASKED: dict[str, Any] = {"features": ["punctuality:flights"], "entities": {"carrier": ["B6"]}}
@@ -59,7 +70,10 @@ def test_contract_and_deployment_are_taken_up_while_the_server_runs(tmp_path: Pa
         assert server.lookup(**ASKED).json()["metadata"]["contract"] == OTHER.hash
         old = server.predict(entities={"carrier": ["B6"]})
         assert (old.status_code, old.json()["error"]) == (409, "ContractMismatch")
-        assert server.http.get("/models").json()["models"][0]["current"] is False
+        assert "request field distance is gone" in old.json()["found"]
+        (listed,) = server.http.get("/models").json()["models"]
+        assert (listed["current"], listed["contract"]) == (False, CONTRACT.hash)
+        assert "request field distance is gone" in listed["outdated"]
         server.deploy(third, OTHER)
         wait(lambda: predicted() > 0.9, "the third model")
 
@@ -71,9 +85,74 @@ def test_rows_of_another_contract_are_refused(tmp_path: Path, redis_url: str) ->
     changed = contract_of(replace(PUNCTUALITY, code="other code"), EVERYTHING, ROUTE)
     folder = tmp_path / "server"
     folder.mkdir()
-    (folder / "contract.json").write_bytes(changed.dumps())
+    (folder / "contract.json").write_bytes(CONTRACT.dumps())
     with serving(folder, redis_url) as server:
+        assert server.lookup(**ASKED).status_code == 200
+        write_atomically(server.contract, changed.dumps())
+        wait(lambda: server.http.get("/readyz").json()["contract"] == changed.hash, "the other contract")
         answer = server.lookup(**ASKED)
         assert (answer.status_code, answer.json()["error"]) == (409, "ContractMismatch")
+        assert answer.json()["found"].endswith(" (its code changed)")
         assert "isthmus materialize" in answer.json()["remedy"]
         assert server.lookup(features=["everything:b"], entities={"flight": [1]}).status_code == 200
+
+
+def test_a_model_goes_on_until_what_it_reads_changes(tmp_path: Path, redis_url: str) -> None:
+    before = contract_of(PUNCTUALITY, EVERYTHING)
+    more = contract_of(PUNCTUALITY, EVERYTHING, ROUTE)
+    less = contract_of(PUNCTUALITY)
+    otherwise = contract_of(PUNCTUALITY, replace(EVERYTHING, ttl=1, code="other code"))
+    expired = contract_of(replace(PUNCTUALITY, ttl=HOUR), EVERYTHING)
+    asked = {"entities": {"carrier": ["UA", "B6", "OO", "nobody"]}, "request": {"distance": [1, None, -2, 0]}}
+    with serving(tmp_path / "server", redis_url) as server:
+
+        def take_up(contract: Contract) -> None:
+            write_atomically(server.contract, contract.dumps())
+            ready = server.http.get
+            wait(lambda: ready("/readyz").json().get("contract") == contract.hash, "the contract")
+
+        take_up(before)
+        server.deploy(make_package(tmp_path / "package", before), before)
+        wait(lambda: server.http.get("/models").json()["models"], "the model")
+        first = server.predict(**asked)
+        assert first.status_code == 200
+        for contract in (more, less, otherwise, before):
+            take_up(contract)
+            answer = server.predict(**asked)
+            assert (answer.status_code, answer.content) == (200, first.content)
+            assert answer.headers["isthmus-contract"] == contract.hash
+            (listed,) = server.http.get("/models").json()["models"]
+            assert (listed["current"], listed["outdated"], listed["contract"]) == (True, None, before.hash)
+        take_up(expired)
+        refused = server.predict(**asked)
+        assert (refused.status_code, refused.json()["error"]) == (409, "ContractMismatch")
+        assert "(view punctuality: ttl was 1 day, is 1 hour)" in refused.json()["found"]
+        assert server.predict(**asked).json() == refused.json()
+        (listed,) = server.http.get("/models").json()["models"]
+        assert "view punctuality: ttl was 1 day, is 1 hour" in listed["outdated"]
+        assert "ttl was 1 day" in next(line["problem"] for line in server.lines() if line["event"] == "model refused")
+        unchanged = server.lookup(features=["everything:b"], entities={"flight": [1]})
+        assert unchanged.status_code == 200, "lookups of other views go on"
+        changed = server.lookup(**ASKED)
+        assert changed.status_code == 409, "the rows of the view are of another contract, too"
+        found = f"written under contract {PUNCTUALITY.prefix.hex()} (ttl was 1 day, is 1 hour)"
+        assert (changed.json()["where"], changed.json()["found"]) == ("online rows of view punctuality", found)
+        take_up(before)
+        assert server.predict(**asked).content == first.content
+        assert server.process.poll() is None
+
+
+def test_what_changed_is_told_to_those_who_may_ask_the_model(tmp_path: Path, redis_url: str) -> None:
+    with serving(tmp_path / "server", redis_url) as server:
+        headers = {
+            name: {"authorization": key} for name, key in server.grant(may="predict:late", not_="push:x").items()
+        }
+        write_atomically(server.contract, contract_of(replace(PUNCTUALITY, ttl=HOUR)).dumps())
+        server.deploy(make_package(tmp_path / "package"))
+        asked = {"entities": {"carrier": ["UA"]}, "request": {"distance": [1]}}
+
+        def status(name: str) -> int:
+            return server.http.post("/predict", json=asked, headers=headers[name]).status_code
+
+        wait(lambda: status("may") != 503, "the model")
+        assert (status("may"), status("not_")) == (409, 403)

@@ -6,7 +6,7 @@ from typing import TypedDict
 import numpy as np
 import pyarrow as pa
 
-from isthmus.distill.dataset import tensors
+from isthmus.distill.dataset import columns, tensors
 from isthmus.distill.evaluate import sigmoid
 from isthmus.distill.golden import spread
 from isthmus.distill.runtime import predict, session
@@ -48,11 +48,12 @@ def check_package(package: Path, model_folder: Path, table: pa.Table, rows: int)
         compared += len(gap)
         differing += int((~(gap <= variant.tolerance)).sum())
     if table.num_rows:
-        data = tensors(table.take(spread(table.num_rows, rows)), manifest.model_inputs)
-        expected = sigmoid(load_student(model_folder).logits(data))
+        some = table.take(spread(table.num_rows, rows))
+        expected = sigmoid(load_student(model_folder).logits(tensors(some, record.model_inputs)))
+        fed = feeds(manifest.model_inputs, columns(some, manifest.model_inputs))
         for variant in manifest.variants:
             opened = session((package / variant.file).read_bytes(), 1)
-            gap = np.abs(predict(opened, data.feeds) - expected)
+            gap = np.abs(predict(opened, fed) - expected)
             compared += len(gap)
             differing += int((~(gap <= variant.tolerance)).sum())
             if variant.precision == "fp32":

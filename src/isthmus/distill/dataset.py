@@ -1,7 +1,7 @@
 """Training sets as tensors, and what preprocessing learns from the training part."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -30,7 +30,7 @@ class Tensors(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def feeds(self) -> Feeds:
-        """The tensors that have columns, by the names the exported graph gives them."""
+        """The tensors that have columns, by the names that a graph without a head gives them."""
         tensors = {"numeric": self.numeric, "categories": self.categories}
         return {name: tensor for name, tensor in tensors.items() if tensor.shape[1]}
 
@@ -44,8 +44,21 @@ def tensors(table: pa.Table, inputs: Sequence[ModelInput]) -> Tensors:
     Raises:
         DataError: a column is missing, or its values do not fit the declared type.
     """
-    fed = feeds(inputs, {item.name: _column(table, item) for item in inputs})
-    count = table.num_rows
+    return seen(columns(table, inputs), inputs, table.num_rows)
+
+
+def columns(table: pa.Table, inputs: Sequence[ModelInput]) -> dict[str, Values]:
+    """The columns of some inputs.
+
+    Raises:
+        DataError: a column is missing, or its values do not fit the declared type.
+    """
+    return {item.name: _column(table, item) for item in inputs}
+
+
+def seen(given: Mapping[str, Values], inputs: Sequence[ModelInput], count: int) -> Tensors:
+    """What a network sees of `count` rows."""
+    fed = feeds(inputs, given)
     return Tensors(
         fed.get("numeric", np.empty((count, 0), np.float32)), fed.get("categories", np.empty((count, 0), object))
     )

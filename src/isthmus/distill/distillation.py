@@ -15,10 +15,11 @@ import torch
 from safetensors.torch import save_file
 
 from isthmus.distill.cache import Outputs, cached, digest
-from isthmus.distill.dataset import Array, Preprocessing, Tensors, fit, tensors
+from isthmus.distill.dataset import Array, Preprocessing, Tensors, columns, fit, tensors
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.evaluate import latency, metrics, sigmoid
 from isthmus.distill.graph import graph
+from isthmus.distill.head import Head
 from isthmus.distill.runtime import predict, session
 from isthmus.distill.split import Index, Split, split_table
 from isthmus.distill.student import RECORD, Student, StudentRecord
@@ -27,7 +28,7 @@ from isthmus.distill.train import Examples, Progress, train
 from isthmus.features import clock
 from isthmus.features.errors import ConfigurationError
 from isthmus.features.files import publish
-from isthmus.features.manifest import ModelInput
+from isthmus.features.manifest import ModelInput, feeds
 from isthmus.features.profiles import TrainingProfile
 
 MODELS = ("teacher", "reference", "student", "control")
@@ -78,6 +79,7 @@ def distill(
     cache: Path,
     contract: str,
     training_set: str,
+    head: Head | None = None,
     progress: Progress = lambda _text, _done: None,
 ) -> DistillationReport:
     """Trains teacher, reference, student and control, and writes the student to `folder/<id>`.
@@ -94,6 +96,7 @@ def distill(
         cache: of the outputs of teachers and references.
         contract: hash of the contract of the features.
         training_set: what identifies the table; the same identity must mean the same rows.
+        head: the request transforms in the student's graph; None if it has none.
         progress: is told what is done and the share of all that is done.
 
     Raises:
@@ -153,10 +156,19 @@ def distill(
         clockwork.done(name, done)
 
     test = parts.test
+    head = head or Head()
+    fed = head.fed(student_inputs)
+    row = feeds(fed, columns(table.take(test[:1]), fed))
+
+    def timed(student: Student) -> dict[str, float]:
+        model = graph(student, head).SerializeToString()
+        opened = session(model, 1)
+        return {"bytes": len(model), **latency(lambda: predict(opened, row))}
+
     models = {
         "teacher": _taught(teacher, labels, test),
         "reference": _taught(reference, labels, test),
-        **{name: _trained(student, data[test], labels[test]) for name, student in students.items()},
+        **{name: {**_trained(one, data[test], labels[test]), **timed(one)} for name, one in students.items()},
     }
     clockwork.done("evaluate", 0.98)
     identity = digest(
@@ -233,15 +245,7 @@ def _taught(outputs: Outputs, labels: Array, test: Index) -> dict[str, float]:
 
 
 def _trained(student: Student, data: Tensors, labels: Array) -> dict[str, float]:
-    model = graph(student).SerializeToString()
-    opened = session(model, 1)
-    row = data[:1].feeds
-    return {
-        **metrics(labels, sigmoid(student.logits(data))),
-        "parameters": student.size,
-        "bytes": len(model),
-        **latency(lambda: predict(opened, row)),
-    }
+    return {**metrics(labels, sigmoid(student.logits(data))), "parameters": student.size}
 
 
 def _record(

@@ -4,28 +4,42 @@ import dataclasses
 import hashlib
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from isthmus.distill.dataset import Array, Tensors, tensors
+from isthmus.distill.dataset import Array, Tensors, columns, seen, tensors
 from isthmus.distill.evaluate import auc, latency, sigmoid
 from isthmus.distill.footprint import footprint
-from isthmus.distill.golden import edges, golden_rows, join, plain, spread
+from isthmus.distill.golden import ROWS, edges, join, plain, spread, take
 from isthmus.distill.graph import OUTPUT, graph
+from isthmus.distill.head import Head
 from isthmus.distill.package import package_bytes, write_package
 from isthmus.distill.quantize import quantize
 from isthmus.distill.runtime import ort_format, predict, session
-from isthmus.distill.split import Split, split_table
+from isthmus.distill.split import Index, Split, split_table
 from isthmus.distill.student import Student, StudentRecord, load_student, read_record
 from isthmus.distill.train import Progress
+from isthmus.features.columns import Values
 from isthmus.features.errors import ContractMismatch, DataError, GateFailed
-from isthmus.features.manifest import FORMAT_VERSION, Golden, Input, Manifest, ModelInput, Variant, package_digest
+from isthmus.features.manifest import (
+    FORMAT_VERSION,
+    Feeds,
+    Golden,
+    Input,
+    Manifest,
+    ModelInput,
+    Variant,
+    feeds,
+    package_digest,
+)
 from isthmus.features.profiles import ServingProfile
+from isthmus.features.rowgraph import ELEMENTS, given
 
 TOLERANCE: dict[str, float] = {"fp32": 1e-5, "int8": 0.05}
 """Largest absolute difference of probability from the student in torch."""
@@ -73,6 +87,7 @@ def export(
     contract_hash: str,
     service: str,
     profile: ServingProfile,
+    head: Head | None = None,
     progress: Progress = lambda _text, _done: None,
 ) -> ExportReport:
     """Writes the package of a trained student to `packages/<name>-<digest>`. The same student gives the same bytes.
@@ -85,6 +100,7 @@ def export(
         contract_hash: its hash.
         service: name of the feature service the inputs come from.
         profile: what the package must keep to.
+        head: the request transforms in the student's graph; None if it has none.
         progress: is told what is done and the share of all that is done.
 
     Raises:
@@ -101,25 +117,30 @@ def export(
             expected=contract_hash[:12],
             remedy="run training-set and distill again",
         )
+    head = head or Head()
+    fed = head.fed(record.model_inputs)
     data, parts, labels = examples(record, table)
-    golden, test = golden_rows(data, parts.test), data[parts.test]
+    raw = columns(table, fed)
+    kept, golden = _golden(raw, data, parts.test, fed, head, record.model_inputs)
+    test = feeds(fed, take(raw, parts.test))
     progress("read", 0.2)
 
-    learned = data[parts.train[spread(len(parts.train), CALIBRATION_ROWS)]]
-    models = _models(student, join(learned, edges(learned[:1])))
+    learned = take(raw, parts.train[spread(len(parts.train), CALIBRATION_ROWS)])
+    extremes = edges(take(raw, parts.train[:1]), {item.name: item.dtype for item in fed})
+    models = _models(student, head, feeds(fed, join(learned, extremes)))
     progress("converted", 0.4)
-    expected = {"golden": sigmoid(student.logits(golden)), "test": sigmoid(student.logits(test))}
+    expected = {"golden": sigmoid(student.logits(golden)), "test": sigmoid(student.logits(data[parts.test]))}
     outputs, variants = {}, []
     for file, model in models.items():
         opened = session(model, profile.threads)
-        answers = {"golden": predict(opened, golden.feeds), "test": predict(opened, test.feeds)}
+        answers = {"golden": predict(opened, feeds(fed, kept)), "test": predict(opened, test)}
         variants.append(_variant(file, model, answers, expected, labels[parts.test]))
         outputs[file] = tuple(answers["golden"].astype(float).tolist())
     progress("compared", 0.7)
-    timing, memory = _budgets(models[f"model.{profile.precision}.ort"], golden[:1], profile)
+    timing, memory = _budgets(models[f"model.{profile.precision}.ort"], feeds(fed, take(kept, slice(1))), profile)
     progress("measured", 0.9)
 
-    inputs = _inputs(record.model_inputs)
+    inputs = _inputs(fed)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         name=record.name,
@@ -131,9 +152,8 @@ def export(
         output=OUTPUT,
         variants=tuple(variants),
     )
-    rows = plain(golden, [(item.tensor, item.position) for item in inputs])
-    kept = Golden(tuple(item.name for item in inputs), tuple(tuple(row) for row in rows), outputs)
-    path = write_package(packages, manifest, contract, kept, models)
+    golden_file = Golden(tuple(dict.fromkeys(item.name for item in inputs)), tuple(plain(kept, fed)), outputs)
+    path = write_package(packages, manifest, contract, golden_file, models)
     report = ExportReport(
         path,
         package_digest(path),
@@ -166,9 +186,24 @@ def examples(record: StudentRecord, table: pa.Table) -> tuple[Tensors, Split, Ar
     return tensors(table, record.model_inputs), parts, labels
 
 
-def _models(student: Student, calibration: Tensors) -> dict[str, bytes]:
-    model = graph(student)
-    fp32, int8 = model.SerializeToString(deterministic=True), quantize(model, calibration.feeds)
+def _golden(
+    given: Mapping[str, Values], data: Tensors, test: Index, fed: Sequence[ModelInput], head: Head,
+    inputs: Sequence[ModelInput],
+) -> tuple[dict[str, Values], Tensors]:  # fmt: skip
+    """The golden rows as the graph is fed, and as the network sees them. An extreme that is refused is left out."""
+    extremes = edges(take(given, test[:1]), {item.name: item.dtype for item in fed})
+    complete, refused = head.complete(extremes)
+    usual = test[spread(len(test), ROWS)]
+    network = seen(take(complete, ~refused), inputs, int((~refused).sum()))
+    first = data[usual]
+    return join(take(given, usual), take(extremes, ~refused)), Tensors(
+        np.concatenate([first.numeric, network.numeric]), np.concatenate([first.categories, network.categories])
+    )
+
+
+def _models(student: Student, head: Head, calibration: Feeds) -> dict[str, bytes]:
+    model = graph(student, head)
+    fp32, int8 = model.SerializeToString(deterministic=True), quantize(model, calibration)
     return {
         "model.fp32.onnx": fp32,
         "model.fp32.ort": ort_format(fp32),
@@ -202,10 +237,9 @@ def _variant(
     )
 
 
-def _budgets(model: bytes, row: Tensors, profile: ServingProfile) -> tuple[dict[str, float], float]:
+def _budgets(model: bytes, row: Feeds, profile: ServingProfile) -> tuple[dict[str, float], float]:
     opened = session(model, profile.threads)
-    feeds = row.feeds
-    timing = latency(lambda: predict(opened, feeds), calls=2000)
+    timing = latency(lambda: predict(opened, row), calls=2000)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.ort"
         file.write_bytes(model)
@@ -229,10 +263,10 @@ def _budgets(model: bytes, row: Tensors, profile: ServingProfile) -> tuple[dict[
 
 
 def _inputs(inputs: Sequence[ModelInput]) -> tuple[Input, ...]:
-    counts: dict[Literal["numeric", "categories"], int] = {"numeric": 0, "categories": 0}
+    counts: Counter[str] = Counter()
     result = []
     for item in inputs:
-        tensor: Literal["numeric", "categories"] = "categories" if item.is_category else "numeric"
+        tensor = given(ELEMENTS[item.dtype.name]) if item.row else "categories" if item.is_category else "numeric"
         result.append(Input(item.name, item.dtype.name, tensor, counts[tensor]))
         counts[tensor] += 1
     return tuple(result)

@@ -10,6 +10,10 @@ import numpy as np
 from isthmus.distill.runtime import predict, session
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
+_TYPES = {
+    "tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int32)": np.int32, "tensor(int64)": np.int64,
+    "tensor(bool)": np.bool_, "tensor(string)": np.str_,
+}  # fmt: skip
 
 
 def footprint(model: Path, threads: int) -> float:
@@ -27,12 +31,10 @@ def _resident() -> int:
 def _main(model: str, threads: str) -> None:
     before = _resident()
     opened = session(Path(model).read_bytes(), int(threads))
-    row = {
-        item.name: np.full((1, item.shape[1]), "", object)
-        if item.type == "tensor(string)"
-        else np.full((1, item.shape[1]), np.nan, np.float32)
-        for item in opened.get_inputs()
-    }
+    row: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]] = {}
+    for item in opened.get_inputs():
+        sizes = [size if isinstance(size, int) else 1 for size in item.shape]
+        row[item.name] = np.zeros(sizes, _TYPES[item.type])
     predict(opened, row)
     sys.stdout.write(str((_resident() - before) / 2**20))
 

@@ -1,38 +1,59 @@
 """Golden rows: what a device feeds a model to see that it answers as it should."""
 
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from isthmus.distill.dataset import Tensors
 from isthmus.distill.split import Index
+from isthmus.features.columns import Values, from_python
+from isthmus.features.manifest import ModelInput
+from isthmus.features.types import DataType
 
 ROWS = 64
 UNSEEN = "\x7fnever in training"
 
+Columns = Mapping[str, Values]
+"""Columns of n rows, by name."""
 
-def golden_rows(data: Tensors, test: Index) -> Tensors:
-    """Rows spread over the test part, then the edges."""
-    return join(data[test[spread(len(test), ROWS)]], edges(data[test[:1]]))
-
-
-def edges(row: Tensors) -> Tensors:
-    """All null, all zero, the extremes of float32, and a row with unseen texts."""
-    largest = np.finfo(np.float32).max
-    kinds = [(np.nan, ""), (0.0, ""), (largest, UNSEEN), (-largest, UNSEEN)]
-    numeric = [np.full_like(row.numeric, number) for number, _ in kinds]
-    categories = [np.full_like(row.categories, text) for _, text in kinds]
-    return Tensors(
-        np.concatenate([*numeric, row.numeric]),
-        np.concatenate([*categories, np.full_like(row.categories, UNSEEN)]),
-    )
+_LARGEST = float(np.finfo(np.float32).max)
+_EDGES: dict[str, tuple[Any, Any]] = {
+    "Bool": (True, False),
+    "Int32": (2**31 - 1, -(2**31)),
+    "Int64": (2**63 - 1, -(2**63)),
+    "UnixTimestamp": (253_402_300_799_999_999, -62_135_596_800_000_000),
+    "Float32": (_LARGEST, -_LARGEST),
+    "Float64": (_LARGEST, -_LARGEST),
+    "String": (UNSEEN, UNSEEN),
+}
+"""The extremes of each type; of times, the years with four digits; of doubles, the numbers that a network can see."""
 
 
-def join(first: Tensors, second: Tensors) -> Tensors:
+def edges(row: Columns, types: Mapping[str, DataType]) -> dict[str, Values]:
+    """All null, all zero, the extremes of each type, and a row with unseen texts."""
+    found = {}
+    for name, values in row.items():
+        dtype = types[name]
+        zero = {"String": "", "Bool": False}.get(dtype.name, 0)
+        last = UNSEEN if dtype.name == "String" else values.tolist(dtype)[0]
+        found[name] = from_python([None, zero, *_EDGES[dtype.name], last], dtype)
+    return found
+
+
+def take(columns: Columns, rows: Index | np.ndarray[Any, np.dtype[np.bool_]] | slice) -> dict[str, Values]:
+    """Some of the rows."""
+    return {name: Values(values.data[rows], values.valid[rows]) for name, values in columns.items()}
+
+
+def join(first: Columns, second: Columns) -> dict[str, Values]:
     """The rows of both."""
-    return Tensors(
-        np.concatenate([first.numeric, second.numeric]), np.concatenate([first.categories, second.categories])
-    )
+    return {
+        name: Values(
+            np.concatenate([values.data, second[name].data]), np.concatenate([values.valid, second[name].valid])
+        )
+        for name, values in first.items()
+    }
 
 
 def spread(count: int, wanted: int) -> Index:
@@ -40,18 +61,13 @@ def spread(count: int, wanted: int) -> Index:
     return np.unique(np.linspace(0, count - 1, min(wanted, count)).astype(np.int64))
 
 
-def plain(rows: Tensors, positions: list[tuple[str, int]]) -> list[list[Any]]:
-    """The rows as JSON values in the order of the inputs: null for NaN and for "", float32 values exactly.
+def plain(columns: Columns, inputs: Iterable[ModelInput]) -> list[tuple[Any, ...]]:
+    """The rows as JSON values in the order of the inputs: null, and a word for a number that JSON lacks."""
+    types = {item.name: item.dtype for item in inputs}
+    return list(zip(*([_word(v) for v in columns[name].tolist(dtype)] for name, dtype in types.items()), strict=True))
 
-    Args:
-        rows: the tensors.
-        positions: tensor and column of each input.
-    """
-    columns = []
-    for tensor, position in positions:
-        if tensor == "categories":
-            columns.append([text or None for text in rows.categories[:, position]])
-        else:
-            values = rows.numeric[:, position].astype(float).tolist()
-            columns.append([None if value != value else value for value in values])
-    return [list(row) for row in zip(*columns, strict=True)]
+
+def _word(value: Any) -> Any:
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -10,6 +10,7 @@ import msgspec
 
 from isthmus.features.files import publish
 from isthmus.features.manifest import SUMS, Golden, Manifest, read_package
+from isthmus.features.rowgraph import VALID, given
 
 _README = """\
 # {name}
@@ -57,6 +58,13 @@ The difference is of probabilities, against the trained model. `golden.json` hol
 """
 
 
+_ROW = {
+    "bool": ("bool", "False"), "int32": ("np.int32", "0"), "int64": ("np.int64", "0"), "float": ("np.float32", "0"),
+    "double": ("np.float64", "0"), "string": ("object", "''"),
+}  # fmt: skip
+"""By what a graph holds a value as, NumPy's type, and what to put under a null."""
+
+
 def write_package(
     packages: Path, manifest: Manifest, contract: Mapping[str, Any], golden: Golden, models: Mapping[str, bytes]
 ) -> Path:
@@ -97,14 +105,30 @@ def _json(value: Any) -> bytes:
 def _readme(manifest: Manifest) -> str:
     kinds = {item.tensor for item in manifest.inputs}
     tensors, feeds = [], []
+    known = list(dict.fromkeys(item.name for item in manifest.inputs))
     if "numeric" in kinds:
-        places = [place for place, item in enumerate(manifest.inputs) if item.tensor == "numeric"]
+        places = [known.index(item.name) for item in manifest.inputs if item.tensor == "numeric"]
         tensors.append(f"`numeric` is float32 (N, {len(places)}); NaN is null.")
         feeds.append(f'    "numeric": np.array([[row[i] for i in {places}] for row in rows], np.float32),')
     if "categories" in kinds:
-        places = [place for place, item in enumerate(manifest.inputs) if item.tensor == "categories"]
+        places = [known.index(item.name) for item in manifest.inputs if item.tensor == "categories"]
         tensors.append(f"`categories` is string (N, {len(places)}); the empty string is null.")
         feeds.append(f'    "categories": np.array([[row[i] or "" for i in {places}] for row in rows], object),')
+    rows = [item for item in manifest.inputs if item.tensor.startswith(given(""))]
+    if rows:
+        tensors.append(
+            "Inputs of a tensor `given_…` stand in it under each other, (inputs, N), each in its own type, with any "
+            f"value under a null; `{given(VALID)}`, booleans of shape ({len(rows)}, N), says where they are not null, "
+            "in the order of the table."
+        )
+    for tensor in dict.fromkeys(item.tensor for item in rows):
+        places = [known.index(item.name) for item in rows if item.tensor == tensor]
+        kind, zero = _ROW[tensor.removeprefix(given(""))]
+        values = f"[[{zero} if row[i] is None else row[i] for row in rows] for i in {places}]"
+        feeds.append(f'    "{tensor}": np.array({values}, {kind}),')
+    if rows:
+        places = [known.index(item.name) for item in rows]
+        feeds.append(f'    "{given(VALID)}": np.array([[row[i] is not None for row in rows] for i in {places}]),')
     served = manifest.variant("int8")
     return _README.format(
         name=manifest.name,

@@ -29,7 +29,7 @@ with warnings.catch_warnings():
 from isthmus.features.contract import Contract
 from isthmus.features.errors import DependencyError
 from isthmus.features.files import write_atomically
-from isthmus.features.spec import Entity, FeatureProjection, FeatureService, FeatureView, RequestSource
+from isthmus.features.spec import Entity, FeatureProjection, FeatureService, FeatureView
 from isthmus.features.types import SCALARS, Array, DataType
 
 _TYPES: dict[str, ft.FeastType] = {scalar.name: getattr(ft, scalar.name) for scalar in SCALARS}
@@ -135,12 +135,12 @@ def _view(view: FeatureView, contract: Contract, keys: Mapping[str, feast.Entity
 
 
 def _service(service: FeatureService, tables: Mapping[str, feast.FeatureView]) -> feast.FeatureService:
-    """Request fields are no features to Feast: they come with the request."""
+    """Request fields, and what is computed at the request, are no features to Feast: nothing of them is stored."""
     parts = []
     for part in service.features:
-        if isinstance(part, FeatureProjection):
+        if isinstance(part, FeatureProjection) and isinstance(part.view, FeatureView):
             parts.append(tables[part.view.name][list(part.features)])
-        elif not isinstance(part, RequestSource):
+        elif isinstance(part, FeatureView):
             parts.append(tables[part.name])
     return feast.FeatureService(name=service.name, features=parts, description=service.description)
 

@@ -70,7 +70,18 @@ def cast(spine: pa.Table, name: str, wanted: pa.DataType, first: int) -> pa.Chun
     try:
         return column.cast(wanted)
     except pa.ArrowInvalid as error:
-        changed = pc.not_equal(column.cast(wanted, safe=False).cast(column.type, safe=False), column)
-        row = first + pc.index(changed, True).as_py()
-        found = f"has a value in row {row} that does not fit ({error})"
+        found = f"has a value in row {first + _misfit(column, wanted)} that does not fit ({error})"
         raise DataError(f"spine, {name}", found, expected=str(wanted)) from None
+
+
+def _misfit(column: pa.ChunkedArray, wanted: pa.DataType) -> int:
+    """The first value of a column that does not fit a type, where there is one: looked for by halves."""
+    low, high = 0, len(column)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            column.slice(low, middle - low).cast(wanted)
+            low = middle
+        except pa.ArrowInvalid:
+            high = middle
+    return low

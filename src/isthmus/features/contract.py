@@ -1,4 +1,4 @@
-"""The contract: the canonical form of all declarations, its hashes, and the difference between two of them.
+"""The contract: the canonical form of all declarations, and its hashes.
 
 A server, a table, a row and a package need no definitions: they carry a contract, or its hash. The hash of a view
 covers everything that decides its values; the hash of a service covers the hashes of its views; the hash of the
@@ -136,6 +136,11 @@ class TransformContract:
     def hash(self) -> str:
         """SHA-256 of the transform's canonical form, in hex."""
         return sha256(self.as_dict())
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """The columns that it takes, by their names in a training set."""
+        return (*(SEPARATOR.join(pair) for pair in self.stored), *(column.name for column in self.request))
 
     def full_name(self, feature: str) -> str:
         """The field's column name in a training set and in an answer with full names."""
@@ -345,26 +350,6 @@ class Contract:
                 remedy=remedy,
             )
         return contract
-
-
-def differences(old: Contract, new: Contract) -> list[str]:
-    """What changed from one contract to another, a sentence each; empty if nothing did."""
-    lines = [] if old.project == new.project else [f"project {old.project} is now {new.project}"]
-    for kind in ("sources", "views", "transforms", "services", "spines"):
-        before, after = old.as_dict().get(kind, {}), new.as_dict().get(kind, {})
-        for name in sorted({*before, *after}):
-            if name not in after:
-                lines.append(f"{kind[:-1]} {name} is gone")
-            elif name not in before:
-                lines.append(f"{kind[:-1]} {name} is new")
-            elif before[name] != after[name]:
-                lines.append(f"{kind[:-1]} {name} changed: " + ", ".join(changed_parts(before[name], after[name])))
-    return lines
-
-
-def changed_parts(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Which parts of a declaration's canonical form differ."""
-    return [part for part in dict.fromkeys((*after, *before)) if before.get(part) != after.get(part)]
 
 
 def _full(declaration: ViewContract | TransformContract, name: str) -> Column:

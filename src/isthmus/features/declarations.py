@@ -1,5 +1,6 @@
 """Declarations, looked at together: every problem at once, and the contract when there is none."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -248,6 +249,8 @@ class _Declarations:
         self._schema(where, transform.schema, set())
         for field in transform.schema:
             self._input(f"{where}, field {field.name!r}", field)
+            if not 0 <= field.tolerance < math.inf:
+                self._wrong(f"{where}, field {field.name!r}", f"tolerance={field.tolerance!r}", "zero or more")
             if field.available != "server":
                 self._wrong(f"{where}, field {field.name!r}", f"available={field.available!r}",
                             "none: it can exist where all that the function takes can")  # fmt: skip

@@ -87,18 +87,20 @@ def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
         name: how its name begins, and the names of those left.
     """
     mine = f"{name}-{socket.gethostname()}-"
-    for left in parent.glob(f"{glob.escape(mine)}*"):
+    # The whole of it: the name of another machine may begin like that of this one.
+    for left in parent.glob(glob.escape(mine) + "[0-9a-f]" * 16):
         with suppress(OSError), ExitStack() as held:
             _lock(left, held)
             shutil.rmtree(left, ignore_errors=True)
     with ExitStack() as held:
         folder = None
-        while folder is None or not folder.exists():
-            folder = parent / f"{mine}{secrets.token_hex(8)}"
-            folder.mkdir()
+        while folder is None:
+            fresh = parent / f"{mine}{secrets.token_hex(8)}"
+            fresh.mkdir()
             # Before it is locked, another process may take it for one that was left.
             with suppress(FileNotFoundError, BlockingIOError):
-                _lock(folder, held)
+                _lock(fresh, held)
+                folder = fresh
         held.callback(shutil.rmtree, folder, ignore_errors=True)
         yield folder
 
@@ -110,8 +112,12 @@ def _lock(folder: Path, held: ExitStack) -> None:
         BlockingIOError: another process has it.
         FileNotFoundError: the folder is gone.
     """
-    lock = held.enter_context((folder / "lock").open("w"))
+    path = folder / "lock"
+    lock = held.enter_context(path.open("w"))
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    # Whoever had it before may have removed it, and may be about to remove the folder.
+    if not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+        raise FileNotFoundError(path)
 
 
 def _sync(folder: Path) -> None:

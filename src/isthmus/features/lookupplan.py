@@ -43,6 +43,7 @@ class LookupPlan:
     Args:
         contract: the project's contract.
         views: names of the views to read.
+        earlier: contracts whose rows may still be there, which are refused.
 
     Attributes:
         contract: the project's contract.
@@ -51,10 +52,13 @@ class LookupPlan:
         keys: the join keys of all of them, by name.
     """
 
-    def __init__(self, contract: Contract, views: Iterable[str]) -> None:
+    def __init__(self, contract: Contract, views: Iterable[str], earlier: Sequence[Contract] = ()) -> None:
         self.contract = contract
         self.views = [contract.view(name) for name in dict.fromkeys(views)]
-        self.codecs = {view.name: RowCodec(view) for view in self.views}
+        self.codecs = {
+            view.name: RowCodec(view, [one.views[view.name] for one in earlier if view.name in one.views])
+            for view in self.views
+        }
         groups: dict[tuple[str, ...], list[ViewContract]] = {}
         for view in self.views:
             groups.setdefault(tuple(sorted(column.name for column in view.keys)), []).append(view)

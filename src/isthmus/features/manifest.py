@@ -12,8 +12,10 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from isthmus.features.columns import Values
-from isthmus.features.errors import DataError, PackageError
+from isthmus.features.columns import Values, from_python
+from isthmus.features.contract import Contract, one_of
+from isthmus.features.errors import ContractMismatch, DataError, PackageError
+from isthmus.features.rowgraph import Layout, given
 from isthmus.features.types import TYPES, DataType, String, is_input
 
 FORMAT_VERSION = 1
@@ -28,15 +30,26 @@ class ModelInput:
     """One raw value a model is fed: the name of its column and its declared type.
 
     String inputs are categories. Bool, Int32, Int64, Float32, Float64 and UnixTimestamp inputs are numbers.
+
+    Attributes:
+        name: its column.
+        dtype: the type.
+        row: whether a request transform in the graph takes it: then it goes in as it is, in its own type.
     """
 
     name: str
     dtype: DataType
+    row: bool = False
 
     @property
     def is_category(self) -> bool:
         """Whether the value goes into the tensor of categories."""
-        return self.dtype == String
+        return self.dtype == String and not self.row
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the value goes into the tensor of numbers."""
+        return self.dtype != String and not self.row
 
 
 def feeds(inputs: Sequence[ModelInput], columns: Mapping[str, Values]) -> Feeds:
@@ -48,7 +61,8 @@ def feeds(inputs: Sequence[ModelInput], columns: Mapping[str, Values]) -> Feeds:
 
     Returns:
         "numeric": float32 (n, numbers), NaN for null, microseconds for a UnixTimestamp; "categories": str (n,
-        categories) with dtype object, "" for null. A tensor without columns is left out.
+        categories) with dtype object, "" for null. A tensor without columns is left out. Of an input that a request
+        transform takes, a row of the tensors that `rowgraph` tells of.
 
     Raises:
         DataError: a column is missing, or an input is of a type that no model reads.
@@ -59,7 +73,7 @@ def feeds(inputs: Sequence[ModelInput], columns: Mapping[str, Values]) -> Feeds:
     if unusable := [item for item in inputs if not is_input(item.dtype)]:
         where = f"model input {unusable[0].name}"
         raise DataError(where, f"its type is {unusable[0].dtype}", expected="a number or a String")
-    numbers = [columns[item.name] for item in inputs if not item.is_category]
+    numbers = [columns[item.name] for item in inputs if item.is_number]
     categories = [columns[item.name] for item in inputs if item.is_category]
     tensors: Feeds = {}
     if numbers:
@@ -75,15 +89,20 @@ def feeds(inputs: Sequence[ModelInput], columns: Mapping[str, Values]) -> Feeds:
             texts[:, position] = values.data
             texts[~values.valid, position] = ""
         tensors["categories"] = texts
-    return tensors
+    taken = {item.name: item.dtype for item in inputs if item.row}
+    return tensors | Layout.of(taken).feeds(columns) if taken else tensors
 
 
 class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An input as the manifest writes it: `position` is its column in the tensor named `tensor`."""
+    """An input as the manifest writes it: `position` is its column in the tensor "numeric" or "categories".
+
+    Of an input that a request transform takes, it is its row in the tensor, which is one of those that `rowgraph` tells
+    of. Such inputs stand in the order of their rows in "given_valid".
+    """
 
     name: str
     dtype: str
-    tensor: Literal["numeric", "categories"]
+    tensor: str
     position: int
 
 
@@ -122,7 +141,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def model_inputs(self) -> tuple[ModelInput, ...]:
         """The inputs in order, for `feeds`."""
-        return tuple(ModelInput(item.name, TYPES[item.dtype]) for item in self.inputs)
+        return tuple(
+            ModelInput(item.name, TYPES[item.dtype], item.tensor.startswith(given(""))) for item in self.inputs
+        )
 
     def variant(self, precision: str, format: str = "ort") -> Variant:  # noqa: A002 - the manifest's own word
         """The model file of a precision and a format."""
@@ -133,23 +154,24 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Rows with their expected outputs: `rows[i][j]` is input j of row i, `outputs[file][i]` a probability."""
+    """Rows with their expected outputs: `rows[i][j]` is input j of row i, `outputs[file][i]` a probability.
+
+    A number that JSON lacks is "NaN", "Infinity" or "-Infinity".
+    """
 
     inputs: tuple[str, ...]
-    rows: tuple[tuple[float | str | None, ...], ...]
+    rows: tuple[tuple[bool | int | float | str | None, ...], ...]
     outputs: dict[str, tuple[float, ...]]
 
     def columns(self, inputs: Sequence[ModelInput]) -> dict[str, Values]:
         """The rows as columns for `feeds`."""
         columns = {}
-        for position, item in enumerate(inputs):
+        for item in inputs:
+            position = self.inputs.index(item.name)
             values = [row[position] for row in self.rows]
-            valid = np.array([value is not None for value in values], bool)
-            if item.is_category:
-                data: np.ndarray[Any, Any] = np.array(values, object)
-            else:
-                data = np.array([0.0 if value is None else value for value in values], np.float64)
-            columns[item.name] = Values(data, valid)
+            if item.dtype.name.startswith("Float"):
+                values = [float(value) if isinstance(value, str) else value for value in values]
+            columns[item.name] = from_python(values, item.dtype)
         return columns
 
 
@@ -180,6 +202,28 @@ def read_package(path: Path) -> Manifest:
     except msgspec.MsgspecError as error:
         raise PackageError(str(path / "contract.json"), str(error), expected="a contract", remedy=_REMEDY) from error
     return _read_manifest(path / "manifest.json", sums)
+
+
+def read_contract(path: Path, manifest: Manifest) -> Contract:
+    """The contract that a package whose sums hold was made under.
+
+    Raises:
+        PackageError: it is none, it is another one than the manifest names, or it does not have the package's service.
+    """
+    file = path / "contract.json"
+    try:
+        contract = Contract.loads(file.read_bytes(), str(file))
+    except OSError as error:
+        raise PackageError(str(file), str(error), expected="a contract", remedy=_REMEDY) from error
+    except ContractMismatch as error:
+        raise PackageError(error.where, error.found, expected=error.expected, remedy=_REMEDY) from error
+    if contract.hash != manifest.contract:
+        found, expected = f"contract {contract.hash[:12]}", f"{manifest.contract[:12]}, as in the manifest"
+        raise PackageError(str(file), found, expected=expected, remedy=_REMEDY)
+    if manifest.service not in contract.services:
+        found = f"no service {manifest.service}"
+        raise PackageError(str(file), found, expected=one_of(contract.services), remedy=_REMEDY)
+    return contract
 
 
 def read_golden(path: Path) -> Golden:

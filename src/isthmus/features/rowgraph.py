@@ -15,15 +15,20 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import onnxruntime
 
 from isthmus.features.columns import Values
 from isthmus.features.contract import TransformContract
 from isthmus.features.errors import ContractMismatch, RequestError
-from isthmus.features.types import Bool, String
+from isthmus.features.types import Bool, DataType, String
 
 VALID, MASKS, NOTES = "valid", "found_masks", "rows"
 """What masks are called, come out as, and where the metadata tell of the rows."""
+
+ELEMENTS = {
+    "Bool": "bool", "Int32": "int32", "Int64": "int64", "UnixTimestamp": "int64", "Float32": "float",
+    "Float64": "double", "String": "string",
+}  # fmt: skip
+"""What a graph holds the values of each type as."""
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -56,6 +61,16 @@ class Layout:
     masks: Sequence[str]
     found: Mapping[str, Sequence[str]]
     fields: Sequence[str]
+
+    @classmethod
+    def of(cls, columns: Mapping[str, DataType]) -> "Layout":
+        """The layout of a graph that takes some columns, as far as they come in."""
+        elements = dict.fromkeys(ELEMENTS[dtype.name] for dtype in columns.values())
+        rows = {
+            element: [name for name, dtype in columns.items() if ELEMENTS[dtype.name] == element]
+            for element in elements
+        }
+        return cls(rows, list(columns), {}, [])
 
     def dumps(self) -> str:
         """As JSON."""
@@ -106,6 +121,8 @@ class RowGraph:
     """
 
     def __init__(self, transform: TransformContract, threads: int = 1) -> None:
+        import onnxruntime  # not needed by those who only feed a graph
+
         self.transform = transform
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1

@@ -19,7 +19,7 @@ the same number in languages with and without unsigned integers.
 
 import hashlib
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NoReturn
@@ -28,6 +28,7 @@ import numpy as np
 
 from isthmus.features.columns import Values
 from isthmus.features.contract import ViewContract
+from isthmus.features.contractdiff import view_differences
 from isthmus.features.errors import ContractMismatch, DataError
 from isthmus.features.tails import pack, unpack
 from isthmus.features.types import DataType
@@ -155,6 +156,10 @@ class Columns(Mapping[str, Values]):
 class RowCodec:
     """Encodes and decodes the rows of one view.
 
+    Args:
+        view: the view.
+        earlier: what it was before, as far as that is known: rows of then are refused with what has changed since.
+
     Attributes:
         view: the view.
         width: bytes of the fixed part.
@@ -163,8 +168,9 @@ class RowCodec:
         nothing: the fixed part that stands for a row that is not there: 0 or null everywhere.
     """
 
-    def __init__(self, view: ViewContract) -> None:
+    def __init__(self, view: ViewContract, earlier: Iterable[ViewContract] = ()) -> None:
         self.view = view
+        self._earlier = {one.prefix: one for one in earlier}
         self._variable = [column for column in view.fields if column.dtype.numpy is None]
         fixed = [column for column in view.fields if column.dtype.numpy is not None]
         self._runs = [(dtype, [c.name for c in run]) for dtype, run in groupby(fixed, lambda column: column.dtype)]
@@ -312,9 +318,12 @@ class RowCodec:
                     expected=f"version {VERSION:02x}, {HEADER.size} bytes at least", remedy=remedy,
                 )  # fmt: skip
             if row[1:9] != self.view.prefix:
+                known = self._earlier.get(row[1:9])
+                since = f" ({view_differences(known, self.view)})" if known else ""
                 raise ContractMismatch(
-                    where, f"written under contract {row[1:9].hex()}", expected=self.view.prefix.hex(), remedy=remedy
-                )
+                    where, f"written under contract {row[1:9].hex()}{since}", expected=self.view.prefix.hex(),
+                    remedy=remedy,
+                )  # fmt: skip
         raise DataError(where, "a row is damaged", expected=f"{self.width} bytes and what they announce", remedy=remedy)
 
 

@@ -29,12 +29,15 @@ class Field:
         available: "device" if a device can have the value when it predicts (a table small enough to sync, a sensor);
             "server" if only the API can.
         description: for people; not part of the contract.
+        tolerance: of a number that a request transform computes, the absolute difference between engine and graph that
+            a verdict lets pass. A gate, not a value: not part of the contract.
     """
 
     name: str
     dtype: DataType
     available: Available = "server"
     description: str = ""
+    tolerance: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -30,15 +30,18 @@ class FeatureVerdict:
 
     Attributes:
         compared: number of values compared, nulls included.
-        differing: number of values that are not the same to the bit.
-        worst: largest absolute difference of two numbers; infinity where only one side has a number.
+        differing: number of values that are not the same to the bit, and not within the tolerance either.
+        worst: largest absolute difference of two numbers that are not the same to the bit; infinity where only one side
+            has a number.
         examples: the first few differences.
+        tolerance: the absolute difference of two numbers that does not count.
     """
 
     compared: int
     differing: int
     worst: float
     examples: Sequence[Difference] = ()
+    tolerance: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,8 @@ class Verdict:
     Attributes:
         contract: hash of the contract both sides were read under.
         at: the moment of the comparison, microseconds since 1970 UTC.
-        views: view to feature to its comparison; the view's own status is compared as feature `status`.
+        views: view to feature to its comparison; the view's own status is compared as feature `status`. Request
+            transforms stand among the views: what the engine computed beside what their graphs do.
         tables: view to the fingerprint of the offline table that was compared.
         ahead: view to the number of keys left out: what is served became known after everything the table holds, by a
             push, and there is nothing to compare it with until the table has caught up.
@@ -141,10 +145,12 @@ def _feature(data: Mapping[str, Any]) -> FeatureVerdict:
         if type(data[name]) is not int or data[name] < 0:
             raise ValueError(f"{name} is {data[name]!r}")
     worst = math.inf if data["worst"] is None else float(data["worst"])
-    return FeatureVerdict(data["compared"], data["differing"], worst, examples)
+    return FeatureVerdict(data["compared"], data["differing"], worst, examples, float(data.get("tolerance", 0.0)))
 
 
-def compare(keys: Sequence[str], offline: Values, online: Values, dtype: DataType) -> FeatureVerdict:
+def compare(
+    keys: Sequence[str], offline: Values, online: Values, dtype: DataType, tolerance: float = 0.0
+) -> FeatureVerdict:
     """Compares two columns value by value: equal are two nulls, two NaNs, or two values with the same bits.
 
     Two arrays are equal if they have the same length and their elements are equal one by one. The bits of a NaN beyond
@@ -155,6 +161,7 @@ def compare(keys: Sequence[str], offline: Values, online: Values, dtype: DataTyp
         offline: shape (n,).
         online: shape (n,).
         dtype: the type of both.
+        tolerance: the absolute difference of two floating-point numbers that does not count.
     """
     if not len(keys) == len(offline.data) == len(online.data):
         raise ValueError(f"{len(keys)} keys, {len(offline.data)} offline and {len(online.data)} online values")
@@ -166,11 +173,17 @@ def compare(keys: Sequence[str], offline: Values, online: Values, dtype: DataTyp
     else:
         same = np.array([a == b for a, b in zip(offline.data, online.data, strict=True)], bool)
     equal = (offline.valid == online.valid) & (same | ~offline.valid)
+    unlike = np.flatnonzero(~equal)
+    worst = _worst(_only(offline, unlike), _only(online, unlike), dtype) if len(unlike) else 0.0
+    if tolerance and dtype.name in ("Float32", "Float64"):
+        with np.errstate(invalid="ignore", over="ignore"):
+            gaps = np.abs(offline.data.astype(np.float64) - online.data)
+        equal |= offline.valid & online.valid & (gaps <= tolerance)
     differing = np.flatnonzero(~equal)
-    worst = _worst(_only(offline, differing), _only(online, differing), dtype) if len(differing) else 0.0
     first = differing[:EXAMPLES]
     examples = zip(first.tolist(), _only(offline, first).tolist(dtype), _only(online, first).tolist(dtype), strict=True)
-    return FeatureVerdict(len(keys), len(differing), worst, [Difference(keys[n], a, b) for n, a, b in examples])
+    told = [Difference(keys[n], a, b) for n, a, b in examples]
+    return FeatureVerdict(len(keys), len(differing), worst, told, tolerance)
 
 
 def _same(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:

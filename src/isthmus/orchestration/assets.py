@@ -173,9 +173,8 @@ def _online(project: Project, views: list[str], watch: tables.Progress) -> dg.As
 
 def _training_set(project: Project, declared: Distillation, watch: tables.Progress) -> dg.AssetsDefinition:
     contract = project.definitions.contract
-    used = dict.fromkeys(
-        view for service in (declared.teacher, declared.student) for view, _ in contract.service(service.name).features
-    )
+    services = (declared.teacher, declared.student)
+    used = dict.fromkeys(view for service in services for view, _ in contract.read(service.name))
 
     @dg.asset(key=_key("training_set", declared.name), deps=[_key("offline", view) for view in used],
               group_name=declared.name, kinds={"duckdb"}, op_tags=_tags("training-set"))  # fmt: skip

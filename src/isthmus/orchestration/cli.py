@@ -287,6 +287,50 @@ def keys_revoke(name: KeyArgument, project: ProjectOption = None, as_json: JsonO
     _report(run(_project(project), name), as_json=as_json)
 
 
+contract = typer.Typer(
+    help="Explain a contract, or what changed between two.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(contract, name="contract")
+_CONTRACT = "A contract.json, the folder of a package or of a project, applied or definitions"
+
+
+@contract.command("show")
+def contract_show(
+    name: Annotated[str, typer.Argument(metavar="[A]", help=_CONTRACT + ".")] = "applied",
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Explain a contract: views, services, sources, spines and hashes."""
+    from isthmus.orchestration.contracts import find
+
+    found = find(name, lambda: _project(project))
+    if as_json:
+        write_json(found.as_dict())
+        return
+    from isthmus.orchestration.contractsummary import show_contract
+
+    show_contract(found)
+
+
+@contract.command("diff")
+def contract_diff(
+    before: Annotated[str, typer.Argument(metavar="[A]", help=_CONTRACT + ".")] = "applied",
+    after: Annotated[str, typer.Argument(metavar="[B]", help="The same.")] = "definitions",
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what changed from A to B, and which services keep working."""
+    from isthmus.orchestration.contracts import compare, find
+
+    found = compare(*(find(name, lambda: _project(project)) for name in (before, after)))
+    if as_json:
+        write_json(found.as_dict())
+        return
+    from isthmus.orchestration.contractsummary import show_contract_difference
+
+    show_contract_difference(found)
+
+
 @app.command()
 def dev(project: ProjectOption = None) -> None:
     """Run the Dagster UI over the project, and the API beside it."""

@@ -117,9 +117,10 @@ def _ask(project: Project) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     rows = last_training_set(project, declared).table()
     coming = int(np.searchsorted(micros(rows["event_timestamp"]), project.now()))
     rows = rows.slice(min(coming, len(rows) - EXAMPLES), EXAMPLES)
-    service = contract.service(declared.student.name)
-    keys = {key.name for view, _ in service.features for key in contract.views[view].keys}
-    fields = {column.name for column in service.request} - keys
+    service = declared.student.name
+    keys = {key.name for view, _ in contract.read(service) for key in contract.views[view].keys}
+    fields = {column.name for column in contract.given(service) if column.available == "request"} - keys
+    taken = {column.name for transform in contract.used(service) for column in transform.request}
     lookups, predictions = [], []
     port = _free_port()
     log = project.state / "logs" / "server.log"
@@ -129,7 +130,8 @@ def _ask(project: Project) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         _await(url, server, log)
         for row in rows.to_pylist():
             entities = {name: [row[name]] for name in sorted(keys)}
-            asked = {"feature_service": declared.student.name, "entities": entities, "full_feature_names": True}
+            moment = entities | {name: [row[name]] for name in sorted(taken - keys)}
+            asked = {"feature_service": declared.student.name, "entities": moment, "full_feature_names": True}
             lookups.append({"request": asked, "answer": _post(f"{url}/get-online-features", asked)})
             asked = {"model": declared.name, "entities": entities, "request": {n: [row[n]] for n in sorted(fields)}}
             predictions.append({"request": asked, "answer": _post(f"{url}/predict", asked)})

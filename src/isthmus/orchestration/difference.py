@@ -3,14 +3,15 @@
 import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from isthmus.features.contract import Contract, ViewContract, changed_parts, differences
+from isthmus.features.contract import Contract, ViewContract
+from isthmus.features.contractdiff import changed_parts, differences
 from isthmus.features.errors import ContractMismatch, DataError, IsthmusError
 from isthmus.features.files import read_pointer
-from isthmus.features.manifest import read_package
 from isthmus.features.offline import OfflineStore
-from isthmus.orchestration.models import last_package
+from isthmus.orchestration.models import last_package, outdated
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.trainingrecord import RECORD
 from isthmus.serving.deployment import Deployment
@@ -46,7 +47,7 @@ class Difference:
         after: hash of the contract of today's definitions.
         changes: what is different, a sentence each.
         tables: table to what becomes of it.
-        stale: what is there already and was made under another contract: training sets, packages, deployments.
+        stale: what is there already and cannot be used under the new contract: training sets, packages, deployments.
     """
 
     before: str
@@ -134,7 +135,10 @@ def _size(store: OfflineStore, view: ViewContract) -> tuple[int, int] | None:
 
 
 def _stale(project: Project, contract: Contract) -> dict[str, list[str]]:
-    """What was made under another contract, as each of its readers would find."""
+    """What was made under another contract and cannot be used under this one, as each of its readers would find.
+
+    A training set belongs to one contract. A model goes on as long as what it reads is the same.
+    """
     stale: dict[str, list[str]] = {"training set": [], "package": [], "deployment": []}
     for declared in project.definitions.distillations.values():
         # Without one, or one that can be read, there is nothing that could become stale.
@@ -143,10 +147,17 @@ def _stale(project: Project, contract: Contract) -> dict[str, list[str]]:
             if json.loads(record.read_text())["contract"] != contract.hash:
                 stale["training set"].append(declared.name)
         with suppress(IsthmusError):
-            if read_package(last_package(project, declared)).contract != contract.hash:
+            if outdated(last_package(project, declared), contract):
                 stale["package"].append(declared.name)
     if project.deployment_file.exists():
         deployed = Deployment.loads(project.deployment_file.read_bytes(), str(project.deployment_file))
-        if deployed.contract != contract.hash:
+        if not _goes_on(Path(deployed.package), contract):
             stale["deployment"].append(deployed.model)
     return stale
+
+
+def _goes_on(package: Path, contract: Contract) -> bool:
+    try:
+        return not outdated(package, contract)
+    except IsthmusError:
+        return False

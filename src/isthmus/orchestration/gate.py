@@ -5,20 +5,26 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.dataset as ds
 
+from isthmus.features.days import Days
 from isthmus.features.errors import GateFailed
 from isthmus.features.findings import Finding, by_row, check
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.reference import references
 
 
-def require(found: Sequence[Finding]) -> None:
+def require(found: Sequence[Finding], part: Days | None = None) -> None:
     """Refuses rows that are about to be written if they break what their views promise.
+
+    Args:
+        found: what was found.
+        part: the days of the rows, where those of others may have been written before; None if nothing was.
 
     Raises:
         GateFailed: they do; every expectation that is broken is named.
     """
     if broken := [str(finding) for finding in found if not finding.passed]:
-        raise failure("build", broken, "correct the transform, its sources or the expectation; nothing was written")
+        kept = "nothing was written" if part is None else f"of {part}, nothing was written"
+        raise failure("build", broken, f"correct the transform, its sources or the expectation; {kept}")
 
 
 def findings(project: Project, view: str, data: pa.Table | ds.Dataset | None, *, part: bool = False) -> list[Finding]:

@@ -1,6 +1,7 @@
 """Whether a view reaches further back than it says: a range that is built from too little of its sources is wrong."""
 
 from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -11,8 +12,11 @@ from isthmus.features.days import DAY, Days, day_name
 from isthmus.features.errors import DataError
 from isthmus.features.spec import FeatureView
 from isthmus.features.spool import Spool
+from isthmus.features.types import DataType
 from isthmus.transforms import sources
 from isthmus.transforms.compute import Frames, stream_view
+
+Numbers: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 _ROUNDING = {"Float32": 1e-5, "Float64": 1e-9}
 """By which share of a feature's greatest value an engine's sums may differ, which begin at the first row they see."""
@@ -87,11 +91,23 @@ def _difference(contract: ViewContract, once: pa.Table | None, twice: pa.Table |
 def _differ(column: Column, once: pa.Table, twice: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Which rows of one column differ."""
     one, two = (from_arrow(table[column.name], column.dtype) for table in (once, twice))
-    if (share := _ROUNDING.get(column.dtype.name)) is not None:
-        finite = np.abs(one.data[np.isfinite(one.data)])
-        near = np.isclose(one.data, two.data, rtol=share, atol=share * finite.max(initial=0), equal_nan=True)
-        return np.asarray((one.valid != two.valid) | ~near)
+    element = column.dtype.element
     if column.dtype.numpy is not None:
-        return np.asarray((one.valid != two.valid) | (one.data != two.data))
-    pairs = zip(one.tolist(column.dtype), two.tolist(column.dtype), strict=True)
-    return np.asarray([repr(a) != repr(b) for a, b in pairs], bool)
+        return np.asarray((one.valid != two.valid) | ~_near(one.data, two.data, column.dtype))
+    if element is None or element.numpy is None:
+        pairs = zip(one.tolist(column.dtype), two.tolist(column.dtype), strict=True)
+        return np.asarray([repr(a) != repr(b) for a, b in pairs], bool)
+    lengths, others = (np.array([-1 if array is None else len(array) for array in found.data]) for found in (one, two))
+    full = (lengths == others) & (lengths > 0)
+    first, second = (np.concatenate([np.empty(0, element.numpy), *found.data[full]]) for found in (one, two))
+    differing = np.asarray(lengths != others)
+    differing[np.repeat(np.flatnonzero(full), lengths[full])[~_near(first, second, element)]] = True
+    return differing
+
+
+def _near(one: Numbers, two: Numbers, dtype: DataType) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which numbers are the same, but for the rounding of sums."""
+    if (share := _ROUNDING.get(dtype.name)) is None:
+        return np.asarray(one == two)
+    finite = np.abs(one[np.isfinite(one)])
+    return np.isclose(one, two, rtol=share, atol=share * finite.max(initial=0), equal_nan=True)

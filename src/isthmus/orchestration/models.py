@@ -5,14 +5,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isthmus.distill.declaration import Distillation
+from isthmus.distill.head import Head
 from isthmus.features.contract import Contract
+from isthmus.features.contractdiff import service_differences
 from isthmus.features.errors import ContractMismatch, DataError, DependencyError, GateFailed
 from isthmus.features.files import read_pointer, write_atomically
-from isthmus.features.manifest import ModelInput, package_digest, read_package
+from isthmus.features.manifest import ModelInput, package_digest, read_contract, read_package
 from isthmus.features.verdict import FeatureVerdict
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables import Progress, silent
-from isthmus.orchestration.trainingset import distillation, last_training_set
+from isthmus.orchestration.trainingset import distillation, last_training_set, made_training_set
 
 if TYPE_CHECKING:
     from isthmus.distill.distillation import DistillationReport
@@ -48,6 +50,7 @@ def distill(project: Project, name: str | None = None, *, progress: Progress = s
         cache=project.state / "teacher" / declared.name,
         contract=contract.hash,
         training_set=examples.id,
+        head=Head.of(contract, declared.student.name),
         progress=progress,
     )
     write_atomically(_models(project, declared) / "latest", report.id.encode())
@@ -87,6 +90,7 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
         contract_hash=contract.hash,
         service=declared.student.name,
         profile=project.settings.profiles.serving,
+        head=Head.of(contract, declared.student.name),
         progress=progress,
     )
     write_atomically(_latest_package(project, declared), report.path.name.encode())
@@ -96,23 +100,33 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
 def check_last_package(project: Project, declared: Distillation) -> tuple[str, FeatureVerdict]:
     """Digest of the last package, and the comparison of its output with its student's.
 
+    They are compared on rows that the student learned from, whatever has been added to the contract since.
+
     Raises:
-        DataError: nothing was exported.
+        DataError: nothing was exported, or the training set is gone.
     """
     package, model = last_package(project, declared), last_model(project, declared)
     try:
         from isthmus.distill.check import check_package
     except ImportError as error:
         raise _missing("distill", error) from error
-    table = last_training_set(project, declared).table()
+    table = made_training_set(project, declared, read_package(package).training_set).table()
     return package_digest(package), FeatureVerdict(**check_package(package, model, table, CHECKED_ROWS))
 
 
 def is_exported(project: Project, declared: Distillation, contract: Contract) -> bool:
-    """Whether a package of the distillation is there that was made under the contract."""
-    if not _latest_package(project, declared).exists():
-        return False
-    return read_package(last_package(project, declared)).contract == contract.hash
+    """Whether a package of the distillation is there that can run under the contract."""
+    return _latest_package(project, declared).exists() and not outdated(last_package(project, declared), contract)
+
+
+def outdated(package: Path, contract: Contract) -> list[str]:
+    """What of all that a package reads is not what it was when it was made: empty if it can run under the contract.
+
+    Raises:
+        PackageError: it is damaged.
+    """
+    manifest = read_package(package)
+    return service_differences(read_contract(package, manifest), contract, manifest.service)
 
 
 def last_model(project: Project, declared: Distillation) -> Path:

@@ -15,7 +15,8 @@ from types import ModuleType
 
 from isthmus.distill.declaration import Distillation
 from isthmus.features import clock
-from isthmus.features.contract import Contract, differences
+from isthmus.features.contract import Contract
+from isthmus.features.contractdiff import differences, named
 from isthmus.features.declarations import Declaration, compile_contract
 from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem
@@ -183,7 +184,7 @@ class Project:
             raise ContractMismatch(f"project {self.name}", "nothing has been applied", remedy="run `isthmus apply`")
         applied = Contract.loads(self.contract_file.read_bytes(), str(self.contract_file))
         if applied.hash != contract.hash:
-            changes = "; ".join(differences(applied, contract))
+            changes = named(differences(applied, contract))
             raise ContractMismatch(
                 f"project {self.name}", f"the definitions have changed since the last apply ({changes})",
                 remedy="run `isthmus apply`",

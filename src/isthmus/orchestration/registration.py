@@ -4,7 +4,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from isthmus.features.contract import Contract, differences
+from isthmus.features.contract import Contract
+from isthmus.features.contractdiff import differences
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, DependencyError
 from isthmus.features.files import write_atomically
 from isthmus.features.offline import NEW_VERSION, OfflineStore

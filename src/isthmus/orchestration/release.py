@@ -28,7 +28,7 @@ def deploy(project: Project, name: str | None = None) -> Deployment:
     """
     declared = distillation(project, name)
     contract, store = project.applied(), OfflineStore(project.offline)
-    views = [contract.view(view) for view in {view for view, _ in contract.service(declared.student.name).features}]
+    views = [contract.view(view) for view in {view for view, _ in contract.read(declared.student.name)}]
     file = verdict_file(project, declared)
     verdict = Verdict.loads(file.read_bytes(), str(file)) if file.exists() else None
     return deployment.deploy(

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from isthmus.features import clock
+from isthmus.orchestration.terminal import new_console, new_table
 
 if TYPE_CHECKING:
     from isthmus.features.statistics import ViewStatistics
@@ -24,17 +25,19 @@ _MODELS = {
 
 def show_report(report: Mapping[str, Any]) -> None:
     """Prints the report of one step: a table where it has a row per view, lines otherwise."""
-    console = _console()
+    console = new_console()
     if report and all(isinstance(value, Mapping) for value in report.values()):
         first = next(iter(report.values()))
-        table = _table("", *first)
+        table = new_table("", *first)
         for name, row in report.items():
             table.add_row(name, *(_cell(value) for value in row.values()))
         console.print(table)
         return
     for key, value in report.items():
         if isinstance(value, list):
-            value = f"{len(value)}" if len(value) > 6 else ", ".join(map(str, value)) or "none"
+            # Sentences have commas of their own.
+            between = f"\n{'':>18}" if any(", " in str(item) for item in value) else ", "
+            value = f"{len(value)}" if len(value) > 6 else between.join(map(str, value)) or "none"
         elif isinstance(value, Mapping):
             value = f"{len(value)} entries, see --json"
         console.print(f"[dim]{key:>16}[/]  {_cell(value)}", highlight=False, soft_wrap=True)
@@ -56,10 +59,10 @@ def feature_rows(statistics: "ViewStatistics") -> list[list[str]]:
 
 def show_quality(report: "QualityReport") -> None:
     """Prints what a quality report found: statistics, expectations, drift."""
-    console = _console()
+    console = new_console()
     for name, view in report.views.items():
         rows = view.statistics.rows
-        table = _table(*FEATURE_COLUMNS)
+        table = new_table(*FEATURE_COLUMNS)
         table.title, table.title_justify = f"{name}: {rows:,} rows, version {view.statistics.version}", "left"
         for row in feature_rows(view.statistics):
             table.add_row(*(cell if len(cell) <= 24 else cell[:23] + "…" for cell in map(escape, row)))
@@ -83,7 +86,7 @@ def _show_drift(console: Console, drifts: "ViewDrift") -> None:
         return
     if not drifts.judged:
         console.print("  these are too few rows to judge")
-    table = _table("feature", "psi", "ks", "wasserstein", "")
+    table = new_table("feature", "psi", "ks", "wasserstein", "")
     for feature, one in drifts.features.items():
         figures = map(_cell, (one.psi, one.ks, one.wasserstein))
         unseen = f" unseen: {', '.join(one.unseen)}" if one.unseen else ""
@@ -94,7 +97,7 @@ def _show_drift(console: Console, drifts: "ViewDrift") -> None:
 
 def show(outcome: Mapping[str, Any]) -> None:
     """Prints the outcome of a demo."""
-    console = _console()
+    console = new_console()
     console.print(f"\n[bold]{outcome['project']}[/]  contract {outcome['contract'][:12]}\n", highlight=False)
     console.print(_views(outcome))
     examples = outcome["training_set"]
@@ -118,7 +121,7 @@ def show(outcome: Mapping[str, Any]) -> None:
 
 
 def _views(outcome: Mapping[str, Any]) -> Table:
-    table = _table("view", "rows", "keys", "changed", "written", "verified", "differing")
+    table = new_table("view", "rows", "keys", "changed", "written", "verified", "differing")
     for name, built in outcome["views"].items():
         counts = outcome["materialize"][name]
         features = outcome["verdict"]["views"][name].values()
@@ -130,7 +133,7 @@ def _views(outcome: Mapping[str, Any]) -> Table:
 
 
 def _models(models: Mapping[str, Mapping[str, float]]) -> Table:
-    table = _table("model", "AUC", "log loss", "ECE", "parameters", "kB", "p50 µs", "p99 µs")
+    table = new_table("model", "AUC", "log loss", "ECE", "parameters", "kB", "p50 µs", "p99 µs")
     for name, m in models.items():
         figures = (f"{m['auc']:.4f}", f"{m['log_loss']:.4f}", f"{m['ece']:.4f}", f"{m['parameters']:,}")
         times = (f"{m['bytes'] / 1000:,.1f}", f"{m['p50_us']:,.0f}", f"{m['p99_us']:,.0f}")
@@ -165,19 +168,6 @@ def _answer(n: int, lookup: Mapping[str, Any], prediction: Mapping[str, Any]) ->
     if n == 0:
         table.caption = f"{len(shown)} of {len(features)} features of the answer"
     return table
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for n, column in enumerate(columns):
-        table.add_column(column, justify="left" if n == 0 else "right", no_wrap=True)
-    return table
-
-
-def _console() -> Console:
-    """As wide as the terminal; wide enough for every table where there is none."""
-    console = Console()
-    return console if console.is_terminal else Console(width=110)
 
 
 def _cell(value: object) -> str:

@@ -139,7 +139,7 @@ class _Run:
                 if turn < CHECKED:
                     lookback.require_enough(self.view, self.compiled, frames, rows)
                 for part in parts:
-                    gate.require(gate.findings(self.project, self.view.name, _within(rows, part), part=True))
+                    gate.require(gate.findings(self.project, self.view.name, _within(rows, part), part=True), part)
                     with self.store.prepare(
                         self.compiled, rows, part, origin=self.origin, done=unchanged, now=self.now
                     ) as ready:

@@ -3,6 +3,11 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 
 def write_json(report: object) -> None:
@@ -16,6 +21,25 @@ def write_json(report: object) -> None:
 def say(text: str) -> None:
     """A sentence."""
     sys.stderr.write(f"isthmus: {text}\n")
+
+
+def new_console() -> "Console":
+    """Stdout: as wide as the terminal; wide enough for every table where there is none, and without colors there."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=110)
+
+
+def new_table(*columns: str, words: bool = False) -> "Table":
+    """A table whose first column holds words, and whose others hold numbers unless they are `words`, too."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for n, column in enumerate(columns):
+        table.add_column(column, justify="left" if words or n == 0 else "right", no_wrap=True)
+    return table
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -21,6 +21,7 @@ from isthmus.features.pointintime import BATCH, History, Join
 from isthmus.features.scan import in_lots
 from isthmus.features.served import ServedJoin
 from isthmus.features.spines import SpineRows, spine_rows
+from isthmus.orchestration.computing import Computing, computing, computing_then
 from isthmus.orchestration.enginejoin import EngineJoin
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.spinesql import asked, is_sql
@@ -55,6 +56,7 @@ class TrainingData:
         served: whether to join what serving answered instead of what could have been known; or view to the moment up to
             which its log is replayed.
         engine: the engine to join by; None to join in this process. The rows are the same.
+        computing: what computes request transforms, if any are wanted.
         threads: CPU threads.
         contract: hash of the contract, for the record.
         named: what the record calls the spine.
@@ -78,8 +80,9 @@ class TrainingData:
         records: Path,
         served: bool | Mapping[str, int] = False,
         engine: str | None = None,
+        computing: Computing | None = None,
     ) -> None:
-        self._records = records
+        self._records, self._computing = records, computing
         self._offline, self._histories, self._spine = offline, histories, spine
         self._features, self._status, self._contract, self._named = features, status, contract, named
         self._join: Join | ServedJoin | EngineJoin
@@ -96,7 +99,7 @@ class TrainingData:
                 spine.schema, offline, histories, features=features, status=status, threads=threads,
                 until=None if served is True else served,
             )  # fmt: skip
-        self.schema = self._join.schema
+        self.schema = computing.schema(self._join.schema) if computing else self._join.schema
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows in order, a batch at a time, in bounded memory.
@@ -172,7 +175,10 @@ class TrainingData:
 
     def _known(self, spine_sha256: str) -> dict[str, Any]:
         """All that decides the content."""
+        # Only where there are any: what was made before they existed keeps its id.
+        computed = {"computed": self._computing.known} if self._computing else {}
         return {
+            **computed,
             "contract": self._contract,
             "spine": self._named,
             "spine_sha256": spine_sha256,
@@ -185,7 +191,8 @@ class TrainingData:
         }
 
     def _joined(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return self._join.batches(spine)
+        joined = self._join.batches(spine)
+        return self._computing.batches(joined) if self._computing else joined
 
 
 def training_data(
@@ -202,6 +209,7 @@ def training_data(
     Args:
         project: the project, applied and built.
         features: the name of a service, or features as `view:feature`; a view's name alone stands for all of its own.
+            So do request transforms and their fields; the stored features that they take come along.
         spine: one row per question, with `event_timestamp` in a time zone, the join keys, and what else is to come
             along: a table in any of the forms of `spines.FORMS`, or a SELECT in DuckDB's SQL over the views, by name,
             and over sources that are Parquet.
@@ -216,7 +224,7 @@ def training_data(
     contract = project.applied()
     offline = OfflineStore(project.offline)
     chosen = selected(contract, features)
-    histories = [offline.history(contract.views[name]) for name in chosen]
+    histories = [offline.history(contract.views[name]) for name in chosen.stored]
     threads = project.settings.profiles.training.threads
     if isinstance(spine, str) and is_sql(spine):
         rows, named = asked(spine, _tables(project, contract, offline, histories), threads), "SQL"
@@ -224,8 +232,9 @@ def training_data(
         rows = spine_rows(spine, _key_types(histories))
         named = str(rows.path) if rows.path else "rows"
     return TrainingData(
-        offline, histories, rows, chosen, status=status, threads=threads, contract=contract.hash, named=named,
+        offline, histories, rows, chosen.stored, status=status, threads=threads, contract=contract.hash, named=named,
         records=records_of(project), served=as_served, engine=joiner(project, join, as_served=as_served),
+        computing=computing(project, contract, chosen.computed),
     )  # fmt: skip
 
 
@@ -254,7 +263,8 @@ def repeat(project: Project, record: str, out: Path | str | None = None, *, join
 
     Raises:
         RequestError: there is no such training set, or it is one as served, and is to be joined by the engine.
-        DataError: it cannot be made again, because a table's version or the spine is gone or not what it was.
+        DataError: it cannot be made again, because a table's version, the spine or a request transform is gone or not
+            what it was.
     """
     made = found(project, record)
     where = f"training set {made.id}"
@@ -274,35 +284,55 @@ def repeat(project: Project, record: str, out: Path | str | None = None, *, join
         offline, histories, spine, made.features, status=made.options["status"],
         threads=project.settings.profiles.training.threads, contract=made.contract, named=made.spine,
         records=records_of(project), served=made.served or False,
-        engine=joiner(project, join, as_served=made.served is not None),
+        engine=joiner(project, join, as_served=made.served is not None), computing=computing_then(project, made),
     )  # fmt: skip
     return data.write(out or made.path, like=made.id, beside=made.path)
 
 
-def selected(contract: Contract, features: str | Sequence[str]) -> dict[str, list[str]]:
-    """View to features, in the order in which they are named: of a service, of a list, or of a list with commas.
+class Selected(NamedTuple):
+    """What was asked for.
+
+    Attributes:
+        stored: view to features, those that request transforms take included.
+        computed: request transform to fields.
+    """
+
+    stored: dict[str, list[str]]
+    computed: dict[str, list[str]]
+
+
+def selected(contract: Contract, features: str | Sequence[str]) -> Selected:
+    """The features of a service, of a list, or of a list with commas, in the order in which they are named.
 
     Raises:
         RequestError: a name is not in the contract, or named twice.
     """
     if isinstance(features, str) and features in contract.services:
-        features = [f"{view}:{feature}" for view, feature in contract.service(features).features]
+        service = contract.service(features)
+        features = [f"{name}:{feature}" for name, feature in (*service.features, *service.computed)]
     names = features.replace(",", " ").split() if isinstance(features, str) else list(features)
-    chosen: dict[str, list[str]] = {}
+    chosen = Selected({}, {})
     for name in names:
-        view, _, feature = name.partition(":")
-        if view not in contract.views:
-            expected = f"{one_of(contract.services)} for a service, or view:feature with {one_of(contract.views)}"
+        owner, _, feature = name.partition(":")
+        declared = contract.views.get(owner) or contract.transforms.get(owner)
+        if declared is None:
+            named = one_of([*contract.views, *contract.transforms])
+            expected = f"{one_of(contract.services)} for a service, or view:feature with {named}"
             raise RequestError(f"features, {name!r}", "is not in the contract", expected=expected)
-        known = [column.name for column in contract.views[view].fields]
+        kind = "view" if owner in contract.views else "request transform"
+        known = [column.name for column in declared.fields]
         if feature and feature not in known:
-            raise RequestError(f"features, {name!r}", f"view {view} has no such feature", expected=one_of(known))
-        mine = chosen.setdefault(view, [])
+            raise RequestError(f"features, {name!r}", f"{kind} {owner} has no such feature", expected=one_of(known))
+        mine = (chosen.stored if kind == "view" else chosen.computed).setdefault(owner, [])
         for added in [feature] if feature else known:
             if added in mine:
-                raise RequestError(f"features, {view}:{added}", "is named twice", expected="each feature once")
+                raise RequestError(f"features, {owner}:{added}", "is named twice", expected="each feature once")
             mine.append(added)
-    if not chosen:
+    for transform in chosen.computed:
+        for view, feature in contract.transforms[transform].stored:
+            if feature not in (mine := chosen.stored.setdefault(view, [])):
+                mine.append(feature)
+    if not chosen.stored and not chosen.computed:
         raise RequestError("features", "none are named", expected="a service, or features as view:feature")
     return chosen
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,7 @@ class TrainingSet:
         rows_out: rows of the training set.
         served: of a training set as served, view to the moment at which the last rows that it saw became readable.
         lag: of a training set as served, view to feature to how it differs from the ideal join.
+        computed: request transform to its hash and the fields that were computed.
     """
 
     id: str
@@ -61,6 +62,7 @@ class TrainingSet:
     rows_out: int
     served: dict[str, int] | None = None
     lag: dict[str, dict[str, Any]] | None = None
+    computed: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """The machine-readable form, which is also the record beside the data."""

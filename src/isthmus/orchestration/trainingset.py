@@ -1,5 +1,6 @@
 """`training-set`: the examples of a distillation, each with what every view answered at its moment."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from isthmus.distill.declaration import Distillation
@@ -10,11 +11,14 @@ from isthmus.features.offline import OfflineStore
 from isthmus.features.spines import SpineRows
 from isthmus.features.types import TYPES
 from isthmus.orchestration import reference
+from isthmus.orchestration.computing import computing
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables import Progress, reading, silent
 from isthmus.orchestration.trainingdata import Noted, TrainingData, joiner, repeat, training_data
 from isthmus.orchestration.trainingrecord import DATA, RECORD, TrainingSet, records_of
 from isthmus.transforms.compute import compute_spine
+
+_REMEDY = "run `isthmus training-set`"
 
 
 def training_set(
@@ -38,9 +42,9 @@ def training_set(
     engine = joiner(project, join, as_served=as_served)
     declared = distillation(project, name)
     offline = OfflineStore(project.offline)
-    views = dict.fromkeys(
-        view for service in (declared.teacher, declared.student) for view, _ in contract.service(service.name).features
-    )
+    services = [service.name for service in (declared.teacher, declared.student)]
+    views = dict.fromkeys(view for service in services for view, _ in contract.read(service))
+    computed = {one.name: [column.name for column in one.fields] for name in services for one in contract.used(name)}
     histories = [offline.history(contract.views[view]) for view in views]
     progress(f"computing {declared.spine.name}", 0.0)
     with reading(project, [declared.spine]) as frames:
@@ -58,6 +62,7 @@ def training_set(
         records=records_of(project),
         served=as_served,
         engine=engine,
+        computing=computing(project, contract, computed),
     )
     folder = project.state / "training" / declared.name
     identity = data.identity(Noted(rows).read())
@@ -66,8 +71,7 @@ def training_set(
         data.write(folder / identity)
     made = TrainingSet.read(folder / identity)
     if not (folder / identity / reference.FILE).exists():
-        services = (contract.service(service.name) for service in (declared.teacher, declared.student))
-        columns = dict.fromkeys(column for service in services for column in contract.inputs(service.name))
+        columns = dict.fromkeys(column for service in services for column in contract.inputs(service))
         reference.write(folder / identity, folder / identity / DATA, made, list(columns), histories, offline)
     write_atomically(folder / "latest", identity.encode())
     progress("the training set is written", 1.0)
@@ -114,18 +118,42 @@ def last_training_set(project: Project, declared: Distillation) -> TrainingSet:
         DataError: there is none, or it is damaged, or made under another contract.
     """
     folder = project.state / "training" / declared.name
-    remedy = "run `isthmus training-set`"
-    where = f"training set of {declared.name}"
-    try:
-        result = TrainingSet.read(read_pointer(folder / "latest"))
-    except FileNotFoundError as error:
-        raise DataError(where, f"there is none in {folder}", remedy=remedy) from error
-    except (ValueError, TypeError, KeyError) as error:
-        raise DataError(where, f"its record cannot be read ({error})", remedy=remedy) from error
+    result = _read(declared, folder, lambda: read_pointer(folder / "latest"))
     contract = project.applied().hash
     if result.contract != contract:
-        raise DataError(where, f"made under contract {result.contract[:12]}", expected=contract[:12], remedy=remedy)
+        raise DataError(f"training set of {declared.name}", f"made under contract {result.contract[:12]}",
+                        expected=contract[:12], remedy=_REMEDY)  # fmt: skip
     return result
+
+
+def latest_training_set(project: Project, declared: Distillation) -> TrainingSet | None:
+    """The training set of the last `training-set`, under whatever contract it was made; None if there was none.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    folder = project.state / "training" / declared.name
+    return _read(declared, folder, lambda: read_pointer(folder / "latest")) if (folder / "latest").exists() else None
+
+
+def made_training_set(project: Project, declared: Distillation, identity: str) -> TrainingSet:
+    """A training set that a student learned from, under whatever contract it was made.
+
+    Raises:
+        DataError: it is gone or damaged.
+    """
+    folder = project.state / "training" / declared.name
+    return _read(declared, folder / identity, lambda: folder / identity)
+
+
+def _read(declared: Distillation, place: Path, found: Callable[[], Path]) -> TrainingSet:
+    where = f"training set of {declared.name}"
+    try:
+        return TrainingSet.read(found())
+    except FileNotFoundError as error:
+        raise DataError(where, f"there is none in {place}", remedy=_REMEDY) from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(where, f"its record cannot be read ({error})", remedy=_REMEDY) from error
 
 
 def distillation(project: Project, name: str | None) -> Distillation:

@@ -24,7 +24,7 @@ from isthmus.features.lookupplan import ViewAnswer
 from isthmus.serving import columns, compact, documentation, log, members, openapi, push, refusals
 from isthmus.serving.formats import Format, chosen
 from isthmus.serving.guard import Guarded, Limited, granted, refused
-from isthmus.serving.lookup import Lookup
+from isthmus.serving.lookup import Lookup, Made
 from isthmus.serving.messages import (
     LookupRequest,
     ModelInput,
@@ -93,20 +93,26 @@ class Api:
         granted(request).require_lookup(asked.feature_service, asked.features)
         state = self._watch.state
         lookup = _find(state, asked)
-        keys = await offload(len(body) > BYTES, columns.keys, asked.entities, state.join_keys)
+        keys, fields = await offload(
+            len(body) > BYTES, columns.entities, asked.entities, state.join_keys, lookup.request
+        )
         require_keys(lookup.plan, keys)
         lookup.require_apart(keys)
-        rows = columns.rows("entities", keys, self._limits.rows)
+        rows = columns.rows("entities", {**fields, **keys}, self._limits.rows)
         self._limits.require_values("entities and features", rows, len(lookup.names))
-        answers = await self._read(lookup, keys, rows)
+        answers = await self._read(lookup, keys, rows) if lookup.plan.views else {}
         large = rows * len(lookup.names) > VALUES
+        made: Made = {}
+        if lookup.computes:
+            given = {name: columns.values(data, lookup.request[name]) for name, data in fields.items()}
+            made = await offload(large, lookup.compute, given, answers)
         match form:
             case Format.JSON:
-                answer = await offload(large, lookup.encode, keys, rows, answers)
+                answer = await offload(large, lookup.encode, keys, rows, answers, made)
             case Format.VALUES:
-                answer = await offload(large, compact.values, lookup, keys, answers)
+                answer = await offload(large, compact.values, lookup, keys, answers, made)
             case Format.ARROW:
-                answer = await offload(large, compact.arrow, lookup, state.join_keys, keys, answers)
+                answer = await offload(large, compact.arrow, lookup, state.join_keys, keys, answers, made)
         return _answer(answer, state.contract.hash, form.value)
 
     async def push(self, request: Request) -> Response:
@@ -128,15 +134,17 @@ class Api:
         body = await _body(request)
         asked = _decode(body, _PREDICT)
         state = self._watch.state
-        predictor = state.predictor(asked.model)
-        granted(request).require("predict", predictor.model.deployment.model)
+        granted(request).require("predict", state.deployed(asked.model).deployment.model)
+        predictor = state.predictor()
         large = len(body) > BYTES
         keys, fields, rows = await offload(
             large, predictor.read, asked.entities, asked.request, state.join_keys, self._limits
         )
         answers = await self._read(predictor, keys, rows) if predictor.plan.views else {}
+        inputs = predictor.inputs(fields, answers)
         with self.metrics.run(predictor.model.deployment.model, rows):
-            output = await predictor.batches.predict(predictor.inputs(fields, answers), rows)
+            output = await predictor.batches.predict(inputs, rows)
+        predictor.require(output, inputs)
         return _answer(await offload(rows > VALUES, predictor.encode, output, answers), state.contract.hash)
 
     async def models(self, _request: Request) -> Response:
@@ -145,7 +153,7 @@ class Api:
         model = state.model
         if model is None:
             return _answer(msgspec.json.encode(Models([], state.refused)))
-        deployment = model.deployment
+        deployment, outdated = model.deployment, state.outdated
         described = ModelState(
             model=deployment.model,
             package=deployment.digest,
@@ -154,8 +162,9 @@ class Api:
             precision=deployment.precision,
             threads=deployment.threads,
             deployed_at=deployment.deployed_at,
-            current=deployment.contract == state.contract.hash,
+            current=outdated is None,
             inputs=[ModelInput(item.name, item.dtype.name) for item in model.inputs],
+            outdated=None if outdated is None else str(outdated),
         )
         return _answer(msgspec.json.encode(Models([described], state.refused)))
 

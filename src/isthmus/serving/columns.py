@@ -63,13 +63,41 @@ def keys(given: Mapping[str, msgspec.Raw], known: Mapping[str, Column]) -> dict[
     return columns
 
 
-def field(raw: msgspec.Raw, column: Column) -> list[Any]:
+def entities(
+    given: Mapping[str, msgspec.Raw], known: Mapping[str, Column], request: Mapping[str, Column]
+) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+    """The join keys of a lookup, and the request fields among them. A field named like a join key is that key's value.
+
+    Args:
+        given: name to a JSON array.
+        known: every join key of the contract by its name.
+        request: the request fields that are needed.
+
+    Raises:
+        RequestError: a field is missing, a name is neither of them, or a value has another type.
+    """
+    for name, column in request.items():
+        if name not in given:
+            raise RequestError(f"entities.{name}", "is missing, which a request transform takes",
+                               expected=f"a list of {_WORDS[column.dtype.name]} ({column.dtype.name})")  # fmt: skip
+    found = keys({name: raw for name, raw in given.items() if name in known or name not in request}, known)
+    fields = {name: found[name] if name in found else field(given[name], column, "entities")
+              for name, column in request.items()}  # fmt: skip
+    return found, fields
+
+
+def field(raw: msgspec.Raw, column: Column, part: str = "request") -> list[Any]:
     """The values of one field as a lookup answers with them; None is null.
+
+    Args:
+        raw: a JSON array.
+        column: the field.
+        part: the part of the request that holds it, for a message.
 
     Raises:
         RequestError: a value has another type.
     """
-    values = _decode(f"request.{column.name}", raw, column, _FIELDS)
+    values = _decode(f"{part}.{column.name}", raw, column, _FIELDS)
     match column.dtype.name:
         case "Float32" | "Float64" if b'"' in bytes(raw):
             return [float(value) if isinstance(value, str) else value for value in values]

@@ -19,7 +19,7 @@ from isthmus.features.columns import ARROW, Values, from_python
 from isthmus.features.contract import RESERVED, SEPARATOR, STATUS, Column
 from isthmus.features.lookupplan import ViewAnswer
 from isthmus.features.types import DataType, String, UnixTimestamp
-from isthmus.serving.lookup import LABELS, OPTIONS, Lookup, json_columns, labels
+from isthmus.serving.lookup import LABELS, OPTIONS, Lookup, Made, json_columns, labels
 
 CONTRACT = "isthmus-contract"
 """Under this name the metadata of the Arrow schema holds the hash of the contract, as the header of the answer does."""
@@ -28,7 +28,11 @@ _EVENT = RESERVED[0]
 
 
 def arrow(
-    lookup: Lookup, types: Mapping[str, Column], keys: Mapping[str, Sequence[Any]], answers: Mapping[str, ViewAnswer]
+    lookup: Lookup,
+    types: Mapping[str, Column],
+    keys: Mapping[str, Sequence[Any]],
+    answers: Mapping[str, ViewAnswer],
+    made: Made,
 ) -> bytes:
     """An Arrow IPC stream of one record batch.
 
@@ -40,10 +44,11 @@ def arrow(
         types: every join key of the contract by its name.
         keys: the join keys given.
         answers: the answers of the views.
+        made: what request transforms gave.
     """
     columns = {name: _array(from_python(key, types[name].dtype), types[name].dtype) for name, key in keys.items()}
     for name, (view, feature, dtype) in zip(lookup.names, lookup.features, strict=True):
-        columns[name] = _array(answers[view].columns[feature], dtype)
+        columns[name] = _array(made[view][feature] if view in made else answers[view].columns[feature], dtype)
     for view, answer in answers.items():
         codes = pa.Array.from_buffers(pa.int8(), len(answer.status), [None, pa.py_buffer(answer.status.tobytes())])
         columns[f"{view}{SEPARATOR}{STATUS}"] = pa.DictionaryArray.from_arrays(codes, _WORDS)
@@ -59,12 +64,14 @@ def arrow(
     return body
 
 
-def values(lookup: Lookup, keys: Mapping[str, Sequence[Any]], answers: Mapping[str, ViewAnswer]) -> bytes:
+def values(lookup: Lookup, keys: Mapping[str, Sequence[Any]], answers: Mapping[str, ViewAnswer], made: Made) -> bytes:
     """JSON with one list of values per column, in the notation of the full answer."""
     columns: list[Any] = [None] * len(lookup.names)
     for _, places, dtype, data, null in lookup.parts(answers):
         for place, column in zip(places, json_columns(dtype, data, null), strict=True):
             columns[place] = column
+    for place, _, dtype, data, null in lookup.computed(made):
+        (columns[place],) = json_columns(dtype, data, null)
     return orjson.dumps(
         {
             "metadata": {"feature_names": [*keys, *lookup.names], "contract": lookup.contract.hash},

@@ -6,9 +6,10 @@ from pathlib import Path
 import msgspec
 
 from isthmus.features.contract import Contract
-from isthmus.features.errors import ContractMismatch, GateFailed, PackageError
+from isthmus.features.contractdiff import require_service
+from isthmus.features.errors import GateFailed, PackageError
 from isthmus.features.files import write_atomically
-from isthmus.features.manifest import package_digest, read_package
+from isthmus.features.manifest import package_digest, read_contract, read_package
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.verdict import Verdict
 
@@ -87,17 +88,13 @@ def deploy(
 
     Raises:
         PackageError: the package is damaged, or lacks the profile's precision.
-        ContractMismatch: the package was made under another contract.
+        ContractMismatch: what the model reads is not what it was when the package was made.
         GateFailed: there is no verdict, or it did not pass, or it is about something else or not about everything.
     """
     manifest = read_package(package)
     digest = package_digest(package)
     where = f"package {manifest.name}"
-    if manifest.contract != contract.hash:
-        raise ContractMismatch(
-            where, f"made under contract {manifest.contract[:12]}", expected=contract.hash[:12],
-            remedy="run `isthmus distill` and `isthmus export` again",
-        )  # fmt: skip
+    require_service(where, read_contract(package, manifest), contract, manifest.service)
     manifest.variant(profile.precision)
     verdict = _approve(where, digest, contract, verdict)
     _require_coverage(where, contract, manifest.service, verdict, tables)
@@ -105,7 +102,7 @@ def deploy(
         model=manifest.name,
         package=str(package.resolve()),
         digest=digest,
-        contract=contract.hash,
+        contract=manifest.contract,
         service=manifest.service,
         precision=profile.precision,
         threads=profile.threads,
@@ -119,8 +116,8 @@ def deploy(
 def _require_coverage(
     where: str, contract: Contract, service: str, verdict: Verdict, tables: Mapping[str, str]
 ) -> None:
-    """Refuses a verdict that did not compare every stored feature the model reads, as the tables have them now."""
-    features = contract.service(service).features
+    """Refuses a verdict that did not compare every feature the model reads, as the tables have them now."""
+    features = [*contract.read(service), *contract.service(service).computed]
     missing = []
     for view, feature in features:
         compared = verdict.views.get(view, {}).get(feature)
@@ -131,7 +128,7 @@ def _require_coverage(
         raise GateFailed(
             where,
             f"its verdict did not compare {', '.join(missing[:3])}" + (" and more" if len(missing) > 3 else ""),
-            expected="every stored feature of the model",
+            expected="every feature of the model",
             remedy=_VERIFY,
         )
     rebuilt = sorted({view for view, _ in features if tables.get(view) != verdict.tables.get(view)})

@@ -2,7 +2,7 @@
 
 import math
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -10,15 +10,18 @@ import numpy as np
 import orjson
 
 from isthmus.features.clock import Status
-from isthmus.features.columns import split
+from isthmus.features.columns import Values, split
 from isthmus.features.contract import SEPARATOR, Contract
 from isthmus.features.errors import RequestError
 from isthmus.features.lookupplan import LookupPlan, ViewAnswer
+from isthmus.features.rowgraph import RowGraph
 from isthmus.features.types import Bytes, DataType
 from isthmus.serving.refusals import NotFoundError
 
 OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NAIVE_UTC | orjson.OPT_UTC_Z
 Nulls = np.ndarray[Any, np.dtype[np.bool_]]
+Made = Mapping[str, Mapping[str, Values]]
+"""Request transform to its fields."""
 
 LABELS = ("PRESENT", "NULL_VALUE", "OUTSIDE_MAX_AGE", "NOT_FOUND")
 """Feast's word for each code of `Status`."""
@@ -42,17 +45,39 @@ class Lookup:
 
     Args:
         contract: the project's contract.
-        features: (view, feature) pairs that exist in the contract.
+        features: pairs that exist in the contract: (view, feature) or (request transform, field).
         full_names: whether to name features `view__feature`.
+        graphs: request transforms by name, ready to compute.
+        earlier: contracts whose rows may still be there.
+
+    Attributes:
+        request: the request fields that request transforms take, by name.
+        computes: whether there are any.
 
     Raises:
         RequestError: two columns would have one name.
     """
 
-    def __init__(self, contract: Contract, features: Sequence[tuple[str, str]], *, full_names: bool) -> None:
+    def __init__(
+        self,
+        contract: Contract,
+        features: Sequence[tuple[str, str]],
+        *,
+        full_names: bool,
+        graphs: Callable[[str], RowGraph],
+        earlier: Sequence[Contract] = (),
+    ) -> None:
         self.contract = contract
-        self.plan = LookupPlan(contract, [view for view, _ in features])
-        self.bits = self.plan.bits(features)
+        self._graphs = [
+            graphs(name) for name in dict.fromkeys(name for name, _ in features if name in contract.transforms)
+        ]
+        taken = [graph.transform for graph in self._graphs]
+        stored = [pair for pair in features if pair[0] in contract.views]
+        read = dict.fromkeys((*stored, *(pair for transform in taken for pair in transform.stored)))
+        self.plan = LookupPlan(contract, [view for view, _ in read], earlier)
+        self.bits = self.plan.bits(read)
+        self.request = {column.name: column for transform in taken for column in transform.request}
+        self.computes = bool(taken)
         self.names = [f"{view}{SEPARATOR}{feature}" if full_names else feature for view, feature in features]
         seen: set[str] = set(self.plan.keys)
         for name in self.names:
@@ -65,18 +90,43 @@ class Lookup:
         self._columns = frozenset(self.names)
         places: dict[str, dict[str, int]] = {}
         for place, (view, feature) in enumerate(features):
-            places.setdefault(view, {})[feature] = place
+            if view in contract.views:
+                places.setdefault(view, {})[feature] = place
         self._views = [
             (view, [(part, [own[name] for name in part.names]) for part in self.plan.codecs[view].select(list(own))])
             for view, own in places.items()
         ]
-        types = {(view, field.name): field.dtype for view in places for field in contract.views[view].fields}
-        self.features = [(view, feature, types[view, feature]) for view, feature in features]
+        self.features = [
+            (name, feature, (contract.stored if name in contract.views else contract.computed)((name, feature)).dtype)
+            for name, feature in features
+        ]
+        self._computed = [(place, *self.features[place]) for place, (name, _) in enumerate(features)
+                          if name in contract.transforms]  # fmt: skip
         keys = [column for view in contract.views.values() for column in view.keys]
         self._metadata = lru_cache(_ORDERS)(self._describe)
         self._coded = {column.name for column in keys if column.dtype == Bytes}
 
-    def encode(self, keys: Mapping[str, Sequence[Any]], rows: int, answers: Mapping[str, ViewAnswer]) -> bytes:
+    def compute(self, given: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> Made:
+        """What the request transforms give, by their names.
+
+        Args:
+            given: the request fields.
+            answers: the answers of the views.
+
+        Raises:
+            RequestError: a row for which one of them is not defined.
+        """
+        made = {}
+        for graph in self._graphs:
+            transform = graph.transform
+            columns = {SEPARATOR.join(pair): answers[pair[0]].columns[pair[1]] for pair in transform.stored}
+            columns |= {column.name: given[column.name] for column in transform.request}
+            made[transform.name] = graph.require(columns)
+        return made
+
+    def encode(
+        self, keys: Mapping[str, Sequence[Any]], rows: int, answers: Mapping[str, ViewAnswer], made: Made
+    ) -> bytes:
         """The JSON answer for `rows` rows.
 
         It is put together from the texts of its columns: what columns share is written once.
@@ -89,6 +139,10 @@ class Lookup:
             texts = _texts(dtype, json_columns(dtype, data, null))
             for place, text, ending in zip(places, texts, shared[view].ends(null, len(places)), strict=True):
                 columns[place] = text + ending
+        times = repeated(_EPOCH, rows)
+        for place, _, dtype, data, null in self.computed(made):
+            (text,) = _texts(dtype, json_columns(dtype, data, null))
+            columns[place] = text + _end(present if null is None else _words(null[0].view(np.uint8) * _NULL), times)
         given = [orjson.dumps(column)[1:-1] + end for column in self.given(keys)]
         listed = b',{"values":['.join(given + columns)
         return b'{"metadata":' + self._metadata(tuple(keys)) + b',"results":[{"values":[' + listed + b"]}"
@@ -117,6 +171,12 @@ class Lookup:
         for view, parts in self._views:
             for selection, places in parts:
                 yield view, places, selection.dtype, *answers[view].columns.read(selection)
+
+    def computed(self, made: Made) -> Iterator[tuple[int, str, DataType, np.ndarray[Any, Any], Nulls | None]]:
+        """For each field of a request transform: place in the answer, name, type, values (1, n) and what is null."""
+        for place, transform, field, dtype in self._computed:
+            values = made[transform][field]
+            yield place, transform, dtype, values.data[None], None if values.valid.all() else ~values.valid[None]
 
     def _describe(self, keys: tuple[str, ...]) -> bytes:
         """The metadata of an answer that begins with these keys."""
@@ -165,7 +225,7 @@ def _texts(dtype: DataType, columns: list[Any]) -> list[bytes]:
 
 
 def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, str]]:
-    """(view, feature) pairs of Feast's references `view:feature`.
+    """(view, feature) pairs of Feast's references `view:feature`; of request transforms as well.
 
     Raises:
         NotFoundError: a view or a feature is not in the contract.
@@ -178,9 +238,10 @@ def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, st
         view, colon, feature = reference.partition(":")
         if not colon:
             raise RequestError(f"features, {reference!r}", "is no feature reference", expected="view:feature")
-        known = contract.views.get(view)
+        known = contract.views.get(view) or contract.transforms.get(view)
         if known is None:
-            raise NotFoundError(f"features, {reference!r}", f"no view {view!r}", expected=_one_of(contract.views))
+            expected = _one_of([*contract.views, *contract.transforms])
+            raise NotFoundError(f"features, {reference!r}", f"no view {view!r}", expected=expected)
         names = [column.name for column in known.fields]
         if feature not in names:
             raise NotFoundError(f"features, {reference!r}", f"no feature {feature!r}", expected=_one_of(names))
@@ -189,7 +250,7 @@ def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, st
 
 
 def service_features(contract: Contract, name: str) -> list[tuple[str, str]]:
-    """(view, feature) pairs of a feature service.
+    """(view, feature) pairs of a feature service; of request transforms as well.
 
     Raises:
         NotFoundError: it is not in the contract.
@@ -198,9 +259,9 @@ def service_features(contract: Contract, name: str) -> list[tuple[str, str]]:
     service = contract.services.get(name)
     if service is None:
         raise NotFoundError("feature_service", f"no service {name!r}", expected=_one_of(contract.services))
-    if not service.features:
-        raise RequestError("feature_service", f"{name} has no stored feature", expected="a service that reads a view")
-    return list(service.features)
+    if not service.features and not service.computed:
+        raise RequestError("feature_service", f"{name} has request fields only", expected="a service with features")
+    return [*service.features, *service.computed]
 
 
 def labels(codes: np.ndarray[Any, np.dtype[np.uint8]]) -> list[str]:

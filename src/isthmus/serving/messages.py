@@ -129,7 +129,10 @@ class PredictRequest(Struct, forbid_unknown_fields=True):
 
 
 class PredictAnswer(Struct):
-    """One prediction per row, and what each view had to say about the row."""
+    """One prediction per row, and what each view had to say about the row.
+
+    `contract` is what the model's package was made under; the header `isthmus-contract` has that of the server.
+    """
 
     model: str
     contract: str
@@ -146,7 +149,10 @@ class ModelInput(Struct):
 
 
 class ModelState(Struct):
-    """A deployed model; `current` is false when the contract has changed since it was deployed."""
+    """A deployed model; `current` is false, and `outdated` says why, when what it reads has changed since it was made.
+
+    `contract` is what its package was made under.
+    """
 
     model: str
     package: str
@@ -157,6 +163,7 @@ class ModelState(Struct):
     deployed_at: Annotated[int, Meta(description="Microseconds since 1970 UTC.")]
     current: bool
     inputs: list[ModelInput]
+    outdated: str | None = None
 
 
 class Models(Struct):

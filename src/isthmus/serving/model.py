@@ -10,7 +10,7 @@ import onnxruntime
 
 from isthmus.features.columns import Values
 from isthmus.features.errors import PackageError
-from isthmus.features.manifest import feeds, package_digest, read_golden, read_package
+from isthmus.features.manifest import feeds, package_digest, read_contract, read_golden, read_package
 from isthmus.serving.deployment import Deployment
 
 GOLDEN_TOLERANCE = 1e-5
@@ -25,6 +25,7 @@ class Model:
     """The model of a deployment, ready to answer.
 
     Attributes:
+        contract: what its package was made under.
         seconds: how long a prediction of one row takes here, at best.
 
     Raises:
@@ -42,6 +43,7 @@ class Model:
                 expected=f"{deployment.digest[:12]}, as deployed",
                 remedy="run `isthmus verify` and `isthmus deploy` for this package",
             )  # fmt: skip
+        self.contract = read_contract(folder, manifest)
         self.inputs = manifest.model_inputs
         variant = manifest.variant(deployment.precision)
         self._output = manifest.output

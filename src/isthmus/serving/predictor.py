@@ -1,15 +1,18 @@
 """A prediction: from join keys and request fields to the model's output."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import orjson
 
 from isthmus.features.columns import Values
 from isthmus.features.contract import Column, Contract
-from isthmus.features.errors import ContractMismatch, RequestError
+from isthmus.features.contractdiff import require_service
+from isthmus.features.errors import RequestError
 from isthmus.features.lookupplan import LookupPlan, ViewAnswer
+from isthmus.features.rowgraph import RowGraph
 from isthmus.features.types import Float32
 from isthmus.serving import columns
 from isthmus.serving.batches import Batches, Outputs
@@ -23,29 +26,34 @@ Raws = Mapping[str, msgspec.Raw]
 class Predictor:
     """A model with the views and request fields it reads.
 
+    Args:
+        contract: the contract in use.
+        model: the model.
+        graphs: request transforms by name, to say what is wrong with a row that the model cannot answer.
+        earlier: contracts whose rows may still be there.
+
     Raises:
-        ContractMismatch: the model was deployed under another contract.
+        ContractMismatch: what the model reads is not what it was when its package was made.
     """
 
-    def __init__(self, contract: Contract, model: Model) -> None:
+    def __init__(
+        self, contract: Contract, model: Model, graphs: Callable[[str], RowGraph], earlier: Sequence[Contract] = ()
+    ) -> None:
         deployment = model.deployment
-        if deployment.contract != contract.hash:
-            raise ContractMismatch(
-                f"model {deployment.model}", f"deployed under contract {deployment.contract[:12]}",
-                expected=contract.hash[:12], remedy="run `isthmus export`, `isthmus verify` and `isthmus deploy` again",
-            )  # fmt: skip
+        require_service(f"model {deployment.model}", model.contract, contract, deployment.service)
         self.model = model
         self.batches = Batches(model.predict, model.seconds)
-        service = contract.service(deployment.service)
+        self._used, self._graphs = contract.used(deployment.service), graphs
         needed = {item.name for item in model.inputs}
         self._features = [
             (view, feature, full)
-            for view, feature in service.features
+            for view, feature in contract.read(deployment.service)
             if (full := contract.views[view].full_name(feature)) in needed
         ]
-        self.plan = LookupPlan(contract, [view for view, _, _ in self._features])
+        self.plan = LookupPlan(contract, [view for view, _, _ in self._features], earlier)
         self.bits = self.plan.bits((view, feature) for view, feature, _ in self._features)
-        self._fields = {column.name: column for column in service.request}
+        given = contract.given(deployment.service)
+        self._fields = {column.name: column for column in given if column.available == "request"}
         self._needed = [name for name in self._fields if name in needed]
 
     def read(
@@ -82,6 +90,16 @@ class Predictor:
         """What the model reads: the columns that the views and the request hold."""
         stored = {full: answers[view].columns[feature] for view, feature, full in self._features}
         return {**stored, **fields}
+
+    def require(self, output: Outputs, columns: Mapping[str, Values]) -> None:
+        """Refuses rows for which a request transform in the model is not defined: the model has no answer for them.
+
+        Raises:
+            RequestError: there is one; the transform, its field and the row are named.
+        """
+        if np.isnan(output).any():
+            for transform in self._used:
+                self._graphs(transform.name).require({name: columns[name] for name in transform.taken})
 
     def encode(self, output: Outputs, answers: Mapping[str, ViewAnswer]) -> bytes:
         """The JSON answer: the model's output, and what the views had to say."""

@@ -1,10 +1,11 @@
 """What a server answers from: the contract and the model, replaced together and never changed in place."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 
 from isthmus.features.contract import Column, Contract
 from isthmus.features.errors import IsthmusError
+from isthmus.features.rowgraph import RowGraph
 from isthmus.serving.lookup import Lookup, resolve, service_features
 from isthmus.serving.model import Model
 from isthmus.serving.predictor import Predictor
@@ -22,6 +23,7 @@ class State:
         contract: the contract, or why there is none.
         model: the model, or why there is none; None if nothing is deployed.
         refused: why the deployment that is there now was not taken up.
+        before: the contract before this one, if the server has seen one.
     """
 
     def __init__(
@@ -29,13 +31,18 @@ class State:
         contract: Contract | IsthmusError | None = None,
         model: Model | IsthmusError | None = None,
         refused: IsthmusError | None = None,
+        before: Contract | None = None,
     ) -> None:
         self._contract = contract
         self._model = model
+        # Of rows that were written under one of these it can be told what has changed since.
+        made = None if self.model is None else self.model.contract
+        self._earlier = [one for one in (before, made) if one is not None]
         self.refused = None if refused is None else str(refused)
         self.lookup = lru_cache(LOOKUPS)(self._compile)
         self.service_lookup = lru_cache(LOOKUPS)(self._compile_service)
         self.pushed = lru_cache(LOOKUPS)(self._compile_pushed)
+        self.graph = lru_cache(LOOKUPS)(lambda name: RowGraph(self.contract.transforms[name]))
 
     @property
     def contract(self) -> Contract:
@@ -58,31 +65,54 @@ class State:
         """Every join key of the contract by its name."""
         return {column.name: column for view in self.contract.views.values() for column in view.keys}
 
-    @cached_property
-    def _predictor(self) -> Predictor:
-        assert isinstance(self._model, Model)  # noqa: S101 - `predictor` has seen to it
-        return Predictor(self.contract, self._model)
+    @property
+    def outdated(self) -> IsthmusError | None:
+        """Why the model cannot answer; None if it can, or if there is none."""
+        return self._predictor if self.model is not None and isinstance(self._predictor, IsthmusError) else None
 
-    def predictor(self, name: str | None) -> Predictor:
-        """What answers a prediction of the named model, or of the only one.
+    @cached_property
+    def _predictor(self) -> Predictor | IsthmusError:
+        # What is refused is compared once, not for every request.
+        try:
+            return Predictor(self.contract, self.deployed(None), self.graph, self._earlier)
+        except IsthmusError as error:
+            return error
+
+    def deployed(self, name: str | None) -> Model:
+        """The named model, or the only one.
 
         Raises:
             NotReadyError: no model is deployed.
             NotFoundError: there is a model, but not this one.
-            ContractMismatch: the contract has changed since the model was deployed.
         """
         if not isinstance(self._model, Model):
             raise _not_ready(self._model, "model", "none is deployed", "run `isthmus deploy`")
         known = self._model.deployment.model
         if name is not None and name != known:
             raise NotFoundError("model", f"no model {name!r}", expected=known)
-        return self._predictor
+        return self._model
+
+    def predictor(self) -> Predictor:
+        """What answers the predictions of the deployed model.
+
+        Raises:
+            NotReadyError: there is no contract, or no model.
+            ContractMismatch: what the model reads has changed since its package was made.
+        """
+        found = self._predictor
+        if isinstance(found, IsthmusError):
+            # Without the frames of the refusals before it, which would pile up.
+            raise found.with_traceback(None)
+        return found
 
     def _compile(self, references: tuple[str, ...], full_names: bool) -> Lookup:
-        return Lookup(self.contract, resolve(self.contract, references), full_names=full_names)
+        return self._looking_up(resolve(self.contract, references), full_names)
 
     def _compile_service(self, service: str, full_names: bool) -> Lookup:
-        return Lookup(self.contract, service_features(self.contract, service), full_names=full_names)
+        return self._looking_up(service_features(self.contract, service), full_names)
+
+    def _looking_up(self, features: Sequence[tuple[str, str]], full_names: bool) -> Lookup:
+        return Lookup(self.contract, features, full_names=full_names, graphs=self.graph, earlier=self._earlier)
 
     def _compile_pushed(self, view: str, form: Form) -> PushedView:
         known = self.contract.views.get(view)

@@ -30,14 +30,21 @@ class Watch:
         self._contract = File(contract, _contract)
         self._deployment = File(deployment, _model)
         self.state = State()
+        self._before: Contract | None = None
 
     def load(self) -> None:
         """Reads what has changed, and replaces the state if something has."""
         changed = [file for file in (self._contract, self._deployment) if file.changed()]
+        contract = self._contract.content
         for file in changed:
             file.load()
+        if isinstance(contract, Contract) and self._contract.content != contract:
+            self._before = contract
         if changed:
-            self.state = State(self._contract.content, self._deployment.content, self._deployment.problem)
+            state = State(self._contract.content, self._deployment.content, self._deployment.problem, self._before)
+            if state.outdated is not None:
+                structlog.get_logger().warning("model refused", problem=str(state.outdated))
+            self.state = state
 
     async def run(self) -> None:
         """Follows the files until it is canceled."""

@@ -35,7 +35,7 @@ SPARK = {
 SPARK |= {Array(scalar).name: f"array<{SPARK[scalar.name]}>" for scalar in SCALARS}
 """What an engine calls each data type."""
 
-_CORRECT = "correct it, or what its sources hold; nothing was written"
+_CORRECT = "correct it, or what its sources hold; nothing that was being computed was written"
 _TIME = pa.timestamp("us", tz="UTC")
 
 

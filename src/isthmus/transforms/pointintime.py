@@ -9,6 +9,7 @@ from `max(event, known)` on, and the answer is the greatest (event, known, conte
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from deltalake import DeltaTable
 
 from isthmus.features.clock import Status
@@ -46,7 +47,11 @@ def history(spark: "SparkSession", view: ViewContract, files: Sequence[str]) -> 
 
 def files(path: str, version: int) -> list[str]:
     """Paths of the Parquet files of a Delta table at a version. The driver reads the log, so engines need no jar."""
-    return sorted(DeltaTable(path, version=version).file_uris())
+    table = DeltaTable(path, version=version)
+    if "://" in path:
+        return sorted(table.file_uris())
+    # As a URI, a path with a blank or an umlaut would be another one.
+    return sorted(f"{path}/{file}" for file in pa.table(table.get_add_actions())["path"].to_pylist())
 
 
 def point_in_time(spine: "DataFrame", histories: Sequence[tuple[ViewContract, "DataFrame"]]) -> "DataFrame":

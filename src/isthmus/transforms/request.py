@@ -51,6 +51,9 @@ def compiled(transform: RequestTransform, columns: Sequence[Column]) -> tuple[by
     except Exception as error:  # noqa: BLE001 - the user's own code may raise anything
         lines = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == _file(transform)]
         at = f" in line {lines[-1].lineno}" if lines else ""
+        if "NO_ACTIVE_OR_DEFAULT_SESSION" in str(error):
+            expected = "built-in functions of pyspark.sql.functions: no Python function, and no DataFrame"
+            return b"", [Problem(place, f"its function asks for a Spark session{at}", expected)]
         return b"", [Problem(place, f"its function failed{at} with {type(error).__name__}: {first_line(error)}")]
     if problems := _misfits(place, transform, found):
         return b"", problems
@@ -58,7 +61,7 @@ def compiled(transform: RequestTransform, columns: Sequence[Column]) -> tuple[by
     try:
         graph = compile_columns({field.name: found[field.name] for field in transform.schema}, inputs)
     except NotCompilableError as error:
-        return b"", [error.problem(where)]
+        return b"", [error.problem(where if error.node.place else place)]
     problems = [
         Problem(f"{place}, field {field.name}", f"its column is of type {graph.outputs[field.name]}",
                 f"{_SPARK[field.dtype.name]}, because it is declared as {field.dtype}: cast it")
@@ -101,68 +104,76 @@ def _file(transform: RequestTransform) -> str:
     return transform.function.__code__.co_filename
 
 
-class Computation:
-    """Request transforms, computed by an engine for the rows of a training set.
-
-    Args:
-        spark: a session of the engine.
-        transforms: each with its contract.
-        schema: the columns of the training set so far.
-
-    Attributes:
-        schema: the columns with those that are computed, `transform__field`.
-    """
-
-    def __init__(
-        self,
-        spark: "SparkSession",
-        transforms: Sequence[tuple[RequestTransform, TransformContract]],
-        schema: pa.Schema,
-    ) -> None:
-        self._spark, self._transforms = spark, transforms
-        self.schema = schema_with(schema, [contract for _, contract in transforms])
-
-    def batches(self, joined: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of each batch in their order, with what is computed of them.
-
-        Raises:
-            DataError: the engine refused a row.
-        """
-        for batch in joined:
-            columns = batch.columns
-            for transform, contract in self._transforms:
-                columns += self._computed(batch, transform, contract)
-            yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
-
-    def _computed(
-        self, batch: pa.RecordBatch, transform: RequestTransform, contract: TransformContract
-    ) -> list[pa.Array]:
-        from pyspark.errors import PySparkException
-
-        if not len(batch):
-            return [pa.array([], ARROW[field.dtype.name]) for field in contract.fields]
-        assert transform.function is not None  # noqa: S101 - a contract without functions does not compile
-        place = f"request transform {transform.name} ({code.location(transform.function)})"
-        taken = parameters(transform.function)
-        # Engines owe nobody an order of rows.
-        rows = pa.table([*(batch[name] for name in taken), pa.array(range(len(batch)), pa.int64())], [*taken, _ROW])
-        try:
-            frame: Any = self._spark.createDataFrame(rows)
-            found = frame.select(_ROW, *(column.alias(name) for name, column in _called(transform).items())).toArrow()
-        except PySparkException as error:
-            raise DataError(place, f"the engine refused it: {first_line(error)}",
-                            remedy="correct it, or leave such rows out of the spine") from error  # fmt: skip
-        found = found.sort_by(_ROW).combine_chunks()
-        return [found[field.name].cast(ARROW[field.dtype.name]).combine_chunks() for field in contract.fields]
-
-
 def schema_with(schema: pa.Schema, transforms: Iterable[TransformContract]) -> pa.Schema:
     """The columns of a training set, with those of request transforms.
 
     Raises:
-        DataError: a column is missing that a transform takes.
+        DataError: a column is missing that a transform takes, or two columns would share a name.
     """
     for transform in transforms:
+        where = f"request transform {transform.name}"
+        if missing := [name for name in transform.taken if name not in schema.names]:
+            raise DataError(where, f"the rows have no column {', '.join(missing)}", expected="what its function takes",
+                            remedy="give the spine such a column")  # fmt: skip
         for field in transform.fields:
-            schema = schema.append(pa.field(transform.full_name(field.name), ARROW[field.dtype.name]))
+            name = transform.full_name(field.name)
+            if name in schema.names:
+                raise DataError(where, f"the rows have a column {name} already", remedy="rename the spine's column")
+            schema = schema.append(pa.field(name, ARROW[field.dtype.name]))
     return schema
+
+
+def computed(
+    spark: "SparkSession",
+    transforms: Sequence[tuple[RequestTransform, TransformContract]],
+    joined: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a training set in their order, with what an engine computes of them.
+
+    Args:
+        spark: a session of the engine.
+        transforms: each with its contract, whose fields are computed.
+        joined: the rows so far.
+
+    Raises:
+        DataError: the engine refused a row, or a column has values of another type than the transform takes.
+    """
+    for batch in joined:
+        columns, schema = batch.columns, schema_with(batch.schema, [contract for _, contract in transforms])
+        for transform, contract in transforms:
+            columns += _computed(spark, batch, transform, contract)
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _computed(
+    spark: "SparkSession", batch: pa.RecordBatch, transform: RequestTransform, contract: TransformContract
+) -> list[pa.Array]:
+    from pyspark.errors import PySparkException
+
+    if not len(batch):
+        return [pa.array([], ARROW[field.dtype.name]) for field in contract.fields]
+    assert transform.function is not None  # noqa: S101 - a contract without functions does not compile
+    place = f"request transform {transform.name} ({code.location(transform.function)})"
+    rows = {name: _taken(place, batch[name], name, contract) for name in parameters(transform.function)}
+    # Engines owe nobody an order of rows.
+    rows[_ROW] = pa.array(range(len(batch)), pa.int64())
+    try:
+        frame: Any = spark.createDataFrame(pa.table(rows))
+        wanted = _called(transform)
+        found = frame.select(_ROW, *(wanted[field.name].alias(field.name) for field in contract.fields)).toArrow()
+    except PySparkException as error:
+        raise DataError(place, f"the engine refused it: {first_line(error)}",
+                        remedy="correct it, or leave such rows out of the spine") from error  # fmt: skip
+    found = found.sort_by(_ROW).combine_chunks()
+    return [found[field.name].cast(ARROW[field.dtype.name]).combine_chunks() for field in contract.fields]
+
+
+def _taken(place: str, column: pa.Array, name: str, contract: TransformContract) -> pa.Array:
+    """A column in the type that the transform takes: a spine of the user's own may have another one."""
+    types = {field.name: field.dtype for field in contract.request}
+    if name not in types:
+        return column
+    try:
+        return column.cast(ARROW[types[name].name])
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise DataError(f"{place}, column {name}", str(error), expected=f"values of type {types[name]}") from error

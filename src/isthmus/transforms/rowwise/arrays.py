@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
-from isthmus.transforms.rowwise import casts, logic
+from isthmus.transforms.rowwise import casts, logic, maps
 from isthmus.transforms.rowwise.expressions import Node, NotCompilableError
 from isthmus.transforms.rowwise.graph import Graph, Value
 from isthmus.transforms.rowwise.rules import rule
@@ -74,6 +74,8 @@ def _element(graph: Graph, of: ArrayValue, place: int, *, null: bool) -> Value:
 
 @rule("getitem", 2)
 def _getitem(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    if isinstance(values[0], maps.MapValue):
+        return maps.lookup(graph, node, values[0], values[1])
     return _element(graph, array(node, values[0]), _literal_index(node, node.arguments[1]), null=False)
 
 
@@ -84,6 +86,8 @@ def _get(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 
 @rule("element_at", 2)
 def _element_at(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    if isinstance(values[0], maps.MapValue):
+        return maps.lookup(graph, node, values[0], values[1])
     of, place = array(node, values[0]), _literal_index(node, node.arguments[1])
     if place == 0:
         raise NotCompilableError(node, "has index 0", "1 for the first element, -1 for the last")

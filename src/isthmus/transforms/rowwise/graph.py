@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from isthmus.transforms.rowwise.types import BOOLEAN, LONG, SqlType
 
-OPSET, IR_VERSION = 20, 9
-"""The first ones with text functions."""
+OPSET, ML_OPSET, IR_VERSION = 20, 2, 9
+"""The first ones with text functions; and with vocabularies."""
 
 _FRACTIONAL = (TensorProto.FLOAT, TensorProto.DOUBLE)
 _SIGNLESS = frozenset({"Abs", "Exp"})
@@ -277,9 +277,11 @@ class Graph:
         nodes = _needed(self._scheduled(wanted), wanted)
         used = {name for node in nodes for name in node.input}
         constants = [constant for constant in self._constants if constant.name in used]
+        domains = {"": OPSET} | {node.domain: ML_OPSET for node in nodes if node.domain}
         model = helper.make_model(
             helper.make_graph(nodes, name, inputs, outputs, constants),
-            opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="isthmus",
+            opset_imports=[helper.make_opsetid(domain, version) for domain, version in domains.items()],
+            ir_version=IR_VERSION, producer_name="isthmus",
         )  # fmt: skip
         helper.set_model_props(model, dict(notes))
         onnx.checker.check_model(model, full_check=True)

@@ -1,0 +1,94 @@
+"""Request transforms in a training set: computed from its rows by the project's engine, as they are written."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from isthmus.features.contract import Contract, TransformContract
+from isthmus.features.errors import DataError
+from isthmus.features.spec import RequestTransform
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.trainingrecord import TrainingSet
+from isthmus.transforms import engine, request
+
+
+class Computing:
+    """Some fields of request transforms, and the engine that computes them.
+
+    Args:
+        transforms: each with its contract, which holds only the fields that are wanted.
+        hashes: of their whole contracts, by name.
+        name: the engine, as `engine.session` takes it.
+        threads: cores of a local Apache Spark.
+    """
+
+    def __init__(
+        self,
+        transforms: Sequence[tuple[RequestTransform, TransformContract]],
+        hashes: Mapping[str, str],
+        name: str,
+        threads: int,
+    ) -> None:
+        self._transforms, self._hashes, self._name, self._threads = transforms, hashes, name, threads
+
+    @property
+    def known(self) -> dict[str, dict[str, Any]]:
+        """All that decides the values: the transforms' hashes, and the fields."""
+        return {
+            contract.name: {"hash": self._hashes[contract.name], "fields": [field.name for field in contract.fields]}
+            for _, contract in self._transforms
+        }
+
+    def schema(self, joined: pa.Schema) -> pa.Schema:
+        """The columns of a training set, with those that are computed.
+
+        Raises:
+            DataError: a column is missing that a transform takes, or two would share a name.
+        """
+        return request.schema_with(joined, [contract for _, contract in self._transforms])
+
+    def batches(self, joined: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows in their order, with what is computed of them.
+
+        Raises:
+            DataError: the engine refused a row.
+        """
+        with engine.session(self._name, self._threads) as spark:
+            yield from request.computed(spark, self._transforms, joined)
+
+
+def computing(project: Project, contract: Contract, fields: Mapping[str, Sequence[str]]) -> Computing | None:
+    """What computes some fields of request transforms; None if there are none.
+
+    Args:
+        project: the project.
+        contract: its contract.
+        fields: request transform to the fields that are wanted.
+    """
+    if not fields:
+        return None
+    chosen, hashes = [], {}
+    for name, wanted in fields.items():
+        whole = contract.transforms[name]
+        part = tuple(next(field for field in whole.fields if field.name == one) for one in wanted)
+        chosen.append((project.definitions.transforms[name], replace(whole, fields=part)))
+        hashes[name] = whole.hash
+    return Computing(chosen, hashes, project.settings.engine, project.settings.profiles.training.threads)
+
+
+def computing_then(project: Project, made: TrainingSet) -> Computing | None:
+    """What computes the request transforms of a training set that is made again.
+
+    Raises:
+        DataError: one of them is gone, or computes something else now.
+    """
+    contract = project.definitions.contract
+    for name, then in made.computed.items():
+        now = contract.transforms.get(name)
+        if now is None or now.hash != then["hash"]:
+            found = "is gone" if now is None else "computes something else now"
+            raise DataError(f"training set {made.id}", f"request transform {name} {found}",
+                            remedy="bring it back, or make a new training set")  # fmt: skip
+    return computing(project, contract, {name: then["fields"] for name, then in made.computed.items()})

@@ -1,0 +1,79 @@
+"""A contract, and the difference between two, as a person reads them."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+
+from isthmus.orchestration.contracts import ContractDifference, Found, feature_rows, service_lines, view_lines
+from isthmus.orchestration.terminal import new_console, new_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_OUTCOMES = {
+    "same": "keep working as they are",
+    "changed": "have to be made again",
+    "new": "are still to be made",
+    "gone": "can no longer run",
+}
+
+
+def show_contract(found: Found) -> None:
+    """Prints what a contract says."""
+    console, contract = new_console(), found.contract
+    _line(console, f"project {contract.project}, contract {contract.hash[:12]}, of {found.place}")
+    for view in contract.views.values():
+        _section(console, f"view {view.name}", view_lines(view))
+        table = new_table("feature", "type", "can exist", words=True)
+        for row in feature_rows(view):
+            table.add_row(*map(escape, row))
+        console.print(table)
+    for service in contract.services.values():
+        _section(console, f"service {service.name}", service_lines(service))
+    for kind in ("sources", "spines"):
+        for name, form in contract.as_dict()[kind].items():
+            _section(console, f"{kind[:-1]} {name}", {part.replace("_", " "): _text(part, form[part]) for part in form})
+
+
+def show_contract_difference(found: ContractDifference) -> None:
+    """Prints what changed, and what follows."""
+    console = new_console()
+    for word, one in (("from", found.before), ("to", found.after)):
+        _line(console, f"{word:>4} {one.contract.hash[:12]}  {one.place}")
+    console.print()
+    for change in found.changes:
+        _line(console, str(change))
+    if not found.changes:
+        _line(console, "nothing has changed")
+    if not found.services:
+        return
+    table = new_table("service", "its models", "hash before", "hash after", words=True)
+    for service in found.services:
+        declared = (one.contract.services.get(service.service) for one in (found.before, found.after))
+        hashes = ("-" if known is None else known.hash[:12] for known in declared)
+        color = "green" if service.outcome == "same" else "red"
+        table.add_row(escape(service.service), f"[{color}]{_OUTCOMES[service.outcome]}[/]", *hashes)
+    console.print(table)
+
+
+def _section(console: "Console", title: str, lines: Mapping[str, str]) -> None:
+    console.print()
+    console.print(f"[bold]{escape(title)}[/]", highlight=False, soft_wrap=True)
+    for name, text in lines.items():
+        _line(console, f"{name:>16}  {text}")
+
+
+def _line(console: "Console", text: str) -> None:
+    console.print(escape(text), highlight=False, soft_wrap=True)
+
+
+def _text(part: str, value: Any) -> str:
+    """A part of a declaration, from how it stands in the canonical form."""
+    if part == "code":
+        return str(value)[:12]
+    if part == "label":
+        return " ".join(value)
+    if isinstance(value, list):
+        return ", ".join(" ".join(item) if isinstance(item, list) else item or '""' for item in value) or "none"
+    return "none" if value is None else str(value)

@@ -1,0 +1,35 @@
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from isthmus.features.files import scratch_folder
+
+_MANY = """
+import sys, time
+from pathlib import Path
+from isthmus.features.files import scratch_folder
+
+for _ in range(150):
+    with scratch_folder(Path(sys.argv[1]), "_join") as folder:
+        (folder / "rows").write_text("")
+        time.sleep(0.0005)
+        assert (folder / "rows").exists()
+"""
+
+
+def test_no_process_removes_the_folder_of_another_that_lives(tmp_path: Path) -> None:
+    many = [subprocess.Popen([sys.executable, "-c", _MANY, str(tmp_path)]) for _ in range(6)]
+    assert [process.wait() for process in many] == [0] * 6
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_another_machine_left_stays(tmp_path: Path) -> None:
+    own = f"_join-{socket.gethostname()}"
+    for name in (f"{own}-0123456789abcdef", f"{own}-2-0123456789abcdef", "_join-elsewhere-0123456789abcdef"):
+        (tmp_path / name).mkdir()
+    with scratch_folder(tmp_path, "_join"):
+        pass
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{own}-2-0123456789abcdef", "_join-elsewhere-0123456789abcdef"
+    }  # fmt: skip

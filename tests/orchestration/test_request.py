@@ -1,0 +1,176 @@
+"""Request transforms from the definitions to the API and the device: one function, the same values everywhere."""
+
+import math
+import re
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from isthmus.features.contractdiff import consequences, differences
+from isthmus.features.errors import ConfigurationError, DataError
+from isthmus.features.manifest import read_package
+from isthmus.orchestration.materialization import materialize
+from isthmus.orchestration.models import distill, export
+from isthmus.orchestration.registration import apply
+from isthmus.orchestration.release import deploy
+from isthmus.orchestration.server import serving
+from isthmus.orchestration.tables import build
+from isthmus.orchestration.trainingset import training_set
+from isthmus.orchestration.verification import require_passed, verify
+from tests.orchestration.shop import Open, Shop
+from tests.serving.support import free_port, wait
+
+MOMENT = '''
+
+@request_transform(
+    inputs=[basket, shelf_demand],
+    schema=[
+        Field("hour_sin", Float32),
+        Field("per_sold", Float64, tolerance=1e-15),
+        Field("store_code", String),
+        Field("heavy", Bool),
+    ],
+)
+def moment(hour: Column, weight: Column, store: Column, shelf_demand__sold_1d: Column) -> dict[str, Column]:
+    """What the basket and the shelf say together."""
+    return {
+        "hour_sin": F.sin(hour * (2 * math.pi / 24)).cast("float"),
+        "per_sold": F.log1p(weight) / F.coalesce(shelf_demand__sold_1d, F.lit(1)),
+        "store_code": F.upper(F.concat(store, F.lit("-"), F.when(hour < 12, "am").otherwise("pm"))),
+        "heavy": weight > 3,
+    }
+'''
+
+
+def with_moment(shop: Shop) -> Shop:
+    """The shop with a request transform, which both models read."""
+    shop.replace("from datetime import timedelta\n", "import math\nfrom datetime import timedelta\n")
+    shop.replace("from pyspark.sql import DataFrame, Window", "from pyspark.sql import Column, DataFrame, Window")
+    shop.replace("    UnixTimestamp,\n    spine,", "    UnixTimestamp,\n    request_transform,\n    spine,")
+    shop.replace("\n\n@spine(entities=[customer, shelf]", MOMENT + "\n\n@spine(entities=[customer, shelf]")
+    shop.replace("features=[shelf_demand, basket], description", "features=[shelf_demand, basket, moment], description")
+    shop.replace('[["member", "born"]], basket],', '[["member", "born"]], basket, moment],')
+    return shop
+
+
+def learnable(shop: Shop) -> Shop:
+    """The shop whose student is exported whatever it has learned."""
+    shop.replace("hidden=(16,)", "hidden=(16,), soft_weight=0.0, min_lift=0.0")
+    shop.append("\n[profiles.serving]\nlatency_objective_ms = 1000\n", "isthmus.toml")
+    return shop
+
+
+def test_one_definition_gives_the_same_values_to_training_the_api_and_the_package(shop: Shop, project: Open) -> None:
+    learnable(with_moment(shop))
+    apply(project(shop))
+    build(project(shop))
+    materialize(project(shop))
+    table = training_set(project(shop)).table()
+    distill(project(shop))
+    package = export(project(shop)).path
+    verdict = require_passed(verify(project(shop), every=True))
+    assert {name: one.compared for name, one in verdict.views["moment"].items()} == dict.fromkeys(FIELDS, len(table))
+    deploy(project(shop))
+
+    manifest = read_package(package)
+    assert [item.name for item in manifest.inputs if item.tensor.startswith("given_")] == [
+        "shelf_demand__sold_1d", "hour", "weight", "store",
+    ]  # fmt: skip
+    assert not [item.name for item in manifest.inputs if item.name.startswith("moment__")]
+    code = re.findall(r"```python\n(.*?)```", (package / "README.md").read_text(), re.DOTALL)
+    assert len(code) == 1
+    subprocess.run([sys.executable, "-W", "error", "-c", code[0]], cwd=package, check=True)
+
+    now = table.slice(len(table) - 3).to_pylist()
+    port = free_port()
+    with (
+        (shop.root / "log").open("wb") as log,
+        serving(project(shop), port=port, log=log, private=True),
+        httpx.Client(base_url=f"http://127.0.0.1:{port}") as http,
+    ):
+        wait(lambda: _ready(http), "the model")
+        keys = {name: [row[name] for row in now] for name in ("store", "product")}
+        request = {name: [row[name] for row in now] for name in ("hour", "weight")}
+        asked = {"feature_service": "late_order_device", "entities": keys | request, "full_feature_names": True}
+        answer = http.post("/get-online-features", json=asked).json()
+        columns = dict(zip(answer["metadata"]["feature_names"], answer["results"], strict=True))
+        for name in ("hour_sin", "store_code", "heavy"):
+            assert columns[f"moment__{name}"]["values"] == [row[f"moment__{name}"] for row in now]
+        sold = columns["shelf_demand__sold_1d"]["values"]
+        expected = [math.log1p(row["weight"]) / (n or 1) for row, n in zip(now, sold, strict=True)]
+        assert columns["moment__per_sold"]["values"] == pytest.approx(expected, rel=1e-15)
+        answer = http.post("/predict", json={"entities": keys, "request": request}).json()
+        assert len(answer["predictions"]) == 3
+        missing = http.post("/predict", json={"entities": keys, "request": {"hour": request["hour"]}})
+        assert (missing.status_code, missing.json()["where"]) == (422, "request.weight")
+
+
+FIELDS = ("hour_sin", "per_sold", "store_code", "heavy")
+
+
+def _ready(http: httpx.Client) -> bool:
+    try:
+        return bool(http.get("/readyz").json().get("model"))
+    except httpx.TransportError:
+        return False
+
+
+def test_a_row_that_spark_would_refuse_is_refused_by_name(shop: Shop, project: Open) -> None:
+    learnable(with_moment(shop))
+    shop.replace('"heavy": weight > 3', '"heavy": F.floor(weight * 10) % hour > 3')
+    apply(project(shop))
+    build(project(shop))
+    with pytest.raises(
+        DataError, match=r"request transform moment \(definitions.py:\d+\): the engine refused it: .* by zero"
+    ):
+        training_set(project(shop))
+
+
+REFUSED = {
+    "a window": ("weight > 3", "F.rank().over(Window.partitionBy(store).orderBy(hour)) > 3", "looks at other rows"),
+    "a function of the user's": ("weight > 3", 'F.udf(lambda x: x > 3, "boolean")(weight)', "asks for a Spark session"),
+    "SQL text": ("weight > 3", 'F.expr("weight > 3")', "is SQL text"),
+    "another type": ("weight > 3", "weight", "is of type double; expected boolean"),
+    "a column of another view": ("weight > 3", 'F.col("age") > 3', "age: is none of the inputs"),
+    "no column": ("weight > 3", "True", "returned bool; expected a Column"),
+    "a field too few": ('"heavy": weight > 3,\n', "", "returned no heavy"),
+    "a field too many": ("weight > 3,", 'weight > 3, "more": weight,', "'more', which its schema lacks"),
+    "an unknown parameter": ("store: Column, shelf", "stores: Column, shelf", "takes 'stores'; expected one of"),
+    "no such function": ("weight > 3", 'F.soundex(store) == "S"', "graphs have no soundex"),
+    "code that fails": ("weight > 3", "weight > 1 // 0", r"failed in line \d+ with ZeroDivisionError"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_compiled_is_refused_with_its_place(shop: Shop, project: Open, case: str) -> None:
+    old, new, message = REFUSED[case]
+    with_moment(shop).replace(old, new)
+    with pytest.raises(ConfigurationError, match=message) as raised:
+        apply(project(shop))
+    assert re.search(r"definitions\.py:\d+|parameter|definitions.py\)", str(raised.value))
+
+
+def test_a_student_may_not_compute_of_what_a_device_cannot_have(shop: Shop, project: Open) -> None:
+    with_moment(shop)
+    shop.replace("inputs=[basket, shelf_demand]", "inputs=[basket, shelf_demand, customer_orders]")
+    shop.replace("store: Column, shelf", "store: Column, customer_orders__orders_7d: Column, shelf")
+    with pytest.raises(
+        ConfigurationError, match=r"student: uses moment__hour_sin, .*; expected fields with available="
+    ):
+        apply(project(shop))
+
+
+def test_formatting_changes_no_hash_and_a_helper_does(shop: Shop, project: Open) -> None:
+    with_moment(shop)
+    shop.replace('"heavy": weight > 3', '"heavy": heavy(weight)')
+    shop.replace("@request_transform(", "def heavy(weight):\n    return weight > 3\n\n\n@request_transform(")
+    before = project(shop).definitions.contract
+    shop.replace("    return weight > 3\n", "    # Who carries it?\n    return weight  >  3\n")
+    assert project(shop).definitions.contract.hash == before.hash
+    shop.replace("return weight  >  3", "return weight > 4")
+    after = project(shop).definitions.contract
+    assert after.transforms["moment"].hash != before.transforms["moment"].hash
+    assert differences(before, after) == ["transform moment: what it computes changed"]
+    assert consequences(before, after)[0].outcome == "changed"
