@@ -8,6 +8,7 @@ from typing import Any
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
+from isthmus.transforms.rowwise.expressions import traced
 from isthmus.transforms.rowwise.types import (
     BOOLEAN,
     BYTE,
@@ -207,6 +208,8 @@ def _texts() -> Iterator[Function]:
     for name in ("lower", "upper", "lcase", "ucase"):
         yield Function(name, "text", lambda a, n=name: getattr(F, n)(F.when(a != "é", a)), _each((STRING,)))
     yield Function("concat", "text", lambda a, b: F.concat(a, F.lit("-"), b), ((STRING, STRING),))
+    yield Function("concat with a sum", "text", lambda a, b: F.concat(a, (b + 1).cast("string"), a),
+                   ((STRING, LONG),))  # fmt: skip
     for part in ("a", "", "a.b", "%", "(", "\\", "é"):
         yield Function("startswith", "text", lambda a, p=part: a.startswith(p), _each((STRING,)))
         yield Function("endswith", "text", lambda a, p=part: a.endswith(p), _each((STRING,)))
@@ -285,4 +288,5 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    with traced():
+        PAGE.write_text(page())

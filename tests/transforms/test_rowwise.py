@@ -160,6 +160,7 @@ EXPRESSIONS, SEED = int(os.environ.get("TEST_EXPRESSIONS", "50")), int(os.enviro
 PORTION, DEPTH = 50, 4
 
 
+@pytest.mark.timeout(60 + EXPRESSIONS)
 def test_very_many_expressions_of_expressions(spark: "SparkSession") -> None:
     wrong = []
     for seed in range(SEED, SEED + EXPRESSIONS, PORTION):

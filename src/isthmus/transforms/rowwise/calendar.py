@@ -115,8 +115,26 @@ _part("month", lambda graph, days: civil(graph, days)[1])
 for _name in ("day", "dayofmonth"):
     _part(_name, lambda graph, days: civil(graph, days)[2])
 _part("quarter", _quarter)
-_part("dayofweek", lambda graph, days: _sum(graph, _modulo(graph, _sum(graph, days, 4), 7), 1))
-_part("weekday", lambda graph, days: _modulo(graph, _sum(graph, days, 3), 7))
+
+
+def _of_week(name: str, epoch: int, first: int) -> None:
+    """The place of a day in its week: that of the first day of 1970, and that from which places are counted."""
+
+    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+        if values[0].kind == TIMESTAMP:
+            value = values[0]
+            # Within a week of seven days at first: so no number is negative or too large.
+            days = _parts(graph, _modulo(graph, value.data, 7 * DAY), DAY)
+        else:
+            days, value = _days(graph, node, values[0])
+        place = _modulo(graph, _sum(graph, days, epoch), 7)
+        return graph.result(INT, graph.cast(_sum(graph, place, first) if first else place, INT), [value])
+
+    rule(name, 1)(apply)
+
+
+_of_week("dayofweek", 4, 1)
+_of_week("weekday", 3, 0)
 _part("dayofyear", _day_of_year)
 _part("weekofyear", _week)
 

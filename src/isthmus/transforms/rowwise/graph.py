@@ -171,6 +171,10 @@ class Graph:
         Runtimes have no such kernel for booleans, and ONNX Runtime's gives 0.0 for a -0.0 of its first choice.
         """
         if kind.tensor == TensorProto.BOOL:
+            if self.is_number(other):
+                return self.add("Or", self.negated(mask), one) if self.number(other) else self.add("And", mask, one)
+            if self.is_number(one):
+                return self.add("Or", mask, other) if self.number(one) else self.add("And", self.negated(mask), other)
             return self._chosen(mask, one, other)
         if not kind.fractional or one in self._positive:
             return self.add("Where", mask, one, other)

@@ -47,8 +47,10 @@ rule("ucase", 1)(_case("UPPER"))
 @rule("concat", 1, 100)
 def _concat(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     texts = _texts(graph, node, values)
-    return graph.result(STRING, reduce(lambda one, other: graph.add("StringConcat", one, other),
-                                       [text.data for text in texts]), texts)  # fmt: skip
+    data = reduce(lambda one, other: graph.add("StringConcat", one, other), [text.data for text in texts])
+    # All are computed before one is looked at: what comes after a null is refused as well.
+    return Value(STRING, data, graph.both(*(text.valid for text in texts)),
+                 graph.either(*(text.raises for text in texts)))  # fmt: skip
 
 
 def _matching(pattern: Callable[[str], str]) -> Rule:
