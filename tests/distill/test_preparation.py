@@ -91,7 +91,7 @@ def tensors_of(table: pa.Table) -> Tensors:
 def naive(
     train: int, tensors: Tensors, parameters: list[tuple[tuple[float, ...], ...]]
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """All of it by NumPy, a column at a time, in doubles. Quantiles are those that were found: engines estimate them."""
+    """All of it by NumPy, a column at a time, in doubles. Quantiles are as they were found: engines estimate them."""
 
     def quantile(values: np.ndarray[Any, Any], share: float, found: float) -> float:
         assert (values < found).mean() - 0.02 <= share <= (values <= found).mean() + 0.02
