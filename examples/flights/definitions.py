@@ -5,23 +5,31 @@ in a carrier's punctuality from its landing on, not from its departure; a flight
 after its scheduled departure, by when nobody can expect it any more.
 """
 
+import math
 from datetime import timedelta
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
 from isthmus import (
+    Bool,
+    Clip,
     Distillation,
     Entity,
     Expect,
     FeatureService,
     Field,
     Float32,
+    Impute,
     Int32,
     Int64,
+    Log1p,
+    OneHot,
     RequestSource,
     Source,
+    Standardize,
     String,
+    request_transform,
     spine,
     transform,
 )
@@ -221,6 +229,39 @@ schedule = RequestSource(
 )
 
 
+@request_transform(
+    inputs=[schedule, carrier_punctuality, origin_punctuality],
+    schema=[
+        Field("hour_sin", Float32),
+        Field("hour_cos", Float32),
+        Field("block_minutes", Float32),
+        Field("weekend", Bool),
+        Field("carrier_today", Float32),
+        Field("origin_today", Float32),
+    ],
+)
+def moment(
+    minute_of_day: Column,
+    arrival_minute: Column,
+    weekday: Column,
+    carrier_punctuality__late_rate_3h: Column,
+    carrier_punctuality__late_rate_28d: Column,
+    origin_punctuality__late_rate_3h: Column,
+    origin_punctuality__late_rate_28d: Column,
+) -> dict[str, Column]:
+    """What the timetable and the last hours say together: computed when the question is asked, in the phone as well."""
+    angle = minute_of_day * (2 * math.pi / 1440)
+    return {
+        "hour_sin": F.sin(angle).cast("float"),
+        "hour_cos": F.cos(angle).cast("float"),
+        # By the clocks of two places: the time zones are part of it, and so is midnight.
+        "block_minutes": F.pmod(arrival_minute - minute_of_day, F.lit(1440)).cast("float"),
+        "weekend": weekday.isin(1, 7),
+        "carrier_today": carrier_punctuality__late_rate_3h - carrier_punctuality__late_rate_28d,
+        "origin_today": origin_punctuality__late_rate_3h - origin_punctuality__late_rate_28d,
+    }
+
+
 @spine(
     entities=[carrier, origin, destination, aircraft],
     sources=[flights, airports],
@@ -254,7 +295,7 @@ def departures(flights: DataFrame, airports: DataFrame) -> DataFrame:
 
 on_device = FeatureService(
     "late_arrival_device",
-    features=[carrier_punctuality, origin_punctuality, destination_punctuality, origin_weather, schedule],
+    features=[carrier_punctuality, origin_punctuality, destination_punctuality, origin_weather, schedule, moment],
     description="What a phone can know before departure",
 )
 on_server = FeatureService(
@@ -267,8 +308,21 @@ on_server = FeatureService(
         aircraft_punctuality,
         aircraft_facts,
         schedule,
+        moment,
     ],
     description="Everything that is known",
 )
 
-late_arrival = Distillation("late_arrival", spine=departures, teacher=on_server, student=on_device)
+late_arrival = Distillation(
+    "late_arrival",
+    spine=departures,
+    teacher=on_server,
+    student=on_device,
+    # What is left out here is standardized, or embedded if it is a text.
+    preparation={
+        "*__mean_delay_*": [Clip(0.01, 0.99), Standardize(), Impute(0.0)],
+        "*__flights_*": [Log1p(), Standardize(), Impute(0.0)],
+        "distance": [Log1p(), Standardize(), Impute(0.0)],
+        "origin": OneHot(),
+    },
+)
