@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from isthmus.distill.declaration import Distillation
-from isthmus.features.columns import from_arrow
+from isthmus.features.columns import from_arrow, micros
 from isthmus.features.contract import Contract, TransformContract
 from isthmus.features.rowgraph import RowGraph
 from isthmus.features.spec import RequestTransform
@@ -38,7 +38,7 @@ def recompute(
     if sample is not None and len(table) > sample:
         table = table.take(pa.array(np.linspace(0, len(table) - 1, sample).astype(np.int64)))
     keys = [name for name, _ in contract.spines[declared.spine.name]["keys"]]
-    names = [str(row) for row in table.select([*keys, "event_timestamp"]).to_pylist()]
+    names = [str(row) for row in table.select(keys).to_pylist()]
     return {one.name: _compare(one, project.definitions.transforms[one.name], contract, table, names) for one in same}
 
 
@@ -50,6 +50,7 @@ def _compare(
     # What the graph refuses is null, which the engine's value is not.
     found = RowGraph(transform).run(given).values
     tolerances = {field.name: field.tolerance for field in declared.schema}
+    times = micros(table["event_timestamp"]).tolist()
     return {
         field.name: compare(
             names,
@@ -57,6 +58,7 @@ def _compare(
             found[field.name],
             field.dtype,
             tolerances[field.name],
+            times,
         )
         for field in transform.fields
     }
