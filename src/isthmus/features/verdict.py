@@ -74,6 +74,7 @@ class Verdict:
         model: comparison of the package's output with the student's, all files together, or None.
         files: model file of the package to its part in `model`; what a server answered with the package as `/predict`.
         inputs: input of the package's graph to the comparison of what it is fed: offline values, and served ones.
+        skipped: what could not be compared to why: `deploy` refuses where a model needs it.
     """
 
     contract: str
@@ -85,6 +86,7 @@ class Verdict:
     model: FeatureVerdict | None = field(default=None)
     files: Mapping[str, FeatureVerdict] = field(default_factory=dict)
     inputs: Mapping[str, FeatureVerdict] = field(default_factory=dict)
+    skipped: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def compared(self) -> int:
@@ -147,7 +149,10 @@ class Verdict:
             ahead = {str(view): int(keys) for view, keys in data["ahead"].items()}
             files, inputs = ({str(name): _feature(one) for name, one in data.get(part, {}).items()}
                              for part in ("files", "inputs"))  # fmt: skip
-            verdict = cls(data["contract"], data["at"], views, tables, ahead, data["package"], model, files, inputs)
+            skipped = {str(name): str(why) for name, why in data.get("skipped", {}).items()}
+            verdict = cls(
+                data["contract"], data["at"], views, tables, ahead, data["package"], model, files, inputs, skipped
+            )
             altered = [n for n in ("passed", "compared", "differing") if data[n] != getattr(verdict, n)]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise GateFailed(where, f"is not a verdict ({error})", remedy="run `isthmus verify`") from error

@@ -85,7 +85,7 @@ class Api:
         for start in range(0, rows, most):
             some = {name: column[start : start + most] for name, column in keys.items()}
             for body in self._bodies(asked, {"entities": some}, min(most, rows - start)):
-                answer = self._post("/get-online-features", body, Format.ARROW.value)
+                answer = self._answer("/get-online-features", body, Format.ARROW)
                 table = pa.ipc.open_stream(answer).read_all()
                 found = {field.name: field.type for field in table.schema}
                 for field in schema:
@@ -98,6 +98,13 @@ class Api:
             if len(whole) != rows or not whole[name].equals(pa.chunked_array([_arrow(column, schema, name)])):
                 raise DataError(f"the API, join key {name}", "the answer is about other rows than those asked for")
         return whole
+
+    def refused(self) -> str | None:
+        """Why the deployed package is not taken up; None if it is."""
+        told = json.loads(self._ask("GET", "/models"))
+        outdated = next((model["outdated"] for model in told["models"]), None)
+        why: str | None = told["refused"] or outdated
+        return why
 
     def predict(self, entities: Mapping[str, Column], request: Mapping[str, Column], rows: int) -> Values:
         """What the deployed model answers, float32 (n,).
@@ -115,7 +122,7 @@ class Api:
                 for part, columns in (("entities", entities), ("request", request))
             }
             for body in self._bodies({}, given, min(most, rows - start)):
-                predictions += map(float, json.loads(self._post("/predict", body, Format.JSON.value))["predictions"])
+                predictions += map(float, json.loads(self._answer("/predict", body, Format.JSON))["predictions"])
         return from_python(predictions, Float32)
 
     def _schema(self, features: Sequence[tuple[str, str]], keys: Sequence[str]) -> pa.Schema:
@@ -144,10 +151,13 @@ class Api:
             some = {name: {key: column[part] for key, column in group.items()} for name, group in columns.items()}
             yield from self._bodies(asked, some, count)
 
-    def _post(self, path: str, body: bytes, form: str) -> bytes:
+    def _answer(self, path: str, body: bytes, form: Format) -> bytes:
+        return self._ask("POST", path, body, {"content-type": "application/json", "accept": form.value})
+
+    def _ask(self, method: str, path: str, body: bytes | None = None, head: Mapping[str, str] | None = None) -> bytes:
         connection = self._open = self._open or self._connected()
         try:
-            connection.request("POST", path, body, {"content-type": "application/json", "accept": form})
+            connection.request(method, path, body, head or {})
             response = connection.getresponse()
             answer = response.read()
         except (OSError, http.client.HTTPException) as error:
@@ -155,7 +165,7 @@ class Api:
         if response.status != 200:
             raise _refusal(path, response.status, answer)
         under = response.headers.get("isthmus-contract")
-        if under != self._contract.hash:
+        if method == "POST" and under != self._contract.hash:
             raise ContractMismatch("the API", f"answers under contract {str(under)[:12]}",
                                    expected=self._contract.hash[:12], remedy="verify again")  # fmt: skip
         return answer

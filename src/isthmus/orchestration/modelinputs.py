@@ -1,7 +1,7 @@
 """What a package's graph is fed: by offline values, and by what the API serves; and what the API predicts of that."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -107,11 +107,17 @@ def compare_inputs(
     fields = {one.name: (one.dtype, from_arrow(some[one.name], one.dtype)) for one in given if one.name in needed}
     parts = [{name: (dtype, _some(values, answered)) for name, (dtype, values) in part.items()}
              for part in (asked, fields)]  # fmt: skip
-    found = api.predict(parts[0], parts[1], int(np.count_nonzero(answered)))
     told = [name for name, there in zip(names, answered.tolist(), strict=True) if there]
+    refused = api.refused()
+    if refused is not None:
+        # No prediction is none that is equal.
+        found = Values(np.zeros(len(told), np.float32), np.zeros(len(told), bool))
+    else:
+        found = api.predict(parts[0], parts[1], len(told))
     right = Values(expected[answered], np.ones(len(told), bool))
     predicted = compare(told, right, found, Float32, variant.tolerance, times[: len(told)])
-    return Fed(compared, predicted)
+    examples = [replace(one, online=refused) for one in predicted.examples] if refused else predicted.examples
+    return Fed(compared, replace(predicted, examples=examples))
 
 
 def _tensors(inputs: Sequence[ModelInput], fed: Feeds) -> list[tuple[ModelInput, DataType, Values]]:

@@ -112,6 +112,8 @@ def show_verdict(verdict: "Verdict", page: Path) -> None:
     left_out = [f"{keys:,} of {view}" for view, keys in verdict.ahead.items() if keys]
     if left_out:
         console.print(f"Left out, because they were pushed since: {escape(', '.join(left_out))}.", highlight=False)
+    for name, why in verdict.skipped.items():
+        console.print(f"Not compared: {escape(name)}, because {escape(why)}.", highlight=False, soft_wrap=True)
     console.print(f"Page: {escape(str(page))}", highlight=False, soft_wrap=True)
 
 

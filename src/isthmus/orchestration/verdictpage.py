@@ -57,6 +57,7 @@ def page(verdict: Verdict, project: str) -> str:
     if left_out:
         named = ", ".join(f"{keys:,} of {escape(view)}" for view, keys in left_out.items())
         parts.append(f"<p>Left out, because they were pushed after everything the tables hold: {named}.</p>")
+    parts += [f"<p>Not compared: {escape(name)}, because {escape(why)}.</p>" for name, why in verdict.skipped.items()]
     parts.append(_overview(verdict))
     if differing:
         parts.append("<h2>What differs</h2>")

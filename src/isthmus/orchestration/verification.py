@@ -75,7 +75,9 @@ def verify(project: Project, name: str | None = None, *, every: bool = False, pr
     histories = [offline.history(view) for view in contract.views.values()]
     at = project.now()
     package = last_package(project, declared) if declared and is_exported(project, declared, contract) else None
-    views, ahead, files, inputs = {}, {}, {}, {}
+    views, ahead, files, inputs, skipped = {}, {}, {}, {}, {}
+    if declared and not package:
+        skipped["the package"] = "none is exported that can run under this contract: run `isthmus export`"
     with project.redis() as url, connect(url) as client, TemporaryDirectory(prefix="isthmus-verify-") as folder:
         with answering(url):
             client.ping()
@@ -110,7 +112,9 @@ def verify(project: Project, name: str | None = None, *, every: bool = False, pr
                 ahead[view.name] = int(np.count_nonzero(pushed))
             if declared:
                 progress("comparing request transforms", 0.85)
-                views |= recompute(project, contract, declared, None if every else SAMPLE)
+                computed, older = recompute(project, contract, declared, None if every else SAMPLE)
+                views |= computed
+                skipped |= older
             if declared and package:
                 progress("comparing the package with its student", 0.9)
                 files = check_last_package(project, declared)
@@ -119,7 +123,7 @@ def verify(project: Project, name: str | None = None, *, every: bool = False, pr
                 files[PREDICT], inputs = fed.predicted, fed.inputs
     tables = {history.view.name: offline.fingerprint(history) for history in histories}
     digest, model = (package_digest(package), merged(list(files.values()))) if package else (None, None)
-    verdict = Verdict(contract.hash, at, views, tables, ahead, digest, model, files, inputs)
+    verdict = Verdict(contract.hash, at, views, tables, ahead, digest, model, files, inputs, skipped)
     write_atomically(page_file(project, name), page(verdict, project.name).encode())
     write_atomically(verdict_file(project, declared), verdict.dumps())
     progress("the verdict is written", 1.0)
