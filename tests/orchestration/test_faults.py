@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import numpy as np
 import onnx
 import pyarrow as pa
@@ -24,8 +25,8 @@ from isthmus.features.files import read_pointer
 from isthmus.features.offline import OfflineStore
 from isthmus.features.online import OnlineStore
 from isthmus.features.publishing import key_values
-from isthmus.features.types import Float64
 from isthmus.features.verdict import Verdict
+from isthmus.orchestration.assets import build_definitions
 from isthmus.orchestration.materialization import materialize
 from isthmus.orchestration.models import distill, export
 from isthmus.orchestration.registration import apply
@@ -326,3 +327,18 @@ def test_two_inputs_of_the_package_swapped(exported: Shop, project: Open) -> Non
     forge(exported, {"manifest.json": json.dumps(manifest).encode()})
     named, _ = found(exported, project)
     assert set(named) == {*FILES, f"file {PREDICT}"}
+
+
+def test_the_blocking_check_of_dagster_names_the_fault(exported: Shop, project: Open) -> None:
+    rewrite(exported, project, "customer_facts", later)
+    definitions = build_definitions(project(exported))
+    (check,) = (spec.key for checks in definitions.asset_checks or () for spec in checks.check_specs
+                if spec.name == "verdict")  # fmt: skip
+    job = dg.define_asset_job("verdict", dg.AssetSelection.checks(check))
+    held = dg.Definitions(assets=definitions.assets, asset_checks=definitions.asset_checks, jobs=[job])
+    result = held.resolve_job_def("verdict").execute_in_process(raise_on_error=False)
+    (evaluation,) = result.get_asset_check_evaluations()
+    assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.ERROR)
+    table = evaluation.metadata["differs"].value
+    assert "| customer_facts.last_call | 42 | 50 | 3.6e+09 | 0 | {'customer': 1000003} |" in table
+    assert Path(str(evaluation.metadata["page"].value)).read_text().startswith("<!doctype html>")

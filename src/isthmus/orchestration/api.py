@@ -254,10 +254,10 @@ def _refusal(path: str, status: int, body: bytes) -> IsthmusError:
     """The error that the server answered with, as it would be here."""
     try:
         told = json.loads(body)
-        kind = getattr(errors, told["error"], None)
+        kind, where = getattr(errors, told["error"], None), told["where"]
         if not (isinstance(kind, type) and issubclass(kind, IsthmusError)) or kind is ConfigurationError:
-            kind = DependencyError if status == 503 else DataError
-        return kind(told["where"], told["found"], expected=told["expected"], remedy=told["remedy"])
+            kind, where = DependencyError if status == 503 else DataError, f"the API, {where}"
+        return kind(where, told["found"], expected=told["expected"], remedy=told["remedy"])
     except (ValueError, KeyError, TypeError):
         return DependencyError(f"the API, {path}", f"answered {status}: {body[:200].decode(errors='replace')}")
 

@@ -25,18 +25,24 @@ h1 { font-size: 1.5rem; margin: .5rem 0 } h2 { font-size: 1.15rem; margin: 2rem 
 h3 { font-size: 1rem; margin: 0; overflow-wrap: anywhere } p { margin: .3rem 0; color: var(--soft) }
 code { overflow-wrap: anywhere } .bad { color: var(--bad); font-weight: 600 } .good { color: var(--good) }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: .8rem; margin: .8rem 0 }
-.wide { overflow-x: auto } .plots { display: flex; flex-wrap: wrap; gap: 1rem; margin: .6rem 0 }
-figure { margin: 0 } figcaption { font-size: .8rem; color: var(--soft); max-width: 200px }
+.wide { overflow-x: auto } .plots { display: flex; flex-wrap: wrap; gap: .8rem; margin: .6rem 0 }
+figure { margin: 0; flex: 0 1 200px; min-width: 130px } figcaption { font-size: .8rem; color: var(--soft) }
 table { border-collapse: collapse; width: 100%; font-size: .9rem }
 td, th { padding: .2rem .6rem .2rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top }
 th { color: var(--soft); font-weight: 500 } .n { text-align: right; font-variant-numeric: tabular-nums }
 td.v { font-family: ui-monospace, monospace; overflow-wrap: anywhere; min-width: 6rem }
-svg { display: block; background: var(--paper); border: 1px solid var(--line); max-width: 100% }
+svg { display: block; background: var(--paper); border: 1px solid var(--line); width: 100%; height: auto }
 svg .base { stroke: var(--base); stroke-dasharray: 3 3 } svg circle { fill: var(--mark); fill-opacity: .5 }
-svg rect { fill: var(--mark) } .share { background: var(--good); height: .5rem; min-width: 4rem; border-radius: 4px }
+svg rect { fill: var(--mark) }
+.share { background: var(--good); height: .5rem; min-width: 2.5rem; margin-top: .5rem; border-radius: 4px }
 .share i { display: block; background: var(--bad); height: 100%; border-radius: 4px }
 summary { cursor: pointer; color: var(--soft) } a { color: inherit }
-@media (max-width: 40rem) { body { padding: .6rem; font-size: 14px } .card { padding: .6rem } }
+@media (max-width: 40rem) { body { padding: .6rem; font-size: 14px } .card { padding: .6rem }
+  .plots { flex-wrap: nowrap } .views td:nth-child(2), .views th:nth-child(2) { display: none }
+  .sides th { display: none }
+  .sides td { display: grid; grid-template-columns: 7.5rem 1fr; border: 0; text-align: left }
+  .sides td::before { content: attr(data-of); color: var(--soft); font-family: system-ui, sans-serif }
+  .sides tr + tr td:first-child { border-top: 1px solid var(--line) } }
 """
 
 
@@ -92,7 +98,7 @@ def _overview(verdict: Verdict) -> str:
         mark = f'<span class="bad">{differing:,}</span>' if differing else "0"
         rows.append([escape(name), f"{len(features)}", f"{compared:,}", mark, share])
     numbers = ("features", "compared", "differing")
-    return _table(["", *numbers, "share"], rows, numbers=numbers)
+    return f'<div class="views">{_table(["", *numbers, "share"], rows, numbers=numbers)}</div>'
 
 
 def _card(name: str, one: FeatureVerdict) -> str:
@@ -110,7 +116,7 @@ def _card(name: str, one: FeatureVerdict) -> str:
         for e in one.examples
     ]
     columns = ["key", "event time", "offline", "online", "online - offline"]
-    values = _table(columns, rows, numbers=columns[4:], code=columns[2:4])
+    values = f'<div class="sides">{_table(columns, rows, numbers=columns[4:], code=columns[2:4])}</div>'
     return f'<section class="card"><h3 class="bad">{escape(name)}</h3><p>{sentence}</p>{_plots(one)}{values}</section>'
 
 
@@ -118,14 +124,14 @@ def _plots(one: FeatureVerdict) -> str:
     """Online over offline with the line on which equal values lie, and how the differences are distributed."""
     if not one.pairs:
         return ""
-    # Halves, because the difference of two floats can be more than a float holds.
-    offline, online = np.array(one.pairs).T / 2
+    # Eighths, because the difference of two floats can be more than a float holds, and that of two differences, too.
+    offline, online = np.array(one.pairs).T / 8
     low, high = (float(bound((offline, online))) for bound in (np.min, np.max))
     width = (high - low) or 1.0
     inner = _SIDE - 2 * _EDGE
 
     def place(value: float) -> float:
-        return _EDGE + inner * (value - low) / width
+        return _EDGE + inner * ((value - low) / width)
 
     points = "".join(
         f'<circle cx="{place(x):.1f}" cy="{_SIDE - place(y):.1f}" r="3"/>'
@@ -133,23 +139,23 @@ def _plots(one: FeatureVerdict) -> str:
     )
     line = f'<line class="base" x1="{_EDGE}" y1="{_SIDE - _EDGE}" x2="{_SIDE - _EDGE}" y2="{_EDGE}"/>'
     shown = f"{len(one.pairs):,} differing numbers"
-    span = f"both from {_number(2 * low)} to {_number(2 * high)}"
+    span = f"both from {8 * low:.12g} to {8 * high:.12g}"
     scatter = _figure(points + line, "online over offline", f"online (up) over offline (right), {span}: {shown}")
     gaps = online - offline
-    least, most = gaps.min(), gaps.max()
-    counts = np.histogram(gaps, _BARS, (least, most) if least < most else (least - 1, least + 1))[0].tolist()
-    step = inner / _BARS
+    least, most = float(gaps.min()), float(gaps.max())
+    counts = np.histogram(gaps, _BARS, (least, most))[0].tolist() if least < most else [0, len(gaps), 0]
+    step = inner / len(counts)
     bars = "".join(
         f'<rect x="{_EDGE + n * step:.1f}" y="{_SIDE - _EDGE - inner * count / max(counts):.1f}" '
         f'width="{step - 1:.1f}" height="{inner * count / max(counts):.1f}"/>'
         for n, count in enumerate(counts)
     )
-    told = f"online - offline, from {_number(2 * least)} to {_number(2 * most)}"
+    told = f"online - offline, from {8 * least:.6g} to {8 * most:.6g}"
     return f'<div class="plots">{scatter}{_figure(bars, "differences", told)}</div>'
 
 
 def _figure(content: str, label: str, caption: str) -> str:
-    box = f'width="{_SIDE}" height="{_SIDE}" viewBox="0 0 {_SIDE} {_SIDE}"'
+    box = f'viewBox="0 0 {_SIDE} {_SIDE}"'
     return (
         f'<figure><svg {box} role="img" aria-label="{label}">{content}</svg><figcaption>{caption}</figcaption></figure>'
     )
@@ -178,7 +184,9 @@ def _table(
     kinds = [' class="n"' if c in numbers else ' class="v"' if c in code else "" for c in columns]
 
     def line(tag: str, cells: Sequence[str]) -> str:
-        return "".join(f"<{tag}{kind}>{cell}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
+        # On a phone a cell stands below the last, and says itself of what it is.
+        names = [f' data-of="{column}"' if tag == "td" and column else "" for column in columns]
+        return "".join(f"<{tag}{kind}{of}>{cell}</{tag}>" for kind, of, cell in zip(kinds, names, cells, strict=True))
 
     body = "\n".join(f"<tr>{line('td', row)}</tr>" for row in rows)
     return f'<div class="wide"><table>\n<tr>{line("th", columns)}</tr>\n{body}\n</table></div>'
