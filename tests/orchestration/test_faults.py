@@ -15,6 +15,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from isthmus import ContractMismatch, GateFailed
+from isthmus.distill.golden import spread
 from isthmus.distill.runtime import ort_format
 from isthmus.features.columns import Values, from_arrow, micros
 from isthmus.features.connection import connect
@@ -29,6 +30,7 @@ from isthmus.features.verdict import Verdict
 from isthmus.orchestration.assets import build_definitions
 from isthmus.orchestration.materialization import materialize
 from isthmus.orchestration.models import distill, export
+from isthmus.orchestration.project import Project
 from isthmus.orchestration.registration import apply
 from isthmus.orchestration.release import deploy
 from isthmus.orchestration.tables import build
@@ -50,7 +52,7 @@ def _exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Two columns of one type, that could be taken for each other.
     shop.replace('Field("late_rate_7d", Float32)', 'Field("late_rate_7d", Float64)')
     shop.replace('.cast("float").alias("late_rate_7d")', '.alias("late_rate_7d")')
-    opened = shops.Project(shop.root)
+    opened = Project(shop.root)
     apply(opened)
     build(opened)
     materialize(opened)
@@ -207,7 +209,8 @@ def micros_column(rows: pa.Table, name: str) -> pa.Array:
 
 def sampled(shop: Shop, project: Open) -> list[dict[str, Any]]:
     rows = training_set(project(shop)).table()
-    return rows.take(pa.array(np.unique(np.linspace(0, len(rows) - 1, 2000).astype(np.int64)))).to_pylist()
+    found: list[dict[str, Any]] = rows.take(pa.array(spread(len(rows), 2000))).to_pylist()
+    return found
 
 
 def test_a_changed_transform(exported: Shop, project: Open, tmp_path: Path) -> None:
@@ -339,6 +342,6 @@ def test_the_blocking_check_of_dagster_names_the_fault(exported: Shop, project: 
     result = held.resolve_job_def("verdict").execute_in_process(raise_on_error=False)
     (evaluation,) = result.get_asset_check_evaluations()
     assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.ERROR)
-    table = evaluation.metadata["differs"].value
+    table = str(evaluation.metadata["differs"].value)
     assert "| customer_facts.last_call | 42 | 50 | 3.6e+09 | 0 | {'customer': 1000003} |" in table
     assert Path(str(evaluation.metadata["page"].value)).read_text().startswith("<!doctype html>")

@@ -22,8 +22,9 @@ _STYLE = """\
 body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 68rem; padding: 1rem; color: var(--ink);
   background: var(--paper) }
 h1 { font-size: 1.5rem; margin: .5rem 0 } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem }
-h3 { font-size: 1rem; margin: 0; overflow-wrap: anywhere } p { margin: .3rem 0; color: var(--soft) }
-code { overflow-wrap: anywhere } .bad { color: var(--bad); font-weight: 600 } .good { color: var(--good) }
+h3 { font-size: 1rem; margin: 0 } p { margin: .3rem 0; color: var(--soft) }
+h1, h3, p, code, td:first-child { overflow-wrap: anywhere }
+.bad { color: var(--bad); font-weight: 600 } .good { color: var(--good) }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: .8rem; margin: .8rem 0 }
 .wide { overflow-x: auto } .plots { display: flex; flex-wrap: wrap; gap: .8rem; margin: .6rem 0 }
 figure { margin: 0; flex: 0 1 200px; min-width: 130px } figcaption { font-size: .8rem; color: var(--soft) }
