@@ -328,8 +328,10 @@ def test_two_inputs_of_the_package_swapped(exported: Shop, project: Open) -> Non
     one["name"], other["name"] = other["name"], one["name"]
     one["dtype"], other["dtype"] = other["dtype"], one["dtype"]
     forge(exported, {"manifest.json": json.dumps(manifest).encode()})
-    named, _ = found(exported, project)
+    named, verdict = found(exported, project)
     assert set(named) == {*FILES, f"file {PREDICT}"}
+    with pytest.raises(GateFailed, match=r"file model.fp32.onnx .* Run `isthmus export`"):
+        require_passed(verdict)
 
 
 def test_the_blocking_check_of_dagster_names_the_fault(exported: Shop, project: Open) -> None:

@@ -210,6 +210,8 @@ def _remedy(verdict: Verdict) -> str:
     stored = any(one.differing for name in verdict.tables for one in verdict.views[name].values())
     if stored or not verdict.differing:
         return "run `isthmus build` and `isthmus materialize --full`, then verify again"
+    if not any(one.differing for features in verdict.views.values() for one in features.values()):
+        return "run `isthmus export`, then verify again"
     return (
         "an engine and a graph may differ in the last digits of some functions, see docs/row-functions.md: give such a "
         "field a tolerance; run `isthmus training-set` and `isthmus export` again if they are older than the engine"
