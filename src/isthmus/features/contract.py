@@ -123,8 +123,7 @@ class TransformContract:
         stored: the stored features that it takes, as (view, feature).
         request: the request fields that it takes.
         fields: what it gives, in order.
-        graph: its compiled form, an ONNX model. It takes each column as a tensor of its name with the mask
-            `<name>__valid` beside it; see `rowgraph`.
+        graph: its compiled form, an ONNX model; `rowgraph` tells of its tensors.
     """
 
     name: str

@@ -24,7 +24,7 @@ def alike(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
 def equal(graph: Graph, kind: SqlType, left: str, right: str) -> str:
     """Where two tensors are equal."""
     same = graph.add("Equal", left, right)
-    if not kind.fractional:
+    if not kind.fractional or graph.is_number(left) or graph.is_number(right):
         return same
     return graph.add("Or", same, graph.add("And", graph.add("IsNaN", left), graph.add("IsNaN", right)))
 
@@ -36,8 +36,10 @@ def less(graph: Graph, node: Node, kind: SqlType, left: str, right: str) -> str:
     if kind == BOOLEAN:
         return graph.add("And", graph.negated(left), right)
     below = graph.add("Less", left, right)
-    if not kind.fractional:
+    if not kind.fractional or graph.is_number(right):
         return below
+    if graph.is_number(left):
+        return graph.add("Or", below, graph.add("IsNaN", right))
     number = graph.negated(graph.add("IsNaN", left))
     return graph.add("Or", below, graph.add("And", number, graph.add("IsNaN", right)))
 
@@ -109,6 +111,8 @@ def _surely_not(graph: Graph, value: Value) -> str:
 def both(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     """Three-valued: false decides."""
     left, right = _truth(graph, node, values)
+    if left.valid == right.valid and left.raises is right.raises is None:
+        return Value(BOOLEAN, graph.add("And", left.data, right.data), left.valid)
     data = graph.add("And", _surely(graph, left), _surely(graph, right))
     false = graph.add("Or", _surely_not(graph, left), _surely_not(graph, right))
     valid = None if left.valid is right.valid is None else graph.add("Or", data, false)
@@ -117,6 +121,8 @@ def both(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 
 
 def _either(graph: Graph, left: Value, right: Value) -> Value:
+    if left.valid == right.valid and left.raises is right.raises is None:
+        return Value(BOOLEAN, graph.add("Or", left.data, right.data), left.valid)
     data = graph.add("Or", _surely(graph, left), _surely(graph, right))
     false = graph.add("And", _surely_not(graph, left), _surely_not(graph, right))
     valid = None if left.valid is right.valid is None else graph.add("Or", data, false)
