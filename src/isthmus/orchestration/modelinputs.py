@@ -15,7 +15,7 @@ from isthmus.features.columns import Values, from_arrow
 from isthmus.features.contract import Contract
 from isthmus.features.manifest import Feeds, Manifest, ModelInput, Variant, feeds
 from isthmus.features.pointintime import History, point_in_time
-from isthmus.features.rowgraph import VALID
+from isthmus.features.rowgraph import VALID, Layout, given
 from isthmus.features.rows import Bool
 from isthmus.features.types import DataType, Float32, String
 from isthmus.features.verdict import FeatureVerdict, compare
@@ -70,8 +70,8 @@ def compare_inputs(
         newer: see `Newer`.
     """
     service = manifest.service
-    given = [column for column in contract.given(service) if column.available == "request"]
-    some = examples.select(list(dict.fromkeys((*keys, *(column.name for column in given)))))
+    request = [column for column in contract.given(service) if column.available == "request"]
+    some = examples.select(list(dict.fromkeys((*keys, *(column.name for column in request)))))
     for name in keys:
         # A null key is no key of any row, and the API takes none.
         some = some.filter(pc.is_valid(some[name]))
@@ -104,7 +104,7 @@ def compare_inputs(
     # Where a request transform is not defined the model has no answer, and the API refuses.
     answered = np.isfinite(expected)
     needed = {item.name for item in inputs}
-    fields = {one.name: (one.dtype, from_arrow(some[one.name], one.dtype)) for one in given if one.name in needed}
+    fields = {one.name: (one.dtype, from_arrow(some[one.name], one.dtype)) for one in request if one.name in needed}
     parts = [{name: (dtype, _some(values, answered)) for name, (dtype, values) in part.items()}
              for part in (asked, fields)]  # fmt: skip
     told = [name for name, there in zip(names, answered.tolist(), strict=True) if there]
@@ -122,18 +122,21 @@ def compare_inputs(
 
 def _tensors(inputs: Sequence[ModelInput], fed: Feeds) -> list[tuple[ModelInput, DataType, Values]]:
     """What a graph is fed, an input at a time, in the type of its tensor."""
+    rows = Layout.of({item.name: item.dtype for item in inputs if item.row})
+    taken = {name: fed[given(element)][n] for element, names in rows.given.items() for n, name in enumerate(names)}
+    there = {name: fed[given(VALID)][n] for n, name in enumerate(rows.masks)}
     found = []
     numbers = categories = 0
     for item in inputs:
+        if item.row:
+            found.append((item, item.dtype, Values(taken[item.name], there[item.name])))
+            continue
         if item.is_number:
             data, dtype = fed["numeric"][:, numbers], Float32
             numbers += 1
-        elif item.is_category:
+        else:
             data, dtype = fed["categories"][:, categories], String
             categories += 1
-        else:
-            found.append((item, item.dtype, Values(fed[item.name], fed[item.name + VALID])))
-            continue
         found.append((item, dtype, Values(data, np.ones(len(data), bool))))
     return found
 
