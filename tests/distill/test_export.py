@@ -84,15 +84,21 @@ def test_the_package_answers_as_the_student(
     exported: ExportReport, trained: DistillationReport, table: pa.Table, tmp_path: Path
 ) -> None:
     result = check_package(exported.path, trained.path, table, 500)
-    assert result["compared"] == 4 * 500 + 4 * 69
-    assert result["differing"] == 0
-    assert result["worst"] <= 1e-5
+    assert set(result) == {f"model.{precision}.{form}" for precision in ("fp32", "int8") for form in ("onnx", "ort")}
+    assert {(one.compared, one.differing) for one in result.values()} == {(500 + 69, 0)}
+    for variant in read_package(exported.path).variants:
+        assert result[variant.file].tolerance == variant.tolerance
+        assert result[variant.file].worst <= (1e-5 if variant.precision == "fp32" else variant.tolerance)
     other = run(tmp_path, table, seed=1)
     with pytest.raises(PackageError, match="made from student"):
         check_package(exported.path, other.path, table, 5)
     # A student swapped behind the same record is what the comparison is for.
     shutil.copy(trained.path / "student.json", other.path)
-    assert check_package(exported.path, other.path, table, 500)["differing"] > 0
+    wrong = check_package(exported.path, other.path, table, 500)
+    assert all(one.differing > 0 for one in wrong.values())
+    first = wrong["model.fp32.onnx"].examples[0]
+    assert first.key.startswith("row ")
+    assert first.event_timestamp is not None
 
 
 def test_what_must_not_be_exported(trained: DistillationReport, table: pa.Table, tmp_path: Path) -> None:

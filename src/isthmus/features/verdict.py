@@ -8,20 +8,31 @@ from typing import Any
 
 import numpy as np
 
+from isthmus.features import clock
 from isthmus.features.columns import Values
 from isthmus.features.errors import GateFailed
 from isthmus.features.types import DataType
 
 EXAMPLES = 3
+PAIRS = 200
+"""Pairs of differing numbers that are kept of a feature, to be drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One value that differs: the key it belongs to, and what each side says."""
+    """One value that differs: the key it belongs to, what each side says, and since when, in UTC.
+
+    Attributes:
+        key: the key, or what else the row is called.
+        offline: what training has.
+        online: what serving, a graph or a model has.
+        event_timestamp: event time of the offline row; None where it has none.
+    """
 
     key: str
     offline: Any
     online: Any
+    event_timestamp: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +46,7 @@ class FeatureVerdict:
             has a number.
         examples: the first few differences.
         tolerance: the absolute difference of two numbers that does not count.
+        pairs: of some differing numbers, spread over all, what each side says; to be drawn, and not kept in the file.
     """
 
     compared: int
@@ -42,6 +54,7 @@ class FeatureVerdict:
     worst: float
     examples: Sequence[Difference] = ()
     tolerance: float = 0.0
+    pairs: Sequence[tuple[float, float]] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +64,17 @@ class Verdict:
     Attributes:
         contract: hash of the contract both sides were read under.
         at: the moment of the comparison, microseconds since 1970 UTC.
-        views: view to feature to its comparison; the view's own status is compared as feature `status`. Request
-            transforms stand among the views: what the engine computed beside what their graphs do.
+        views: view to feature to its comparison; the status of the view's rows is compared as feature `status`, their
+            event times as `event_timestamp`. Request transforms stand among the views: what the engine computed beside
+            what their graphs do.
         tables: view to the fingerprint of the offline table that was compared.
         ahead: view to the number of keys left out: what is served became known after everything the table holds, by a
             push, and there is nothing to compare it with until the table has caught up.
         package: digest of the package whose output was compared, or None.
-        model: comparison of the package's output with the student's, or None.
+        model: comparison of the package's output with the student's, all files together, or None.
+        files: model file of the package to its part in `model`; what a server answered with the package as `/predict`.
+        inputs: input of the package's graph to the comparison of what it is fed: offline values, and served ones.
+        skipped: what could not be compared to why: `deploy` refuses where a model needs it.
     """
 
     contract: str
@@ -67,6 +84,9 @@ class Verdict:
     ahead: Mapping[str, int] = field(default_factory=dict)
     package: str | None = None
     model: FeatureVerdict | None = field(default=None)
+    files: Mapping[str, FeatureVerdict] = field(default_factory=dict)
+    inputs: Mapping[str, FeatureVerdict] = field(default_factory=dict)
+    skipped: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def compared(self) -> int:
@@ -85,14 +105,25 @@ class Verdict:
 
     def _all(self) -> list[FeatureVerdict]:
         features = [feature for view in self.views.values() for feature in view.values()]
-        return features + ([self.model] if self.model else [])
+        return [*features, *self.inputs.values(), *([self.model] if self.model else [])]
+
+    def named(self) -> dict[str, FeatureVerdict]:
+        """Every comparison by the name that messages give it: `view.feature`, `input x`, `file y`."""
+        views = {f"{view}.{name}": one for view, features in self.views.items() for name, one in features.items()}
+        parts = {f"input {name}": one for name, one in self.inputs.items()}
+        parts |= {f"file {name}": one for name, one in self.files.items()}
+        if self.model is not None and not self.files:
+            parts["the package's output"] = self.model
+        return views | parts
 
     def as_dict(self) -> dict[str, Any]:
         """The machine-readable form, in strict JSON: an infinite `worst` is null, a value JSON lacks is its text."""
         sums = {"passed": self.passed, "compared": self.compared, "differing": self.differing}
         plain: dict[str, Any] = _plain({**sums, **asdict(self)})
-        for feature in [feature for view in plain["views"].values() for feature in view.values()] + [plain["model"]]:
-            if feature and feature["worst"] == str(math.inf):
+        groups = [*plain["views"].values(), plain["files"], plain["inputs"], {"": plain["model"]}]
+        for feature in [feature for group in groups for feature in group.values() if feature]:
+            del feature["pairs"]
+            if feature["worst"] == str(math.inf):
                 feature["worst"] = None
         return plain
 
@@ -116,7 +147,12 @@ class Verdict:
             model = _feature(data["model"]) if data["model"] else None
             tables = {str(view): str(fingerprint) for view, fingerprint in data["tables"].items()}
             ahead = {str(view): int(keys) for view, keys in data["ahead"].items()}
-            verdict = cls(data["contract"], data["at"], views, tables, ahead, data["package"], model)
+            files, inputs = ({str(name): _feature(one) for name, one in data.get(part, {}).items()}
+                             for part in ("files", "inputs"))  # fmt: skip
+            skipped = {str(name): str(why) for name, why in data.get("skipped", {}).items()}
+            verdict = cls(
+                data["contract"], data["at"], views, tables, ahead, data["package"], model, files, inputs, skipped
+            )
             altered = [n for n in ("passed", "compared", "differing") if data[n] != getattr(verdict, n)]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise GateFailed(where, f"is not a verdict ({error})", remedy="run `isthmus verify`") from error
@@ -149,7 +185,12 @@ def _feature(data: Mapping[str, Any]) -> FeatureVerdict:
 
 
 def compare(
-    keys: Sequence[str], offline: Values, online: Values, dtype: DataType, tolerance: float = 0.0
+    keys: Sequence[str],
+    offline: Values,
+    online: Values,
+    dtype: DataType,
+    tolerance: float = 0.0,
+    times: Sequence[int | None] = (),
 ) -> FeatureVerdict:
     """Compares two columns value by value: equal are two nulls, two NaNs, or two values with the same bits.
 
@@ -162,6 +203,7 @@ def compare(
         online: shape (n,).
         dtype: the type of both.
         tolerance: the absolute difference of two floating-point numbers that does not count.
+        times: event time of each row in microseconds, or None where it has none; by default no row has.
     """
     if not len(keys) == len(offline.data) == len(online.data):
         raise ValueError(f"{len(keys)} keys, {len(offline.data)} offline and {len(online.data)} online values")
@@ -182,8 +224,44 @@ def compare(
     differing = np.flatnonzero(~equal)
     first = differing[:EXAMPLES]
     examples = zip(first.tolist(), _only(offline, first).tolist(dtype), _only(online, first).tolist(dtype), strict=True)
-    told = [Difference(keys[n], a, b) for n, a, b in examples]
-    return FeatureVerdict(len(keys), len(differing), worst, told, tolerance)
+    told = [Difference(keys[n], a, b, _moment(times[n]) if len(times) else None) for n, a, b in examples]
+    drawn = _pairs(offline, online, differing, dtype)
+    return FeatureVerdict(len(keys), len(differing), worst, told, tolerance, drawn)
+
+
+def merged(parts: Sequence[FeatureVerdict]) -> FeatureVerdict:
+    """Several comparisons as one; of tolerances, the largest."""
+    return FeatureVerdict(
+        sum(one.compared for one in parts),
+        sum(one.differing for one in parts),
+        max((one.worst for one in parts), default=0.0),
+        [example for one in parts for example in one.examples][:EXAMPLES],
+        max((one.tolerance for one in parts), default=0.0),
+    )
+
+
+def _moment(at: int | None) -> str | None:
+    """A time as text; microseconds where it is in no year that a date can have."""
+    if at is None:
+        return None
+    try:
+        return f"{clock.moment(at):%Y-%m-%dT%H:%M:%S.%f}".removesuffix(".000000") + "Z"
+    except (OverflowError, ValueError):
+        return f"{at} µs"
+
+
+def _pairs(left: Values, right: Values, differing: np.ndarray[Any, Any], dtype: DataType) -> list[tuple[float, float]]:
+    """Finite numbers of both sides in some of the differing rows."""
+    if dtype.numpy is None or dtype.name == "Bool":
+        return []
+    both = differing[(left.valid & right.valid)[differing]]
+    with np.errstate(invalid="ignore"):
+        sides = [side.data[both].astype(np.float64) for side in (left, right)]
+    finite = np.isfinite(sides[0]) & np.isfinite(sides[1])
+    sides = [side[finite] for side in sides]
+    count = len(sides[0])
+    some = np.unique(np.linspace(0, count - 1, min(count, PAIRS)).astype(np.int64))
+    return list(zip(*(side[some].tolist() for side in sides), strict=True))
 
 
 def _same(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:

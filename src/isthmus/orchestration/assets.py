@@ -12,6 +12,7 @@ import dagster as dg
 from isthmus.distill.declaration import Distillation
 from isthmus.features.errors import GateFailed
 from isthmus.features.offline import OfflineStore
+from isthmus.features.verdict import Difference
 from isthmus.orchestration import (
     materialization,
     models,
@@ -239,13 +240,32 @@ def _verdict_check(
     @dg.asset_check(asset=_key("package", declared.name), name="verdict", blocking=True,
                     additional_deps=[_key("online", view) for view in views])  # fmt: skip
     def verdict(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        """Offline and online agree to the bit for every key, and the package with its student."""
+        """What is offline, served, computed on request and seen by the package agrees for every key."""
         started = time.perf_counter()
         outcome = verification.verify(project, declared.name, every=True, progress=_log(context, watch))
         metadata = _metadata(outcome.as_dict(), time.perf_counter() - started)
+        metadata["page"] = dg.MetadataValue.path(str(verification.page_file(project, declared.name)))
+        differing = {name: one for name, one in outcome.named().items() if one.differing}
+        if differing:
+            rows = [
+                [name, f"{one.differing:,}", f"{one.compared:,}", f"{one.worst:.6g}", f"{one.tolerance:g}",
+                 *_sides(next(iter(one.examples), None))]
+                for name, one in differing.items()
+            ]  # fmt: skip
+            metadata["differs"] = _table(rows, _DIFFERS)
         return dg.AssetCheckResult(passed=outcome.passed, metadata=metadata)
 
     return verdict
+
+
+_DIFFERS = ("", "differing", "compared", "worst", "tolerance", "first key", "event time", "offline", "online")
+
+
+def _sides(example: Difference | None) -> list[str]:
+    """The first value that differs, as a row of a table."""
+    if example is None:
+        return ["-"] * 4
+    return [example.key, example.event_timestamp or "-", repr(example.offline), repr(example.online)]
 
 
 def _deployment(project: Project, declared: Distillation, views: list[str]) -> dg.AssetsDefinition:

@@ -211,16 +211,28 @@ def export(name: NameArgument = None, project: ProjectOption = None, as_json: Js
 def verify(
     name: NameArgument = None,
     every: Annotated[bool, typer.Option("--all", help="Compare every key, not a sample.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Also write the page here, which needs no network.")] = None,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare offline with online, and the package with its student. Exit code 1 if anything differs."""
-    from isthmus.orchestration.verification import require_passed
+    """Compare offline, API, request transforms and package, value by value. Exit code 1 if anything differs."""
+    from isthmus.orchestration.verification import page_file, require_passed
     from isthmus.orchestration.verification import verify as run
 
+    opened = _project(project)
     with progress() as bar:
-        verdict = run(_project(project), name, every=every, progress=bar)
-    _report(verdict.as_dict(), as_json=as_json)
+        verdict = run(opened, name, every=every, progress=bar)
+    written = page_file(opened, name)
+    if html:
+        from isthmus.features.files import write_atomically
+
+        write_atomically(html, written.read_bytes())
+    if as_json:
+        _report(verdict.as_dict(), as_json=True)
+    else:
+        from isthmus.orchestration.summary import show_verdict
+
+        show_verdict(verdict, html or written)
     try:
         require_passed(verdict)
     except GateFailed as error:

@@ -11,7 +11,7 @@ from isthmus.features.contract import Contract
 from isthmus.features.contractdiff import service_differences
 from isthmus.features.errors import ContractMismatch, DataError, DependencyError, GateFailed
 from isthmus.features.files import read_pointer, write_atomically
-from isthmus.features.manifest import ModelInput, package_digest, read_contract, read_package
+from isthmus.features.manifest import ModelInput, read_contract, read_package
 from isthmus.features.verdict import FeatureVerdict
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables import Progress, silent
@@ -117,8 +117,8 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
     return report
 
 
-def check_last_package(project: Project, declared: Distillation) -> tuple[str, FeatureVerdict]:
-    """Digest of the last package, and the comparison of its output with its student's.
+def check_last_package(project: Project, declared: Distillation) -> dict[str, FeatureVerdict]:
+    """Model file of the last package to the comparison of its output with the student's.
 
     They are compared on rows that the student learned from, whatever has been added to the contract since.
 
@@ -131,7 +131,8 @@ def check_last_package(project: Project, declared: Distillation) -> tuple[str, F
     except ImportError as error:
         raise _missing("distill", error) from error
     table = made_training_set(project, declared, read_package(package).training_set).table()
-    return package_digest(package), FeatureVerdict(**check_package(package, model, table, CHECKED_ROWS))
+    keys = [name for name, _ in project.applied().spines[declared.spine.name]["keys"]]
+    return check_package(package, model, table, CHECKED_ROWS, keys)
 
 
 def is_exported(project: Project, declared: Distillation, contract: Contract) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from isthmus.distill.declaration import Distillation
-from isthmus.features.columns import from_arrow
+from isthmus.features.columns import from_arrow, micros
 from isthmus.features.contract import Contract, TransformContract
 from isthmus.features.rowgraph import RowGraph
 from isthmus.features.spec import RequestTransform
@@ -17,10 +17,11 @@ from isthmus.orchestration.trainingset import latest_training_set
 
 def recompute(
     project: Project, contract: Contract, declared: Distillation, sample: int | None
-) -> dict[str, dict[str, FeatureVerdict]]:
+) -> tuple[dict[str, dict[str, FeatureVerdict]], dict[str, str]]:
     """Request transform to field to its comparison, over the rows of the last training set.
 
-    A transform is left out if there is no training set, or if it computed something else then.
+    A transform is left out if there is no training set, or if it computed something else then: the second part says
+    which, and why.
 
     Args:
         project: the project.
@@ -32,14 +33,18 @@ def recompute(
     transforms = {transform.name: transform for service in services for transform in contract.used(service)}
     made = latest_training_set(project, declared) if transforms else None
     if made is None:
-        return {}
+        return {}, dict.fromkeys(transforms, "there is no training set in which an engine computed it")
     same = [one for name, one in transforms.items() if made.computed.get(name, {}).get("hash") == one.hash]
     table = made.table()
     if sample is not None and len(table) > sample:
         table = table.take(pa.array(np.linspace(0, len(table) - 1, sample).astype(np.int64)))
     keys = [name for name, _ in contract.spines[declared.spine.name]["keys"]]
-    names = [str(row) for row in table.select([*keys, "event_timestamp"]).to_pylist()]
-    return {one.name: _compare(one, project.definitions.transforms[one.name], contract, table, names) for one in same}
+    names = [str(row) for row in table.select(keys).to_pylist()]
+    compared = {
+        one.name: _compare(one, project.definitions.transforms[one.name], contract, table, names) for one in same
+    }
+    older = f"training set {made.id} was made before it was changed: run `isthmus training-set`"
+    return compared, {name: older for name in transforms if name not in compared}
 
 
 def _compare(
@@ -50,6 +55,7 @@ def _compare(
     # What the graph refuses is null, which the engine's value is not.
     found = RowGraph(transform).run(given).values
     tolerances = {field.name: field.tolerance for field in declared.schema}
+    times = micros(table["event_timestamp"]).tolist()
     return {
         field.name: compare(
             names,
@@ -57,6 +63,7 @@ def _compare(
             found[field.name],
             field.dtype,
             tolerances[field.name],
+            times,
         )
         for field in transform.fields
     }

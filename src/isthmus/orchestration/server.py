@@ -30,14 +30,20 @@ def serving(
     project: Project, *, port: int | None = None, log: IO[bytes] | None = None, private: bool = False
 ) -> "Iterator[subprocess.Popen[bytes]]":
     """The API as a child process that ends with the block; it logs to `log`, or to this process's stderr."""
-    with project.redis() as url:
-        arguments, environment = command(settings(project, url, port, private=private))
-        child = subprocess.Popen(arguments, env=environment, stderr=log)  # noqa: S603 - this interpreter, our own module
-        try:
-            yield child
-        finally:
-            child.terminate()
-            child.wait(10)
+    with project.redis() as url, running(settings(project, url, port, private=private), log) as child:
+        yield child
+
+
+@contextmanager
+def running(settings: ServerSettings, log: IO[bytes] | None = None) -> "Iterator[subprocess.Popen[bytes]]":
+    """A server with these settings as a child process that ends with the block."""
+    arguments, environment = command(settings)
+    child = subprocess.Popen(arguments, env=environment, stderr=log)  # noqa: S603 - this interpreter, our own module
+    try:
+        yield child
+    finally:
+        child.terminate()
+        child.wait(10)
 
 
 def settings(project: Project, url: str, port: int | None = None, *, private: bool = False) -> ServerSettings:

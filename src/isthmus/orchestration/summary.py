@@ -1,6 +1,8 @@
 """What a person reads at the end of a step."""
 
+import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -13,6 +15,7 @@ from isthmus.orchestration.terminal import new_console, new_table
 
 if TYPE_CHECKING:
     from isthmus.features.statistics import ViewStatistics
+    from isthmus.features.verdict import FeatureVerdict, Verdict
     from isthmus.orchestration.quality import QualityReport, ViewDrift
 
 _MODELS = {
@@ -74,6 +77,55 @@ def show_quality(report: "QualityReport") -> None:
         for drifts in view.drift:
             _show_drift(console, drifts)
         console.print()
+
+
+def show_verdict(verdict: "Verdict", page: Path) -> None:
+    """Prints a verdict: a line per view and for the package, and below what differs, with its first values."""
+    from isthmus.features.verdict import merged
+
+    console = new_console()
+    table = new_table("", "features", "compared", "equal", "differing", "worst", "tolerance")
+    groups = {**verdict.views, "package, inputs": verdict.inputs, "package, outputs": verdict.files}
+    for name, features in groups.items():
+        if features:
+            whole = merged(list(features.values()))
+            table.add_row(escape(name), str(len(features)), *_compared(whole))
+    console.print(table)
+    differing = {name: one for name, one in verdict.named().items() if one.differing}
+    if differing:
+        table = new_table("differs", "compared", "equal", "differing", "worst", "tolerance")
+        for name, one in differing.items():
+            table.add_row(f"[red]{escape(name)}[/]", *_compared(one))
+        console.print(table)
+    for name, one in differing.items():
+        console.print(f"[red]{escape(name)}[/]", highlight=False, soft_wrap=True)
+        for e in one.examples:
+            sides = f"offline {_shown(e.offline)}  online {_shown(e.online)}"
+            since = f"{e.event_timestamp or 'no event time':<20}"
+            console.print(f"  {since}  {escape(e.key)}  {escape(sides)}", highlight=False, soft_wrap=True)
+    if differing:
+        console.print()
+    word = "[green]passed[/]" if verdict.passed else "[red]failed[/]"
+    console.print(
+        f"Verdict: {word}, {verdict.compared:,} values compared, {verdict.differing:,} differ.", highlight=False
+    )
+    left_out = [f"{keys:,} of {view}" for view, keys in verdict.ahead.items() if keys]
+    if left_out:
+        console.print(f"Left out, because they were pushed since: {escape(', '.join(left_out))}.", highlight=False)
+    for name, why in verdict.skipped.items():
+        console.print(f"Not compared: {escape(name)}, because {escape(why)}.", highlight=False, soft_wrap=True)
+    console.print(f"Page: {escape(str(page))}", highlight=False, soft_wrap=True)
+
+
+def _compared(one: "FeatureVerdict") -> list[str]:
+    worst = "no number" if math.isinf(one.worst) else _cell(float(one.worst))
+    differing = f"[red]{one.differing:,}[/]" if one.differing else "0"
+    return [_cell(one.compared), _cell(one.compared - one.differing), differing, worst, _cell(float(one.tolerance))]
+
+
+def _shown(value: object) -> str:
+    text = "null" if value is None else repr(value)
+    return text if len(text) <= 40 else text[:39] + "…"
 
 
 def _show_drift(console: Console, drifts: "ViewDrift") -> None:

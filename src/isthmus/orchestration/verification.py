@@ -2,7 +2,11 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -12,35 +16,48 @@ from isthmus.distill.declaration import Distillation
 from isthmus.features import clock, columns
 from isthmus.features.columns import Values
 from isthmus.features.connection import answering, connect
+from isthmus.features.contract import RESERVED, STATUS, Column
 from isthmus.features.entitykey import KeyValue
 from isthmus.features.errors import GateFailed
 from isthmus.features.files import write_atomically
-from isthmus.features.lookupplan import ViewAnswer
+from isthmus.features.manifest import package_digest, read_package
 from isthmus.features.offline import OfflineStore
 from isthmus.features.online import OnlineStore
 from isthmus.features.pointintime import History, horizon, point_in_time, status_column
 from isthmus.features.publishing import key_values
 from isthmus.features.rows import Bool
-from isthmus.features.types import String
-from isthmus.features.verdict import FeatureVerdict, Verdict, compare
-from isthmus.orchestration.models import check_last_package, is_exported
+from isthmus.features.types import String, UnixTimestamp
+from isthmus.features.verdict import FeatureVerdict, Verdict, compare, merged
+from isthmus.orchestration.api import Api, private_api
+from isthmus.orchestration.models import CHECKED_ROWS, check_last_package, is_exported, last_package
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recomputation import recompute
 from isthmus.orchestration.tables import Progress, silent
-from isthmus.orchestration.trainingset import distillation
+from isthmus.orchestration.trainingset import distillation, made_training_set
+from isthmus.orchestration.verdictpage import page
+from isthmus.serving.deployment import Approval, Deployment
+from isthmus.serving.lookup import LABELS
+
+if TYPE_CHECKING:
+    from isthmus.orchestration.modelinputs import Fed, Newer
 
 SAMPLE = 500
 """Keys per view that are compared unless all are asked for."""
 
-STATUS = "status"
+EVENT = RESERVED[0]
+"""Under this name a verdict says whether both sides speak of rows of one time."""
+
+PREDICT = "/predict"
+"""Under this name stands among the package's files what a server predicts with it."""
 
 
 def verify(project: Project, name: str | None = None, *, every: bool = False, progress: Progress = silent) -> Verdict:
-    """Compares and writes the verdict.
+    """Compares and writes the verdict, and its page beside it.
 
-    The offline side is the point-in-time join at the project's present; the online side is read from Redis. What the
-    engine computed by request transforms for the last training set is compared with what their graphs compute; once a
-    package of the distillation is exported, its output with its student's.
+    The offline side is the point-in-time join at the project's present; the online side is what a server of the project
+    answers. What the engine computed by request transforms for the last training set is compared with what their graphs
+    compute. Once a package of the distillation is exported: what each of its model files answers, with its student;
+    what its graph is fed by offline values, with what it is fed by served ones; and what a server predicts with it.
 
     Args:
         project: the project, materialized.
@@ -48,48 +65,127 @@ def verify(project: Project, name: str | None = None, *, every: bool = False, pr
         every: compare every key that either side has, and every row of the training set, not a sample, and the offline
             rows with their content hashes.
         progress: told the view at hand and the share that is done.
+
+    Raises:
+        DependencyError: Redis does not answer, or no server can be started.
     """
     declared = distillation(project, name) if name or project.definitions.distillations else None
     contract = project.applied()
     offline = OfflineStore(project.offline)
     histories = [offline.history(view) for view in contract.views.values()]
     at = project.now()
-    views, ahead = {}, {}
-    with project.redis() as url, connect(url) as client:
+    package = last_package(project, declared) if declared and is_exported(project, declared, contract) else None
+    views, ahead, files, inputs, skipped = {}, {}, {}, {}, {}
+    if declared and not package:
+        skipped["the package"] = "none is exported that can run under this contract: run `isthmus export`"
+    with project.redis() as url, connect(url) as client, TemporaryDirectory(prefix="isthmus-verify-") as folder:
+        with answering(url):
+            client.ping()
         store = OnlineStore(client, contract)
-        for n, history in enumerate(histories):
-            view = history.view
-            progress(f"comparing {view.name}", n / len(histories))
-            with answering(url):
-                served_keys = store.keys(view) if every else None
-            if every:
-                offline.check(history)
-            with offline.reading(view.table):
-                keys = _keys(history, at, served_keys)
-                trained = _trained(keys, history)
-            with answering(url):
-                served = store.read(view, key_values(view, keys), at)
+        deployment = Path(folder) / "deployment.json"
+        if package:
+            write_atomically(deployment, _trial(project, package, at).dumps())
+
+        def newer(history: History, keys: pa.Table) -> Bool:
             # What is not there yet is compared: training has something else.
-            pushed = (served.known > horizon(history, at)) & (served.status != clock.Status.NOT_FOUND)
-            views[view.name] = compare_view(history, keys, trained, served, ~pushed)
-            ahead[view.name] = int(np.count_nonzero(pushed))
-    if declared:
-        progress("comparing request transforms", 0.85)
-        views |= recompute(project, contract, declared, None if every else SAMPLE)
-    package = outputs = None
-    if declared and is_exported(project, declared, contract):
-        progress("comparing the package with its student", 0.9)
-        package, outputs = check_last_package(project, declared)
+            with answering(url):
+                held = store.read(history.view, key_values(history.view, keys), at)
+            pushed: Bool = (held.known > horizon(history, at)) & (held.status != clock.Status.NOT_FOUND)
+            return pushed
+
+        with private_api(project, contract, url, at, deployment) as api:
+            for n, history in enumerate(histories):
+                view = history.view
+                progress(f"comparing {view.name}", n / len(histories))
+                with answering(url):
+                    served_keys = store.keys(view) if every else None
+                if every:
+                    offline.check(history)
+                with offline.reading(view.table):
+                    keys = _keys(history, at, served_keys)
+                    trained = _trained(keys, history)
+                features = [(view.name, column.name) for column in view.fields]
+                answer = api.lookup(features, key_values(view, keys), len(keys))
+                # Asked after the API: a row that is pushed between is left out, not found to differ.
+                pushed = newer(history, keys)
+                views[view.name] = compare_view(history, keys, trained, _served(answer, history), ~pushed)
+                ahead[view.name] = int(np.count_nonzero(pushed))
+            if declared:
+                progress("comparing request transforms", 0.85)
+                computed, older = recompute(project, contract, declared, None if every else SAMPLE)
+                views |= computed
+                skipped |= older
+            if declared and package:
+                progress("comparing the package with its student", 0.9)
+                files = check_last_package(project, declared)
+                progress("comparing what the package is fed", 0.95)
+                fed = _feed(project, declared, package, histories, api, at, CHECKED_ROWS if every else SAMPLE, newer)
+                files[PREDICT], inputs = fed.predicted, fed.inputs
     tables = {history.view.name: offline.fingerprint(history) for history in histories}
-    verdict = Verdict(contract.hash, at, views, tables, ahead, package, outputs)
+    digest, model = (package_digest(package), merged(list(files.values()))) if package else (None, None)
+    verdict = Verdict(contract.hash, at, views, tables, ahead, digest, model, files, inputs, skipped)
+    write_atomically(page_file(project, name), page(verdict, project.name).encode())
     write_atomically(verdict_file(project, declared), verdict.dumps())
     progress("the verdict is written", 1.0)
     return verdict
 
 
+def _trial(project: Project, package: Path, at: int) -> Deployment:
+    """What a server that nobody else asks is told to deploy, so that its predictions can be compared."""
+    manifest, profile = read_package(package), project.settings.profiles.serving
+    manifest.variant(profile.precision)
+    return Deployment(
+        model=manifest.name,
+        package=str(package.resolve()),
+        digest=package_digest(package),
+        contract=manifest.contract,
+        service=manifest.service,
+        precision=profile.precision,
+        threads=profile.threads,
+        deployed_at=at,
+        verdict=Approval(at, 0),
+    )
+
+
+def _feed(
+    project: Project,
+    declared: Distillation,
+    package: Path,
+    histories: Sequence[History],
+    api: Api,
+    at: int,
+    rows: int,
+    newer: "Newer",
+) -> "Fed":
+    # Only here: what runs a package is not there where none is made.
+    from isthmus.orchestration.modelinputs import compare_inputs
+
+    manifest, contract = read_package(package), project.applied()
+    read = {view for view, _ in contract.read(manifest.service)}
+    return compare_inputs(
+        package,
+        manifest,
+        manifest.variant(project.settings.profiles.serving.precision),
+        contract,
+        made_training_set(project, declared, manifest.training_set).table(),
+        [key for key, _ in contract.spines[declared.spine.name]["keys"]],
+        [history for history in histories if history.view.name in read],
+        api,
+        at=at,
+        rows=rows,
+        newer=newer,
+    )
+
+
 def verdict_file(project: Project, declared: Distillation | None) -> Path:
     """Where the last verdict of a distillation, or of a project without any, is."""
     return project.state / "verdicts" / f"{declared.name if declared else 'features'}.json"
+
+
+def page_file(project: Project, name: str | None = None) -> Path:
+    """Where the page of the last verdict is, of a distillation or of a project that has one or none."""
+    declared = distillation(project, name) if name or project.definitions.distillations else None
+    return verdict_file(project, declared).with_suffix(".html")
 
 
 def require_passed(verdict: Verdict) -> Verdict:
@@ -100,14 +196,7 @@ def require_passed(verdict: Verdict) -> Verdict:
     """
     if verdict.passed:
         return verdict
-    worst = [
-        f"{view}.{feature} ({result.differing} of {result.compared})"
-        for view, features in verdict.views.items()
-        for feature, result in features.items()
-        if result.differing
-    ]
-    if verdict.model is not None and verdict.model.differing:
-        worst.append(f"the package's output ({verdict.model.differing} of {verdict.model.compared})")
+    worst = [f"{name} ({one.differing} of {one.compared})" for name, one in verdict.named().items() if one.differing]
     named = ", ".join(worst[:5]) or "none compared"
     raise GateFailed(
         "verdict",
@@ -121,6 +210,8 @@ def _remedy(verdict: Verdict) -> str:
     stored = any(one.differing for name in verdict.tables for one in verdict.views[name].values())
     if stored or not verdict.differing:
         return "run `isthmus build` and `isthmus materialize --full`, then verify again"
+    if not any(one.differing for features in verdict.views.values() for one in features.values()):
+        return "run `isthmus export`, then verify again"
     return (
         "an engine and a graph may differ in the last digits of some functions, see docs/row-functions.md: give such a "
         "field a tolerance; run `isthmus training-set` and `isthmus export` again if they are older than the engine"
@@ -128,16 +219,17 @@ def _remedy(verdict: Verdict) -> str:
 
 
 def compare_view(
-    history: History, keys: pa.Table, trained: dict[str, Values], served: ViewAnswer, compared: Bool
+    history: History, keys: pa.Table, trained: Mapping[str, Values], served: Mapping[str, Values], compared: Bool
 ) -> dict[str, FeatureVerdict]:
-    """Feature to its comparison over the rows of `compared`, the status of the view included."""
+    """Feature to its comparison over the rows of `compared`, status and event time included."""
     names = [str(row) for row in keys.select([column.name for column in history.view.keys]).to_pylist()]
-    labels = np.array([clock.Status(code).label for code in served.status], dtype=object)
-    online = {**served.columns, STATUS: Values(labels, np.ones(len(labels), bool))}
-    types = {**{column.name: column.dtype for column in history.view.fields}, STATUS: String}
+    types = {**{column.name: column.dtype for column in history.view.fields}, STATUS: String, EVENT: UnixTimestamp}
     chosen = [name for name, there in zip(names, compared.tolist(), strict=True) if there]
+    # Of a key that training does not have, the time is that of the row that is served.
+    moments = [trained[EVENT].tolist(UnixTimestamp), served[EVENT].tolist(UnixTimestamp)]
+    times = [a if a is not None else b for a, b, there in zip(*moments, compared.tolist(), strict=True) if there]
     return {
-        name: compare(chosen, _rows(trained[name], compared), _rows(online[name], compared), dtype)
+        name: compare(chosen, _rows(trained[name], compared), _rows(served[name], compared), dtype, times=times)
         for name, dtype in types.items()
     }
 
@@ -163,9 +255,35 @@ def _keys(history: History, at: int, served: Mapping[str, Sequence[KeyValue]] | 
 
 
 def _trained(keys: pa.Table, history: History) -> dict[str, Values]:
-    joined = point_in_time(keys, [history])
+    """What training sees of keys: the features, the status, and the event time of rows that have not expired."""
+    view = history.view
+    # The event time is joined like a feature, and tells what of the answer is null.
+    timed = replace(history, view=replace(view, fields=(*view.fields, Column(EVENT, UnixTimestamp))))
+    joined = point_in_time(keys, [timed])
+    values = {
+        column.name: columns.from_arrow(joined[view.full_name(column.name)], column.dtype)
+        for column in timed.view.fields
+    }
+    words = pc.cast(joined[status_column(view)], pa.string())
+    empty = reduce(pc.and_, [joined[view.full_name(column.name)].is_null() for column in view.fields])
+    null = pc.and_(empty, pc.equal(words, clock.Status.PRESENT.label))
+    words = pc.if_else(null, clock.Status.NULL.label, words)
+    return {**values, STATUS: columns.from_arrow(words, String)}
+
+
+def _served(answer: pa.Table, history: History) -> dict[str, Values]:
+    """The same of an answer of the API."""
     view = history.view
     values = {
-        column.name: columns.from_arrow(joined[view.full_name(column.name)], column.dtype) for column in view.fields
+        column.name: columns.from_arrow(answer[view.full_name(column.name)], column.dtype) for column in view.fields
     }
-    return {**values, STATUS: columns.from_arrow(pc.cast(joined[status_column(view)], pa.string()), String)}
+    words = pc.cast(answer[status_column(view)], pa.string())
+    labels = pa.array([status.label for status in clock.Status])
+    words = labels.take(pc.index_in(words, pa.array(LABELS)).combine_chunks())
+    gone = pc.is_in(words, pa.array([clock.Status.EXPIRED.label]))
+    event = pc.if_else(gone, None, answer[view.full_name(EVENT)])
+    return {
+        **values,
+        STATUS: columns.from_arrow(words, String),
+        EVENT: columns.from_arrow(event, UnixTimestamp),
+    }
