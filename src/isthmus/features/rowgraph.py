@@ -5,13 +5,13 @@ each field the same way, with zero or the empty text under a null; `field__raise
 it; and `__refused`, where it would refuse any of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from isthmus.features.columns import Values
+from isthmus.features.columns import Values, from_python
 from isthmus.features.contract import TransformContract
 from isthmus.features.errors import ContractMismatch, RequestError
 from isthmus.features.types import Bool, DataType, String
@@ -20,6 +20,9 @@ VALID, RAISES = "__valid", "__raises"
 """What stands behind the name of a column in the names of its masks."""
 REFUSED = "__refused"
 """The mask of rows in which any output is refused."""
+
+_SHOWN = 40
+"""Characters of a text that a message shows."""
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -80,20 +83,46 @@ class RowGraph:
         masks = self._session.run([name + RAISES for name in self._names], feeds)
         return Computed(values, {name: mask for name, mask in zip(self._names, masks, strict=True) if mask.any()})
 
-    def require(self, columns: Mapping[str, Values]) -> Mapping[str, Values]:
+    def require(
+        self, columns: Mapping[str, Values], graphs: "Callable[[str], RowGraph]", place: Callable[[str], str]
+    ) -> Mapping[str, Values]:
         """Computes n rows, all of which must be computable.
 
+        Args:
+            columns: as for `run`.
+            graphs: the request sources that the transform's rules name, ready to compute.
+            place: where in the request a field stands.
+
         Raises:
-            RequestError: Spark would refuse one; the first such row is named, with what it holds.
+            RequestError: Spark would refuse one; the first such row is named, with the request field that is not as
+                expected, or with all that it holds.
         """
         computed = self.run(columns)
         for name, mask in computed.refused.items():
             row = int(np.flatnonzero(mask)[0])
+            self._require_fields({taken: _one(values, row) for taken, values in columns.items()}, row, graphs, place)
             shown = ", ".join(f"{taken} {_shown(values, row)}" for taken, values in columns.items())
             raise RequestError(f"request transform {self.transform.name}, field {name}",
                                f"cannot be computed in row {row}, where {shown}",
                                expected="values for which it is defined") from None  # fmt: skip
         return computed.values
+
+    def _require_fields(
+        self,
+        given: Mapping[str, Values],
+        row: int,
+        graphs: "Callable[[str], RowGraph]",
+        place: Callable[[str], str],
+    ) -> None:
+        """Refuses a row if one of its request fields is not as expected."""
+        for source in dict.fromkeys(rule.source for rule in self.transform.rules.values()):
+            graph = graphs(source)
+            absent = {column.name: from_python([None], column.dtype) for column in graph.transform.request}
+            refused = graph.run({name: given.get(name, nothing) for name, nothing in absent.items()}).refused
+            for name, rule in self.transform.rules.items():
+                if rule.source == source and name in refused:
+                    found = f"{_shown(given[name], 0)} in row {row}"
+                    raise RequestError(place(name), found, expected=rule.expected)
 
 
 def row_feeds(columns: Mapping[str, Values]) -> dict[str, np.ndarray[Any, Any]]:
@@ -118,5 +147,15 @@ def _values(dtype: DataType, data: np.ndarray[Any, Any], valid: Mask) -> Values:
     return Values(data.view(np.uint8) if dtype == Bool else data, valid)
 
 
+def _one(values: Values, row: int) -> Values:
+    return Values(values.data[row : row + 1], values.valid[row : row + 1])
+
+
 def _shown(values: Values, row: int) -> str:
-    return f"is {values.data[row : row + 1].tolist()[0]!r}" if values.valid[row] else "is null"
+    """What stands in a row, at a length that a message bears."""
+    if not values.valid[row]:
+        return "is null"
+    value = values.data[row]
+    if not isinstance(value, str):
+        return f"is {bool(value) if values.data.dtype == np.uint8 else value}"
+    return f"is {value!r}" if len(value) <= _SHOWN else f"is {value[:_SHOWN]!r} and {len(value) - _SHOWN:,} more"

@@ -1,6 +1,7 @@
 """Comparisons, three-valued logic, and what chooses between values. NaN equals NaN and is greater than all others."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial, reduce
 
 from onnx import TensorProto
@@ -9,7 +10,7 @@ from isthmus.transforms.rowwise import casts
 from isthmus.transforms.rowwise.expressions import Node, NotCompilableError
 from isthmus.transforms.rowwise.graph import Graph, Mask, Value
 from isthmus.transforms.rowwise.rules import Rule, rule
-from isthmus.transforms.rowwise.types import BOOLEAN, DOUBLE, FLOAT, VOID, SqlType, common
+from isthmus.transforms.rowwise.types import BOOLEAN, DOUBLE, FLOAT, STRING, VOID, SqlType, common
 
 
 def alike(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
@@ -235,6 +236,14 @@ rule("when", 2, 1000)(when)
 @rule("if", 3)
 def _if(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     return when(graph, node, values)
+
+
+@rule("raise_error", 1)
+def _raise_error(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    """Refused wherever it is computed. What is said does not leave the graph."""
+    if values[0].kind not in (STRING, VOID):
+        raise NotCompilableError(node, f"takes a text, not {values[0].kind}", "what to say, in words")
+    return replace(graph.literal(None, VOID), raises=graph.constant(True, BOOLEAN))
 
 
 def extreme(graph: Graph, node: Node, values: Sequence[Value], *, greatest: bool) -> Value:
