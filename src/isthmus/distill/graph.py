@@ -120,7 +120,7 @@ def _made(build: _Graph, head: Head, inputs: list[onnx.ValueInfoProto]) -> tuple
         build.include(onnx.load_model_from_string(transform.graph), transform.name, inputs)
     numbers, texts = [], []
     for transform, field in head.computed:
-        name, value = transform.full_name(field.name), build.within(transform.name, field.name)
+        name, value = transform.full_name(field.name), build.within(transform.name, transform.output(field.name))
         if field.dtype == String:
             texts.append(value)  # the empty text where it is null
             continue

@@ -8,7 +8,7 @@ contract covers everything. `declarations.compile_contract` makes it.
 import hashlib
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -162,6 +162,10 @@ class TransformContract:
         """The columns that it takes, by their names in a training set."""
         return (*(SEPARATOR.join(pair) for pair in self.stored), *(column.name for column in self.request))
 
+    def output(self, feature: str) -> str:
+        """What the graph calls a field: its name, or the full one where a request field that it takes has that name."""
+        return output(self.name, feature, self.taken)
+
     def full_name(self, feature: str) -> str:
         """The field's column name in a training set and in an answer with full names."""
         return f"{self.name}{SEPARATOR}{feature}"
@@ -188,6 +192,11 @@ class TransformContract:
             graph=b64decode(data["graph"], validate=True),
             rules={name: FieldRule(*rule) for name, *rule in data.get("rules", ())},
         )
+
+
+def output(transform: str, feature: str, taken: Collection[str]) -> str:
+    """See `TransformContract.output`."""
+    return f"{transform}{SEPARATOR}{feature}" if feature in taken else feature
 
 
 def optional(transforms: Iterable[TransformContract]) -> set[str]:

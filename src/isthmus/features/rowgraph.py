@@ -1,8 +1,8 @@
 """The graph of a request transform in a runtime: the values of a row's columns in, computed fields out.
 
 A graph takes each column as two tensors of shape (n,): `name`, with anything under a null, and `name__valid`. It gives
-each field the same way, with zero or the empty text under a null; `field__raises`, where Spark would refuse to compute
-it; and `__refused`, where it would refuse any of them.
+each field the same way, by the name of `TransformContract.output`, with zero or the empty text under a null;
+`field__raises`, where Spark would refuse to compute it; and `__refused`, where it would refuse any of them.
 """
 
 from collections.abc import Callable, Mapping
@@ -63,7 +63,9 @@ class RowGraph:
             raise ContractMismatch(f"request transform {transform.name}", f"onnxruntime refuses its graph ({error})",
                                    remedy="run `isthmus apply` with this release of Isthmus") from error  # fmt: skip
         self._names = [field.name for field in transform.fields]
-        self._outputs = [REFUSED, *self._names, *(name + VALID for name in self._names)]
+        outputs = [transform.output(name) for name in self._names]
+        self._outputs = [REFUSED, *outputs, *(name + VALID for name in outputs)]
+        self._masks = [name + RAISES for name in outputs]
 
     def run(self, columns: Mapping[str, Values]) -> Computed:
         """Computes n rows.
@@ -80,7 +82,7 @@ class RowGraph:
         }
         if not np.count_nonzero(refused):
             return Computed(values, {})
-        masks = self._session.run([name + RAISES for name in self._names], feeds)
+        masks = self._session.run(self._masks, feeds)
         return Computed(values, {name: mask for name, mask in zip(self._names, masks, strict=True) if mask.any()})
 
     def require(
