@@ -196,6 +196,8 @@ def _texts() -> Iterator[Function]:
     for name in ("lower", "upper", "lcase", "ucase"):
         yield Function(name, "text", lambda a, n=name: getattr(F, n)(F.when(a != "é", a)), _each((STRING,)))
     yield Function("concat", "text", lambda a, b: F.concat(a, F.lit("-"), b), ((STRING, STRING),))
+    yield Function("concat", "text", lambda a, b: F.concat(a, F.when(b != "b", b).otherwise(F.raise_error(b))),
+                   ((STRING, STRING),))  # fmt: skip
     for part in ("a", "", "a.b", "%", "(", "\\", "é"):
         yield Function("startswith", "text", lambda a, p=part: a.startswith(p), _each((STRING,)))
         yield Function("endswith", "text", lambda a, p=part: a.endswith(p), _each((STRING,)))

@@ -159,5 +159,6 @@ def _shown(values: Values, row: int) -> str:
         return "is null"
     value = values.data[row]
     if not isinstance(value, str):
-        return f"is {bool(value) if values.data.dtype == np.uint8 else value}"
+        # Not formatted: a 32-bit number would be written as the 64-bit one that it is.
+        return "is " + str(bool(value) if values.data.dtype == np.uint8 else value)
     return f"is {value!r}" if len(value) <= _SHOWN else f"is {value[:_SHOWN]!r} and {len(value) - _SHOWN:,} more"

@@ -47,8 +47,9 @@ rule("ucase", 1)(_case("UPPER"))
 @rule("concat", 1, 100)
 def _concat(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     texts = _texts(graph, node, values)
-    return graph.result(STRING, reduce(lambda one, other: graph.add("StringConcat", one, other),
-                                       [text.data for text in texts]), texts)  # fmt: skip
+    data = reduce(lambda one, other: graph.add("StringConcat", one, other), [text.data for text in texts])
+    # Unlike others, Spark computes all arguments of this one, also behind a null.
+    return Value(STRING, data, graph.both(*(text.valid for text in texts)), graph.either(*(t.raises for t in texts)))
 
 
 def _matching(pattern: Callable[[str], str]) -> Rule:
