@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -10,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from isthmus.distill.runtime import predict, session
-from isthmus.features.columns import from_python, to_arrow
+from isthmus.features.columns import ARROW, from_python, to_arrow
 from isthmus.features.contract import Contract
-from isthmus.features.errors import DataError
+from isthmus.features.errors import ConfigurationError, DataError
 from isthmus.features.manifest import feeds, read_package
 from isthmus.features.rowgraph import RowGraph
 from isthmus.orchestration.materialization import materialize
@@ -22,12 +23,13 @@ from isthmus.orchestration.registration import apply
 from isthmus.orchestration.release import deploy
 from isthmus.orchestration.server import serving
 from isthmus.orchestration.tables import build
+from isthmus.orchestration.trainingdata import training_data
 from isthmus.orchestration.trainingset import training_set
 from isthmus.orchestration.verification import require_passed, verify
 from isthmus.transforms import engine
 from isthmus.transforms.request import computed
 from tests.orchestration import shop as shops
-from tests.orchestration.shop import Shop
+from tests.orchestration.shop import Open, Shop
 from tests.orchestration.test_request import learnable, with_moment
 from tests.serving.support import free_port, wait
 
@@ -273,6 +275,37 @@ def test_the_api(released: Project) -> None:
                 assert answer.status_code == 422, (field, wrong, answer.text)
                 assert answer.json()["where"].endswith(f".{field}")
                 assert message.replace(" | null", "") in answer.text.replace(" | null", ""), (field, wrong, answer.text)
+
+
+def test_a_spine_of_ones_own_is_held_to_the_same(released: Project) -> None:
+    moment = datetime(2024, 2, 1, tzinfo=UTC)
+    spine = {**{name: [one] for name, one in GOOD.items()}, "event_timestamp": [moment], "wished": [moment]}
+    types = {name: ARROW[dtype.name] for name, dtype in _types(released.definitions.contract).items()}
+    del spine["hour"]  # it has a default
+
+    def table(**changes: Any) -> pa.Table:
+        columns = {**spine, **changes}
+        return pa.table({n: c if isinstance(c, pa.Array) else pa.array(c, types.get(n)) for n, c in columns.items()})
+
+    (row,) = training_data(released, "late_order_device", table(code=[None])).table().to_pylist()
+    assert (row["basket__hour"], row["basket__code"], row["basket__wished"]) == (12, "???", moment)
+    assert row["moment__hour_sin"] == np.float32(math.sin(12 * (2 * math.pi / 24)))
+    with pytest.raises(DataError, match=r"request source basket: .*field gift of request source basket"):
+        training_data(released, "late_order_device", table(gift=[None])).table()
+    with pytest.raises(DataError, match=r"column wished: has type timestamp\[us\]; .* with a time zone"):
+        training_data(released, "late_order_device", table(wished=pa.array([0], pa.timestamp("us")))).table()
+    frame = table().to_pandas().assign(wished=[datetime(2024, 2, 1)])  # noqa: DTZ001 - that is what is wrong with it
+    with pytest.raises(DataError, match=r"column wished: has type timestamp\[.s\]; .* with a time zone"):
+        training_data(released, "late_order_device", frame).table()
+
+
+def test_a_spine_function_with_a_time_without_a_zone_is_refused(built: Shop, project: Open) -> None:
+    with_moment(built)
+    ruled(built)
+    built.replace('F.col("ordered_at").alias("wished")', 'F.col("ordered_at").cast("timestamp_ntz").alias("wished")')
+    apply(project(built))
+    with pytest.raises(ConfigurationError, match="column 'wished' has type timestamp_ntz; expected timestamp"):
+        training_set(project(built))
 
 
 def _ask(http: httpx.Client, path: str, rows: Mapping[str, list[Any]]) -> httpx.Response:

@@ -11,11 +11,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
 from isthmus.features.columns import ARROW, from_arrow, to_arrow
-from isthmus.features.contract import Contract
+from isthmus.features.contract import Contract, optional
 from isthmus.features.declarations import compile_contract
-from isthmus.features.errors import ConfigurationError, DataError
+from isthmus.features.errors import ConfigurationError, DataError, RequestError
 from isthmus.features.expectations import Between, Expect, Expectation, Length, OneOf, Present
 from isthmus.features.rowgraph import RowGraph
 from isthmus.features.spec import Field, RequestSource, RequestTransform
@@ -212,3 +214,41 @@ def test_a_spine_may_have_narrower_types_and_leave_out_what_has_a_default(sail: 
         "asked__n": [1, 7], "asked__x": [1.0, 2.0], "asked__s": ["a", "a"], "asked__at": [EPOCH] * 2,
         "asked__b": [True, True],
     }  # fmt: skip
+
+
+def test_a_transform_takes_what_is_checked_and_refuses_only_what_it_computes(sail: "SparkSession") -> None:
+    rules = [Expect.between("n", 0, 9), Expect.one_of("s", [f"A{number}" for number in range(2000)])]
+    source = asked(expectations=rules, defaults={"x": 0.5})
+
+    def tenfold(b: Column, n: Column, x: Column, s: Column) -> dict[str, Column]:
+        return {"n": F.when(b, n * 10), "share": x + x, "known": F.coalesce(F.when(b, s), F.lit("?"))}
+
+    fields = [Field("n", Int64), Field("share", Float32), Field("known", String)]
+    declared = RequestTransform("tenfold", [source], fields, tenfold)
+    contract = compile_contract("shop", [source, declared], compiler=compiled)
+    transform, graphs = contract.transforms["tenfold"], {n: RowGraph(one) for n, one in contract.transforms.items()}
+    assert transform.rules == contract.transforms["asked"].rules
+    assert optional([transform]) == {"x"}
+    types = {"b": Bool, "n": Int64, "x": Float32, "s": String}
+    # Nothing is refused where nobody asks for it.
+    rows: dict[str, list[Any]] = {
+        "b": [True, False, False],
+        "n": [3, 100, None],
+        "x": [None, 1.0, 2.0],
+        "s": ["A1999", "B", None],
+    }
+    batch = _batch(rows, types)
+    given = {name: from_arrow(batch[name], dtype) for name, dtype in types.items()}
+    wanted = {"n": [30, None, None], "share": [1.0, 2.0, 4.0], "known": ["A1999", "?", "?"]}
+    found = graphs["tenfold"].require(given, graphs.__getitem__, str)
+    assert {field.name: found[field.name].tolist(field.dtype) for field in fields} == wanted
+    (answer,) = computed(sail, [(declared, transform)], [batch])
+    assert {name: answer[f"tenfold__{name}"].to_pylist() for name in wanted} == wanted
+
+    for name, value, words in (("n", 100, "is 100"), ("s", "B", "is 'B'")):
+        batch = _batch({**rows, "b": [True] * 3, "n": [3, 4, 5], "s": ["A0"] * 3} | {name: [None, None, value]}, types)
+        given = {name: from_arrow(batch[name], dtype) for name, dtype in types.items()}
+        with pytest.raises(RequestError, match=rf"request\.{name}: {words} in row 2; expected"):
+            graphs["tenfold"].require(given, graphs.__getitem__, "request.{}".format)
+        with pytest.raises(DataError, match=rf"request transform tenfold \(.*field {name} of request source asked"):
+            list(computed(sail, [(declared, transform)], [batch]))

@@ -9,9 +9,12 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from isthmus.features import clock
 from isthmus.features.expectations import Between, Expectation, Length, OneOf, Present
 from isthmus.features.spec import RequestSource
+from isthmus.features.types import TYPES
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -71,11 +74,13 @@ def _broken(column: "Column", rule: Expectation, dtype: str) -> "Iterator[Column
 
 
 def _literal(value: Any, dtype: str) -> "Column":
-    """A value of a type as a column of exactly that type."""
+    """A value of a type as a literal of exactly that type."""
     from pyspark.sql import functions
 
     if isinstance(value, datetime):
         return functions.timestamp_micros(functions.lit(clock.micros(value)))
-    if dtype.startswith("Float"):
-        value = float(value)
-    return functions.lit(value).cast(SPARK[dtype])
+    numpy = TYPES[dtype].numpy
+    if numpy is None or isinstance(value, bool):
+        return functions.lit(value)
+    with np.errstate(over="ignore"):  # beyond float32 becomes infinite, as the values do
+        return functions.lit(np.dtype(numpy).type(value))

@@ -13,6 +13,8 @@ from isthmus.transforms.rowwise.types import BOOLEAN, SqlType
 
 OPSET, IR_VERSION = 20, 9
 """The first ones with text functions."""
+TABLES, TABLES_OPSET = "ai.onnx.ml", 2
+"""The operators that look values up."""
 
 _FRACTIONAL = (TensorProto.FLOAT, TensorProto.DOUBLE)
 
@@ -205,9 +207,12 @@ class Graph:
         self, inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto], name: str
     ) -> onnx.ModelProto:
         """The whole, checked."""
+        opsets = [helper.make_opsetid("", OPSET)]
+        if any(node.domain == TABLES for node in self._nodes):
+            opsets.append(helper.make_opsetid(TABLES, TABLES_OPSET))
         model = helper.make_model(
             helper.make_graph(self._nodes, name, inputs, outputs, self._constants),
-            opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="isthmus",
+            opset_imports=opsets, ir_version=IR_VERSION, producer_name="isthmus",
         )  # fmt: skip
         onnx.checker.check_model(model, full_check=True)
         return model

@@ -8,9 +8,9 @@ from onnx import TensorProto
 
 from isthmus.transforms.rowwise import casts
 from isthmus.transforms.rowwise.expressions import Node, NotCompilableError
-from isthmus.transforms.rowwise.graph import Graph, Mask, Value
+from isthmus.transforms.rowwise.graph import TABLES, Graph, Mask, Value
 from isthmus.transforms.rowwise.rules import Rule, rule
-from isthmus.transforms.rowwise.types import BOOLEAN, DOUBLE, FLOAT, STRING, VOID, SqlType, common
+from isthmus.transforms.rowwise.types import BOOLEAN, DOUBLE, FLOAT, LONG, STRING, VOID, SqlType, common
 
 
 def alike(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
@@ -78,12 +78,27 @@ rule("<=", 2)(_ordered(swapped=True, negated=True))
 rule(">=", 2)(_ordered(swapped=False, negated=True))
 
 
-@rule("in", 2, 1000)
+@rule("in", 2, 10_000)
 def _in(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     first, *others = alike(graph, node, values)
+    literals = [asked.value for asked in node.arguments[1:] if asked.name == "literal" and asked.value is not None]
+    if len(literals) == len(others) and (first.kind == STRING or first.kind.integral):
+        return _listed(graph, first, literals)
     pairs = [graph.result(BOOLEAN, equal(graph, first.kind, first.data, one.data), [first, one]) for one in others]
     found = reduce(lambda one, other: _either(graph, one, other), pairs)
     return Value(BOOLEAN, found.data, found.valid, graph.either(*(value.raises for value in (first, *others))))
+
+
+def _listed(graph: Graph, value: Value, literals: Sequence[str | int]) -> Value:
+    """Whether a text or a whole number is one of many: one look into a table, whatever their number."""
+    text = value.kind == STRING
+    keys = sorted(set(literals), key=str)
+    attributes: dict[str, object] = {
+        "keys_strings" if text else "keys_int64s": keys, "values_int64s": [1] * len(keys), "default_int64": 0,
+    }  # fmt: skip
+    data = graph.row(value.data if text else graph.cast(value.data, LONG))
+    found = graph.add("LabelEncoder", data, domain=TABLES, **attributes)
+    return graph.result(BOOLEAN, graph.add("Equal", found, graph.constant(1, LONG)), [value])
 
 
 # --- three-valued logic
