@@ -16,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark us
 
 from isthmus.features.columns import ARROW, from_arrow, to_arrow
 from isthmus.features.contract import Contract, optional
+from isthmus.features.contractdiff import differences
 from isthmus.features.declarations import compile_contract
 from isthmus.features.errors import ConfigurationError, DataError, RequestError
 from isthmus.features.expectations import Between, Expect, Expectation, Length, OneOf, Present
@@ -160,6 +161,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"expectations": [Expect.length("s", 3, 3)], "defaults": {"s": "ab"}}, "'ab'; expected a length from 3 to 3",
     ),
     "a default unseen": ({"expectations": [Expect.one_of("s", ["a"])], "defaults": {"s": "b"}}, "expected one of 'a'"),
+    "a type that is none": ({"schema": [Field("n", int)], "defaults": {"n": 1}}, "type <class 'int'>"),  # type: ignore[arg-type]  # that is what is wrong with it
     "NaN between": ({"expectations": [Expect.between("x", 0)], "defaults": {"x": math.nan}}, "nan; expected at least"),
 }  # fmt: skip
 
@@ -179,8 +181,11 @@ def test_a_source_with_rules_stands_among_the_transforms() -> None:
     contract = compile_contract("shop", [one, asked(name="more")], compiler=compiled)
     assert list(contract.transforms) == ["asked"]  # the other one has no rules
     assert Contract.loads(contract.dumps()) == contract
-    changed = compile_contract("shop", [asked(defaults={"n": 2})], compiler=compiled)
-    assert changed.transforms["asked"].hash != contract.transforms["asked"].hash
+    other = asked(defaults={"n": 1}, expectations=[Expect.between("n", 0, 9)])
+    changed = compile_contract("shop", [other], compiler=compiled)
+    assert differences(contract, changed) == [
+        "transform asked: what it computes changed; what it expects of request fields changed"
+    ]
 
 
 TYPES: dict[str, tuple[str, pa.Array, str]] = {

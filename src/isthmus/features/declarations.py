@@ -286,7 +286,8 @@ class _Declarations:
         if (same := next((n for n in self.transforms if n.lower() == str(request.name).lower()), None)) is not None:
             self._wrong(where, f"has the name of request transform {same!r}", "another name")
         fields = {field.name: field.dtype for field in request.schema}
-        self.problems += expectations.request_problems(where, fields, request.expectations, request.defaults)
+        if all(isinstance(dtype, DataType) for dtype in fields.values()):
+            self.problems += expectations.request_problems(where, fields, request.expectations, request.defaults)
 
     def _columns(self, where: str, part: FeatureView | FeatureProjection | RequestSource) -> list[str]:
         """The columns of an input of a request transform, by their names in a training set."""
