@@ -90,6 +90,7 @@ def _same(one: Any, other: Any) -> bool:
 
 @pytest.fixture(scope="module", params=["sail", "spark"])
 def anywhere(request: pytest.FixtureRequest) -> "Iterator[SparkSession]":
+    """One engine after the other: to end a session on Sail ends an Apache Spark beside it."""
     with engine.session(request.param) as spark:
         yield spark
 
@@ -202,26 +203,26 @@ TYPES: dict[str, tuple[str, pa.Array, str]] = {
 
 
 @pytest.mark.parametrize("case", TYPES)
-def test_a_spine_with_values_of_another_type_is_refused(sail: "SparkSession", case: str) -> None:
+def test_a_spine_with_values_of_another_type_is_refused(anywhere: "SparkSession", case: str) -> None:
     name, values, message = TYPES[case]
     source = asked(defaults={"n": 1, "x": 1.0, "s": "a", "at": EPOCH, "b": True})
     contract = compile_contract("shop", [source], compiler=compiled).transforms["asked"]
     with pytest.raises(DataError, match=f"request source asked, column {name}: .*{message}"):
-        list(computed(sail, [(source, contract)], [pa.RecordBatch.from_pydict({name: values})]))
+        list(computed(anywhere, [(source, contract)], [pa.RecordBatch.from_pydict({name: values})]))
 
 
-def test_a_spine_may_have_narrower_types_and_leave_out_what_has_a_default(sail: "SparkSession") -> None:
+def test_a_spine_may_have_narrower_types_and_leave_out_what_has_a_default(anywhere: "SparkSession") -> None:
     source = asked(defaults={"n": 7, "x": 0.5, "s": "a", "at": EPOCH, "b": True})
     contract = compile_contract("shop", [source], compiler=compiled).transforms["asked"]
     given = {"n": pa.array([1, None], pa.int16()), "x": pa.array([1, 2], pa.float64()), "s": pa.nulls(2)}
-    (answer,) = computed(sail, [(source, contract)], [pa.RecordBatch.from_pydict(given)])
+    (answer,) = computed(anywhere, [(source, contract)], [pa.RecordBatch.from_pydict(given)])
     assert answer.select([f"asked__{name}" for name in ("n", "x", "s", "at", "b")]).to_pydict() == {
         "asked__n": [1, 7], "asked__x": [1.0, 2.0], "asked__s": ["a", "a"], "asked__at": [EPOCH] * 2,
         "asked__b": [True, True],
     }  # fmt: skip
 
 
-def test_a_transform_takes_what_is_checked_and_refuses_only_what_it_computes(sail: "SparkSession") -> None:
+def test_a_transform_takes_what_is_checked_and_refuses_only_what_it_computes(anywhere: "SparkSession") -> None:
     rules = [Expect.between("n", 0, 9), Expect.one_of("s", [f"A{number}" for number in range(2000)])]
     source = asked(expectations=rules, defaults={"x": 0.5})
 
@@ -247,7 +248,7 @@ def test_a_transform_takes_what_is_checked_and_refuses_only_what_it_computes(sai
     wanted = {"n": [30, None, None], "share": [1.0, 2.0, 4.0], "known": ["A1999", "?", "?"]}
     found = graphs["tenfold"].require(given, graphs.__getitem__, str)
     assert {field.name: found[field.name].tolist(field.dtype) for field in fields} == wanted
-    (answer,) = computed(sail, [(declared, transform)], [batch])
+    (answer,) = computed(anywhere, [(declared, transform)], [batch])
     assert {name: answer[f"tenfold__{name}"].to_pylist() for name in wanted} == wanted
 
     for name, value, words in (("n", 100, "is 100"), ("s", "B", "is 'B'")):
@@ -256,4 +257,4 @@ def test_a_transform_takes_what_is_checked_and_refuses_only_what_it_computes(sai
         with pytest.raises(RequestError, match=rf"request\.{name}: {words} in row 2; expected"):
             graphs["tenfold"].require(given, graphs.__getitem__, "request.{}".format)
         with pytest.raises(DataError, match=rf"request transform tenfold \(.*field {name} of request source asked"):
-            list(computed(sail, [(declared, transform)], [batch]))
+            list(computed(anywhere, [(declared, transform)], [batch]))
