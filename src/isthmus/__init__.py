@@ -27,17 +27,20 @@ from isthmus.features.spec import (
 )
 from isthmus.features.types import Array, Bool, Bytes, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from isthmus.orchestration.notebook import training_data
+from isthmus.transforms.steps import Clip, Embed, Hashed, Impute, Log1p, OneHot, Ordinal, Standardize
 from isthmus.transforms.transform import request_transform, spine, transform
 
 __all__ = [
     "Array",
     "Bool",
     "Bytes",
+    "Clip",
     "ConfigurationError",
     "ContractMismatch",
     "DataError",
     "DependencyError",
     "Distillation",
+    "Embed",
     "Entity",
     "Expect",
     "FeatureService",
@@ -46,15 +49,21 @@ __all__ = [
     "Float32",
     "Float64",
     "GateFailed",
+    "Hashed",
+    "Impute",
     "Int32",
     "Int64",
     "IsthmusError",
+    "Log1p",
+    "OneHot",
+    "Ordinal",
     "PackageError",
     "RequestError",
     "RequestSource",
     "RequestTransform",
     "Source",
     "Spine",
+    "Standardize",
     "String",
     "UnixTimestamp",
     "request_transform",

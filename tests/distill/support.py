@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from isthmus.distill.declaration import Distillation
+from isthmus.distill.declaration import Distillation, Plan
 from isthmus.distill.distillation import DistillationReport, distill
+from isthmus.distill.preparation import Learn, Preparation, learned
 from isthmus.features.manifest import ModelInput
 from isthmus.features.profiles import TrainingProfile
 from isthmus.features.spec import FeatureService, Field, Spine
 from isthmus.features.types import Bool, Float32, Float64, Int64, String, UnixTimestamp
+from isthmus.transforms import engine
 
 HOUR = 3_600_000_000
 CONTRACT = "c" * 64
@@ -62,6 +64,16 @@ def declaration(**changes: Any) -> Distillation:
     return Distillation("late", Spine("flights", [], Field("late", Int64), []), nothing, nothing, **settings)
 
 
+def learn(table: pa.Table) -> Learn:
+    """What learns a preparation from a table, by Sail."""
+
+    def learned_by_engine(plan: Plan, before: int) -> Preparation:
+        with engine.session("sail") as spark:
+            return learned(spark.createDataFrame(table), plan, before)
+
+    return learned_by_engine
+
+
 def run(folder: Path, table: pa.Table, profile: TrainingProfile = PROFILE, **changes: Any) -> DistillationReport:
     notes: list[str] = changes.pop("notes", [])
     return distill(
@@ -75,5 +87,6 @@ def run(folder: Path, table: pa.Table, profile: TrainingProfile = PROFILE, **cha
         cache=folder / "cache",
         contract=CONTRACT,
         training_set="set-1",
+        learn=learn(table),
         progress=lambda text, _done: notes.append(text),
     )

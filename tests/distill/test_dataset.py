@@ -1,14 +1,10 @@
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
-from isthmus.distill.dataset import VOCABULARY, Preprocessing, Tensors, fit, tensors
-from isthmus.distill.student import CLIP, Student
+from isthmus.distill.dataset import VOCABULARY, Tensors, tensors, vocabularies
 from isthmus.features.columns import Values
 from isthmus.features.errors import DataError
 from isthmus.features.manifest import ModelInput, feeds
@@ -68,45 +64,9 @@ def test_every_type_becomes_a_tensor() -> None:
     assert set(data.categories[:, 1]) == {""}
 
 
-@given(
-    hnp.arrays(np.float32, st.tuples(st.integers(1, 30), st.integers(0, 4)), elements=st.floats(width=32)),
-    st.lists(st.text(max_size=2), min_size=30, max_size=30),
-)
-def test_preprocessing_survives_json_and_gives_finite_inputs(numeric: np.ndarray, texts: list[str]) -> None:
-    categories = np.array(texts[: len(numeric)], object)[:, None]
-    data = Tensors(numeric, categories)
-    learned = fit(data)
-    assert msgspec.json.decode(msgspec.json.encode(learned), type=Preprocessing) == learned
-    assert np.isfinite(Student(learned, (4,), 0.0).logits(data)).all()
-    index = learned.index(categories)
-    words = ["", *learned.vocabularies[0]]
-    assert [words[place] for place in index[:, 0]] == categories[:, 0].tolist()
-
-
-def test_preprocessing_of_awkward_columns() -> None:
-    nan, inf = np.nan, np.inf
-    numeric = np.array([[1, nan, 7, nan, inf], [3, nan, 7, 2, 1], [2, nan, 7, 4, 1]], np.float32)
-    categories = np.array([["b", ""], ["a", ""], ["b", ""]], object)
-    learned = fit(Tensors(numeric, categories))
-    assert learned.mean == (2.0, 0.0, 7.0, 3.0, 1.0)
-    assert learned.scale == pytest.approx((np.sqrt(2 / 3), 1.0, 1.0, 1.0, 1.0))
-    assert learned.indicators == (3,)
-    assert learned.vocabularies == (("b", "a"), ())
-    assert learned.index(np.array([["a", "z"], ["", ""], ["new", ""]], object)).tolist() == [[2, 0], [0, 0], [0, 0]]
-
-
 def test_a_vocabulary_is_capped_at_the_most_frequent() -> None:
-    texts = [f"{number:03}" for number in range(300)] + ["299"]
-    vocabulary = fit(Tensors(np.empty((301, 0), np.float32), np.array(texts, object)[:, None])).vocabularies[0]
+    texts = [f"{number:03}" for number in range(300)] + ["299", "", ""]
+    data = Tensors(np.empty((303, 0), np.float32), np.array(texts, object)[:, None])
+    (vocabulary,) = vocabularies(data)
     assert len(vocabulary) == VOCABULARY
     assert vocabulary[:2] == ("299", "000")
-
-
-def test_the_student_scales_clips_and_imputes() -> None:
-    student = Student(Preprocessing((10.0,), (2.0,), (0,), ()), (), 0.0)
-    with torch.no_grad():
-        student.layers[-1].weight[:] = torch.tensor([[1.0, 100.0]])  # type: ignore[operator]
-        student.layers[-1].bias[:] = 0.0  # type: ignore[operator]
-    numeric = np.array([[12], [1e30], [-np.inf], [np.nan]], np.float32)
-    logits = student.logits(Tensors(numeric, np.empty((4, 0), object)))
-    assert logits.tolist() == [1.0, CLIP, -CLIP, 100.0]

@@ -29,7 +29,7 @@ def test_all_four_stand_side_by_side(trained: DistillationReport) -> None:
 
 def test_the_folder_holds_the_student(trained: DistillationReport, table: pa.Table) -> None:
     names = {file.name for file in trained.path.iterdir()}
-    assert names == {"student.safetensors", "control.safetensors", "student.json", "report.json"}
+    assert names == {"student.safetensors", "control.safetensors", "preparation.onnx", "student.json", "report.json"}
     assert json.loads((trained.path / "report.json").read_text(encoding="utf-8")) == trained.as_dict()
     record = read_record(trained.path)
     assert record.model_inputs == STUDENT

@@ -8,16 +8,20 @@ import pyarrow as pa
 import pytest
 
 from isthmus.distill.check import check_package
-from isthmus.distill.dataset import Preprocessing, Tensors
+from isthmus.distill.dataset import Tensors
+from isthmus.distill.declaration import DEFAULT
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.evaluate import sigmoid
 from isthmus.distill.export import TOLERANCE, ExportReport, export
 from isthmus.distill.flatbuffer import canonical
 from isthmus.distill.graph import graph
+from isthmus.distill.preparation import Preparation, Prepare, compiled
 from isthmus.distill.runtime import ort_format, predict, session
 from isthmus.distill.student import Student
 from isthmus.features.errors import ContractMismatch, DataError, GateFailed, PackageError
 from isthmus.features.manifest import SUMS, feeds, package_digest, read_golden, read_package
+from isthmus.transforms.fitting import FittedNumber, FittedText
+from isthmus.transforms.steps import Embed, described
 from tests.distill.conftest import SERVING, make_package
 from tests.distill.support import CONTRACT, STUDENT, run, training_set
 
@@ -105,8 +109,15 @@ def test_what_must_not_be_exported(trained: DistillationReport, table: pa.Table,
 
 @pytest.mark.parametrize(("numbers", "words"), [(2, ()), (0, (("a", "é"),)), (1, ((), ("x",)))])
 def test_graphs_of_every_shape_answer_like_torch(numbers: int, words: tuple[tuple[str, ...], ...]) -> None:
-    indicators = tuple(range(numbers))[:1]
-    student = Student(Preprocessing((0.5,) * numbers, (2.0,) * numbers, indicators, words), (5,), 0.1)
+    steps = tuple(described(step) for step in DEFAULT)
+    learned = Preparation(
+        tuple(FittedNumber(f"n{n}", steps, ((0.5, 0.5), (0.0,)), n == 0) for n in range(numbers)),
+        tuple(
+            FittedText(f"t{n}", described(Embed()), {word: place for place, word in enumerate(known, 1)})
+            for n, known in enumerate(words)
+        ),
+    )
+    student = Student(Prepare(learned, compiled(learned)), (5,), 0.1)
     numeric = np.array([[np.nan, 1e38], [-1, 3], [0.1, -np.inf]], np.float32)[:, :numbers]
     categories = np.array([["é", "x"], ["", ""], ["?", "x"]], object)[:, : len(words)]
     data = Tensors(numeric, categories)

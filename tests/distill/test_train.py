@@ -1,26 +1,31 @@
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
 
-from isthmus.distill.dataset import fit, tensors
+from isthmus.distill.dataset import tensors
+from isthmus.distill.preparation import Prepare, compiled
 from isthmus.distill.student import Student
 from isthmus.distill.train import Examples, rate, resolve, train
 from isthmus.features.errors import DependencyError, GateFailed
 from isthmus.features.profiles import TrainingProfile
-from tests.distill.support import PROFILE, STUDENT, declaration, training_set
+from tests.distill.support import HOUR, PROFILE, STUDENT, declaration, learn, training_set
 
 
 def student_and_examples(seed: int = 0) -> tuple[Student, Examples]:
     table = training_set(600)
     data = tensors(table, STUDENT)
-    learned = fit(data)
     labels = torch.from_numpy(table["late"].to_numpy().copy()).float()
-    examples = Examples(
-        torch.from_numpy(data.numeric), torch.from_numpy(learned.index(data.categories)), labels, 4 * labels - 2
-    )
-    return Student(learned, (8,), 0.1, seed), examples
+    numbers, places = map(torch.from_numpy, prepare()(data))
+    return Student(prepare(), (8,), 0.1, seed), Examples(numbers, places, labels, 4 * labels - 2)
+
+
+@cache
+def prepare() -> Prepare:
+    learned = learn(training_set(600))(declaration().plan(STUDENT), 600 * HOUR)
+    return Prepare(learned, compiled(learned))
 
 
 def fitted(profile: TrainingProfile = PROFILE, **changes: object) -> tuple[dict[str, torch.Tensor], list[str]]:

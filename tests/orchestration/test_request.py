@@ -75,7 +75,7 @@ def test_one_definition_gives_the_same_values_to_training_the_api_and_the_packag
     deploy(project(shop))
 
     manifest = read_package(package)
-    assert [item.name for item in manifest.inputs if item.tensor == "row"] == [
+    assert [item.name for item in manifest.inputs if item.tensor.startswith("given_")] == [
         "shelf_demand__sold_1d", "hour", "weight", "store",
     ]  # fmt: skip
     assert not [item.name for item in manifest.inputs if item.name.startswith("moment__")]

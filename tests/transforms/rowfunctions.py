@@ -8,6 +8,7 @@ from typing import Any
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
+from isthmus.transforms.rowwise.expressions import traced
 from isthmus.transforms.rowwise.types import (
     BOOLEAN,
     BYTE,
@@ -62,6 +63,10 @@ def functions() -> Iterator[Function]:
     yield from _arrays()
 
 
+def _map(*parts: Any) -> Column:
+    return F.create_map(*map(F.lit, parts))
+
+
 def _each(kinds: Sequence[SqlType]) -> tuple[tuple[SqlType, ...], ...]:
     return tuple((kind,) for kind in kinds)
 
@@ -110,6 +115,15 @@ def _logic() -> Iterator[Function]:
     yield Function("&", "logic", lambda a, b: a & b, ((BOOLEAN, BOOLEAN),))
     yield Function("|", "logic", lambda a, b: a | b, ((BOOLEAN, BOOLEAN),))
     yield Function("~", "logic", lambda a: ~a, _each((BOOLEAN,)))
+    towns = ("a", 1, "A b", -7, "é", 2**31 - 1)
+    yield Function("create_map(…)[a]", "vocabulary", lambda a: _map(*towns)[a], _each((STRING,)))
+    yield Function(
+        "element_at(create_map(…), a)", "vocabulary", lambda a: F.element_at(_map(*towns), a), _each((STRING,))
+    )
+    numbers = (0, "none", 7, "seven", -(2**31), "")
+    yield Function("create_map(…)[a]", "vocabulary", lambda a: _map(*numbers)[a], _each((INT, BYTE)))
+    shares = (2**53 + 1, -0.0, -7, 0.1)
+    yield Function("create_map(…)[a]", "vocabulary", lambda a: _map(*shares)[a], _each((LONG,)))
     yield Function("isNull", "null", lambda a: a.isNull(), _each((INT, STRING, DOUBLE, BOOLEAN)))
     yield Function("isNotNull", "null", lambda a: a.isNotNull(), _each((INT, STRING)))
     yield Function("isnan", "null", F.isnan, _each((DOUBLE, FLOAT)))
@@ -188,6 +202,8 @@ def _calendar() -> Iterator[Function]:
     yield Function("make_date", "calendar", F.make_date, ((SHORT, BYTE, BYTE),))
     for unit in ("year", "quarter", "month", "week", "day", "hour", "minute", "second", "millisecond"):
         yield Function("date_trunc", "calendar", lambda a, u=unit: F.date_trunc(u, a), _each((TIMESTAMP,)))
+        yield Function("date_trunc of timestamp_micros", "calendar",
+                       lambda a, u=unit: F.date_trunc(u, F.timestamp_micros(a)), _each((LONG,)))  # fmt: skip
     for unit in ("year", "quarter", "month", "week"):
         yield Function("trunc", "calendar", lambda a, u=unit: F.trunc(a, u), _each((DATE,)))
 
@@ -196,8 +212,8 @@ def _texts() -> Iterator[Function]:
     for name in ("lower", "upper", "lcase", "ucase"):
         yield Function(name, "text", lambda a, n=name: getattr(F, n)(F.when(a != "é", a)), _each((STRING,)))
     yield Function("concat", "text", lambda a, b: F.concat(a, F.lit("-"), b), ((STRING, STRING),))
-    yield Function("concat", "text", lambda a, b: F.concat(a, F.when(b != "b", b).otherwise(F.raise_error(b))),
-                   ((STRING, STRING),))  # fmt: skip
+    yield Function("concat with a sum", "text", lambda a, b: F.concat(a, (b + 1).cast("string"), a),
+                   ((STRING, LONG),))  # fmt: skip
     for part in ("a", "", "a.b", "%", "(", "\\", "é"):
         yield Function("startswith", "text", lambda a, p=part: a.startswith(p), _each((STRING,)))
         yield Function("endswith", "text", lambda a, p=part: a.endswith(p), _each((STRING,)))
@@ -276,4 +292,5 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    with traced():
+        PAGE.write_text(page())

@@ -12,7 +12,8 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
-from isthmus.features.rowgraph import RAISES, VALID
+from isthmus.features.rowgraph import MASKS, NOTES, VALID, Layout, given
+from isthmus.features.rowgraph import found as tensor_of
 from isthmus.transforms.rowwise.compiler import Compiled, compile_columns
 from isthmus.transforms.rowwise.types import (
     BOOLEAN,
@@ -32,10 +33,12 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
 DAY = 86_400_000_000
+RAISES, THERE = " raises", " valid"
 _DOUBLES = [
     0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 1.005, 2.675, 0.1, 0.3, 3.7, -3.7, 22.5, 17.8, 710.0, -745.0, 1e-8,
     100.123456, 100000.5, 1048575.3, 1e-300, 5e-324, 1e300, -1e300, 1.7976931348623157e308, 2.0**53 + 2, 2.0**63,
     -(2.0**63), math.nan, math.inf, -math.inf, math.pi, math.pi / 2, 1.593823177452897, 11.232424877053448,
+    3870198567751.6406, 28777857293346.547, -452878346913806.06, 321638726418482.7, 51138765821.020035,
 ]  # fmt: skip
 EDGES: dict[SqlType, list[Any]] = {
     BOOLEAN: [True, False],
@@ -49,7 +52,7 @@ EDGES: dict[SqlType, list[Any]] = {
     DATE: [0, 1, -1, 59, 60, 365, -365, 11016, 18321, 19782, -25567, -719162, 2932896],
     TIMESTAMP: [
         0, 1, -1, 10**6, -(10**6), 1_709_164_800_000_000, 1_709_251_199_999_999, DAY - 1, -62_135_596_800_000_000,
-        253_402_300_799_999_999, 1_234_567_890_123_456,
+        253_402_300_799_999_999, 1_234_567_890_123_456, 3_037_000_500, -3_037_000_500,
     ],
 }  # fmt: skip
 """What goes wrong first, by type; dates in days, times in microseconds."""
@@ -119,9 +122,15 @@ class Proof:
         return differing
 
     def computed(self, rows: Rows) -> dict[str, Any]:
-        """What the graph says."""
-        names = [output.name for output in self._session.get_outputs()]
-        return dict(zip(names, self._session.run(names, _feed(rows, self.compiled.inputs)), strict=True))
+        """What the graph says: values by name, and under other names where they are valid and where refused."""
+        layout = Layout.loads(self._session.get_modelmeta().custom_metadata_map[NOTES])
+        names = [*map(tensor_of, layout.found), MASKS]
+        *tensors, masks = self._session.run(names, _feed(rows, self.compiled.inputs, layout))
+        found = {name: row for tensor, fields in zip(tensors, layout.found.values(), strict=True)
+                 for name, row in zip(fields, tensor, strict=True)}  # fmt: skip
+        valid, raises = masks[: len(layout.fields)], masks[len(layout.fields) :]
+        found |= {name + RAISES: row for name, row in zip(layout.fields, raises, strict=True)}
+        return found | {name + THERE: row for name, row in zip(layout.fields, valid & ~raises, strict=True)}
 
     def not_refused(self, rows: Rows, chance: random.Random) -> list[str]:
         """For each expression one row that the graph refuses: those that Spark does not."""
@@ -165,7 +174,7 @@ class Proof:
         for place, (expected, value) in enumerate(zip(spark, found[name].tolist(), strict=True)):
             if found[name + RAISES][place]:
                 continue
-            there = bool(found[name + VALID][place])
+            there = bool(found[name + THERE][place])
             if there != (expected is not None) or (there and not _same(expected, value, kind, one.ulps)):
                 row = {column: values[place] for column, values in rows.items()}
                 wrong.append(f"{label}: {value if there else None!r}, by Spark {expected!r}: {row}")
@@ -197,11 +206,12 @@ def _arrow(rows: Rows, kinds: Mapping[str, SqlType]) -> pa.Table:
     return pa.table(columns)
 
 
-def _feed(rows: Rows, kinds: Mapping[str, SqlType]) -> dict[str, Any]:
-    feed = {}
+def _feed(rows: Rows, kinds: Mapping[str, SqlType], layout: Layout) -> dict[str, Any]:
+    data = {}
     for name, kind in kinds.items():
         zero: Any = [0] * kind.size if kind.element else "" if kind == STRING else 0
         filled = [zero if value is None else value for value in rows[name]]
-        feed[name] = np.array(filled, kind.numpy).reshape(len(filled), *([kind.size] if kind.element else []))
-        feed[name + VALID] = np.array([value is not None for value in rows[name]], bool)
-    return feed
+        data[name] = np.array(filled, kind.numpy).reshape(len(filled), *([kind.size] if kind.element else []))
+    feed = {given(element): np.array([data[name] for name in names]) for element, names in layout.given.items()}
+    feed[given(VALID)] = np.array([[value is not None for value in rows[name]] for name in layout.masks], bool)
+    return feed | {name: np.ascontiguousarray(data[name].T) for name, kind in kinds.items() if kind.element}

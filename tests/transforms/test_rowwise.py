@@ -1,5 +1,9 @@
-"""PySpark columns as graphs: what a runtime computes is what Apache Spark computes, of one function and of many."""
+"""PySpark columns as graphs: what a runtime computes is what Apache Spark computes, of one function and of many.
 
+TEST_EXPRESSIONS says how many expressions of expressions are drawn, TEST_SEED from where on.
+"""
+
+import os
 import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -141,11 +145,29 @@ def _drawn(chance: random.Random, kind: SqlType, depth: int) -> Column:
 def test_expressions_of_expressions(spark: "SparkSession", seed: int) -> None:
     chance = random.Random(seed)
     drawn = [_drawn(chance, chance.choice([*_by_result()]), 3) for _ in range(20)]
+    assert _wrong(spark, chance, drawn) == []
+
+
+def _wrong(spark: "SparkSession", chance: random.Random, drawn: list[Column]) -> list[str]:
+    """Where Spark and the graph of some expressions differ on sixty rows of edges."""
     expressions = {f"z{n}": Expression(column, label=str(node_of(column))) for n, column in enumerate(drawn)}
     found = Proof(spark, expressions, _SIMPLE)
     rows = {name: values[:60] for name, values in _edges(chance, 60).items() if name in _SIMPLE}
-    assert found.differences(rows) == []
-    assert found.not_refused(rows, chance) == []
+    return found.differences(rows) + found.not_refused(rows, chance)
+
+
+EXPRESSIONS, SEED = int(os.environ.get("TEST_EXPRESSIONS", "50")), int(os.environ.get("TEST_SEED", "0"))
+PORTION, DEPTH = 50, 4
+
+
+@pytest.mark.timeout(60 + EXPRESSIONS)
+def test_very_many_expressions_of_expressions(spark: "SparkSession") -> None:
+    wrong = []
+    for seed in range(SEED, SEED + EXPRESSIONS, PORTION):
+        chance = random.Random(seed)
+        drawn = [_drawn(chance, chance.choice([*_by_result()]), chance.randint(2, DEPTH)) for _ in range(PORTION)]
+        wrong += _wrong(spark, chance, drawn)
+    assert not wrong, "\n".join(wrong)
 
 
 # --- what no graph can hold

@@ -1,4 +1,4 @@
-"""Training sets as tensors, and what preprocessing learns from the training part."""
+"""Training sets as tensors."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,6 @@ from isthmus.features.manifest import Feeds, ModelInput, feeds
 
 VOCABULARY = 254
 """Most categories per column; histogram gradient boosting takes 255 with the missing one."""
-INDICATOR_SHARE = 0.01
-"""A number that is missing in a smaller share of the training rows gets no missing indicator."""
 
 Array = np.ndarray[Any, Any]
 
@@ -73,48 +71,11 @@ def _column(table: pa.Table, item: ModelInput) -> Values:
         raise DataError(f"column {item.name}", str(error), expected=f"values of type {item.dtype}") from error
 
 
-class Preprocessing(msgspec.Struct, frozen=True):
-    """What turns raw inputs into a student's inputs; the graph of the student holds all of it.
-
-    Attributes:
-        mean: per number, over its finite values in the training part; 0 for a column without any.
-        scale: its standard deviation; 1 for a constant column.
-        indicators: positions of the numbers whose absence is an input of its own.
-        vocabularies: per category the known texts, most frequent first; a text's index is its place, from 1 on. Null,
-            "" and unknown texts have index 0.
-    """
-
-    mean: tuple[float, ...]
-    scale: tuple[float, ...]
-    indicators: tuple[int, ...]
-    vocabularies: tuple[tuple[str, ...], ...]
-
-    def index(self, categories: Array) -> Array:
-        """int64 (n, categories): the index of each text."""
-        result = np.empty(categories.shape, np.int64)
-        for position, vocabulary in enumerate(self.vocabularies):
-            places = {text: place for place, text in enumerate(vocabulary, 1)}
-            result[:, position] = [places.get(text, 0) for text in categories[:, position]]
-        return result
-
-
-def fit(train: Tensors) -> Preprocessing:
-    """The preprocessing of a training part."""
-    mean, scale, indicators = [], [], []
-    for position in range(train.numeric.shape[1]):
-        column = train.numeric[:, position].astype(np.float64)
-        share = float(np.isnan(column).mean())
-        finite = column[np.isfinite(column)]
-        spread = float(finite.std()) if len(finite) else 0.0
-        mean.append(float(finite.mean()) if len(finite) else 0.0)
-        # A smaller spread would vanish in float32 and divide by zero.
-        scale.append(spread if spread > np.finfo(np.float32).tiny else 1.0)
-        if INDICATOR_SHARE <= share < 1:
-            indicators.append(position)
-    vocabularies = []
+def vocabularies(train: Tensors) -> list[tuple[str, ...]]:
+    """The known texts of each category, most frequent first, as gradient boosting takes them."""
+    found = []
     for column in train.categories.T:
         counts = Counter(column.tolist())
         del counts[""]
-        ordered = sorted(counts, key=lambda text: (-counts[text], text))
-        vocabularies.append(tuple(ordered[:VOCABULARY]))
-    return Preprocessing(tuple(mean), tuple(scale), tuple(indicators), tuple(vocabularies))
+        found.append(tuple(sorted(counts, key=lambda text: (-counts[text], text))[:VOCABULARY]))
+    return found

@@ -2,11 +2,38 @@
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import NamedTuple, Protocol
 
+from isthmus.features.contract import one_of
 from isthmus.features.errors import Problem
 from isthmus.features.spec import FeatureService, Spine
+from isthmus.features.types import DataType, String
+from isthmus.transforms.steps import Embed, Impute, Standardize, Step, Text
+
+DEFAULT: tuple[Step, ...] = (Standardize(), Impute(0.0))
+"""What is done to a number, unless something else is declared."""
+
+
+class Named(Protocol):
+    """An input: its name and its type."""
+
+    @property
+    def name(self) -> str:
+        """Its column."""
+
+    @property
+    def dtype(self) -> DataType:
+        """Its type."""
+
+
+class Plan(NamedTuple):
+    """What is done to each input: the steps of the numbers, and what is made of the texts."""
+
+    numbers: Mapping[str, Sequence[Step]]
+    texts: Mapping[str, Text]
 
 
 @dataclass(frozen=True)
@@ -27,6 +54,9 @@ class Distillation:
         temperature: T of the distillation loss; larger softens the teacher's probabilities.
         soft_weight: share of the teacher's term in the loss; 0 learns from the labels alone.
         split: shares of the training, validation and test parts, in order of event time.
+        preparation: what is done to the student's inputs: input, or pattern of inputs with * and ?, to the steps of a
+            number or to what is made of a text. The first pattern that fits counts; for others, numbers are
+            standardized and texts embedded.
         min_lift: share of the reference's lift over an AUC of 0.5 that the student must keep to be packaged.
         seed: of the student's weights, batches and dropout.
         description: for people.
@@ -45,9 +75,44 @@ class Distillation:
     temperature: float = 2.0
     soft_weight: float = 0.7
     split: tuple[float, float, float] = (0.7, 0.1, 0.2)
+    preparation: Mapping[str, Sequence[Step] | Text] = field(default_factory=dict)
     min_lift: float = 0.95
     seed: int = 0
     description: str = ""
+
+    def plan(self, inputs: Sequence[Named]) -> Plan:
+        """What is done to each input of the student."""
+        numbers: dict[str, tuple[Step, ...]] = {}
+        texts: dict[str, Text] = {}
+        for item in inputs:
+            chosen = next((how for name, how in self.preparation.items() if fnmatchcase(item.name, name)), None)
+            if item.dtype == String:
+                texts[item.name] = Embed() if chosen is None or isinstance(chosen, Sequence) else chosen
+            else:
+                numbers[item.name] = tuple(chosen) if isinstance(chosen, Sequence) else DEFAULT
+        return Plan(numbers, texts)
+
+    def misfits(self, inputs: Sequence[Named]) -> list[Problem]:
+        """What in the preparation does not fit the student's inputs."""
+        problems = []
+        for pattern, how in self.preparation.items():
+            where = f"distillation {self.name}: preparation of {pattern!r}"
+            found = [item for item in inputs if fnmatchcase(item.name, pattern)]
+            if not found:
+                problems.append(
+                    Problem(where, "no input of the student has such a name", one_of(i.name for i in inputs))
+                )
+            steps = isinstance(how, Sequence) and not isinstance(how, str)
+            if not (isinstance(how, Text) or (steps and all(isinstance(step, Step) for step in how))):
+                problems.append(Problem(where, repr(how), "a list of Log1p, Clip, Impute and Standardize, or one of "
+                                        "Embed, OneHot, Ordinal and Hashed"))  # fmt: skip
+                continue
+            for item in found:
+                if (item.dtype == String) == steps:
+                    kind = "a text, which has no steps" if steps else f"of type {item.dtype}, which has no words"
+                    expected = "Embed, OneHot, Ordinal or Hashed" if steps else "a list of steps"
+                    problems.append(Problem(where, f"{item.name} is {kind}", expected))
+        return problems
 
     def problems(self) -> list[Problem]:
         """Everything wrong in the values, one entry each."""

@@ -15,11 +15,12 @@ import torch
 from safetensors.torch import save_file
 
 from isthmus.distill.cache import Outputs, cached, digest
-from isthmus.distill.dataset import Array, Preprocessing, Tensors, columns, fit, tensors
+from isthmus.distill.dataset import Array, Tensors, columns, tensors
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.evaluate import latency, metrics, sigmoid
 from isthmus.distill.graph import graph
 from isthmus.distill.head import Head
+from isthmus.distill.preparation import FILE, Learn, Preparation, Prepare, compiled
 from isthmus.distill.runtime import predict, session
 from isthmus.distill.split import Index, Split, split_table
 from isthmus.distill.student import RECORD, Student, StudentRecord
@@ -30,6 +31,7 @@ from isthmus.features.errors import ConfigurationError
 from isthmus.features.files import publish
 from isthmus.features.manifest import ModelInput, feeds
 from isthmus.features.profiles import TrainingProfile
+from isthmus.transforms.steps import described
 
 MODELS = ("teacher", "reference", "student", "control")
 
@@ -79,6 +81,7 @@ def distill(
     cache: Path,
     contract: str,
     training_set: str,
+    learn: Learn,
     head: Head | None = None,
     progress: Progress = lambda _text, _done: None,
 ) -> DistillationReport:
@@ -96,6 +99,7 @@ def distill(
         cache: of the outputs of teachers and references.
         contract: hash of the contract of the features.
         training_set: what identifies the table; the same identity must mean the same rows.
+        learn: what learns the student's preparation from the training part.
         head: the request transforms in the student's graph; None if it has none.
         progress: is told what is done and the share of all that is done.
 
@@ -136,14 +140,13 @@ def distill(
     reference = taught(student_inputs, lambda: data)
     clockwork.done("reference", 0.65)
 
-    preprocessing = fit(data[parts.train])
-    index = torch.from_numpy(preprocessing.index(data.categories))
+    preparation = learn(declaration.plan(student_inputs), parts.boundaries[0])
+    prepare = Prepare(preparation, compiled(preparation))
+    numbers, places = map(torch.from_numpy, prepare(data))
     logits = torch.from_numpy(teacher.logits.copy())
 
     def examples(rows: Index) -> Examples:
-        return Examples(
-            torch.from_numpy(data.numeric[rows]), index[rows], torch.from_numpy(labels[rows]).float(), logits[rows]
-        )
+        return Examples(numbers[rows], places[rows], torch.from_numpy(labels[rows]).float(), logits[rows])
 
     learning, validation = examples(parts.train), examples(parts.validation)
     students, epochs = {}, {}
@@ -151,7 +154,7 @@ def distill(
         ("student", declaration, 0.8),
         ("control", dataclasses.replace(declaration, soft_weight=0.0), 0.95),
     ):
-        students[name] = Student(preprocessing, declaration.hidden, declaration.dropout, declaration.seed)
+        students[name] = Student(prepare, declaration.hidden, declaration.dropout, declaration.seed)
         epochs[name] = train(students[name], learning, validation, how, profile, clockwork.within(name, done))
         clockwork.done(name, done)
 
@@ -177,7 +180,7 @@ def distill(
             **learner,
             "teacher_inputs": _plain(teacher_inputs),
             "student_inputs": _plain(student_inputs),
-            "declaration": _settings(declaration),
+            "declaration": _settings(declaration, student_inputs),
             "profile": dataclasses.asdict(profile),
             "torch": torch.__version__,
         }
@@ -194,8 +197,8 @@ def distill(
         epochs,
         (models["student"]["auc"] - 0.5) / lift if lift > 0 else None,
     )
-    record = _record(report, declaration, parts, preprocessing, student_inputs, label, contract, training_set)
-    publish(folder / identity, lambda fresh: _write(fresh, students, record, report))
+    record = _record(report, declaration, parts, preparation, student_inputs, label, contract, training_set)
+    publish(folder / identity, lambda fresh: _write(fresh, students, record, report, prepare))
     progress(f"student {identity}: test AUC {models['student']['auc']:.4f}", 1.0)
     return report
 
@@ -224,14 +227,17 @@ def _plain(inputs: Sequence[ModelInput]) -> list[list[str]]:
     return [[item.name, item.dtype.name] for item in inputs]
 
 
-def _settings(declaration: Distillation) -> dict[str, Any]:
+def _settings(declaration: Distillation, inputs: Sequence[ModelInput]) -> dict[str, Any]:
     """The declared values a student depends on; spine and services are in the contract, a gate changes nothing."""
-    skipped = {"spine", "teacher", "student", "min_lift", "description"}
-    return {
+    skipped = {"spine", "teacher", "student", "min_lift", "description", "preparation"}
+    plain = {
         item.name: list(value) if isinstance(value := getattr(declaration, item.name), tuple | list) else value
         for item in dataclasses.fields(declaration)
         if item.name not in skipped
     }
+    plan = declaration.plan(inputs)
+    steps = {name: [described(step) for step in chain] for name, chain in plan.numbers.items()}
+    return {**plain, "preparation": {**steps, **{name: described(text) for name, text in plan.texts.items()}}}
 
 
 def _taught(outputs: Outputs, labels: Array, test: Index) -> dict[str, float]:
@@ -252,7 +258,7 @@ def _record(
     report: DistillationReport,
     declaration: Distillation,
     parts: Split,
-    preprocessing: Preprocessing,
+    preparation: Preparation,
     inputs: Sequence[ModelInput],
     label: str,
     contract: str,
@@ -269,11 +275,14 @@ def _record(
         boundaries=parts.boundaries,
         hidden=tuple(declaration.hidden),
         dropout=declaration.dropout,
-        preprocessing=preprocessing,
+        preparation=preparation,
     )
 
 
-def _write(folder: Path, students: dict[str, Student], record: StudentRecord, report: DistillationReport) -> None:
+def _write(
+    folder: Path, students: dict[str, Student], record: StudentRecord, report: DistillationReport, prepare: Prepare
+) -> None:
+    (folder / FILE).write_bytes(prepare.graph)
     for name, student in students.items():
         save_file(student.state_dict(), folder / f"{name}.safetensors")
     (folder / RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(record)))

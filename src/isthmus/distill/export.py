@@ -4,10 +4,11 @@ import dataclasses
 import hashlib
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +39,7 @@ from isthmus.features.manifest import (
     package_digest,
 )
 from isthmus.features.profiles import ServingProfile
+from isthmus.features.rowgraph import ELEMENTS, given
 
 TOLERANCE: dict[str, float] = {"fp32": 1e-5, "int8": 0.05}
 """Largest absolute difference of probability from the student in torch."""
@@ -118,13 +120,13 @@ def export(
     head = head or Head()
     fed = head.fed(record.model_inputs)
     data, parts, labels = examples(record, table)
-    given = columns(table, fed)
-    kept, golden = _golden(given, data, parts.test, fed, head, record.model_inputs)
-    test = feeds(fed, take(given, parts.test))
+    raw = columns(table, fed)
+    kept, golden = _golden(raw, data, parts.test, fed, head, record.model_inputs)
+    test = feeds(fed, take(raw, parts.test))
     progress("read", 0.2)
 
-    learned = take(given, parts.train[spread(len(parts.train), CALIBRATION_ROWS)])
-    extremes = edges(take(given, parts.train[:1]), {item.name: item.dtype for item in fed})
+    learned = take(raw, parts.train[spread(len(parts.train), CALIBRATION_ROWS)])
+    extremes = edges(take(raw, parts.train[:1]), {item.name: item.dtype for item in fed})
     models = _models(student, head, feeds(fed, join(learned, extremes)))
     progress("converted", 0.4)
     expected = {"golden": sigmoid(student.logits(golden)), "test": sigmoid(student.logits(data[parts.test]))}
@@ -261,11 +263,10 @@ def _budgets(model: bytes, row: Feeds, profile: ServingProfile) -> tuple[dict[st
 
 
 def _inputs(inputs: Sequence[ModelInput]) -> tuple[Input, ...]:
-    counts: dict[Literal["numeric", "categories", "row"], int] = {"numeric": 0, "categories": 0, "row": 0}
+    counts: Counter[str] = Counter()
     result = []
     for item in inputs:
-        tensor: Literal["numeric", "categories", "row"]
-        tensor = "row" if item.row else "categories" if item.is_category else "numeric"
+        tensor = given(ELEMENTS[item.dtype.name]) if item.row else "categories" if item.is_category else "numeric"
         result.append(Input(item.name, item.dtype.name, tensor, counts[tensor]))
         counts[tensor] += 1
     return tuple(result)

@@ -31,7 +31,10 @@ def _resident() -> int:
 def _main(model: str, threads: str) -> None:
     before = _resident()
     opened = session(Path(model).read_bytes(), int(threads))
-    row = {item.name: np.zeros((1, *item.shape[1:]), _TYPES[item.type]) for item in opened.get_inputs()}
+    row: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]] = {}
+    for item in opened.get_inputs():
+        sizes = [size if isinstance(size, int) else 1 for size in item.shape]
+        row[item.name] = np.zeros(sizes, _TYPES[item.type])
     predict(opened, row)
     sys.stdout.write(str((_resident() - before) / 2**20))
 

@@ -10,6 +10,7 @@ import msgspec
 
 from isthmus.features.files import publish
 from isthmus.features.manifest import SUMS, Golden, Manifest, read_package
+from isthmus.features.rowgraph import VALID, given
 
 _README = """\
 # {name}
@@ -58,10 +59,10 @@ The difference is of probabilities, against the trained model. `golden.json` hol
 
 
 _ROW = {
-    "Bool": ("bool", "False"), "Int32": ("np.int32", "0"), "Int64": ("np.int64", "0"), "Float32": ("np.float32", "0"),
-    "Float64": ("np.float64", "0"), "UnixTimestamp": ("np.int64", "0"), "String": ("object", "''"),
+    "bool": ("bool", "False"), "int32": ("np.int32", "0"), "int64": ("np.int64", "0"), "float": ("np.float32", "0"),
+    "double": ("np.float64", "0"), "string": ("object", "''"),
 }  # fmt: skip
-"""Of an input that has a tensor of its own: NumPy's type, and what to put under a null."""
+"""By what a graph holds a value as, NumPy's type, and what to put under a null."""
 
 
 def write_package(
@@ -113,15 +114,21 @@ def _readme(manifest: Manifest) -> str:
         places = [known.index(item.name) for item in manifest.inputs if item.tensor == "categories"]
         tensors.append(f"`categories` is string (N, {len(places)}); the empty string is null.")
         feeds.append(f'    "categories": np.array([[row[i] or "" for i in {places}] for row in rows], object),')
-    if "row" in kinds:
-        tensors.append("An input of tensor `row` is a tensor of its own name, of shape (N,), beside one with `__valid` "
-                       "behind it, booleans: false is null, whatever the value.")  # fmt: skip
-    for item in manifest.inputs:
-        if item.tensor == "row":
-            place, (kind, zero) = known.index(item.name), _ROW[item.dtype]
-            values = f"[{zero} if row[{place}] is None else row[{place}] for row in rows]"
-            feeds.append(f'    "{item.name}": np.array({values}, {kind}),')
-            feeds.append(f'    "{item.name}__valid": np.array([row[{place}] is not None for row in rows]),')
+    rows = [item for item in manifest.inputs if item.tensor.startswith(given(""))]
+    if rows:
+        tensors.append(
+            "Inputs of a tensor `given_…` stand in it under each other, (inputs, N), each in its own type, with any "
+            f"value under a null; `{given(VALID)}`, booleans of shape ({len(rows)}, N), says where they are not null, "
+            "in the order of the table."
+        )
+    for tensor in dict.fromkeys(item.tensor for item in rows):
+        places = [known.index(item.name) for item in rows if item.tensor == tensor]
+        kind, zero = _ROW[tensor.removeprefix(given(""))]
+        values = f"[[{zero} if row[i] is None else row[i] for row in rows] for i in {places}]"
+        feeds.append(f'    "{tensor}": np.array({values}, {kind}),')
+    if rows:
+        places = [known.index(item.name) for item in rows]
+        feeds.append(f'    "{given(VALID)}": np.array([[row[i] is not None for row in rows] for i in {places}]),')
     served = manifest.variant("int8")
     return _README.format(
         name=manifest.name,

@@ -1,4 +1,4 @@
-"""The student: a small network that takes raw values, with its preprocessing inside."""
+"""The student: a small network, and what prepares raw values for it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,38 +9,31 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from isthmus.distill.dataset import Array, Preprocessing, Tensors
+from isthmus.distill.dataset import Array, Tensors
+from isthmus.distill.preparation import FILE, Preparation, Prepare
 from isthmus.features.errors import DataError
 from isthmus.features.manifest import ModelInput
 from isthmus.features.types import TYPES
 
-CLIP = 4.0
-"""Standardized numbers are held within ±CLIP, so that a wild value cannot drown the others."""
 RECORD = "student.json"
 
 
 class Student(nn.Module):
-    """An MLP on standardized numbers, missing indicators and category embeddings.
+    """An MLP on prepared numbers and embeddings of prepared texts.
 
     Attributes:
-        preprocessing: what the training part taught about the raw inputs.
+        prepare: what comes before it.
     """
 
-    mean: torch.Tensor
-    scale: torch.Tensor
-    indicators: torch.Tensor
-
-    def __init__(self, preprocessing: Preprocessing, hidden: Sequence[int], dropout: float, seed: int = 0) -> None:
+    def __init__(self, prepare: Prepare, hidden: Sequence[int], dropout: float, seed: int = 0) -> None:
         super().__init__()
-        self.preprocessing = preprocessing
-        self.register_buffer("mean", torch.tensor(preprocessing.mean, dtype=torch.float32))
-        self.register_buffer("scale", torch.tensor(preprocessing.scale, dtype=torch.float32))
-        self.register_buffer("indicators", torch.tensor(preprocessing.indicators, dtype=torch.int64))
+        self.prepare = prepare
+        preparation = prepare.preparation
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.embeddings = nn.ModuleList(_embedding(len(words) + 1) for words in preprocessing.vocabularies)
-            width = len(preprocessing.mean) + len(preprocessing.indicators)
-            width += sum(table.embedding_dim for table in self.tables)
+            counts = [preparation.texts[place].count for place in preparation.embedded]
+            self.embeddings = nn.ModuleList(map(_embedding, counts))
+            width = preparation.width + sum(table.embedding_dim for table in self.tables)
             layers: list[nn.Module] = []
             for units in hidden:
                 layers += [nn.Linear(width, units), nn.ReLU(), nn.Dropout(dropout)]
@@ -49,15 +42,12 @@ class Student(nn.Module):
 
     @property
     def tables(self) -> list[nn.Embedding]:
-        """The embedding of each category, in order."""
+        """The embedding of each text that has one, in order."""
         return [table for table in self.embeddings if isinstance(table, nn.Embedding)]
 
-    def forward(self, numeric: torch.Tensor, categories: torch.Tensor) -> torch.Tensor:
-        """Logits (n,) of raw numbers, float32 (n, numbers) with NaN for null, and category indexes, int64 (n, k)."""
-        missing = torch.isnan(numeric)
-        standard = ((numeric - self.mean) / self.scale).clamp(-CLIP, CLIP)
-        parts = [torch.where(missing, 0.0, standard), missing[:, self.indicators].float()]
-        parts += [table(categories[:, position]) for position, table in enumerate(self.embeddings)]
+    def forward(self, numbers: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Logits (n,) of prepared rows: numbers, float32 (n, width), and places of texts, int64 (n, k)."""
+        parts = [numbers, *(table(places[:, position]) for position, table in enumerate(self.embeddings))]
         logits: torch.Tensor = self.layers(torch.cat(parts, dim=1))[:, 0]
         return logits
 
@@ -65,8 +55,7 @@ class Student(nn.Module):
         """Float32 logits (n,) of raw rows, on the CPU and without dropout."""
         self.eval()
         with torch.inference_mode():
-            index = torch.from_numpy(self.preprocessing.index(data.categories))
-            result: Array = self(torch.from_numpy(data.numeric), index).numpy()
+            result: Array = self(*map(torch.from_numpy, self.prepare(data))).numpy()
         return result
 
     @property
@@ -96,7 +85,7 @@ class StudentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     boundaries: tuple[int, int]
     hidden: tuple[int, ...]
     dropout: float
-    preprocessing: Preprocessing
+    preparation: Preparation
 
     @property
     def model_inputs(self) -> tuple[ModelInput, ...]:
@@ -115,10 +104,12 @@ def read_record(folder: Path) -> StudentRecord:
 def load_student(folder: Path, weights: str = "student") -> Student:
     """A trained student, ready to answer; `weights="control"` gives the one that learned from labels alone."""
     record = read_record(folder)
-    student = Student(record.preprocessing, record.hidden, record.dropout)
     file = folder / f"{weights}.safetensors"
     try:
-        student.load_state_dict(load_file(file))
+        learned = load_file(file)
+        file = folder / FILE
+        student = Student(Prepare(record.preparation, file.read_bytes()), record.hidden, record.dropout)
+        student.load_state_dict(learned)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise _unreadable(file, error) from error
     return student.eval()

@@ -1,5 +1,6 @@
 """The learner of the teacher and of the reference: histogram gradient boosting on all rows' raw inputs."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from threadpoolctl import threadpool_limits
 
 from isthmus.distill.cache import Outputs
-from isthmus.distill.dataset import Array, Tensors, fit
+from isthmus.distill.dataset import Array, Tensors, vocabularies
 from isthmus.distill.evaluate import latency
 from isthmus.distill.split import Index
 
@@ -22,9 +23,9 @@ def boost(data: Tensors, labels: Array, train: Index, *, rounds: int, learning_r
     A category the training part did not hold is missing to the learner, like null. The same arguments give the same
     logits, whatever the number of threads.
     """
-    vocabularies = fit(data[train]).vocabularies
+    words = vocabularies(data[train])
     numbers = data.numeric.shape[1]
-    matrix = np.concatenate([data.numeric, _codes(data.categories, vocabularies)], axis=1)
+    matrix = np.concatenate([data.numeric, _codes(data.categories, words)], axis=1)
     # The learner takes neither a column without values nor an infinite value.
     matrix[:, np.isnan(matrix[train]).all(axis=0)] = 0.0
     np.clip(matrix, -_LARGEST, _LARGEST, out=matrix)
@@ -58,7 +59,7 @@ def settings(rounds: int, learning_rate: float) -> dict[str, Any]:
     }
 
 
-def _codes(categories: Array, vocabularies: tuple[tuple[str, ...], ...]) -> Array:
+def _codes(categories: Array, vocabularies: Sequence[Sequence[str]]) -> Array:
     """Float32 codes from 0 on, NaN for what no vocabulary holds."""
     codes = np.full(categories.shape, np.nan, np.float32)
     for position, vocabulary in enumerate(vocabularies):

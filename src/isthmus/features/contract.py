@@ -8,7 +8,7 @@ contract covers everything. `declarations.compile_contract` makes it.
 import hashlib
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -140,8 +140,7 @@ class TransformContract:
         stored: the stored features that it takes, as (view, feature).
         request: the request fields that it takes.
         fields: what it gives, in order.
-        graph: its compiled form, an ONNX model. It takes each column as a tensor of its name with the mask
-            `<name>__valid` beside it; see `rowgraph`.
+        graph: its compiled form, an ONNX model; `rowgraph` tells of its tensors.
         rules: what is expected of request fields that it takes, by field.
     """
 
@@ -161,10 +160,6 @@ class TransformContract:
     def taken(self) -> tuple[str, ...]:
         """The columns that it takes, by their names in a training set."""
         return (*(SEPARATOR.join(pair) for pair in self.stored), *(column.name for column in self.request))
-
-    def output(self, feature: str) -> str:
-        """What the graph calls a field: its name, or the full one where a request field that it takes has that name."""
-        return output(self.name, feature, self.taken)
 
     def full_name(self, feature: str) -> str:
         """The field's column name in a training set and in an answer with full names."""
@@ -192,11 +187,6 @@ class TransformContract:
             graph=b64decode(data["graph"], validate=True),
             rules={name: FieldRule(*rule) for name, *rule in data.get("rules", ())},
         )
-
-
-def output(transform: str, feature: str, taken: Collection[str]) -> str:
-    """See `TransformContract.output`."""
-    return f"{transform}{SEPARATOR}{feature}" if feature in taken else feature
 
 
 def optional(transforms: Iterable[TransformContract]) -> set[str]:

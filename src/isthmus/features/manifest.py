@@ -15,7 +15,7 @@ import numpy as np
 from isthmus.features.columns import Values, from_python
 from isthmus.features.contract import Contract, one_of
 from isthmus.features.errors import ContractMismatch, DataError, PackageError
-from isthmus.features.rowgraph import row_feeds
+from isthmus.features.rowgraph import Layout, given
 from isthmus.features.types import TYPES, DataType, String, is_input
 
 FORMAT_VERSION = 1
@@ -34,7 +34,7 @@ class ModelInput:
     Attributes:
         name: its column.
         dtype: the type.
-        row: whether a request transform in the graph takes it: then it has a tensor of its own, in its own type.
+        row: whether a request transform in the graph takes it: then it goes in as it is, in its own type.
     """
 
     name: str
@@ -62,7 +62,7 @@ def feeds(inputs: Sequence[ModelInput], columns: Mapping[str, Values]) -> Feeds:
     Returns:
         "numeric": float32 (n, numbers), NaN for null, microseconds for a UnixTimestamp; "categories": str (n,
         categories) with dtype object, "" for null. A tensor without columns is left out. Of an input that a request
-        transform takes, its name and its name with "__valid", both (n,): see `rowgraph`.
+        transform takes, a row of the tensors that `rowgraph` tells of.
 
     Raises:
         DataError: a column is missing, or an input is of a type that no model reads.
@@ -89,18 +89,20 @@ def feeds(inputs: Sequence[ModelInput], columns: Mapping[str, Values]) -> Feeds:
             texts[:, position] = values.data
             texts[~values.valid, position] = ""
         tensors["categories"] = texts
-    return tensors | row_feeds({item.name: columns[item.name] for item in inputs if item.row})
+    taken = {item.name: item.dtype for item in inputs if item.row}
+    return tensors | Layout.of(taken).feeds(columns) if taken else tensors
 
 
 class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An input as the manifest writes it: `position` is its column in the tensor named `tensor`.
+    """An input as the manifest writes it: `position` is its column in the tensor "numeric" or "categories".
 
-    "row" stands for a tensor of the input's own name, and one with "__valid" behind it that says where it is not null.
+    Of an input that a request transform takes, it is its row in the tensor, which is one of those that `rowgraph` tells
+    of. Such inputs stand in the order of their rows in "given_valid".
     """
 
     name: str
     dtype: str
-    tensor: Literal["numeric", "categories", "row"]
+    tensor: str
     position: int
 
 
@@ -139,7 +141,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def model_inputs(self) -> tuple[ModelInput, ...]:
         """The inputs in order, for `feeds`."""
-        return tuple(ModelInput(item.name, TYPES[item.dtype], item.tensor == "row") for item in self.inputs)
+        return tuple(
+            ModelInput(item.name, TYPES[item.dtype], item.tensor.startswith(given(""))) for item in self.inputs
+        )
 
     def variant(self, precision: str, format: str = "ort") -> Variant:  # noqa: A002 - the manifest's own word
         """The model file of a precision and a format."""

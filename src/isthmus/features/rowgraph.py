@@ -1,12 +1,17 @@
 """The graph of a request transform in a runtime: the values of a row's columns in, computed fields out.
 
-A graph takes each column as two tensors of shape (n,): `name`, with anything under a null, and `name__valid`. It gives
-each field the same way, by the name of `TransformContract.output`, with zero or the empty text under a null;
-`field__raises`, where Spark would refuse to compute it; and `__refused`, where it would refuse any of them.
+A call of a runtime costs as much per tensor as several nodes, so columns of a kind come and go as the rows of one. A
+graph takes `given_<element>` of shape (columns, n) for each of bool, int32, int64, float, double and string that is
+needed, with anything under a null, and `given_valid`, booleans of shape (all columns, n). It gives `found_<element>`
+the same way, with anything where a field is null or refused, and `found_masks` of shape (2 fields, n): where each field
+is valid, as long as it is not refused, and then where Spark would refuse to compute it. Its metadata tell which row of
+which tensor is whose.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,10 +21,14 @@ from isthmus.features.contract import TransformContract
 from isthmus.features.errors import ContractMismatch, RequestError
 from isthmus.features.types import Bool, DataType, String
 
-VALID, RAISES = "__valid", "__raises"
-"""What stands behind the name of a column in the names of its masks."""
-REFUSED = "__refused"
-"""The mask of rows in which any output is refused."""
+VALID, MASKS, NOTES = "valid", "found_masks", "rows"
+"""What masks are called, come out as, and where the metadata tell of the rows."""
+
+ELEMENTS = {
+    "Bool": "bool", "Int32": "int32", "Int64": "int64", "UnixTimestamp": "int64", "Float32": "float",
+    "Float64": "double", "String": "string",
+}  # fmt: skip
+"""What a graph holds the values of each type as."""
 
 _SHOWN = 40
 """Characters of a text that a message shows."""
@@ -40,6 +49,69 @@ class Computed:
     refused: Mapping[str, Mask]
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which column of a graph is in which row of which tensor.
+
+    Attributes:
+        given: element to the columns that come in as it.
+        masks: all columns that come in.
+        found: element to the fields that come out as it.
+        fields: all fields that come out.
+    """
+
+    given: Mapping[str, Sequence[str]]
+    masks: Sequence[str]
+    found: Mapping[str, Sequence[str]]
+    fields: Sequence[str]
+
+    @classmethod
+    def of(cls, columns: Mapping[str, DataType]) -> "Layout":
+        """The layout of a graph that takes some columns, as far as they come in."""
+        elements = dict.fromkeys(ELEMENTS[dtype.name] for dtype in columns.values())
+        rows = {
+            element: [name for name, dtype in columns.items() if ELEMENTS[dtype.name] == element]
+            for element in elements
+        }
+        return cls(rows, list(columns), {}, [])
+
+    def dumps(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def loads(cls, text: str) -> "Layout":
+        """The inverse of `dumps`."""
+        return cls(**json.loads(text))
+
+    def feeds(self, columns: Mapping[str, Values]) -> dict[str, np.ndarray[Any, Any]]:
+        """The tensors of columns."""
+        masks = _rows([columns[name].valid for name in self.masks])
+        feeds = {given(VALID): masks}
+        for element, names in self.given.items():
+            data = [columns[name].data for name in names]
+            if element == "string" and np.count_nonzero(masks) != masks.size:
+                data = [np.where(columns[name].valid, part, "") for name, part in zip(names, data, strict=True)]
+            rows = _rows(data)
+            feeds[given(element)] = rows.view(np.bool_) if element == "bool" else rows
+        return feeds
+
+
+def given(element: str) -> str:
+    """The tensor of all columns of an element that come in."""
+    return f"given_{element}"
+
+
+def found(element: str) -> str:
+    """The tensor of all fields of an element that come out."""
+    return f"found_{element}"
+
+
+def _rows(parts: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """Arrays of n values under each other."""
+    return parts[0][None] if len(parts) == 1 else np.concatenate(parts).reshape(len(parts), -1)
+
+
 class RowGraph:
     """A request transform, ready to compute. Threads may share it.
 
@@ -57,15 +129,19 @@ class RowGraph:
         self.transform = transform
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        # Of a few rows, to keep account of memory takes longer than to ask for it.
+        options.enable_cpu_mem_arena = options.enable_mem_reuse = False
         try:
             self._session = onnxruntime.InferenceSession(transform.graph, options, providers=["CPUExecutionProvider"])
+            self._layout = Layout.loads(self._session.get_modelmeta().custom_metadata_map[NOTES])
         except Exception as error:  # onnxruntime's exceptions have no base class of their own
             raise ContractMismatch(f"request transform {transform.name}", f"onnxruntime refuses its graph ({error})",
                                    remedy="run `isthmus apply` with this release of Isthmus") from error  # fmt: skip
-        self._names = [field.name for field in transform.fields]
-        outputs = [transform.output(name) for name in self._names]
-        self._outputs = [REFUSED, *outputs, *(name + VALID for name in outputs)]
-        self._masks = [name + RAISES for name in outputs]
+        self._outputs = [*map(found, self._layout.found), MASKS]
+        rows = {name: row for row, name in enumerate(chain(*self._layout.found.values()))}
+        kinds = {field.name: field.dtype for field in transform.fields}
+        self._fields = [(name, rows[name], kinds[name] == Bool, None if kinds[name] == String else 0)
+                        for name in self._layout.fields]  # fmt: skip
 
     def run(self, columns: Mapping[str, Values]) -> Computed:
         """Computes n rows.
@@ -73,17 +149,20 @@ class RowGraph:
         Args:
             columns: a column of n values for everything that the transform takes, by its name in a training set.
         """
-        feeds = row_feeds(columns)
-        refused, *found = self._session.run(self._outputs, feeds)
-        count = len(self._names)
-        values = {
-            field.name: _values(field.dtype, data, valid)
-            for field, data, valid in zip(self.transform.fields, found[:count], found[count:], strict=True)
-        }
-        if not np.count_nonzero(refused):
-            return Computed(values, {})
-        masks = self._session.run(self._masks, feeds)
-        return Computed(values, {name: mask for name, mask in zip(self._names, masks, strict=True) if mask.any()})
+        *tensors, masks = self._session.run(self._outputs, self._layout.feeds(columns))
+        rows, count = [*chain(*tensors)], len(self._fields)
+        valid, raises, refused = masks[:count], masks[count:], {}
+        if np.count_nonzero(raises):
+            refused = {name: mask for name, mask in zip(self._layout.fields, raises, strict=True) if mask.any()}
+            valid &= ~raises
+        whole = np.count_nonzero(valid) == valid.size
+        values = {}
+        for (name, row, boolean, nothing), there in zip(self._fields, valid, strict=True):
+            data = rows[row]
+            if not whole:
+                data[~there] = nothing
+            values[name] = Values(data.view(np.uint8) if boolean else data, there)
+        return Computed(values, refused)
 
     def require(
         self, columns: Mapping[str, Values], graphs: "Callable[[str], RowGraph]", place: Callable[[str], str]
@@ -125,28 +204,6 @@ class RowGraph:
                 if rule.source == source and name in refused:
                     found = f"{_shown(given[name], 0)} in row {row}"
                     raise RequestError(place(name), found, expected=rule.expected)
-
-
-def row_feeds(columns: Mapping[str, Values]) -> dict[str, np.ndarray[Any, Any]]:
-    """The tensors of columns: each with its mask."""
-    feeds = {}
-    for name, values in columns.items():
-        data = values.data
-        if data.dtype == object:
-            if not values.valid.all():
-                data = np.where(values.valid, data, "")
-        elif data.dtype == np.uint8:
-            data = data.view(np.bool_)
-        feeds[name], feeds[name + VALID] = data, values.valid
-    return feeds
-
-
-def _values(dtype: DataType, data: np.ndarray[Any, Any], valid: Mask) -> Values:
-    """An output in the form that columns have."""
-    if dtype == String and not valid.all():
-        data = data.copy()
-        data[~valid] = None
-    return Values(data.view(np.uint8) if dtype == Bool else data, valid)
 
 
 def _one(values: Values, row: int) -> Values:

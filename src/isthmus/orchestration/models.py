@@ -1,10 +1,11 @@
 """`distill` and `export`: from a training set to a student, from a student to a package."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.distill.declaration import Distillation
+from isthmus.distill.declaration import Distillation, Plan
 from isthmus.distill.head import Head
 from isthmus.features.contract import Contract
 from isthmus.features.contractdiff import service_differences
@@ -14,11 +15,15 @@ from isthmus.features.manifest import ModelInput, package_digest, read_contract,
 from isthmus.features.verdict import FeatureVerdict
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables import Progress, silent
+from isthmus.orchestration.trainingrecord import DATA, TrainingSet
 from isthmus.orchestration.trainingset import distillation, last_training_set, made_training_set
+from isthmus.transforms import engine
+from isthmus.transforms.compute import SPARK
 
 if TYPE_CHECKING:
     from isthmus.distill.distillation import DistillationReport
     from isthmus.distill.export import ExportReport
+    from isthmus.distill.preparation import Preparation
 
 CHECKED_ROWS = 2000
 """Rows of the training set on which the verdict compares the package with its student."""
@@ -50,11 +55,26 @@ def distill(project: Project, name: str | None = None, *, progress: Progress = s
         cache=project.state / "teacher" / declared.name,
         contract=contract.hash,
         training_set=examples.id,
+        learn=lambda plan, before: _learned(project, examples, _inputs(contract, declared.student.name), plan, before),
         head=Head.of(contract, declared.student.name),
         progress=progress,
     )
     write_atomically(_models(project, declared) / "latest", report.id.encode())
     return report
+
+
+def _learned(
+    project: Project, examples: TrainingSet, inputs: Sequence[ModelInput], plan: Plan, before: int
+) -> "Preparation":
+    """What the student's preparation learns, by the project's engine."""
+    from isthmus.distill.preparation import learned
+
+    types = {item.name: SPARK[item.dtype.name] for item in inputs}
+    types |= dict.fromkeys(("event_timestamp", "known_at"), SPARK["UnixTimestamp"])
+    # Said and not found out: Sail takes no file in which any column is a dictionary.
+    schema = ", ".join(f"`{name}` {kind}" for name, kind in types.items())
+    with engine.session(project.settings.engine, project.settings.profiles.training.threads) as spark:
+        return learned(spark.read.schema(schema).parquet(str(examples.path / DATA)), plan, before)
 
 
 def export(project: Project, name: str | None = None, *, progress: Progress = silent) -> "ExportReport":

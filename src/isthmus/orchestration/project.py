@@ -161,6 +161,7 @@ class Project:
             contract = compile_contract(self.name, _each_once(declarations), where, compiled)
             problems += _unreadable(distillations, contract)
             problems += _beyond_the_device(distillations, contract)
+            problems += [p for one in distillations for p in one.misfits(contract.inputs(one.student.name))]
         except ConfigurationError as error:
             problems += error.problems
         if problems or contract is None:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from isthmus.features import code
 from isthmus.features.columns import ARROW
-from isthmus.features.contract import Column, TransformContract, optional, output
+from isthmus.features.contract import Column, TransformContract, optional
 from isthmus.features.declarations import parameters
 from isthmus.features.errors import DataError, Problem
 from isthmus.features.spec import AtRequest, RequestSource
@@ -60,15 +60,14 @@ def compiled(transform: AtRequest, columns: Sequence[Column]) -> tuple[bytes, li
         return b"", problems
     inputs = {column.name: TYPES[SPARK[column.dtype.name]] for column in columns}
     try:
-        outputs = {field.name: output(transform.name, field.name, inputs) for field in transform.schema}
-        graph = compile_columns({outputs[name]: found[name] for name in outputs}, inputs)
+        graph = compile_columns({field.name: found[field.name] for field in transform.schema}, inputs)
     except NotCompilableError as error:
         return b"", [error.problem(where if error.node.place else place)]
     problems = [
-        Problem(f"{place}, field {field.name}", f"its column is of type {graph.outputs[outputs[field.name]]}",
+        Problem(f"{place}, field {field.name}", f"its column is of type {graph.outputs[field.name]}",
                 f"{SPARK[field.dtype.name]}, because it is declared as {field.dtype}: cast it")
         for field in transform.schema
-        if graph.outputs[outputs[field.name]].name != SPARK[field.dtype.name]
+        if graph.outputs[field.name].name != SPARK[field.dtype.name]
     ]  # fmt: skip
     return graph.model.SerializeToString(deterministic=True), problems
 

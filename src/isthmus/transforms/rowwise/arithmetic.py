@@ -74,7 +74,7 @@ rule("try_subtract", 2)(_sum("Sub", lenient=True))
 rule("try_multiply", 2)(_sum("Mul", lenient=True))
 
 
-def _by(graph: Graph, kind: SqlType, data: str, left: Value, right: Value, zero: str, *, lenient: bool) -> Value:
+def _by(graph: Graph, kind: SqlType, data: str, left: Value, right: Value, zero: Mask, *, lenient: bool) -> Value:
     """The result of a division. Spark looks at the divisor first: by null, nothing else is computed.
 
     Args:
@@ -83,10 +83,10 @@ def _by(graph: Graph, kind: SqlType, data: str, left: Value, right: Value, zero:
         data: the result.
         left: what is divided.
         right: the divisor.
-        zero: where it is 0.
+        zero: where it is 0; None if it never is.
         lenient: whether a division by 0 is null, without a look at what is divided.
     """
-    if lenient:
+    if lenient and zero is not None:
         left = replace(left, raises=graph.guarded(left.raises, graph.negated(zero)))
         return graph.result(kind, data, [right, left], null=zero)
     return graph.result(kind, data, [right, left], wrong=zero)
@@ -96,7 +96,8 @@ def _divided(*, lenient: bool) -> Rule:
     def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
         numbers(graph, node, values)
         left, right = (casts.widened(graph, value, DOUBLE) for value in values)
-        zero = graph.add("Equal", right.data, graph.constant(0.0, DOUBLE))
+        known = graph.is_number(right.data) and graph.number(right.data) != 0
+        zero = None if known else graph.add("Equal", right.data, graph.constant(0.0, DOUBLE))
         data = graph.add("Div", left.data, right.data)
         return _by(graph, DOUBLE, data, left, right, zero, lenient=lenient)
 
@@ -111,14 +112,18 @@ def _remainder(graph: Graph, kind: SqlType, left: str, right: str) -> str:
     """As Java has it, with the sign of the left side. `right` is nowhere 0."""
     if kind.fractional:
         return graph.add("Mod", left, right, fmod=1)
+    if graph.is_number(right) and graph.number(right) not in (0, -1):
+        return graph.add("Sub", left, graph.add("Mul", graph.add("Div", left, right), right))
     # Mod with fmod goes through floating-point numbers; by -1 nothing remains, and the least number dies of it.
     minus, one = graph.constant(-1, kind), graph.constant(1, kind)
     safe = graph.add("Where", graph.add("Equal", right, minus), one, right)
     return graph.add("Sub", left, graph.add("Mul", graph.add("Div", left, safe), safe))
 
 
-def _nonzero(graph: Graph, kind: SqlType, data: str) -> tuple[str, str]:
+def _nonzero(graph: Graph, kind: SqlType, data: str) -> tuple[str, Mask]:
     """A divisor without zeros, and where they were."""
+    if graph.is_number(data) and graph.number(data) != 0:
+        return data, None
     zero = graph.add("Equal", data, graph.constant(0, kind))
     return graph.add("Where", zero, graph.constant(1, kind), data), zero
 
@@ -128,6 +133,8 @@ def _modulo(*, lenient: bool = False, positive: bool = False) -> Rule:
         left, right = numbers(graph, node, values)
         kind = left.kind
         divisor, zero = _nonzero(graph, kind, right.data)
+        if positive and kind.integral and graph.is_number(divisor) and graph.number(divisor) > 0:
+            return _by(graph, kind, graph.add("Mod", left.data, divisor), left, right, zero, lenient=lenient)
         data = _remainder(graph, kind, left.data, divisor)
         if positive:
             negative = graph.add("Less", data, graph.constant(0, kind))

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
-from isthmus.transforms.rowwise import casts, logic
+from isthmus.transforms.rowwise import casts, logic, maps
 from isthmus.transforms.rowwise.expressions import Node, NotCompilableError
 from isthmus.transforms.rowwise.graph import Graph, Value
 from isthmus.transforms.rowwise.rules import rule
-from isthmus.transforms.rowwise.types import BOOLEAN, INT, LONG, VOID, array_of, common
+from isthmus.transforms.rowwise.types import BOOLEAN, INT, VOID, array_of, common
 
 Body = Callable[..., Value]
 """What a lambda function makes of its arguments."""
@@ -26,10 +26,10 @@ class ArrayValue(Value):
 
 
 def given(graph: Graph, kind_of: Value) -> ArrayValue:
-    """An array that comes in as a tensor of shape (n, size)."""
+    """An array that comes in as a tensor of shape (size, n)."""
     kind = kind_of.kind
     assert kind.element is not None  # noqa: S101 - of an array
-    places = [graph.add("Gather", kind_of.data, graph.constant(n, LONG), axis=1) for n in range(kind.size)]
+    places = graph.split(kind_of.data, kind.size)
     return ArrayValue(kind, "", kind_of.valid, None, tuple(Value(kind.element, place) for place in places))
 
 
@@ -74,6 +74,8 @@ def _element(graph: Graph, of: ArrayValue, place: int, *, null: bool) -> Value:
 
 @rule("getitem", 2)
 def _getitem(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    if isinstance(values[0], maps.MapValue):
+        return maps.lookup(graph, node, values[0], values[1])
     return _element(graph, array(node, values[0]), _literal_index(node, node.arguments[1]), null=False)
 
 
@@ -84,6 +86,8 @@ def _get(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 
 @rule("element_at", 2)
 def _element_at(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    if isinstance(values[0], maps.MapValue):
+        return maps.lookup(graph, node, values[0], values[1])
     of, place = array(node, values[0]), _literal_index(node, node.arguments[1])
     if place == 0:
         raise NotCompilableError(node, "has index 0", "1 for the first element, -1 for the last")

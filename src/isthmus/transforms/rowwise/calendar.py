@@ -45,19 +45,24 @@ def _over(graph: Graph, data: str, divisor: int) -> str:
     return floor_divided(graph, data, divisor)[0]
 
 
+def _parts(graph: Graph, data: str, divisor: int) -> str:
+    """Of what is not negative, which needs no rounding."""
+    return graph.add("Div", data, _int(graph, divisor))
+
+
 def civil(graph: Graph, days: str) -> tuple[str, str, str]:
     """Year, month and day of the month of days since 1970, int64."""
     shifted = _sum(graph, days, 719_468)
     era, of_era = floor_divided(graph, shifted, 146_097)
-    leap = _sum(graph, of_era, _times(graph, _over(graph, of_era, 1460), -1), _over(graph, of_era, 36_524),
-                _times(graph, _over(graph, of_era, 146_096), -1))  # fmt: skip
-    year_of_era = _over(graph, leap, 365)
-    before = _sum(graph, _times(graph, year_of_era, 365), _over(graph, year_of_era, 4),
-                  _times(graph, _over(graph, year_of_era, 100), -1))  # fmt: skip
+    leap = _sum(graph, of_era, _times(graph, _parts(graph, of_era, 1460), -1), _parts(graph, of_era, 36_524),
+                _times(graph, _parts(graph, of_era, 146_096), -1))  # fmt: skip
+    year_of_era = _parts(graph, leap, 365)
+    before = _sum(graph, _times(graph, year_of_era, 365), _parts(graph, year_of_era, 4),
+                  _times(graph, _parts(graph, year_of_era, 100), -1))  # fmt: skip
     of_year = graph.add("Sub", of_era, before)
     # Years begin in March here, so that a leap day is their last one.
-    march = _over(graph, _sum(graph, _times(graph, of_year, 5), 2), 153)
-    day = _sum(graph, of_year, _times(graph, _over(graph, _sum(graph, _times(graph, march, 153), 2), 5), -1), 1)
+    march = _parts(graph, _sum(graph, _times(graph, of_year, 5), 2), 153)
+    day = _sum(graph, of_year, _times(graph, _parts(graph, _sum(graph, _times(graph, march, 153), 2), 5), -1), 1)
     late = graph.add("Greater", march, _int(graph, 9))
     month = graph.add("Add", march, graph.add("Where", late, _int(graph, -9), _int(graph, 3)))
     next_year = graph.add("Where", late, _int(graph, 1), _int(graph, 0))
@@ -71,8 +76,8 @@ def days_from_civil(graph: Graph, year: str, month: str, day: str) -> str:
     era, year_of_era = floor_divided(graph, year, 400)
     march = graph.add("Add", month, graph.add("Where", early, _int(graph, 9), _int(graph, -3)))
     of_year = _sum(graph, _over(graph, _sum(graph, _times(graph, march, 153), 2), 5), day, -1)
-    of_era = _sum(graph, _times(graph, year_of_era, 365), _over(graph, year_of_era, 4),
-                  _times(graph, _over(graph, year_of_era, 100), -1), of_year)  # fmt: skip
+    of_era = _sum(graph, _times(graph, year_of_era, 365), _parts(graph, year_of_era, 4),
+                  _times(graph, _parts(graph, year_of_era, 100), -1), of_year)  # fmt: skip
     return _sum(graph, _times(graph, era, 146_097), of_era, -719_468)
 
 
@@ -110,8 +115,26 @@ _part("month", lambda graph, days: civil(graph, days)[1])
 for _name in ("day", "dayofmonth"):
     _part(_name, lambda graph, days: civil(graph, days)[2])
 _part("quarter", _quarter)
-_part("dayofweek", lambda graph, days: _sum(graph, _modulo(graph, _sum(graph, days, 4), 7), 1))
-_part("weekday", lambda graph, days: _modulo(graph, _sum(graph, days, 3), 7))
+
+
+def _of_week(name: str, epoch: int, first: int) -> None:
+    """The place of a day in its week: that of the first day of 1970, and that from which places are counted."""
+
+    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+        if values[0].kind == TIMESTAMP:
+            value = values[0]
+            # Within a week of seven days at first: so no number is negative or too large.
+            days = _parts(graph, _modulo(graph, value.data, 7 * DAY), DAY)
+        else:
+            days, value = _days(graph, node, values[0])
+        place = _modulo(graph, _sum(graph, days, epoch), 7)
+        return graph.result(INT, graph.cast(_sum(graph, place, first) if first else place, INT), [value])
+
+    rule(name, 1)(apply)
+
+
+_of_week("dayofweek", 4, 1)
+_of_week("weekday", 3, 0)
 _part("dayofyear", _day_of_year)
 _part("weekofyear", _week)
 
@@ -130,7 +153,7 @@ def _clock(name: str, within: int, unit: int) -> None:
     def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
         value = _moment(graph, node, values[0])
         rest = _modulo(graph, value.data, within)
-        return graph.result(INT, graph.cast(_over(graph, rest, unit), INT), [value])
+        return graph.result(INT, graph.cast(_parts(graph, rest, unit), INT), [value])
 
     rule(name, 1)(apply)
 
@@ -311,7 +334,7 @@ def _date_trunc(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     if unit in _UNITS:
         data = graph.add("Sub", value.data, _modulo(graph, value.data, _UNITS[unit]))
         # Before the first whole unit there is, the difference begins anew at the other end: of long units, Spark minds.
-        wrong = graph.add("Greater", data, value.data) if _UNITS[unit] >= _HOUR else None
+        wrong = graph.add("Greater", data, value.data) if _UNITS[unit] >= _MINUTE else None
         return graph.result(TIMESTAMP, data, [value], wrong=wrong)
     first = _first_of(graph, unit, _over(graph, value.data, DAY))
     if first is None:

@@ -40,12 +40,12 @@ def widened(graph: Graph, value: Value, kind: SqlType) -> Value:
 def floor_divided(graph: Graph, data: str, divisor: int) -> tuple[str, str]:
     """int64 numbers divided by a positive one, rounded down, and what remains."""
     by = graph.constant(divisor, LONG)
-    quotient = graph.add("Div", data, by)
-    remainder = graph.add("Sub", data, graph.add("Mul", quotient, by))
-    below = graph.add("Less", remainder, graph.constant(0, LONG))
-    one, zero = graph.constant(1, LONG), graph.constant(0, LONG)
-    quotient = graph.add("Sub", quotient, graph.add("Where", below, one, zero))
-    return quotient, graph.add("Add", remainder, graph.add("Where", below, by, zero))
+    # Of a negative number, the bits are turned before and after: nothing overflows, as it would with the remainder.
+    # Not by Clip, Min, Max or Sign: of int64 beyond 32 bits, ONNX Runtime's are wrong where processors have AVX-512.
+    minus, zero = graph.constant(-1, LONG), graph.constant(0, LONG)
+    sign = graph.add("Where", graph.add("Less", data, zero), minus, zero)
+    quotient = graph.add("BitwiseXor", graph.add("Div", graph.add("BitwiseXor", data, sign), by), sign)
+    return quotient, graph.add("Mod", data, by)
 
 
 def cast(graph: Graph, node: Node, values: Sequence[Value]) -> Value:

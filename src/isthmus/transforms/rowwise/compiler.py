@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import onnx
 from onnx import helper
 
-from isthmus.features.rowgraph import RAISES, REFUSED, VALID
+from isthmus.features.rowgraph import MASKS, NOTES, VALID, Layout, found, given
 from isthmus.transforms.rowwise import (  # noqa: F401 - most are imported for the rules that they register
     arithmetic,
     arrays,
@@ -21,7 +21,7 @@ from isthmus.transforms.rowwise.casts import cast
 from isthmus.transforms.rowwise.expressions import Node, NotCompilableError, node_of
 from isthmus.transforms.rowwise.graph import Graph, Value
 from isthmus.transforms.rowwise.rules import RULES
-from isthmus.transforms.rowwise.types import BOOLEAN, VOID, SqlType
+from isthmus.transforms.rowwise.types import BOOLEAN, DOUBLE, FLOAT, INT, LONG, STRING, VOID, SqlType, element_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -29,11 +29,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A graph and what goes in and comes out of it.
+    """A graph and what goes in and comes out of it, in the form that `rowgraph` tells.
 
-    For each column `x` the graph has `x`, shape (n,), and `x__valid`, booleans of the same shape; for each output also
-    `x__raises`: where Spark would refuse to compute it. What is null or refused is zero or the empty text.
-    `__refused` is where any output is refused.
+    An array is an input of its own, of shape (size, n), and its mask is with those of all others.
 
     Attributes:
         model: the graph.
@@ -65,7 +63,16 @@ def compile_columns(columns: "Mapping[str, Column]", inputs: Mapping[str, SqlTyp
 class _Compiler:
     def __init__(self, inputs: Mapping[str, SqlType]) -> None:
         self._inputs = inputs
-        self._graph = Graph(next(iter(inputs)) + VALID)
+        self._graph = Graph()
+        self._given = _by_element(inputs)
+        rows = {name: name for name in inputs}
+        for element, names in self._given.items():
+            rows |= dict(zip(names, self._graph.split(given(element), len(names)), strict=True))
+        masks = self._graph.split(given(VALID), len(inputs))
+        self._graph.begin(masks[0])
+        self._columns = {
+            name: Value(kind, rows[name], mask) for (name, kind), mask in zip(inputs.items(), masks, strict=True)
+        }
         self._known: dict[Node, Value] = {}
         self._bound: dict[str, Value] = {}
 
@@ -90,7 +97,7 @@ class _Compiler:
                 if name not in self._inputs:
                     known = ", ".join(sorted(self._inputs))
                     raise NotCompilableError(node, "is none of the inputs", f"one of {known}")
-                value = Value(self._inputs[name], name, name + VALID)
+                value = self._columns[name]
                 return arrays.given(graph, value) if value.kind.element else value
             case "variable":
                 return self._bound[str(node.value)]
@@ -138,27 +145,38 @@ class _Compiler:
     def finish(self, nodes: Mapping[str, Node], values: Mapping[str, Value]) -> Compiled:
         """The graph of some values."""
         graph = self._graph
-        inputs, outputs = [], []
-        for name, kind in self._inputs.items():
-            shape: list[int | str | None] = ["N", kind.size] if kind.element else ["N"]
-            inputs.append(helper.make_tensor_value_info(name, kind.tensor, shape))
-            inputs.append(helper.make_tensor_value_info(name + VALID, BOOLEAN.tensor, ["N"]))
         for name, value in values.items():
             if value.kind.element is not None or value.kind == VOID:
                 raise NotCompilableError(nodes[name], f"gives {value.kind}", "a value of one of Isthmus' plain types")
-            raises = value.raises or graph.constant(False, BOOLEAN)
-            valid = graph.both(value.valid, graph.negated(raises) if value.raises else None)
-            zero = graph.literal(None, value.kind).data
-            data = value.data if valid is None else graph.where(valid, value.data, zero, value.kind)
-            for part, suffix, kind in ((data, "", value.kind), (valid or graph.constant(True, BOOLEAN), VALID, BOOLEAN),
-                                       (raises, RAISES, BOOLEAN)):  # fmt: skip
-                graph.named(graph.row(part), name + suffix)
-                outputs.append(helper.make_tensor_value_info(name + suffix, kind.tensor, ["N"]))
-        refused = graph.either(*(value.raises for value in values.values())) or graph.constant(False, BOOLEAN)
-        graph.named(graph.row(refused), REFUSED)
-        outputs.append(helper.make_tensor_value_info(REFUSED, BOOLEAN.tensor, ["N"]))
         kinds = {name: value.kind for name, value in values.items()}
-        return Compiled(graph.model(inputs, outputs, "rowwise"), dict(self._inputs), kinds)
+        results = _by_element(kinds)
+        inputs = [_described(given(element), _TENSORS[element], len(names)) for element, names in self._given.items()]
+        inputs += [_described(name, kind.tensor, kind.size) for name, kind in self._inputs.items() if kind.element]
+        inputs.append(_described(given(VALID), BOOLEAN.tensor, len(self._inputs)))
+        outputs = [_described(found(element), _TENSORS[element], len(names)) for element, names in results.items()]
+        outputs.append(_described(MASKS, BOOLEAN.tensor, 2 * len(values)))
+        for element, names in results.items():
+            graph.packed([values[name].data for name in names], found(element))
+        valid = [value.valid or graph.constant(True, BOOLEAN) for value in values.values()]
+        raises = [value.raises or graph.constant(False, BOOLEAN) for value in values.values()]
+        graph.packed([*valid, *raises], MASKS)
+        layout = Layout(self._given, tuple(self._inputs), results, tuple(values))
+        model = graph.model(inputs, outputs, "rowwise", {NOTES: layout.dumps()})
+        return Compiled(model, dict(self._inputs), kinds)
+
+
+_TENSORS = {element_of(kind): kind.tensor for kind in (BOOLEAN, INT, LONG, FLOAT, DOUBLE, STRING)}
+
+
+def _by_element(kinds: Mapping[str, SqlType]) -> dict[str, tuple[str, ...]]:
+    """The names of columns by what a graph holds them as, without arrays."""
+    elements = dict.fromkeys(element_of(kind) for kind in kinds.values() if not kind.element)
+    return {element: tuple(name for name, kind in kinds.items() if not kind.element and element_of(kind) == element)
+            for element in elements}  # fmt: skip
+
+
+def _described(name: str, tensor: int, rows: int) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, tensor, [rows, "N"])
 
 
 def _bare(node: Node) -> Node:

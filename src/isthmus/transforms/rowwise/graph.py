@@ -1,22 +1,29 @@
 """ONNX nodes under fresh names, and SQL values made of them: data, where they are null, where Spark would refuse."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import count
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from isthmus.transforms.rowwise.types import BOOLEAN, SqlType
+from isthmus.transforms.rowwise.types import BOOLEAN, LONG, SqlType
 
-OPSET, IR_VERSION = 20, 9
-"""The first ones with text functions."""
-TABLES, TABLES_OPSET = "ai.onnx.ml", 2
-"""The operators that look values up."""
+OPSET, ML_OPSET, IR_VERSION = 20, 2, 9
+"""The first ones with text functions; and with vocabularies."""
 
 _FRACTIONAL = (TensorProto.FLOAT, TensorProto.DOUBLE)
+_SIGNLESS = frozenset({"Abs", "Exp"})
+"""What gives no -0.0."""
+_TOGETHER = "Together"
+"""Stands for a call of a function of many arguments at once, until all are known."""
+
+Stacked = Callable[["Graph", str, Sequence[int]], str]
+"""A function of k arguments at once: from a tensor of shape (k, n), and a number for each, to one of that shape."""
 
 Mask = str | None
 """A tensor of booleans, or None where all are as usual: every value valid, no row refused."""
@@ -24,7 +31,7 @@ Mask = str | None
 
 @dataclass(frozen=True)
 class Value:
-    """The value of an expression in every row. Tensors have shape (n,), or () where all rows have the same.
+    """The value of an expression in every row. Tensors have shape (1, n), or () where all rows have the same.
 
     Attributes:
         kind: its type.
@@ -40,22 +47,29 @@ class Value:
 
 
 class Graph:
-    """Nodes and constants. The same node on the same inputs is there once.
+    """Nodes and constants. The same node on the same inputs is there once."""
 
-    Args:
-        rows: a tensor of shape (n,).
-    """
-
-    def __init__(self, rows: str) -> None:
+    def __init__(self) -> None:
         self._nodes: list[onnx.NodeProto] = []
+        self._count = count()
         self._constants: list[onnx.TensorProto] = []
         self._known: dict[object, str] = {}
         self._fixed: dict[str, bool] = {}
         """What does not depend on any row, and whether it is a floating-point number."""
-        self._numbers: dict[str, float] = {}
-        """Constants that are one number each."""
+        self._values: dict[str, np.ndarray[Any, Any]] = {}
+        """Constants other than texts."""
+        self._tensors: dict[object, str] = {}
         self._positive: set[str] = set()
-        """Constants that are no -0.0."""
+        """What is no -0.0."""
+        self._together: list[Stacked] = []
+        self.shape = ""
+
+    def begin(self, rows: str) -> None:
+        """Says how many rows there are.
+
+        Args:
+            rows: a tensor of shape (1, n).
+        """
         self.shape = self.add("Shape", rows)
 
     def add(self, operator: str, *inputs: str, **attributes: Any) -> str:
@@ -69,12 +83,37 @@ class Graph:
             inputs = (self.row(inputs[0]), inputs[1])
         key = (operator, inputs, tuple(sorted((name, str(value)) for name, value in attributes.items())))
         if key not in self._known:
-            name = f"{operator.lower()}_{len(self._known)}"
+            name = f"{operator.lower()}_{next(self._count)}"
             self._nodes.append(helper.make_node(operator, list(inputs), [name], name=name, **attributes))
             self._known[key] = name
             if self._fixed.keys() >= set(inputs):
                 self._fixed[name] = any(map(self._fixed.get, inputs)) or attributes.get("to") in _FRACTIONAL
+            if operator in _SIGNLESS:
+                self._positive.add(name)
         return self._known[key]
+
+    def split(self, data: str, count: int) -> list[str]:
+        """The rows of a tensor of shape (count, n), each of shape (1, n)."""
+        names = [f"{data}[{n}]" for n in range(count)]
+        return self._split(data, names) if count > 1 else [data]
+
+    def _split(self, data: str, names: list[str]) -> list[str]:
+        self._nodes.append(
+            helper.make_node("Split", [data], names, name=f"split_{data}", axis=0, num_outputs=len(names))
+        )
+        return names
+
+    def together(self, function: Stacked, argument: str, number: int) -> str:
+        """A function of many nodes, which is computed of all the arguments at once that are there by then.
+
+        Args:
+            function: the function.
+            argument: the tensor that it is applied to.
+            number: what the function is told of this argument.
+        """
+        if function not in self._together:
+            self._together.append(function)
+        return self.add(_TOGETHER, self.row(argument), function=self._together.index(function), number=number)
 
     def constant(self, value: Any, kind: SqlType) -> str:
         """A tensor of shape (), or as the value has it."""
@@ -85,25 +124,27 @@ class Graph:
         """A constant tensor."""
         content = repr(array.tolist()).encode() if element == TensorProto.STRING else array.tobytes()
         key = (element, array.shape, content)
-        if key not in self._known:
-            name = f"constant_{len(self._known)}"
+        if key not in self._tensors:
+            name = f"constant_{next(self._count)}"
             if element == TensorProto.STRING:
                 tensor = onnx.TensorProto(name=name, data_type=element, dims=array.shape)
                 tensor.string_data.extend(str(text).encode() for text in array.reshape(-1).tolist())
             else:
                 tensor = numpy_helper.from_array(array, name)
             self._constants.append(tensor)
-            self._known[key] = name
+            self._tensors[key] = name
             fractional = element in _FRACTIONAL
-            if array.shape == () and element != TensorProto.STRING:
-                self._numbers[name] = array.item()
+            if element != TensorProto.STRING:
+                self._values[name] = array
             if not (fractional and np.any((array == 0) & np.signbit(array))):
                 self._positive.add(name)
             self._fixed[name] = fractional
-        return self._known[key]
+        return self._tensors[key]
 
     def cast(self, data: str, kind: SqlType) -> str:
         """The numbers of a tensor in the element type of another type."""
+        if self.is_number(data) and (kind.fractional or (kind == LONG and isinstance(self.number(data), int))):
+            return self.constant(self._values[data].astype(kind.numpy), kind)
         return self.add("Cast", data, to=kind.tensor)
 
     # --- masks
@@ -130,28 +171,44 @@ class Graph:
         Runtimes have no such kernel for booleans, and ONNX Runtime's gives 0.0 for a -0.0 of its first choice.
         """
         if kind.tensor == TensorProto.BOOL:
-            return self.add("Or", self.add("And", mask, one), self.add("And", self.negated(mask), other))
+            if self.is_number(other):
+                return self.add("Or", self.negated(mask), one) if self.number(other) else self.add("And", mask, one)
+            if self.is_number(one):
+                return self.add("Or", mask, other) if self.number(one) else self.add("And", self.negated(mask), other)
+            return self._chosen(mask, one, other)
         if not kind.fractional or one in self._positive:
             return self.add("Where", mask, one, other)
         if other in self._positive:
             return self.add("Where", self.negated(mask), other, one)
-        zero, plus, minus = (self.constant(number, kind) for number in (0.0, 1.0, -1.0))
-        signless = self.add("Equal", one, zero)
-        below = self.add("Less", self.add("Div", plus, one), zero)
-        lost = self.add("And", mask, self.add("And", signless, below))
-        return self.add("Mul", self.add("Where", mask, one, other), self.add("Where", lost, minus, plus))
+        return self._chosen(mask, one, other)
+
+    def _chosen(self, mask: str, one: str, other: str) -> str:
+        """By place: whatever the values are, they are moved and not looked at."""
+        both = self.add("Concat", self.row(other), self.row(one), axis=0)
+        return self.add("GatherElements", both, self.row(self.cast(mask, LONG)), axis=0)
 
     def guarded(self, raises: Mask, mask: Mask) -> Mask:
         """What raises, but only where a mask (None: everywhere) is true."""
         return raises if mask is None or raises is None else self.add("And", raises, mask)
 
     def row(self, data: str) -> str:
-        """A tensor with shape (n,) also where all rows have the same value, for kernels that take no scalar."""
+        """A tensor with shape (1, n) also where all rows have the same value, for kernels that take no scalar."""
         return self.add("Expand", data, self.shape) if data in self._fixed else data
+
+    def is_number(self, data: str) -> bool:
+        """Whether a tensor is one constant, and that no NaN."""
+        return (
+            data in self._values and self._values[data].shape == () and bool(self._values[data] == self._values[data])
+        )
+
+    def number(self, data: str) -> float:
+        """A constant that is one number."""
+        found: float = self._values[data].item()
+        return found
 
     def _may_be(self, fixed: str, number: float) -> bool:
         """Whether what does not depend on any row may be a number: what is computed of constants may be any."""
-        return fixed not in self._numbers or self._numbers[fixed] == number
+        return fixed not in self._values or bool(np.any(self._values[fixed] == number))
 
     # --- values
 
@@ -203,20 +260,78 @@ class Graph:
     def _implies(self, mask: str, then: Mask) -> Mask:
         return None if then is None else self.add("Or", self.negated(mask), then)
 
+    def packed(self, parts: Sequence[str], name: str) -> None:
+        """Puts tensors of shape (1, n) under each other, into one that has a name of its own."""
+        rows = [self.row(part) for part in parts]
+        self._nodes.append(helper.make_node("Concat", rows, [name], name=f"output_{name}", axis=0))
+
     def model(
-        self, inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto], name: str
+        self,
+        inputs: Sequence[onnx.ValueInfoProto],
+        outputs: Sequence[onnx.ValueInfoProto],
+        name: str,
+        notes: Mapping[str, str],
     ) -> onnx.ModelProto:
-        """The whole, checked."""
-        opsets = [helper.make_opsetid("", OPSET)]
-        if any(node.domain == TABLES for node in self._nodes):
-            opsets.append(helper.make_opsetid(TABLES, TABLES_OPSET))
+        """The whole, checked, without what no output needs."""
+        wanted = [output.name for output in outputs]
+        nodes = _needed(self._scheduled(wanted), wanted)
+        used = {name for node in nodes for name in node.input}
+        constants = [constant for constant in self._constants if constant.name in used]
+        domains = {"": OPSET} | {node.domain: ML_OPSET for node in nodes if node.domain}
         model = helper.make_model(
-            helper.make_graph(self._nodes, name, inputs, outputs, self._constants),
-            opset_imports=opsets, ir_version=IR_VERSION, producer_name="isthmus",
+            helper.make_graph(nodes, name, inputs, outputs, constants),
+            opset_imports=[helper.make_opsetid(domain, version) for domain, version in domains.items()],
+            ir_version=IR_VERSION, producer_name="isthmus",
         )  # fmt: skip
+        helper.set_model_props(model, dict(notes))
         onnx.checker.check_model(model, full_check=True)
         return model
 
-    def named(self, data: str, name: str) -> None:
-        """Gives a tensor a name of its own."""
-        self._nodes.append(helper.make_node("Identity", [data], [name], name=f"output_{name}"))
+    def _scheduled(self, wanted: Sequence[str]) -> list[onnx.NodeProto]:
+        """All nodes, each function of many arguments once for all that are there at the same time.
+
+        That is: for all before which the same number of such functions stands in a row.
+        """
+        plain: dict[int, list[onnx.NodeProto]] = defaultdict(list)
+        calls: dict[tuple[int, int], list[onnx.NodeProto]] = defaultdict(list)
+        depths: dict[str, int] = {}
+        for node in _needed(self._nodes, wanted):
+            depth = max((depths.get(name, 0) for name in node.input), default=0)
+            if node.op_type == _TOGETHER:
+                function = next(int(part.i) for part in node.attribute if part.name == "function")
+                calls[depth, function].append(node)
+            else:
+                plain[depth].append(node)
+            depths.update(dict.fromkeys(node.output, depth + (node.op_type == _TOGETHER)))
+        order: list[onnx.NodeProto] = []
+        for depth in range(max(depths.values(), default=0) + 1):
+            order += plain[depth]
+            for function, called in enumerate(self._together):
+                if nodes := calls[depth, function]:
+                    order += self._called(called, nodes)
+        return order
+
+    def _called(self, function: Stacked, calls: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
+        """The nodes of one function of several arguments."""
+        # Nothing that is known already: no output may need it, and then it is not there.
+        before, self._nodes, self._known = (self._nodes, self._known), [], {}
+        arguments, names = [call.input[0] for call in calls], [call.output[0] for call in calls]
+        numbers = [next(int(part.i) for part in call.attribute if part.name == "number") for call in calls]
+        if len(calls) > 1:
+            self._split(function(self, self.add("Concat", *arguments, axis=0), numbers), names)
+        else:
+            found = function(self, arguments[0], numbers)
+            for node in self._nodes:
+                node.output[:] = [names[0] if name == found else name for name in node.output]
+        nodes, (self._nodes, self._known) = self._nodes, before
+        return nodes
+
+
+def _needed(nodes: Sequence[onnx.NodeProto], wanted: Sequence[str]) -> list[onnx.NodeProto]:
+    """The nodes on which some tensors depend."""
+    needed, kept = set(wanted), []
+    for node in reversed(nodes):
+        if needed.intersection(node.output):
+            needed.update(node.input)
+            kept.append(node)
+    return kept[::-1]

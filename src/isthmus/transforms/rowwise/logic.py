@@ -8,7 +8,7 @@ from onnx import TensorProto
 
 from isthmus.transforms.rowwise import casts
 from isthmus.transforms.rowwise.expressions import Node, NotCompilableError
-from isthmus.transforms.rowwise.graph import TABLES, Graph, Mask, Value
+from isthmus.transforms.rowwise.graph import Graph, Mask, Value
 from isthmus.transforms.rowwise.rules import Rule, rule
 from isthmus.transforms.rowwise.types import BOOLEAN, DOUBLE, FLOAT, LONG, STRING, VOID, SqlType, common
 
@@ -25,7 +25,7 @@ def alike(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
 def equal(graph: Graph, kind: SqlType, left: str, right: str) -> str:
     """Where two tensors are equal."""
     same = graph.add("Equal", left, right)
-    if not kind.fractional:
+    if not kind.fractional or graph.is_number(left) or graph.is_number(right):
         return same
     return graph.add("Or", same, graph.add("And", graph.add("IsNaN", left), graph.add("IsNaN", right)))
 
@@ -37,8 +37,10 @@ def less(graph: Graph, node: Node, kind: SqlType, left: str, right: str) -> str:
     if kind == BOOLEAN:
         return graph.add("And", graph.negated(left), right)
     below = graph.add("Less", left, right)
-    if not kind.fractional:
+    if not kind.fractional or graph.is_number(right):
         return below
+    if graph.is_number(left):
+        return graph.add("Or", below, graph.add("IsNaN", right))
     number = graph.negated(graph.add("IsNaN", left))
     return graph.add("Or", below, graph.add("And", number, graph.add("IsNaN", right)))
 
@@ -97,7 +99,7 @@ def _listed(graph: Graph, value: Value, literals: Sequence[str | int]) -> Value:
         "keys_strings" if text else "keys_int64s": keys, "values_int64s": [1] * len(keys), "default_int64": 0,
     }  # fmt: skip
     data = graph.row(value.data if text else graph.cast(value.data, LONG))
-    found = graph.add("LabelEncoder", data, domain=TABLES, **attributes)
+    found = graph.add("LabelEncoder", data, domain="ai.onnx.ml", **attributes)
     return graph.result(BOOLEAN, graph.add("Equal", found, graph.constant(1, LONG)), [value])
 
 
@@ -125,6 +127,8 @@ def _surely_not(graph: Graph, value: Value) -> str:
 def both(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     """Three-valued: false decides."""
     left, right = _truth(graph, node, values)
+    if left.valid == right.valid and left.raises is right.raises is None:
+        return Value(BOOLEAN, graph.add("And", left.data, right.data), left.valid)
     data = graph.add("And", _surely(graph, left), _surely(graph, right))
     false = graph.add("Or", _surely_not(graph, left), _surely_not(graph, right))
     valid = None if left.valid is right.valid is None else graph.add("Or", data, false)
@@ -133,6 +137,8 @@ def both(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 
 
 def _either(graph: Graph, left: Value, right: Value) -> Value:
+    if left.valid == right.valid and left.raises is right.raises is None:
+        return Value(BOOLEAN, graph.add("Or", left.data, right.data), left.valid)
     data = graph.add("Or", _surely(graph, left), _surely(graph, right))
     false = graph.add("And", _surely_not(graph, left), _surely_not(graph, right))
     valid = None if left.valid is right.valid is None else graph.add("Or", data, false)

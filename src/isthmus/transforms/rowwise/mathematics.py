@@ -3,11 +3,13 @@
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from isthmus.transforms.rowwise import casts
 from isthmus.transforms.rowwise.expressions import Node, NotCompilableError
 from isthmus.transforms.rowwise.graph import Graph, Value
 from isthmus.transforms.rowwise.rules import rule
-from isthmus.transforms.rowwise.types import DOUBLE, LONG, VOID
+from isthmus.transforms.rowwise.types import BOOLEAN, DOUBLE, LONG, VOID
 
 Real = Callable[[Graph, str], str]
 """From a tensor of doubles to one."""
@@ -118,39 +120,66 @@ _ATAN_Q = (2.485846490142306297962e1, 1.650270098316988542046e2, 4.3288106049129
            4.853903996359136964868e2, 1.945506571482613964425e2)  # fmt: skip
 
 
+_HALF_PI_REST = 6.123233995736765886130e-17
+"""Pi / 2 less its double."""
+
+
 def atan(graph: Graph, x: str) -> str:
+    """The angle of a slope."""
+    return graph.together(_atan, x, 0)
+
+
+def _atan(graph: Graph, x: str, _numbers: Sequence[int]) -> str:
     """The rational function of Cephes (Moshier 1989), after the argument is brought between -0.66 and 0.66."""
     size = graph.add("Abs", x)
-    one = number(graph, 1.0)
+    one, zero = number(graph, 1.0), number(graph, 0.0)
     far = graph.add("Greater", size, number(graph, 2.414213562373095))
     near = graph.add("LessOrEqual", size, number(graph, 0.66))
-    inverse = graph.add("Neg", graph.add("Div", one, graph.add("Where", far, size, one)))
-    middle = graph.add("Div", graph.add("Sub", size, one), graph.add("Add", size, one))
-    small = graph.add("Where", far, inverse, graph.add("Where", near, size, middle))
+    # The numerator and the denominator of what is left of the slope; of a small one, the slope itself.
+    top = graph.add("Where", far, number(graph, -1.0), graph.add("Where", near, size, graph.add("Sub", size, one)))
+    under = graph.add("Where", far, size, graph.add("Where", near, one, graph.add("Add", size, one)))
+    small = graph.add("Div", top, under)
     z = graph.add("Mul", small, small)
-    p, q = (polynomial(graph, z, part) for part in (_ATAN_P, (1.0, *_ATAN_Q)))
-    series = graph.add("Add", graph.add("Mul", small, graph.add("Div", graph.add("Mul", z, p), q)), small)
-    rest = 6.123233995736765886130e-17  # pi / 2 less its double
-    base = graph.add("Where", far, number(graph, math.pi / 2),
-                     graph.add("Where", near, number(graph, 0.0), number(graph, math.pi / 4)))  # fmt: skip
-    more = graph.add("Where", far, number(graph, rest),
-                     graph.add("Where", near, number(graph, 0.0), number(graph, rest / 2)))  # fmt: skip
-    return _signed_like(graph, graph.add("Add", base, graph.add("Add", series, more)), x)
+    series = polynomial(graph, z, [pair(graph, *both) for both in zip((0.0, *_ATAN_P), (1.0, *_ATAN_Q), strict=True)])
+    p, q = (graph.add("Gather", series, graph.constant(place, LONG), axis=0) for place in (0, 1))
+    found = graph.add("Add", graph.add("Mul", small, graph.add("Div", graph.add("Mul", z, p), q)), small)
+    base, more = (
+        graph.add("Where", far, number(graph, part), graph.add("Where", near, zero, number(graph, part / 2)))
+        for part in (math.pi / 2, _HALF_PI_REST)
+    )
+    return _signed_like(graph, graph.add("Add", base, graph.add("Add", found, more)), x)
 
 
-def polynomial(graph: Graph, x: str, coefficients: Sequence[float]) -> str:
+def polynomial(graph: Graph, x: str, coefficients: Sequence[str]) -> str:
     """By Horner's rule, the coefficient of the highest power first."""
-    found = number(graph, coefficients[0])
+    found = coefficients[0]
     for coefficient in coefficients[1:]:
-        found = graph.add("Add", graph.add("Mul", found, x), number(graph, coefficient))
+        found = graph.add("Add", graph.add("Mul", found, x), coefficient)
     return found
 
 
+_ASIN_P = (3.47933107596021167570e-5, 7.91534994289814532176e-4, -4.00555345006794114027e-2, 2.01212532134862925881e-1,
+           -3.25565818622400915405e-1, 1.66666666666666657415e-1)  # fmt: skip
+_ASIN_Q = (7.70381505559019352791e-2, -6.88283971605453293030e-1, 2.02094576023350569471, -2.40339491173441421878)
+
+
 def _asin(graph: Graph, x: str) -> str:
-    """By way of atan(x / sqrt((1 - x)(1 + x)))."""
-    one = number(graph, 1.0)
-    rest = graph.add("Sqrt", graph.add("Mul", graph.add("Sub", one, x), graph.add("Add", one, x)))
-    return atan(graph, graph.add("Div", x, rest))
+    return graph.together(_arcsine, x, 0)
+
+
+def _arcsine(graph: Graph, x: str, _numbers: Sequence[int]) -> str:
+    """The rational function of fdlibm below 0.5, from there on that of half of what is left to a right angle."""
+    size = graph.add("Abs", x)
+    half, one, two = (number(graph, value) for value in (0.5, 1.0, 2.0))
+    steep = graph.add("GreaterOrEqual", size, half)
+    z = graph.add("Where", steep, graph.add("Mul", half, graph.add("Sub", one, size)), graph.add("Mul", size, size))
+    base = graph.add("Where", steep, graph.add("Sqrt", z), size)
+    series = polynomial(graph, z, [pair(graph, *both) for both in zip(_ASIN_P, (0.0, *_ASIN_Q, 1.0), strict=True)])
+    p, q = (graph.add("Gather", series, graph.constant(place, LONG), axis=0) for place in (0, 1))
+    found = graph.add("Add", base, graph.add("Mul", base, graph.add("Div", graph.add("Mul", z, p), q)))
+    rest = graph.add("Sub", graph.add("Mul", two, found), number(graph, _HALF_PI_REST))
+    turned = graph.add("Sub", number(graph, math.pi / 2), rest)
+    return _signed_like(graph, graph.add("Where", steep, turned, found), x)
 
 
 def _acos(graph: Graph, x: str) -> str:
@@ -218,51 +247,65 @@ _FAR = 2.0**20
 """From here on the kernel of the runtime is as good as what follows."""
 
 
-def _circular(graph: Graph, x: str, kernel: str, turn: int) -> str:
+def _circular(graph: Graph, x: str, turns: Sequence[int]) -> str:
     """Sine, or with a quarter turn more cosine, by the polynomials of fdlibm (Sun Microsystems 1993).
 
-    Kernels of runtimes lose the last bits near a zero of the function.
+    Kernels of runtimes lose the last bits near a zero of the function, and not the same ones in batches of other sizes.
+
+    Args:
+        graph: the graph.
+        x: angles, of shape (k, n).
+        turns: for each of the k, 0 for its sine and 1 for its cosine.
     """
-    far = graph.negated(graph.add("Less", graph.add("Abs", x), number(graph, _FAR)))
+    far = graph.add("GreaterOrEqual", graph.add("Abs", x), number(graph, _FAR))
     near = graph.add("Where", far, number(graph, 0.0), x)
-    quarters = graph.add("Round", graph.add("Mul", near, number(graph, 2 / math.pi)))
+    half, one = number(graph, 0.5), number(graph, 1.0)
+    # Not Round, which makes -0.0 of it, and the differences below 0.0 of a -0.0.
+    quarters = graph.add("Floor", graph.add("Add", graph.add("Mul", near, number(graph, 2 / math.pi)), half))
     # What remains of x, in two parts: the first product is exact.
     high = graph.add("Sub", near, graph.add("Mul", quarters, number(graph, _HALF_PI[0])))
     step = graph.add("Mul", quarters, number(graph, _HALF_PI[1]))
     rest = graph.add("Sub", high, step)
     lost = graph.add("Sub", graph.add("Sub", high, rest), step)
-    low = graph.add("Sub", lost, graph.add("Mul", quarters, number(graph, _HALF_PI[2])))
-    r = graph.add("Add", rest, low)
-    tail = graph.add("Add", graph.add("Sub", rest, r), low)
+    more = graph.add("Sub", graph.add("Mul", quarters, number(graph, _HALF_PI[2])), lost)
+    r = graph.add("Sub", rest, more)
+    tail = graph.add("Sub", more, graph.add("Sub", rest, r))
     z = graph.add("Mul", r, r)
-    half, one = number(graph, 0.5), number(graph, 1.0)
-    v = graph.add("Mul", z, r)
-    # sin(r + t) = r + (r^3 p(z) + t (1 - z / 2)) and cos(r + t) = 1 - z / 2 + (z^2 q(z) - r t)
-    odd = graph.add("Mul", v, polynomial(graph, z, _SIN))
-    odd = graph.add("Add", odd, graph.add("Mul", tail, graph.add("Sub", one, graph.add("Mul", half, z))))
-    sine = graph.add("Add", r, odd)
+    # Both polynomials step by step together, of shape (2, k, n).
+    series = polynomial(graph, z, [pair(graph, -odd, even) for odd, even in zip(_SIN, _COS, strict=True)])
+    odd, even = (graph.add("Gather", series, graph.constant(place, LONG), axis=0) for place in (0, 1))
     hz = graph.add("Mul", half, z)
     w = graph.add("Sub", one, hz)
-    even = graph.add("Mul", graph.add("Mul", z, z), polynomial(graph, z, _COS))
-    even = graph.add("Sub", even, graph.add("Mul", r, tail))
+    # sin(r - t) = r - (t (1 - z / 2) - r^3 p(z)) and cos(r - t) = 1 - z / 2 + (z^2 q(z) + r t)
+    odd = graph.add("Add", graph.add("Mul", graph.add("Mul", z, r), odd), graph.add("Mul", tail, w))
+    sine = graph.add("Sub", r, odd)
+    even = graph.add("Add", graph.add("Mul", graph.add("Mul", z, z), even), graph.add("Mul", r, tail))
     cosine = graph.add("Add", w, graph.add("Add", graph.add("Sub", graph.add("Sub", one, w), hz), even))
-    place = graph.cast(graph.add("Add", quarters, number(graph, float(turn))), LONG)
-    place = casts.floor_divided(graph, place, 4)[1]
-    uneven = graph.add("Equal", casts.floor_divided(graph, place, 2)[1], graph.constant(1, LONG))
-    found = graph.add("Where", uneven, cosine, sine)
-    back = graph.add("GreaterOrEqual", place, graph.constant(2, LONG))
-    found = graph.add("Where", back, graph.add("Neg", found), found)
-    if not turn:
-        found = _but_zero(graph, found, x)
-    return graph.add("Where", far, graph.add(kernel, x), found)
+    place = graph.cast(quarters, LONG)
+    if any(turns):
+        place = graph.add("Add", place, graph.tensor(np.array(turns, np.int64)[:, None], LONG.tensor))
+    place = graph.add("BitwiseAnd", place, graph.constant(3, LONG))
+    uneven = graph.cast(graph.add("BitwiseAnd", place, graph.constant(1, LONG)), BOOLEAN)
+    signs = graph.tensor(np.array([1.0, 1.0, -1.0, -1.0]), DOUBLE.tensor)
+    found = graph.add("Mul", graph.add("Where", uneven, cosine, sine), graph.add("Gather", signs, place))
+    kernels = [graph.add(kernel, x) for turn, kernel in enumerate(("Sin", "Cos")) if turn in turns]
+    if len(kernels) == 2:
+        cosines = graph.tensor(np.array(turns, bool)[:, None], BOOLEAN.tensor)
+        kernels = [graph.add("Where", cosines, kernels[1], kernels[0])]
+    return graph.add("Where", far, kernels[0], found)
+
+
+def pair(graph: Graph, one: float, other: float) -> str:
+    """Two constants, for two tensors of shape (k, n) that lie behind each other."""
+    return graph.tensor(np.array([one, other]).reshape(2, 1, 1), DOUBLE.tensor)
 
 
 def _sin(graph: Graph, x: str) -> str:
-    return _circular(graph, x, "Sin", 0)
+    return graph.together(_circular, x, 0)
 
 
 def _cos(graph: Graph, x: str) -> str:
-    return _circular(graph, x, "Cos", 1)
+    return graph.together(_circular, x, 1)
 
 
 def _tanh(graph: Graph, x: str) -> str:
@@ -317,6 +360,8 @@ def _pair(name: str, function: Callable[[Graph, str, str], str]) -> None:
 
 def _pow(graph: Graph, x: str, y: str) -> str:
     """Java's: what is raised to NaN is NaN, and 1 or -1 to infinity as well."""
+    if graph.is_number(y) and math.isfinite(graph.number(y)):
+        return graph.add("Pow", x, y)
     one = number(graph, 1.0)
     edge = graph.add("And", graph.add("Equal", graph.add("Abs", x), one), graph.add("IsInf", y))
     nan = graph.add("Or", edge, graph.add("IsNaN", y))

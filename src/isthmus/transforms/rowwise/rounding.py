@@ -1,5 +1,6 @@
 """To whole numbers, and to decimal digits, as Spark rounds."""
 
+import math
 from collections.abc import Sequence
 
 from isthmus.transforms.rowwise import casts
@@ -8,7 +9,7 @@ from isthmus.transforms.rowwise.expressions import Node, NotCompilableError
 from isthmus.transforms.rowwise.graph import Graph, Value
 from isthmus.transforms.rowwise.mathematics import number
 from isthmus.transforms.rowwise.rules import Rule, rule
-from isthmus.transforms.rowwise.types import DOUBLE, FLOAT, LONG
+from isthmus.transforms.rowwise.types import BOOLEAN, DOUBLE, FLOAT, LONG
 
 
 def _to_whole(operator: str) -> Rule:
@@ -57,11 +58,17 @@ def _rounded(*, even: bool) -> Rule:
     return apply
 
 
+def _apart(digits: int) -> float:
+    """From where on doubles are at least as far apart as decimals of so many digits."""
+    return float(2.0 ** math.ceil(52 - digits * math.log2(10)))
+
+
 def _decimal(graph: Graph, x: str, digits: int, narrow: bool, *, even: bool) -> str:
     """Rounded as Spark does: the shortest decimal number that reads as x, rounded half up or half even.
 
     That decimal is the tie itself where x is the double nearest to the tie, and lies on the same side of it as x
-    elsewhere. From 2^52 / 10^digits on, x is rounded already.
+    elsewhere. Where doubles are further apart than such decimals, x is rounded already. Where they are further apart
+    than decimals of one digit more, Java takes that nearest to x, unless one with less digits reads as x.
     """
     size = graph.add("Abs", x)
     scale, half, one = (number(graph, value) for value in (10.0**digits, 0.5, 1.0))
@@ -71,14 +78,27 @@ def _decimal(graph: Graph, x: str, digits: int, narrow: bool, *, even: bool) -> 
         "Where", graph.add("Greater", graph.add("Div", least, scale), size), graph.add("Sub", least, one), least
     )
     tie = graph.add("Div", graph.add("Add", least, half), scale)
-    above = graph.add("Greater", size, tie)
+    above, equal = graph.add("Greater", size, tie), graph.add("Equal", size, tie)
+    if digits:
+        place = graph.add("Mul", graph.add("Sub", size, graph.add("Floor", size)), scale)
+        last = graph.add(
+            "Round", graph.add("Mul", graph.add("Sub", place, graph.add("Floor", place)), number(graph, 10))
+        )
+        low, high = (
+            graph.add("Equal", size, graph.add("Div", whole, scale)) for whole in (least, graph.add("Add", least, one))
+        )
+        coarse = graph.add("GreaterOrEqual", size, number(graph, _apart(digits + 1)))
+        other = graph.negated(low)
+        beyond = graph.add("Or", high, graph.add("And", other, graph.add("Greater", last, number(graph, 5.0))))
+        middle = graph.add("And", other, graph.add("Equal", last, number(graph, 5.0)))
+        above, equal = graph.where(coarse, beyond, above, BOOLEAN), graph.where(coarse, middle, equal, BOOLEAN)
+    up = equal
     if even:
         odd = graph.add("Equal", graph.add("Mod", least, number(graph, 2.0), fmod=1), one)
-        up = graph.add("Or", above, graph.add("And", graph.add("Equal", size, tie), odd))
-    else:
-        up = graph.add("GreaterOrEqual", size, tie)
+        up = graph.add("And", equal, odd)
+    up = graph.add("Or", above, up)
     rounded = graph.add("Div", graph.add("Add", least, graph.add("Where", up, one, number(graph, 0.0))), scale)
-    large = graph.add("GreaterOrEqual", size, number(graph, 2.0**52 / 10.0**digits))
+    large = graph.add("GreaterOrEqual", size, number(graph, _apart(digits)))
     as_is = graph.add("Or", large, graph.add("Or", graph.add("IsNaN", x), graph.add("IsInf", x)))
     signed = graph.add("Where", graph.add("Less", x, number(graph, 0.0)), graph.add("Neg", rounded), rounded)
     # A decimal number knows no negative zero.

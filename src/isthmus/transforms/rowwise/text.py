@@ -29,9 +29,9 @@ def _case(action: str) -> Rule:
         (value,) = _texts(graph, node, values)
         # In the locale C, which every system has, only letters of ASCII have a case.
         # The kernel takes no empty tensor, so there is one text more.
-        more = graph.add("Concat", graph.row(value.data), graph.tensor(np.array([""], object), STRING.tensor), axis=0)
+        more = graph.add("Concat", graph.row(value.data), graph.tensor(np.array([[""]], object), STRING.tensor), axis=1)
         found = graph.add("StringNormalizer", more, case_change_action=action, locale="C")
-        data = graph.add("Slice", found, graph.tensor(np.zeros(1, np.int64), LONG.tensor), graph.shape)
+        data = graph.add("Slice", found, graph.tensor(np.zeros(2, np.int64), LONG.tensor), graph.shape)
         plain = graph.add("RegexFullMatch", value.data, pattern=_ASCII)
         return graph.result(STRING, data, [value], wrong=graph.negated(plain))
 
@@ -48,8 +48,9 @@ rule("ucase", 1)(_case("UPPER"))
 def _concat(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     texts = _texts(graph, node, values)
     data = reduce(lambda one, other: graph.add("StringConcat", one, other), [text.data for text in texts])
-    # Unlike others, Spark computes all arguments of this one, also behind a null.
-    return Value(STRING, data, graph.both(*(text.valid for text in texts)), graph.either(*(t.raises for t in texts)))
+    # All are computed before one is looked at: what comes after a null is refused as well.
+    return Value(STRING, data, graph.both(*(text.valid for text in texts)),
+                 graph.either(*(text.raises for text in texts)))  # fmt: skip
 
 
 def _matching(pattern: Callable[[str], str]) -> Rule:

@@ -79,6 +79,11 @@ TIMESTAMP = SqlType("timestamp", TensorProto.INT64, low=LONG.low, high=LONG.high
 TYPES = {kind.name: kind for kind in (BOOLEAN, BYTE, SHORT, INT, LONG, FLOAT, DOUBLE, STRING, DATE, TIMESTAMP)}
 
 
+def element_of(kind: SqlType) -> str:
+    """What a graph holds values of a type as, in one word."""
+    return str(TensorProto.DataType.Name(kind.tensor)).lower()
+
+
 def array_of(element: SqlType, size: int) -> SqlType:
     """Arrays of that many elements in every row."""
     return SqlType(f"array<{element}>", element.tensor, element=element, size=size)

@@ -1,0 +1,81 @@
+"""An ONNX graph as it is built, node by node, of which other graphs can be parts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from isthmus.transforms.rowwise.graph import IR_VERSION, ML_OPSET, OPSET
+
+
+class Building:
+    """Nodes and constants under fresh names."""
+
+    def __init__(self) -> None:
+        self._nodes: list[onnx.NodeProto] = []
+        self._constants: dict[str, onnx.TensorProto] = {}
+
+    def constant(self, name: str, value: Any) -> str:
+        """A tensor that does not change; its name."""
+        array = np.asarray(value)
+        if array.dtype == object:
+            tensor = helper.make_tensor(name, onnx.TensorProto.STRING, array.shape, array.ravel().tolist())
+        else:
+            tensor = numpy_helper.from_array(array, name)
+        self._constants[name] = tensor
+        return name
+
+    def once(self, name: str, value: Any) -> str:
+        """A constant that several nodes share."""
+        return name if name in self._constants else self.constant(name, value)
+
+    def add(self, operator: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
+        """A node and its output, which has its name; the same name again is the same node."""
+        if not any(node.name == name for node in self._nodes):
+            self._nodes.append(helper.make_node(operator, list(inputs), [name], name=name, **attributes))
+        return name
+
+    def include(self, model: onnx.ModelProto, part: str, known: Mapping[str, str]) -> None:
+        """Takes in the nodes of a graph under names of their own, `part/name`.
+
+        Args:
+            model: the graph.
+            part: what to call it.
+            known: tensors of the graph that are there already, by what they are called here: its inputs, or others,
+                which then are not computed.
+        """
+
+        def renamed(name: str) -> str:
+            return known.get(name) or f"{part}/{name}"
+
+        for node in model.graph.node:
+            if not known.keys() >= set(node.output):
+                node.name = renamed(node.name)
+                node.input[:] = map(renamed, node.input)
+                node.output[:] = map(renamed, node.output)
+                self._nodes.append(node)
+        for constant in model.graph.initializer:
+            constant.name = renamed(constant.name)
+            self._constants[constant.name] = constant
+
+    def model(
+        self, name: str, inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto]
+    ) -> onnx.ModelProto:
+        """The whole, checked, without what no output needs."""
+        needed = {output.name for output in outputs}
+        nodes: list[onnx.NodeProto] = []
+        for node in reversed(self._nodes):
+            if needed.intersection(node.output):
+                needed.update(node.input)
+                nodes.insert(0, node)
+        constants = [constant for constant in self._constants.values() if constant.name in needed]
+        domains = {"": OPSET} | {node.domain: ML_OPSET for node in nodes if node.domain}
+        model = helper.make_model(
+            helper.make_graph(nodes, name, inputs, outputs, constants),
+            opset_imports=[helper.make_opsetid(domain, version) for domain, version in domains.items()],
+            ir_version=IR_VERSION, producer_name="isthmus",
+        )  # fmt: skip
+        onnx.checker.check_model(model, full_check=True)
+        return model

@@ -1,0 +1,242 @@
+"""What comes before a network: the steps of its inputs, with what they learned, as one graph.
+
+The steps are PySpark expressions, and the graph is compiled of them like that of a request transform. Columns with the
+same steps are computed together, as one matrix: an expression holds of any shape.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from onnx import TensorProto, helper
+
+from isthmus.distill.building import Building
+from isthmus.distill.dataset import Array, Tensors
+from isthmus.distill.declaration import Plan
+from isthmus.distill.runtime import session
+from isthmus.features.rowgraph import MASKS, VALID, found, given
+from isthmus.transforms import fitting
+from isthmus.transforms.fitting import FittedNumber, FittedText
+from isthmus.transforms.steps import Embed, Hashed, Impute, OneHot, Ordinal
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+    from pyspark.sql import Column, DataFrame
+
+FILE = "preparation.onnx"
+NUMBERS = "numbers"
+
+
+class Preparation(msgspec.Struct, frozen=True):
+    """What the training part taught about the inputs of a network.
+
+    Attributes:
+        numbers: the numbers, in the order of `Tensors.numeric`.
+        texts: the texts, in the order of `Tensors.categories`.
+    """
+
+    numbers: tuple[FittedNumber, ...]
+    texts: tuple[FittedText, ...]
+
+    @property
+    def width(self) -> int:
+        """How many numbers the network sees."""
+        spelled = sum(text.count for text in self.texts if isinstance(text.text, OneHot))
+        ordered = sum(isinstance(text.text, Ordinal) for text in self.texts)
+        return len(self.numbers) + sum(number.indicator for number in self.numbers) + spelled + ordered
+
+    @property
+    def embedded(self) -> list[int]:
+        """The positions of the texts that have a learned vector for each place."""
+        return [place for place, text in enumerate(self.texts) if isinstance(text.text, Embed | Hashed)]
+
+
+Learn = Callable[[Plan, int], Preparation]
+"""Learns what a plan says from the rows before a moment, in microseconds, whose labels were known by then."""
+
+
+def learned(rows: "DataFrame", plan: Plan, before: int) -> Preparation:
+    """What a plan says, learned by an engine.
+
+    Args:
+        rows: a training set.
+        plan: column to steps.
+        before: the first moment after the training part, in microseconds.
+    """
+    from pyspark.sql import functions
+
+    moment = functions.timestamp_micros(functions.lit(before))
+    part = rows.where((functions.col("event_timestamp") < moment) & (functions.col("known_at") <= moment))
+    numbers, texts = fitting.fit(part, plan.numbers, plan.texts)
+    return Preparation(tuple(numbers), tuple(texts))
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """A preparation, ready to compute.
+
+    Attributes:
+        preparation: what was learned.
+        graph: its graph. It takes `numeric`, float32 (N, numbers) with NaN for null, and `text_0`, …, each (N,) with ""
+            for null; it gives `numbers`, float32 (N, width), and for each embedded text `place_0`, …, int64 (N,).
+    """
+
+    preparation: Preparation
+    graph: bytes
+
+    def __call__(self, data: Tensors) -> tuple[Array, Array]:
+        """What the network sees of n rows: float32 (n, width), and int64 (n, embedded texts)."""
+        feeds = {f"text_{place}": data.categories[:, place] for place in range(data.categories.shape[1])}
+        if data.numeric.shape[1]:
+            feeds["numeric"] = data.numeric
+        names = [f"place_{place}" for place in self.preparation.embedded]
+        taken = {item.name for item in self._session.get_inputs()}
+        count = len(data.numeric)
+        numbers, *places = self._session.run(
+            [NUMBERS, *names], {name: tensor for name, tensor in feeds.items() if name in taken}
+        )
+        return numbers, np.stack(places, axis=1) if places else np.empty((count, 0), np.int64)
+
+    @cached_property
+    def _session(self) -> "InferenceSession":
+        return session(self.graph, 1)
+
+
+def compiled(preparation: Preparation) -> bytes:
+    """The graph of a preparation."""
+    build = Building()
+    inputs, parts = [], []
+    if preparation.numbers:
+        count = len(preparation.numbers)
+        inputs.append(helper.make_tensor_value_info("numeric", TensorProto.FLOAT, ["N", count]))
+        rows = build.add("Transpose", ["numeric"], "rows", perm=[1, 0])
+        missing = build.add("IsNaN", [rows], "missing")
+        there = build.add("Not", [missing], "there")
+        made = [*_groups(build, preparation.numbers, rows, there)]
+        indicators = [place for place, number in enumerate(preparation.numbers) if number.indicator]
+        if indicators:
+            picked = _picked(build, missing, indicators, count)
+            made.append(build.add("Cast", [picked], "absent", to=TensorProto.FLOAT))
+        together = build.add("Concat", made, "made", axis=0) if len(made) > 1 else made[0]
+        parts.append(build.add("Transpose", [together], "columns", perm=[1, 0]))
+    outputs = []
+    for place, text in enumerate(preparation.texts):
+        inputs.append(helper.make_tensor_value_info(f"text_{place}", TensorProto.STRING, ["N"]))
+        index = _index(build, text, place)
+        if isinstance(text.text, Embed | Hashed):
+            build.add("Identity", [index], f"place_{place}")
+            outputs.append(helper.make_tensor_value_info(f"place_{place}", TensorProto.INT64, ["N"]))
+        else:
+            parts.append(_spelled(build, text, index, place))
+    if not parts:  # a network of embeddings alone
+        shape = build.add("Shape", ["place_0"], "rows_of_texts")
+        width = build.add("Concat", [shape, build.once("no_columns", np.array([0]))], "nothing", axis=0)
+        parts.append(build.add("ConstantOfShape", [width], "no_numbers"))
+    build.add("Concat", parts, NUMBERS, axis=1)
+    outputs.insert(0, helper.make_tensor_value_info(NUMBERS, TensorProto.FLOAT, ["N", preparation.width]))
+    model: bytes = build.model("preparation", inputs, outputs).SerializeToString(deterministic=True)
+    return model
+
+
+def _groups(build: Building, numbers: Sequence[FittedNumber], rows: str, there: str) -> Iterator[str]:
+    """The numbers after their steps, (k, N) for k columns with the same ones, in the order of the columns."""
+    start = 0
+    while start < len(numbers):
+        end = start + 1
+        while end < len(numbers) and numbers[end].steps == numbers[start].steps:
+            end += 1
+        places = list(range(start, end))
+        value, valid = (_picked(build, tensor, places, len(numbers)) for tensor in (rows, there))
+        yield _group(build, numbers[start:end], value, valid, f"group_{start}")
+        start = end
+
+
+def _group(build: Building, numbers: Sequence[FittedNumber], value: str, valid: str, name: str) -> str:
+    from pyspark.sql import functions
+
+    from isthmus.transforms.rowwise.compiler import compile_columns
+    from isthmus.transforms.rowwise.types import FLOAT
+
+    steps = numbers[0].chain
+    told = [[f"p{turn}_{n}" for n in range(len(one))] for turn, one in enumerate(numbers[0].parameters)]
+    names = [name for part in told for name in part]
+
+    def expression() -> "Column":
+        taken = [[functions.col(name) for name in part] for part in told]
+        return fitting.chain(functions.col("x"), steps, taken)
+
+    model = compile_columns({"y": traced(expression)}, dict.fromkeys(["x", *names], FLOAT)).model
+    # A graph of one row takes and gives rows: the columns stand in one, after each other.
+    shape, flat = build.add("Shape", [value], f"{name}/shape"), build.once("flat", np.array([1, -1]))
+    row = build.add("Reshape", [value, flat], f"{name}/row")
+    there = build.add("Reshape", [valid, flat], f"{name}/row_there")
+    fed = {given("float"): row, given(VALID): there}
+    if names:
+        fed = {f"{given('float')}[0]": row, f"{given(VALID)}[0]": there}
+        size = build.add("Shape", [row], f"{name}/size")
+        true = helper.make_tensor("true", TensorProto.BOOL, [1], [True])
+        always = build.add("ConstantOfShape", [size], f"{name}/always", value=true)
+        columns = zip(*([p for part in number.parameters for p in part] for number in numbers), strict=True)
+        for n, values in enumerate(columns, 1):
+            constant = build.constant(f"{name}/p{n}", np.array(values, np.float32)[:, None])
+            spread = build.add("Expand", [constant, shape], f"{name}/p{n}/spread")
+            fed[f"{given('float')}[{n}]"] = build.add("Reshape", [spread, flat], f"{name}/p{n}/row")
+            fed[f"{given(VALID)}[{n}]"] = always
+    build.include(model, name, fed)
+    result = f"{name}/{found('float')}"
+    if not steps or not isinstance(steps[-1], Impute):
+        first, end = (build.once(f"at_{at}", np.array([at])) for at in (0, 1))
+        kept = build.add("Slice", [f"{name}/{MASKS}", first, end, first], f"{name}/kept")
+        # The other way around, or by a Not, a -0.0 would lose its sign: see `transforms.rowwise.graph`.
+        lost = build.add("Equal", [kept, build.once("false", np.array(False))], f"{name}/lost")
+        result = build.add("Where", [lost, build.once("zero", np.float32(0)), result], f"{name}/or_zero")
+    return build.add("Reshape", [result, shape], f"{name}/made")
+
+
+def traced(expression: "Callable[[], Column]") -> "Column":
+    """A column of Spark Connect, also where no session has been yet."""
+    from isthmus.transforms.rowwise.expressions import traced as tracing
+
+    with tracing():
+        return expression()
+
+
+def _index(build: Building, text: FittedText, place: int) -> str:
+    """The place of each text, int64 (N,)."""
+    from pyspark.sql import functions
+
+    from isthmus.transforms.rowwise.compiler import compile_columns
+    from isthmus.transforms.rowwise.types import STRING
+
+    model = compile_columns(
+        {"place": traced(lambda: fitting.place(functions.col("x"), text.places).cast("bigint"))}, {"x": STRING}
+    ).model
+    axis = build.once("at_0", np.array([0]))
+    row = build.add("Unsqueeze", [f"text_{place}", axis], f"text_{place}/row")
+    empty = build.add("Equal", [row, build.once("empty", np.array([""], object))], f"text_{place}/empty")
+    there = build.add("Not", [empty], f"text_{place}/there")
+    build.include(model, f"place_of_{place}", {given("string"): row, given(VALID): there})
+    return build.add("Squeeze", [f"place_of_{place}/{found('int64')}", axis], f"text_{place}/place")
+
+
+def _spelled(build: Building, text: FittedText, index: str, place: int) -> str:
+    """A text as numbers, (N, k)."""
+    column = build.add("Unsqueeze", [index, build.once("at_1", np.array([1]))], f"text_{place}/column")
+    if isinstance(text.text, OneHot):
+        every = build.constant(f"text_{place}/every", np.arange(text.count))
+        found_there = build.add("Equal", [column, every], f"text_{place}/is")
+        return build.add("Cast", [found_there], f"text_{place}/one_hot", to=TensorProto.FLOAT)
+    number = build.add("Cast", [column], f"text_{place}/number", to=TensorProto.FLOAT)
+    most = build.constant(f"text_{place}/most", np.float32(max(1, len(text.places))))
+    return build.add("Div", [number, most], f"text_{place}/ordinal")
+
+
+def _picked(build: Building, tensor: str, places: Sequence[int], count: int) -> str:
+    """Rows of a tensor that has `count` of them."""
+    if list(places) == list(range(count)):
+        return tensor
+    name = f"{tensor}/{places[0]}_to_{places[-1]}"
+    return build.add("Gather", [tensor, build.constant(f"{name}/places", np.array(places))], name, axis=0)
