@@ -136,6 +136,10 @@ def _logic() -> Iterator[Function]:
     yield Function("when", "choice", lambda a, b: F.when(b != 0, a / b), PAIRS)
     yield Function("when", "choice", lambda a, b, c: F.when(a, b).otherwise(c),
                    ((BOOLEAN, BOOLEAN, BOOLEAN), (BOOLEAN, STRING, STRING), (BOOLEAN, DATE, TIMESTAMP)))  # fmt: skip
+    yield Function("raise_error", "choice", lambda a, b: F.when(a > b, F.raise_error(F.lit("no"))).otherwise(a),
+                   ((INT, INT), (DOUBLE, DOUBLE), (TIMESTAMP, DATE)))  # fmt: skip
+    yield Function("raise_error", "choice", lambda a, b: F.coalesce(a, F.raise_error(b).cast("string")),
+                   ((STRING, STRING),))  # fmt: skip
     yield Function("when", "choice", lambda a, b: F.when(~a, b).otherwise(-b), ((BOOLEAN, DOUBLE), (BOOLEAN, FLOAT)))
 
 

@@ -110,7 +110,7 @@ def test_what_is_refused_is_null_and_named() -> None:
     assert found.values["ratio"].valid.tolist() == [True, False, True]
     assert found.values["share"].valid.tolist() == [True, False, True]
     with pytest.raises(RequestError, match="field ratio") as refused:
-        GRAPH.require(rows)
+        GRAPH.require(rows, lambda _: GRAPH, str)
     assert "row 1" in str(refused.value)
 
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -114,9 +114,26 @@ class ViewContract:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class FieldRule:
+    """What is expected of a request field.
+
+    Attributes:
+        source: the request source that declares it. Its own graph tells which rows break the rule.
+        expected: the rule in words.
+        optional: whether it has a default, and so may be left out of a request.
+    """
+
+    source: str
+    expected: str
+    optional: bool
+
+
 @dataclass(frozen=True)
 class TransformContract:
     """What a reader must know of a request transform: everything, since its graph is part of it.
+
+    A request source with expectations or defaults has one of its name, which gives its fields.
 
     Attributes:
         name: the transform.
@@ -124,6 +141,7 @@ class TransformContract:
         request: the request fields that it takes.
         fields: what it gives, in order.
         graph: its compiled form, an ONNX model; `rowgraph` tells of its tensors.
+        rules: what is expected of request fields that it takes, by field.
     """
 
     name: str
@@ -131,6 +149,7 @@ class TransformContract:
     request: tuple[Column, ...]
     fields: tuple[Column, ...]
     graph: bytes = field(repr=False)
+    rules: Mapping[str, FieldRule] = field(default_factory=dict)
 
     @cached_property
     def hash(self) -> str:
@@ -153,6 +172,8 @@ class TransformContract:
             "request": [[column.name, column.dtype.name] for column in self.request],
             "fields": [[column.name, column.dtype.name, column.available] for column in self.fields],
             "graph": b64encode(self.graph).decode(),
+            # Only where there are any: what was made before they existed keeps its hash.
+            **({"rules": [[name, *astuple(rule)] for name, rule in self.rules.items()]} if self.rules else {}),
         }
 
     @classmethod
@@ -164,7 +185,14 @@ class TransformContract:
             request=tuple(request_column(name, TYPES[dtype]) for name, dtype in data["request"]),
             fields=tuple(Column(name, TYPES[dtype], available) for name, dtype, available in data["fields"]),
             graph=b64decode(data["graph"], validate=True),
+            rules={name: FieldRule(*rule) for name, *rule in data.get("rules", ())},
         )
+
+
+def optional(transforms: Iterable[TransformContract]) -> set[str]:
+    """The request fields that may be left out: those that every request transform takes with a default."""
+    taken = [(column.name, one.rules.get(column.name)) for one in transforms for column in one.request]
+    return {name for name, _ in taken} - {name for name, rule in taken if rule is None or not rule.optional}
 
 
 def request_column(name: str, dtype: DataType) -> Column:

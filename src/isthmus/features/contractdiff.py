@@ -193,6 +193,8 @@ def _parts(before: Mapping[str, Any], after: Mapping[str, Any], reread: set[str]
             words.append(_was(part, " ".join, was, now))
         elif part in _TIMES:
             words.append(_was(part, duration, was, now))
+        elif part == "rules":
+            words.append("what it expects of request fields changed")
         elif part == "graph":
             words.append("what it computes changed")
         elif part == "code":

@@ -16,6 +16,7 @@ from isthmus.features.contract import (
     STATUS,
     Column,
     Contract,
+    FieldRule,
     ServiceContract,
     TransformContract,
     ViewContract,
@@ -25,6 +26,7 @@ from isthmus.features.contract import (
 )
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.spec import (
+    AtRequest,
     Entity,
     FeatureProjection,
     FeatureService,
@@ -39,8 +41,8 @@ from isthmus.features.types import KEY_TYPES, SCALARS, TYPES, DataType, is_input
 
 Declaration = Entity | Source | FeatureView | RequestSource | RequestTransform | FeatureService | Spine
 
-Compiler = Callable[[RequestTransform, Sequence[Column]], tuple[bytes, list[Problem]]]
-"""Makes the graph of a request transform that takes some columns, or says why there can be none."""
+Compiler = Callable[[AtRequest, Sequence[Column]], tuple[bytes, list[Problem]]]
+"""Makes the graph of a request transform or a checked request source of some columns, or says why there is none."""
 
 _ANY_TYPE = one_of(map(repr, SCALARS)) + ", or Array of one of them"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
@@ -50,13 +52,14 @@ _TITLES: dict[type, str] = {
     RequestTransform: "request transform", FeatureService: "service", Spine: "spine",
 }  # fmt: skip
 _FUNCTION = (FunctionType, NoneType)
+_OF_REQUESTS = (expectations.Present, expectations.Between, expectations.OneOf, expectations.Length)
 _PARTS: dict[type, dict[str, tuple[type, ...]]] = {
     Entity: {"join_keys": (Mapping,)},
     Source: {"path": (str,)},
     FeatureView: {"entities": (Entity,), "schema": (Field,), "sources": (Source,), "ttl": (timedelta, NoneType),
                   "delay": (timedelta,), "function": _FUNCTION, "lookback": (timedelta, NoneType),
                   "lateness": (timedelta,), "version": (int,), "expectations": (expectations.Expectation,)},
-    RequestSource: {"schema": (Field,)},
+    RequestSource: {"schema": (Field,), "expectations": _OF_REQUESTS, "defaults": (Mapping,)},
     RequestTransform: {"inputs": (FeatureView, FeatureProjection, RequestSource), "schema": (Field,),
                        "function": _FUNCTION},
     FeatureService: {"features": (FeatureView, FeatureProjection, RequestSource, RequestTransform)},
@@ -88,10 +91,15 @@ def compile_contract(
         raise ConfigurationError(where, found.problems)
     views = {name: _view(view) for name, view in found.views.items()}
     transforms, problems = {}, []
-    for name, transform in found.transforms.items():
+    checked = {name: request for name, request in found.requests.items() if request.checked}
+    for name, declared in {**checked, **found.transforms}.items():
         if compiler is None:
             raise TypeError(f"no compiler for request transform {name}")
-        transforms[name], wrong = _transform(transform, views, compiler)
+        match declared:
+            case RequestSource():
+                transforms[name], wrong = _checked(declared, compiler)
+            case RequestTransform():
+                transforms[name], wrong = _transform(declared, views, compiler)
         problems += wrong
     if problems:
         raise ConfigurationError(where, problems)
@@ -187,7 +195,7 @@ class _Declarations:
             if view.delay < MICROSECOND * 0:
                 self._wrong(f"view {view.name}, delay", str(view.delay), "zero or a positive time")
             fields = {field.name: field.dtype for field in view.schema}
-            self.problems += expectations.problems(view.name, fields, view.expectations)
+            self.problems += expectations.problems(f"view {view.name}", fields, view.expectations)
 
             if view.lookback is not None and view.lookback < MICROSECOND * 0:
                 self._wrong(f"view {view.name}, lookback", str(view.lookback), "zero or a positive time, or None")
@@ -199,6 +207,8 @@ class _Declarations:
             self._schema(f"request source {request.name}", request.schema, set())
             for field in request.schema:
                 self._input(f"request source {request.name}, field {field.name!r}", field)
+            if request.checked:
+                self._checked(f"request source {request.name}", request, folded)
         for transform in self.transforms.values():
             if (same := folded.get(str(transform.name).lower())) is not None:
                 self._wrong(f"request transform {transform.name!r}", f"has the name of view {same!r}", "another name")
@@ -269,6 +279,16 @@ class _Declarations:
                     place = f"{where} ({code.location(transform.function)})"
                     self._wrong(place, f"its function takes {name!r}", one_of(known))
 
+    def _checked(self, where: str, request: RequestSource, views: Mapping[str, str]) -> None:
+        """A request source that stands among the views, and whose fields have rules."""
+        if (same := views.get(str(request.name).lower())) is not None:
+            self._wrong(where, f"has the name of view {same!r}", "another name, since it has expectations or defaults")
+        if (same := next((n for n in self.transforms if n.lower() == str(request.name).lower()), None)) is not None:
+            self._wrong(where, f"has the name of request transform {same!r}", "another name")
+        fields = {field.name: field.dtype for field in request.schema}
+        if all(isinstance(dtype, DataType) for dtype in fields.values()):
+            self.problems += expectations.request_problems(where, fields, request.expectations, request.defaults)
+
     def _columns(self, where: str, part: FeatureView | FeatureProjection | RequestSource) -> list[str]:
         """The columns of an input of a request transform, by their names in a training set."""
         match part:
@@ -295,7 +315,11 @@ class _Declarations:
         seen: set[str] = set()
         for part in service.features:
             where = f"service {service.name}"
-            names = [f.name for f in part.schema] if isinstance(part, RequestSource) else self._chosen(where, part)
+            match part:
+                case RequestSource():
+                    names = [f"{part.name}{SEPARATOR}{f.name}" if part.checked else f.name for f in part.schema]
+                case _:
+                    names = self._chosen(where, part)
             for name in names:
                 if name in seen:
                     self._wrong(f"service {service.name}", f"{name} is there twice", "each feature once")
@@ -381,10 +405,12 @@ def _transform(
     transform: RequestTransform, views: Mapping[str, ViewContract], compiler: Compiler
 ) -> tuple[TransformContract, list[Problem]]:
     columns: dict[str, tuple[tuple[str, str] | None, Column]] = {}
+    rules: dict[str, FieldRule] = {}
     for part in transform.inputs:
         match part:
             case RequestSource():
                 columns |= {f.name: (None, request_column(f.name, f.dtype)) for f in part.schema}
+                rules |= _rules(part)
             case _:
                 view = views[part.view.name if isinstance(part, FeatureProjection) else part.name]
                 columns |= {view.full_name(c.name): ((view.name, c.name), c) for c in view.fields}
@@ -400,7 +426,25 @@ def _transform(
         request=tuple(column for pair, column in taken.values() if pair is None),
         fields=tuple(Column(field.name, field.dtype, available) for field in transform.schema),
         graph=graph,
+        rules={name: rule for name, rule in rules.items() if name in taken},
     ), problems
+
+
+def _checked(request: RequestSource, compiler: Compiler) -> tuple[TransformContract, list[Problem]]:
+    columns = tuple(request_column(field.name, field.dtype) for field in request.schema)
+    graph, problems = compiler(request, columns)
+    return TransformContract(request.name, (), columns, columns, graph, _rules(request)), problems
+
+
+def _rules(request: RequestSource) -> dict[str, FieldRule]:
+    """The fields of a request source of which something is expected, or for which something stands in."""
+    expected = {field.name: [str(e) for e in request.expectations if e.feature == field.name]
+                for field in request.schema}  # fmt: skip
+    return {
+        name: FieldRule(request.name, ", ".join(words), name in request.defaults)
+        for name, words in expected.items()
+        if words or name in request.defaults
+    }
 
 
 def _spine(spine: Spine) -> dict[str, Any]:
@@ -438,6 +482,8 @@ def _declared_service(
     request: list[Column] = []
     for part in service.features:
         match part:
+            case RequestSource() if part.checked:
+                computed += [(part.name, field.name) for field in part.schema]
             case RequestSource():
                 request += [request_column(field.name, field.dtype) for field in part.schema]
             case FeatureProjection(view, names):

@@ -1,13 +1,14 @@
-"""What a view promises of its rows. Gates, not values: no expectation is part of the contract or its hash.
+"""What a view promises of its rows, and a request source expects of a request.
 
-A build whose rows break a promise writes nothing. Every class is frozen and light, like the declarations beside them;
-`Expect` has a name for each:
+Of a view they are gates, not values: no expectation is part of the contract or its hash, and a build whose rows break a
+promise writes nothing. Of a request source they decide values, see `transforms.requestfields`. Every class is frozen
+and light, like the declarations beside them; `Expect` has a name for each:
 
     transform(..., expectations=[Expect.present("price"), Expect.between("price", 0, 1e6), Expect.rows(at_least=1)])
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -17,6 +18,8 @@ from isthmus.features.types import DataType
 
 _SIZED = ("String", "Bytes")
 _NUMBERS = ("Int32", "Int64", "Float32", "Float64")
+_LONGEST = 1000
+"""Characters up to which a text of a request is measured."""
 _PYTHON = {"Bool": bool, "Int32": int, "Int64": int, "UnixTimestamp": datetime, "String": str, "Bytes": bytes}
 
 
@@ -166,16 +169,16 @@ _NAMES: dict[type, str] = {
 }  # fmt: skip
 
 
-def problems(view: str, fields: dict[str, DataType], expectations: Sequence[Expectation]) -> Iterator[Problem]:
-    """What is wrong with the expectations of a view.
+def problems(owner: str, fields: dict[str, DataType], expectations: Sequence[Expectation]) -> Iterator[Problem]:
+    """What is wrong with the expectations of a view or a request source.
 
     Args:
-        view: its name.
+        owner: which one.
         fields: the types of its features, by name.
         expectations: in the order of the declaration.
     """
     for expectation in expectations:
-        where = f"view {view}, Expect.{_NAMES[type(expectation)]}"
+        where = f"{owner}, Expect.{_NAMES[type(expectation)]}"
         dtype = None
         if not isinstance(expectation, Rows | Fresh):
             where += f"({expectation.feature!r})"
@@ -185,6 +188,54 @@ def problems(view: str, fields: dict[str, DataType], expectations: Sequence[Expe
                 continue
         if (found := _wrong(expectation, dtype)) is not None:
             yield Problem(where, *found)
+
+
+def request_problems(
+    owner: str, fields: dict[str, DataType], expectations: Sequence[Expectation], defaults: Mapping[str, Any]
+) -> Iterator[Problem]:
+    """What is wrong with what a request source expects and with its defaults.
+
+    Args:
+        owner: the request source.
+        fields: the types of its fields, by name.
+        expectations: in the order of the declaration.
+        defaults: values by field.
+    """
+    found = list(problems(owner, fields, expectations))
+    yield from found
+    for expectation in [] if found else expectations:
+        where = f"{owner}, Expect.{_NAMES[type(expectation)]}({expectation.feature!r})"
+        match expectation:
+            case Present(share=share) if share != 1:
+                yield Problem(where, f"share={share!r}", "none: a request is one row")
+            case Between(low=low, high=high) if fields[expectation.feature].name.startswith("Int"):
+                # Engines compare whole numbers with fractions as doubles, which do not hold all of them.
+                bounds = tuple(bound for bound in (low, high) if bound is not None)
+                if (wrong := _wrong_values(bounds, fields[expectation.feature].name)) is not None:
+                    yield Problem(where, *wrong)
+            case Length(low=low, high=high) if max(low or 0, high or 0) > _LONGEST:
+                yield Problem(where, f"a bound of {max(low or 0, high or 0)}", f"{_LONGEST} characters at most")
+    for name, value in defaults.items():
+        where = f"{owner}, default of {name!r}"
+        if name not in fields:
+            yield Problem(where, "there is no such field", "one of " + ", ".join(fields))
+        elif (wrong := _wrong_values((value,), fields[name].name)) is not None:
+            yield Problem(where, *wrong)
+        elif not found:
+            yield from (Problem(where, repr(value), str(one)) for one in expectations
+                        if one.feature == name and not _kept(one, value))  # fmt: skip
+
+
+def _kept(expectation: Expectation, value: Any) -> bool:
+    """Whether a value is as expected."""
+    match expectation:
+        case Between(low=low, high=high):
+            return bool((low is None or value >= low) and (high is None or value <= high))
+        case Length(low=low, high=high):
+            return bool((low or 0) <= len(value) and (high is None or len(value) <= high))
+        case OneOf(values=values):
+            return value in values
+    return True
 
 
 def _wrong(expectation: Expectation, dtype: DataType | None) -> tuple[str, str] | None:

@@ -9,14 +9,14 @@ which tensor is whose.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from isthmus.features.columns import Values
+from isthmus.features.columns import Values, from_python
 from isthmus.features.contract import TransformContract
 from isthmus.features.errors import ContractMismatch, RequestError
 from isthmus.features.types import Bool, DataType, String
@@ -29,6 +29,9 @@ ELEMENTS = {
     "Float64": "double", "String": "string",
 }  # fmt: skip
 """What a graph holds the values of each type as."""
+
+_SHOWN = 40
+"""Characters of a text that a message shows."""
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -161,21 +164,58 @@ class RowGraph:
             values[name] = Values(data.view(np.uint8) if boolean else data, there)
         return Computed(values, refused)
 
-    def require(self, columns: Mapping[str, Values]) -> Mapping[str, Values]:
+    def require(
+        self, columns: Mapping[str, Values], graphs: "Callable[[str], RowGraph]", place: Callable[[str], str]
+    ) -> Mapping[str, Values]:
         """Computes n rows, all of which must be computable.
 
+        Args:
+            columns: as for `run`.
+            graphs: the request sources that the transform's rules name, ready to compute.
+            place: where in the request a field stands.
+
         Raises:
-            RequestError: Spark would refuse one; the first such row is named, with what it holds.
+            RequestError: Spark would refuse one; the first such row is named, with the request field that is not as
+                expected, or with all that it holds.
         """
         computed = self.run(columns)
         for name, mask in computed.refused.items():
             row = int(np.flatnonzero(mask)[0])
+            self._require_fields({taken: _one(values, row) for taken, values in columns.items()}, row, graphs, place)
             shown = ", ".join(f"{taken} {_shown(values, row)}" for taken, values in columns.items())
             raise RequestError(f"request transform {self.transform.name}, field {name}",
                                f"cannot be computed in row {row}, where {shown}",
                                expected="values for which it is defined") from None  # fmt: skip
         return computed.values
 
+    def _require_fields(
+        self,
+        given: Mapping[str, Values],
+        row: int,
+        graphs: "Callable[[str], RowGraph]",
+        place: Callable[[str], str],
+    ) -> None:
+        """Refuses a row if one of its request fields is not as expected."""
+        for source in dict.fromkeys(rule.source for rule in self.transform.rules.values()):
+            graph = graphs(source)
+            absent = {column.name: from_python([None], column.dtype) for column in graph.transform.request}
+            refused = graph.run({name: given.get(name, nothing) for name, nothing in absent.items()}).refused
+            for name, rule in self.transform.rules.items():
+                if rule.source == source and name in refused:
+                    found = f"{_shown(given[name], 0)} in row {row}"
+                    raise RequestError(place(name), found, expected=rule.expected)
+
+
+def _one(values: Values, row: int) -> Values:
+    return Values(values.data[row : row + 1], values.valid[row : row + 1])
+
 
 def _shown(values: Values, row: int) -> str:
-    return f"is {values.data[row : row + 1].tolist()[0]!r}" if values.valid[row] else "is null"
+    """What stands in a row, at a length that a message bears."""
+    if not values.valid[row]:
+        return "is null"
+    value = values.data[row]
+    if not isinstance(value, str):
+        # Not formatted: a 32-bit number would be written as the 64-bit one that it is.
+        return "is " + str(bool(value) if values.data.dtype == np.uint8 else value)
+    return f"is {value!r}" if len(value) <= _SHOWN else f"is {value[:_SHOWN]!r} and {len(value) - _SHOWN:,} more"

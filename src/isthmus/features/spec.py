@@ -118,11 +118,30 @@ class FeatureView:
 
 @dataclass(frozen=True)
 class RequestSource:
-    """Values that exist only in the request. A field named like a join key is that key's value."""
+    """Values that exist only in the request. A field named like a join key is that key's value.
+
+    With expectations or defaults it is a request transform of itself: its fields are what it gives, `source__field` in
+    a training set, and what a request transform takes of it is checked, too.
+
+    Attributes:
+        name: unique within the project.
+        schema: the fields.
+        description: for people; not part of the contract.
+        expectations: what each value must keep: `present`, `between`, `one_of` and `length` of `Expect`. A row with a
+            value that does not is refused, unless the field has a default.
+        defaults: field to what stands where its value is null or not as expected. Such a field may be left out.
+    """
 
     name: str
     schema: Sequence[Field]
     description: str = ""
+    expectations: Sequence[Expectation] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def checked(self) -> bool:
+        """Whether anything is expected of a field, or stands in for one."""
+        return bool(self.expectations or self.defaults)
 
 
 @dataclass(frozen=True)
@@ -149,6 +168,10 @@ class RequestTransform:
     def __getitem__(self, features: Sequence[str]) -> "FeatureProjection":
         """Only the named fields, for a feature service; a single name counts as a list of one."""
         return FeatureProjection(self, (features,) if isinstance(features, str) else tuple(features))
+
+
+AtRequest = RequestTransform | RequestSource
+"""What is computed at the request; of request sources those that are checked."""
 
 
 @dataclass(frozen=True)

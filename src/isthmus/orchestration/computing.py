@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from isthmus.features.contract import Contract, TransformContract
 from isthmus.features.errors import DataError
-from isthmus.features.spec import RequestTransform
+from isthmus.features.spec import AtRequest
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.trainingrecord import TrainingSet
 from isthmus.transforms import engine, request
@@ -26,7 +26,7 @@ class Computing:
 
     def __init__(
         self,
-        transforms: Sequence[tuple[RequestTransform, TransformContract]],
+        transforms: Sequence[tuple[AtRequest, TransformContract]],
         hashes: Mapping[str, str],
         name: str,
         threads: int,

@@ -21,6 +21,7 @@ from isthmus.features.declarations import Declaration, compile_contract
 from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem
 from isthmus.features.spec import (
+    AtRequest,
     Entity,
     FeatureProjection,
     FeatureService,
@@ -46,7 +47,7 @@ class Definitions:
         views: by name, in the order in which they stand in the module.
         spines: by name.
         entities: by name, those that views and spines refer to included.
-        transforms: request transforms by name.
+        transforms: request transforms by name, and request sources that are checked.
         distillations: by name.
         contract: all of it but the distillations, compiled.
     """
@@ -54,7 +55,7 @@ class Definitions:
     views: Mapping[str, FeatureView]
     spines: Mapping[str, Spine]
     services: Mapping[str, FeatureService]
-    transforms: Mapping[str, RequestTransform]
+    transforms: Mapping[str, AtRequest]
     distillations: Mapping[str, Distillation]
     contract: Contract
 
@@ -169,7 +170,11 @@ class Project:
             views={value.name: value for value in _reached(declarations) if isinstance(value, FeatureView)},
             spines={value.name: value for value in declarations if isinstance(value, Spine)},
             services={value.name: value for value in declarations if isinstance(value, FeatureService)},
-            transforms={v.name: v for v in _reached(declarations) if isinstance(v, RequestTransform)},
+            transforms={
+                value.name: value
+                for value in _reached(declarations)
+                if isinstance(value, RequestTransform) or (isinstance(value, RequestSource) and value.checked)
+            },
             distillations={value.name: value for value in distillations},
             contract=contract,
         )
@@ -273,12 +278,14 @@ def _each_once(declarations: list[Declaration]) -> list[Declaration]:
 
 
 def _reached(declarations: list[Declaration]) -> list[Declaration]:
-    """The declarations, and what services and request transforms use without the module naming it."""
+    """The declarations, and what services, request transforms and spines use without the module naming it."""
     reached: list[Declaration] = list(declarations)
     for declaration in reached:
         match declaration:
             case FeatureService(features=parts) | RequestTransform(inputs=parts):
                 reached += [part.view if isinstance(part, FeatureProjection) else part for part in parts]
+            case Spine(request=RequestSource() as request):
+                reached.append(request)
     return _each_once(reached)
 
 

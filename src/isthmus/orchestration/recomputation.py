@@ -9,7 +9,7 @@ from isthmus.distill.declaration import Distillation
 from isthmus.features.columns import from_arrow, micros
 from isthmus.features.contract import Contract, TransformContract
 from isthmus.features.rowgraph import RowGraph
-from isthmus.features.spec import RequestTransform
+from isthmus.features.spec import AtRequest
 from isthmus.features.verdict import FeatureVerdict, compare
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.trainingset import latest_training_set
@@ -48,7 +48,7 @@ def recompute(
 
 
 def _compare(
-    transform: TransformContract, declared: RequestTransform, contract: Contract, table: pa.Table, names: Sequence[str]
+    transform: TransformContract, declared: AtRequest, contract: Contract, table: pa.Table, names: Sequence[str]
 ) -> dict[str, FeatureVerdict]:
     taken = [*map(contract.stored, transform.stored), *transform.request]
     given = {column.name: from_arrow(table[column.name], column.dtype) for column in taken}

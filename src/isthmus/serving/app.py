@@ -94,7 +94,7 @@ class Api:
         state = self._watch.state
         lookup = _find(state, asked)
         keys, fields = await offload(
-            len(body) > BYTES, columns.entities, asked.entities, state.join_keys, lookup.request
+            len(body) > BYTES, columns.entities, asked.entities, state.join_keys, lookup.request, lookup.optional
         )
         require_keys(lookup.plan, keys)
         lookup.require_apart(keys)
@@ -104,7 +104,11 @@ class Api:
         large = rows * len(lookup.names) > VALUES
         made: Made = {}
         if lookup.computes:
-            given = {name: columns.values(data, lookup.request[name]) for name, data in fields.items()}
+            absent = [None] * rows
+            given = {
+                name: columns.values(fields.get(name, absent), column, "entities")
+                for name, column in lookup.request.items()
+            }
             made = await offload(large, lookup.compute, given, answers)
         match form:
             case Format.JSON:

@@ -1,7 +1,7 @@
 """Columns of a request: decoded by the types of the contract, with no Python work per value."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from types import GenericAlias
 from typing import Annotated, Any, Literal
 
@@ -64,7 +64,7 @@ def keys(given: Mapping[str, msgspec.Raw], known: Mapping[str, Column]) -> dict[
 
 
 def entities(
-    given: Mapping[str, msgspec.Raw], known: Mapping[str, Column], request: Mapping[str, Column]
+    given: Mapping[str, msgspec.Raw], known: Mapping[str, Column], request: Mapping[str, Column], optional: Set[str]
 ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
     """The join keys of a lookup, and the request fields among them. A field named like a join key is that key's value.
 
@@ -72,17 +72,18 @@ def entities(
         given: name to a JSON array.
         known: every join key of the contract by its name.
         request: the request fields that are needed.
+        optional: those of them that may be left out.
 
     Raises:
         RequestError: a field is missing, a name is neither of them, or a value has another type.
     """
     for name, column in request.items():
-        if name not in given:
+        if name not in given and name not in optional:
             raise RequestError(f"entities.{name}", "is missing, which a request transform takes",
                                expected=f"a list of {_WORDS[column.dtype.name]} ({column.dtype.name})")  # fmt: skip
     found = keys({name: raw for name, raw in given.items() if name in known or name not in request}, known)
     fields = {name: found[name] if name in found else field(given[name], column, "entities")
-              for name, column in request.items()}  # fmt: skip
+              for name, column in request.items() if name in given}  # fmt: skip
     return found, fields
 
 
@@ -130,8 +131,13 @@ def rows(where: str, columns: Mapping[str, list[Any]], most: int) -> int:
     return count
 
 
-def values(data: list[Any], column: Column) -> Values:
+def values(data: list[Any], column: Column, part: str = "request") -> Values:
     """The NumPy form of a field.
+
+    Args:
+        data: its values.
+        column: the field.
+        part: the part of the request that holds it, for a message.
 
     Raises:
         RequestError: a number is too large for its type.
@@ -145,7 +151,7 @@ def values(data: list[Any], column: Column) -> Values:
     else:
         return found
     if wrong:
-        raise RequestError(f"request.{column.name}", f"{data[wrong[0]]} at `list[{wrong[0]}]` is too large",
+        raise RequestError(f"{part}.{column.name}", f"{data[wrong[0]]} at `list[{wrong[0]}]` is too large",
                            expected="numbers of 32 bits (Float32)")  # fmt: skip
     return found
 

@@ -11,7 +11,7 @@ import orjson
 
 from isthmus.features.clock import Status
 from isthmus.features.columns import Values, split
-from isthmus.features.contract import SEPARATOR, Contract
+from isthmus.features.contract import SEPARATOR, Contract, optional
 from isthmus.features.errors import RequestError
 from isthmus.features.lookupplan import LookupPlan, ViewAnswer
 from isthmus.features.rowgraph import RowGraph
@@ -52,6 +52,7 @@ class Lookup:
 
     Attributes:
         request: the request fields that request transforms take, by name.
+        optional: those of them that may be left out.
         computes: whether there are any.
 
     Raises:
@@ -68,6 +69,7 @@ class Lookup:
         earlier: Sequence[Contract] = (),
     ) -> None:
         self.contract = contract
+        self._graph = graphs
         self._graphs = [
             graphs(name) for name in dict.fromkeys(name for name, _ in features if name in contract.transforms)
         ]
@@ -77,6 +79,7 @@ class Lookup:
         self.plan = LookupPlan(contract, [view for view, _ in read], earlier)
         self.bits = self.plan.bits(read)
         self.request = {column.name: column for transform in taken for column in transform.request}
+        self.optional = optional(taken)
         self.computes = bool(taken)
         self.names = [f"{view}{SEPARATOR}{feature}" if full_names else feature for view, feature in features]
         seen: set[str] = set(self.plan.keys)
@@ -114,14 +117,14 @@ class Lookup:
             answers: the answers of the views.
 
         Raises:
-            RequestError: a row for which one of them is not defined.
+            RequestError: a row for which one of them is not defined, or with a field that is not as expected.
         """
         made = {}
         for graph in self._graphs:
             transform = graph.transform
             columns = {SEPARATOR.join(pair): answers[pair[0]].columns[pair[1]] for pair in transform.stored}
             columns |= {column.name: given[column.name] for column in transform.request}
-            made[transform.name] = graph.require(columns)
+            made[transform.name] = graph.require(columns, self._graph, "entities.{}".format)
         return made
 
     def encode(

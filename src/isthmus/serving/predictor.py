@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 
 from isthmus.features.columns import Values
-from isthmus.features.contract import Column, Contract
+from isthmus.features.contract import Column, Contract, optional
 from isthmus.features.contractdiff import require_service
 from isthmus.features.errors import RequestError
 from isthmus.features.lookupplan import LookupPlan, ViewAnswer
@@ -55,6 +55,8 @@ class Predictor:
         given = contract.given(deployment.service)
         self._fields = {column.name: column for column in given if column.available == "request"}
         self._needed = [name for name in self._fields if name in needed]
+        read = {column.name for column in contract.service(deployment.service).request}
+        self._optional = optional(self._used) - read
 
     def read(
         self, entities: Raws, request: Raws, join_keys: Mapping[str, Column], limits: Limits
@@ -77,14 +79,16 @@ class Predictor:
         fields = {name: columns.field(raw, self._fields[name]) for name, raw in request.items()}
         require_keys(self.plan, keys)
         for name in self._needed:
-            if name not in fields:
+            if name not in fields and name not in self._optional:
                 raise RequestError(f"request.{name}", "is missing", expected=f"{self._fields[name].dtype}, one per row")
         rows = columns.rows("entities and request", {**fields, **keys}, limits.rows)
         limits.require_values("entities and request", rows, len(self._features) + len(self._needed))
         for name in fields.keys() & keys.keys():
             if fields[name] != keys[name]:
                 raise RequestError(f"request.{name}", f"differs from entities.{name}", expected="one of the two")
-        return keys, {name: columns.values(fields[name], self._fields[name]) for name in self._needed}, rows
+        absent: list[Any] = [None] * rows
+        needed = {name: columns.values(fields.get(name, absent), self._fields[name]) for name in self._needed}
+        return keys, needed, rows
 
     def inputs(self, fields: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> dict[str, Values]:
         """What the model reads: the columns that the views and the request hold."""
@@ -95,11 +99,16 @@ class Predictor:
         """Refuses rows for which a request transform in the model is not defined: the model has no answer for them.
 
         Raises:
-            RequestError: there is one; the transform, its field and the row are named.
+            RequestError: there is one; the row is named, with the request field that is not as expected, or with the
+                transform and its field.
         """
         if np.isnan(output).any():
             for transform in self._used:
-                self._graphs(transform.name).require({name: columns[name] for name in transform.taken})
+                taken = {name: columns[name] for name in transform.taken}
+                self._graphs(transform.name).require(taken, self._graphs, self._place)
+
+    def _place(self, field: str) -> str:
+        return f"entities.{field}" if field in self.plan.keys else f"request.{field}"
 
     def encode(self, output: Outputs, answers: Mapping[str, ViewAnswer]) -> bytes:
         """The JSON answer: the model's output, and what the views had to say."""

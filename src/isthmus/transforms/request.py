@@ -1,17 +1,23 @@
-"""Request transforms: what a definition declares, compiled to a graph, and computed by an engine as it is written."""
+"""Request transforms: what a definition declares, compiled to a graph, and computed by an engine as it is written.
+
+A request source with expectations or defaults is one, too: see `requestfields`.
+"""
 
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from isthmus.features import code
 from isthmus.features.columns import ARROW
-from isthmus.features.contract import Column, TransformContract
+from isthmus.features.contract import Column, TransformContract, optional
 from isthmus.features.declarations import parameters
 from isthmus.features.errors import DataError, Problem
-from isthmus.features.spec import RequestTransform
+from isthmus.features.spec import AtRequest, RequestSource
+from isthmus.transforms import requestfields
+from isthmus.transforms.requestfields import SPARK
 from isthmus.transforms.sources import first_line
 
 if TYPE_CHECKING:
@@ -19,29 +25,24 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _ROW = "__row"
-_SPARK = {"Bool": "boolean", "Int32": "int", "Int64": "bigint", "Float32": "float", "Float64": "double",
-          "UnixTimestamp": "timestamp", "String": "string"}  # fmt: skip
-"""What Spark calls the types that graphs have."""
 
 
-def compiled(transform: RequestTransform, columns: Sequence[Column]) -> tuple[bytes, list[Problem]]:
+def compiled(transform: AtRequest, columns: Sequence[Column]) -> tuple[bytes, list[Problem]]:
     """The graph of a request transform, or what is wrong with it.
 
     Args:
         transform: the declaration.
-        columns: what its function takes.
+        columns: what it takes.
     """
     from isthmus.transforms.rowwise.compiler import compile_columns
     from isthmus.transforms.rowwise.expressions import NotCompilableError, traced
     from isthmus.transforms.rowwise.types import TYPES
 
-    where = f"request transform {transform.name}"
-    assert transform.function is not None  # noqa: S101 - checked together with all other declarations
-    place = f"{where} ({code.location(transform.function)})"
+    where, place = _named(transform), _place(transform)
     problems = [
-        Problem(f"{where}, input {column.name}", f"has type {column.dtype}", f"one of {', '.join(_SPARK)}")
+        Problem(f"{where}, input {column.name}", f"has type {column.dtype}", f"one of {', '.join(SPARK)}")
         for column in columns
-        if column.dtype.name not in _SPARK
+        if column.dtype.name not in SPARK
     ]
     if problems:
         return b"", problems
@@ -57,21 +58,21 @@ def compiled(transform: RequestTransform, columns: Sequence[Column]) -> tuple[by
         return b"", [Problem(place, f"its function failed{at} with {type(error).__name__}: {first_line(error)}")]
     if problems := _misfits(place, transform, found):
         return b"", problems
-    inputs = {column.name: TYPES[_SPARK[column.dtype.name]] for column in columns}
+    inputs = {column.name: TYPES[SPARK[column.dtype.name]] for column in columns}
     try:
         graph = compile_columns({field.name: found[field.name] for field in transform.schema}, inputs)
     except NotCompilableError as error:
         return b"", [error.problem(where if error.node.place else place)]
     problems = [
         Problem(f"{place}, field {field.name}", f"its column is of type {graph.outputs[field.name]}",
-                f"{_SPARK[field.dtype.name]}, because it is declared as {field.dtype}: cast it")
+                f"{SPARK[field.dtype.name]}, because it is declared as {field.dtype}: cast it")
         for field in transform.schema
-        if graph.outputs[field.name].name != _SPARK[field.dtype.name]
+        if graph.outputs[field.name].name != SPARK[field.dtype.name]
     ]  # fmt: skip
     return graph.model.SerializeToString(deterministic=True), problems
 
 
-def _misfits(place: str, transform: RequestTransform, found: object) -> list[Problem]:
+def _misfits(place: str, transform: AtRequest, found: object) -> list[Problem]:
     """What is wrong in what a function returned."""
     from pyspark.sql import Column as SparkColumn
 
@@ -89,19 +90,37 @@ def _misfits(place: str, transform: RequestTransform, found: object) -> list[Pro
     ]
 
 
-def _called(transform: RequestTransform) -> "Mapping[str, SparkColumn]":
-    """What the function makes of the columns of its parameters' names."""
+def _called(transform: AtRequest) -> "Mapping[str, SparkColumn]":
+    """What the function makes of the columns of its parameters' names, request fields as their sources have them."""
     from pyspark.sql import functions
 
+    if isinstance(transform, RequestSource):
+        return requestfields.fields(transform)
     assert transform.function is not None  # noqa: S101 - checked together with all other declarations
+    checked: dict[str, SparkColumn] = {}
+    for part in transform.inputs:
+        if isinstance(part, RequestSource):
+            checked |= requestfields.fields(part)
     columns: Mapping[str, SparkColumn]
-    columns = transform.function(**{name: functions.col(name) for name in parameters(transform.function)})
+    columns = transform.function(
+        **{name: checked.get(name, functions.col(name)) for name in parameters(transform.function)}
+    )
     return columns
 
 
-def _file(transform: RequestTransform) -> str:
-    assert transform.function is not None  # noqa: S101 - checked together with all other declarations
-    return transform.function.__code__.co_filename
+def _file(transform: AtRequest) -> str:
+    function = None if isinstance(transform, RequestSource) else transform.function
+    return function.__code__.co_filename if function else ""
+
+
+def _named(transform: AtRequest) -> str:
+    return f"request {'source' if isinstance(transform, RequestSource) else 'transform'} {transform.name}"
+
+
+def _place(transform: AtRequest) -> str:
+    """It by its name, and where its function stands."""
+    function = None if isinstance(transform, RequestSource) else transform.function
+    return _named(transform) + (f" ({code.location(function)})" if function else "")
 
 
 def schema_with(schema: pa.Schema, transforms: Iterable[TransformContract]) -> pa.Schema:
@@ -112,7 +131,8 @@ def schema_with(schema: pa.Schema, transforms: Iterable[TransformContract]) -> p
     """
     for transform in transforms:
         where = f"request transform {transform.name}"
-        if missing := [name for name in transform.taken if name not in schema.names]:
+        having = optional([transform]).union(schema.names)
+        if missing := [name for name in transform.taken if name not in having]:
             raise DataError(where, f"the rows have no column {', '.join(missing)}", expected="what its function takes",
                             remedy="give the spine such a column")  # fmt: skip
         for field in transform.fields:
@@ -125,7 +145,7 @@ def schema_with(schema: pa.Schema, transforms: Iterable[TransformContract]) -> p
 
 def computed(
     spark: "SparkSession",
-    transforms: Sequence[tuple[RequestTransform, TransformContract]],
+    transforms: Sequence[tuple[AtRequest, TransformContract]],
     joined: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a training set in their order, with what an engine computes of them.
@@ -146,15 +166,14 @@ def computed(
 
 
 def _computed(
-    spark: "SparkSession", batch: pa.RecordBatch, transform: RequestTransform, contract: TransformContract
+    spark: "SparkSession", batch: pa.RecordBatch, transform: AtRequest, contract: TransformContract
 ) -> list[pa.Array]:
     from pyspark.errors import PySparkException
 
     if not len(batch):
         return [pa.array([], ARROW[field.dtype.name]) for field in contract.fields]
-    assert transform.function is not None  # noqa: S101 - a contract without functions does not compile
-    place = f"request transform {transform.name} ({code.location(transform.function)})"
-    rows = {name: _taken(place, batch[name], name, contract) for name in parameters(transform.function)}
+    place = _place(transform)
+    rows = {name: _taken(place, batch, name, contract) for name in contract.taken}
     # Engines owe nobody an order of rows.
     rows[_ROW] = pa.array(range(len(batch)), pa.int64())
     try:
@@ -168,12 +187,34 @@ def _computed(
     return [found[field.name].cast(ARROW[field.dtype.name]).combine_chunks() for field in contract.fields]
 
 
-def _taken(place: str, column: pa.Array, name: str, contract: TransformContract) -> pa.Array:
-    """A column in the type that the transform takes: a spine of the user's own may have another one."""
+def _taken(place: str, batch: pa.RecordBatch, name: str, contract: TransformContract) -> pa.Array:
+    """A column in the type that the transform takes: a spine of the user's own may have another one, or none.
+
+    What the API would refuse in a request is refused: a text for a number, a time without a zone.
+    """
     types = {field.name: field.dtype for field in contract.request}
+    if name not in batch.schema.names:
+        return pa.nulls(len(batch), ARROW[types[name].name])
+    column = batch[name]
     if name not in types:
         return column
+    where, wanted = f"{place}, column {name}", ARROW[types[name].name]
+    if _kind(column.type) not in ("null", _kind(wanted)):
+        zone = " with a time zone" if _kind(wanted) == "time" else ""
+        raise DataError(where, f"has type {column.type}", expected=f"values of type {types[name]}{zone}")
     try:
-        return column.cast(ARROW[types[name].name])
+        found = column.cast(wanted)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise DataError(f"{place}, column {name}", str(error), expected=f"values of type {types[name]}") from error
+        raise DataError(where, str(error), expected=f"values of type {types[name]}") from error
+    if wanted == pa.float32() and pc.any(pc.and_(pc.is_inf(found), pc.is_finite(column))).as_py():
+        raise DataError(where, "a number is too large", expected=f"values of type {types[name]}")
+    return found
+
+
+def _kind(kind: pa.DataType) -> str:
+    """What the values of an Arrow type are, whatever their width."""
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return "number"
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return "time"
+    return "text" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else str(kind)

@@ -1,6 +1,7 @@
 """From one type to another: what Spark does by itself, and what `cast` does in ANSI mode."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from isthmus.transforms.rowwise.expressions import Node, NotCompilableError
 from isthmus.transforms.rowwise.graph import Graph, Mask, Value
@@ -25,7 +26,7 @@ def widened(graph: Graph, value: Value, kind: SqlType) -> Value:
     if value.kind == kind:
         return value
     if value.kind == VOID:
-        return graph.literal(None, kind)
+        return replace(graph.literal(None, kind), raises=value.raises)
     if value.kind.tensor == kind.tensor:
         return Value(kind, value.data, value.valid, value.raises)
     data = graph.cast(value.data, kind)

@@ -1,6 +1,7 @@
 """Comparisons, three-valued logic, and what chooses between values. NaN equals NaN and is greater than all others."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial, reduce
 
 from onnx import TensorProto
@@ -9,7 +10,7 @@ from isthmus.transforms.rowwise import casts
 from isthmus.transforms.rowwise.expressions import Node, NotCompilableError
 from isthmus.transforms.rowwise.graph import Graph, Mask, Value
 from isthmus.transforms.rowwise.rules import Rule, rule
-from isthmus.transforms.rowwise.types import BOOLEAN, DOUBLE, FLOAT, VOID, SqlType, common
+from isthmus.transforms.rowwise.types import BOOLEAN, DOUBLE, FLOAT, LONG, STRING, VOID, SqlType, common
 
 
 def alike(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
@@ -79,12 +80,27 @@ rule("<=", 2)(_ordered(swapped=True, negated=True))
 rule(">=", 2)(_ordered(swapped=False, negated=True))
 
 
-@rule("in", 2, 1000)
+@rule("in", 2, 10_000)
 def _in(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     first, *others = alike(graph, node, values)
+    literals = [asked.value for asked in node.arguments[1:] if asked.name == "literal" and asked.value is not None]
+    if len(literals) == len(others) and (first.kind == STRING or first.kind.integral):
+        return _listed(graph, first, literals)
     pairs = [graph.result(BOOLEAN, equal(graph, first.kind, first.data, one.data), [first, one]) for one in others]
     found = reduce(lambda one, other: _either(graph, one, other), pairs)
     return Value(BOOLEAN, found.data, found.valid, graph.either(*(value.raises for value in (first, *others))))
+
+
+def _listed(graph: Graph, value: Value, literals: Sequence[str | int]) -> Value:
+    """Whether a text or a whole number is one of many: one look into a table, whatever their number."""
+    text = value.kind == STRING
+    keys = sorted(set(literals), key=str)
+    attributes: dict[str, object] = {
+        "keys_strings" if text else "keys_int64s": keys, "values_int64s": [1] * len(keys), "default_int64": 0,
+    }  # fmt: skip
+    data = graph.row(value.data if text else graph.cast(value.data, LONG))
+    found = graph.add("LabelEncoder", data, domain="ai.onnx.ml", **attributes)
+    return graph.result(BOOLEAN, graph.add("Equal", found, graph.constant(1, LONG)), [value])
 
 
 # --- three-valued logic
@@ -241,6 +257,14 @@ rule("when", 2, 1000)(when)
 @rule("if", 3)
 def _if(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     return when(graph, node, values)
+
+
+@rule("raise_error", 1)
+def _raise_error(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    """Refused wherever it is computed. What is said does not leave the graph."""
+    if values[0].kind not in (STRING, VOID):
+        raise NotCompilableError(node, f"takes a text, not {values[0].kind}", "what to say, in words")
+    return replace(graph.literal(None, VOID), raises=graph.constant(True, BOOLEAN))
 
 
 def extreme(graph: Graph, node: Node, values: Sequence[Value], *, greatest: bool) -> Value:
