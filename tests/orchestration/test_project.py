@@ -147,7 +147,7 @@ def test_a_student_that_uses_what_only_the_server_has(shop: Shop) -> None:
     assert problems(shop) == [
         (
             "distillation late_order, student: uses customer_orders__orders_7d, customer_orders__mean_amount_7d, "
-            'customer_orders__late_rate_7d; expected only fields with available="device" and request fields'
+            'customer_orders__late_rate_7d; expected fields with available="device" and request fields, computed or not'
         )
     ]
 

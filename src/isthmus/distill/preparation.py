@@ -7,7 +7,7 @@ same steps are computed together, as one matrix: an expression holds of any shap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -24,7 +24,6 @@ from isthmus.transforms.steps import Embed, Hashed, Impute, OneHot, Ordinal
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
-    from pyspark.sql import Column, DataFrame
 
 FILE = "preparation.onnx"
 NUMBERS = "numbers"
@@ -58,19 +57,15 @@ Learn = Callable[[Plan, int], Preparation]
 """Learns what a plan says from the rows before a moment, in microseconds, whose labels were known by then."""
 
 
-def learned(rows: "DataFrame", plan: Plan, before: int) -> Preparation:
+def learned(rows: Any, plan: Plan, before: int) -> Preparation:
     """What a plan says, learned by an engine.
 
     Args:
-        rows: a training set.
+        rows: a training set, a DataFrame.
         plan: column to steps.
         before: the first moment after the training part, in microseconds.
     """
-    from pyspark.sql import functions
-
-    moment = functions.timestamp_micros(functions.lit(before))
-    part = rows.where((functions.col("event_timestamp") < moment) & (functions.col("known_at") <= moment))
-    numbers, texts = fitting.fit(part, plan.numbers, plan.texts)
+    numbers, texts = fitting.fit(fitting.training_part(rows, before), plan.numbers, plan.texts)
     return Preparation(tuple(numbers), tuple(texts))
 
 
@@ -155,26 +150,14 @@ def _groups(build: Building, numbers: Sequence[FittedNumber], rows: str, there: 
 
 
 def _group(build: Building, numbers: Sequence[FittedNumber], value: str, valid: str, name: str) -> str:
-    from pyspark.sql import functions
-
-    from isthmus.transforms.rowwise.compiler import compile_columns
-    from isthmus.transforms.rowwise.types import FLOAT
-
-    steps = numbers[0].chain
-    told = [[f"p{turn}_{n}" for n in range(len(one))] for turn, one in enumerate(numbers[0].parameters)]
-    names = [name for part in told for name in part]
-
-    def expression() -> "Column":
-        taken = [[functions.col(name) for name in part] for part in told]
-        return fitting.chain(functions.col("x"), steps, taken)
-
-    model = compile_columns({"y": traced(expression)}, dict.fromkeys(["x", *names], FLOAT)).model
+    steps, told = numbers[0].chain, sum(map(len, numbers[0].parameters))
+    model = fitting.chain_graph(steps, list(map(len, numbers[0].parameters)))
     # A graph of one row takes and gives rows: the columns stand in one, after each other.
     shape, flat = build.add("Shape", [value], f"{name}/shape"), build.once("flat", np.array([1, -1]))
     row = build.add("Reshape", [value, flat], f"{name}/row")
     there = build.add("Reshape", [valid, flat], f"{name}/row_there")
     fed = {given("float"): row, given(VALID): there}
-    if names:
+    if told:
         fed = {f"{given('float')}[0]": row, f"{given(VALID)}[0]": there}
         size = build.add("Shape", [row], f"{name}/size")
         true = helper.make_tensor("true", TensorProto.BOOL, [1], [True])
@@ -196,24 +179,9 @@ def _group(build: Building, numbers: Sequence[FittedNumber], value: str, valid: 
     return build.add("Reshape", [result, shape], f"{name}/made")
 
 
-def traced(expression: "Callable[[], Column]") -> "Column":
-    """A column of Spark Connect, also where no session has been yet."""
-    from isthmus.transforms.rowwise.expressions import traced as tracing
-
-    with tracing():
-        return expression()
-
-
 def _index(build: Building, text: FittedText, place: int) -> str:
     """The place of each text, int64 (N,)."""
-    from pyspark.sql import functions
-
-    from isthmus.transforms.rowwise.compiler import compile_columns
-    from isthmus.transforms.rowwise.types import STRING
-
-    model = compile_columns(
-        {"place": traced(lambda: fitting.place(functions.col("x"), text.places).cast("bigint"))}, {"x": STRING}
-    ).model
+    model = fitting.place_graph(text.places)
     axis = build.once("at_0", np.array([0]))
     row = build.add("Unsqueeze", [f"text_{place}", axis], f"text_{place}/row")
     empty = build.add("Equal", [row, build.once("empty", np.array([""], object))], f"text_{place}/empty")

@@ -10,6 +10,7 @@ import numpy as np
 from isthmus.transforms.steps import Hashed, Ordinal, Step, Text, described, restored
 
 if TYPE_CHECKING:
+    import onnx
     from pyspark.sql import Column, DataFrame
 
 INDICATOR_SHARE = 0.01
@@ -94,6 +95,48 @@ def fit(
         for name, steps in numbers.items()
     ]
     return fitted, [FittedText(name, described(text), _places(rows, name, text)) for name, text in texts.items()]
+
+
+def training_part(rows: "DataFrame", before: int) -> "DataFrame":
+    """The rows before a moment, in microseconds, whose labels were known by then."""
+    from pyspark.sql import functions
+
+    moment = functions.timestamp_micros(functions.lit(before))
+    return rows.where((functions.col("event_timestamp") < moment) & (functions.col("known_at") <= moment))
+
+
+def chain_graph(steps: Sequence[Step], counts: Sequence[int]) -> "onnx.ModelProto":
+    """The graph of all steps of a number `x`, which gives `y`.
+
+    Args:
+        steps: the steps.
+        counts: how many parameters each takes. They are inputs behind `x`, so that columns with the same steps can
+            share the graph.
+    """
+    from pyspark.sql import functions
+
+    from isthmus.transforms.rowwise.compiler import compile_columns
+    from isthmus.transforms.rowwise.expressions import traced
+    from isthmus.transforms.rowwise.types import FLOAT
+
+    told = [[f"p{turn}_{n}" for n in range(count)] for turn, count in enumerate(counts)]
+    with traced():
+        value = chain(functions.col("x"), steps, [[functions.col(name) for name in part] for part in told])
+    inputs = dict.fromkeys(["x", *(name for part in told for name in part)], FLOAT)
+    return compile_columns({"y": value}, inputs).model
+
+
+def place_graph(places: Mapping[str, int]) -> "onnx.ModelProto":
+    """The graph of the place of a word `x`, which gives `place`."""
+    from pyspark.sql import functions
+
+    from isthmus.transforms.rowwise.compiler import compile_columns
+    from isthmus.transforms.rowwise.expressions import traced
+    from isthmus.transforms.rowwise.types import STRING
+
+    with traced():
+        value = place(functions.col("x"), places).cast("bigint")
+    return compile_columns({"place": value}, {"x": STRING}).model
 
 
 def number(rows: "DataFrame", name: str) -> "Column":
