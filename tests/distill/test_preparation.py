@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark us
 
 from isthmus.distill.dataset import Tensors
 from isthmus.distill.declaration import DEFAULT, Plan
-from isthmus.distill.preparation import Preparation, Prepare, compiled, learned
+from isthmus.distill.preparation import Preparation, Prepare, compiled, grouped, learned
 from isthmus.features.manifest import ModelInput
 from isthmus.features.types import Float32, Int64, String
 from isthmus.transforms import engine, fitting
@@ -45,6 +45,7 @@ STEPS: dict[str, list[Step]] = {
     "usual": [Standardize(), Impute(0.0)],
     "same": [Standardize(), Impute(0.0)],
     "clipped": [Clip(0.1, 0.9), Impute("median"), Standardize(2.0)],
+    "third": [Standardize(), Impute(0.0)],
     "wide": [Log1p(), Standardize(), Impute("mean")],
     "raw": [],
     "time": [Standardize()],
@@ -68,7 +69,8 @@ def rows(count: int = 500, seed: int = 0) -> pa.Table:
         return pa.array(draw.choice(known, count).tolist(), pa.string(), mask=draw.random(count) < 0.1)
 
     columns = {
-        "usual": numbers(0.2), "same": numbers(0.0), "clipped": numbers(0.3), "wide": numbers(0.1), "raw": numbers(0.1),
+        "usual": numbers(0.2), "same": numbers(0.0), "third": numbers(0.5),
+        "clipped": numbers(0.3), "wide": numbers(0.1), "raw": numbers(0.1),
         "time": pa.array(draw.integers(0, 2**50, count), pa.timestamp("us", tz="UTC")),
         "flag": pa.array(draw.random(count) < 0.5, mask=draw.random(count) < 0.3),
         "carrier": words(["AA", "UA", "UA", "é", "B6", "", "it's"]), "origin": words(["x", "y", "y", "z"]),
@@ -89,7 +91,7 @@ def tensors_of(table: pa.Table) -> Tensors:
 
 
 def naive(
-    train: int, tensors: Tensors, parameters: list[tuple[tuple[float, ...], ...]]
+    train: int, tensors: Tensors, parameters: list[tuple[tuple[float, ...], ...]], groups: list[list[int]]
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """All of it by NumPy, a column at a time, in doubles. Quantiles are as they were found: engines estimate them."""
 
@@ -134,7 +136,8 @@ def naive(
                 absent.append(np.array([(known_words.index(w) + 1) / 2 if w in known_words else 0 for w in words]))
             case Hashed():
                 places.append(index)  # compared apart
-    return np.stack([*made, *absent], axis=1), np.array(places).T
+    order = [place for group in groups for place in group]
+    return np.stack([*(made[place] for place in order), *absent], axis=1), np.array(places).T
 
 
 def test_a_graph_is_what_numpy_says(sail: "SparkSession") -> None:
@@ -144,7 +147,8 @@ def test_a_graph_is_what_numpy_says(sail: "SparkSession") -> None:
     data = tensors_of(table)
     numbers, places = Prepare(preparation, compiled(preparation))(data)
     assert numbers.shape == (500, preparation.width)
-    expected, index = naive(400, data, [number.parameters for number in preparation.numbers])
+    learned_of = [number.parameters for number in preparation.numbers]
+    expected, index = naive(400, data, learned_of, grouped(preparation.numbers))
     finite = np.isfinite(expected)
     np.testing.assert_allclose(numbers[finite], expected[finite], rtol=2e-5, atol=2e-5)
     assert np.array_equal(numbers[~finite], expected[~finite].astype(np.float32))
@@ -173,7 +177,8 @@ def test_a_graph_is_what_the_engine_computes_to_the_bit(spark: "SparkSession") -
     data = tensors_of(table)
     keep = [list(STEPS).index(name) for name in plan.numbers]
     numbers, places = Prepare(preparation, compiled(preparation))(Tensors(data.numeric[:, keep], data.categories))
-    for position, number in enumerate(preparation.numbers):
+    order = [preparation.numbers[place] for group in grouped(preparation.numbers) for place in group]
+    for position, number in enumerate(order):
         engine_says = np.array([0.0 if v is None else v for v in found[f"{number.name}_"].to_pylist()], np.float32)
         assert (engine_says.view(np.int32) == numbers[:, position].copy().view(np.int32)).all(), number.name
     for position, place in enumerate(preparation.embedded):

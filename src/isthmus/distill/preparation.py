@@ -137,16 +137,18 @@ def compiled(preparation: Preparation) -> bytes:
 
 
 def _groups(build: Building, numbers: Sequence[FittedNumber], rows: str, there: str) -> Iterator[str]:
-    """The numbers after their steps, (k, N) for k columns with the same ones, in the order of the columns."""
-    start = 0
-    while start < len(numbers):
-        end = start + 1
-        while end < len(numbers) and numbers[end].steps == numbers[start].steps:
-            end += 1
-        places = list(range(start, end))
+    """The numbers after their steps, (k, N) for all k columns with the same ones."""
+    for turn, places in enumerate(grouped(numbers)):
         value, valid = (_picked(build, tensor, places, len(numbers)) for tensor in (rows, there))
-        yield _group(build, numbers[start:end], value, valid, f"group_{start}")
-        start = end
+        yield _group(build, [numbers[place] for place in places], value, valid, f"group_{turn}")
+
+
+def grouped(numbers: Sequence[FittedNumber]) -> list[list[int]]:
+    """The positions of the numbers with the same steps, in the order in which the network sees them."""
+    groups: dict[str, list[int]] = {}
+    for place, number in enumerate(numbers):
+        groups.setdefault(repr(number.steps), []).append(place)
+    return list(groups.values())
 
 
 def _group(build: Building, numbers: Sequence[FittedNumber], value: str, valid: str, name: str) -> str:
@@ -206,5 +208,5 @@ def _picked(build: Building, tensor: str, places: Sequence[int], count: int) -> 
     """Rows of a tensor that has `count` of them."""
     if list(places) == list(range(count)):
         return tensor
-    name = f"{tensor}/{places[0]}_to_{places[-1]}"
+    name = f"{tensor}/{'_'.join(map(str, places))}"
     return build.add("Gather", [tensor, build.constant(f"{name}/places", np.array(places))], name, axis=0)
