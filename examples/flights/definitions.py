@@ -13,21 +13,17 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark us
 
 from isthmus import (
     Bool,
-    Clip,
     Distillation,
     Entity,
     Expect,
     FeatureService,
     Field,
     Float32,
-    Impute,
     Int32,
     Int64,
-    Log1p,
     OneHot,
     RequestSource,
     Source,
-    Standardize,
     String,
     request_transform,
     spine,
@@ -318,11 +314,6 @@ late_arrival = Distillation(
     spine=departures,
     teacher=on_server,
     student=on_device,
-    # What is left out here is standardized, or embedded if it is a text.
-    preparation={
-        "*__mean_delay_*": [Clip(0.01, 0.99), Standardize(), Impute(0.0)],
-        "*__flights_*": [Log1p(), Standardize(), Impute(0.0)],
-        "distance": [Log1p(), Standardize(), Impute(0.0)],
-        "origin": OneHot(),
-    },
+    # All other inputs are standardized, or embedded if they are texts: each kind of steps more is time on the phone.
+    preparation={"origin": OneHot()},
 )
