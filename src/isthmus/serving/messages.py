@@ -18,8 +18,8 @@ class LookupRequest(Struct, forbid_unknown_fields=True):
     entities: Annotated[
         Columns,
         Meta(
-            description="Join key to its values, one per row, and so the request fields that a request transform of the "
-            "answer takes. The answer has the same order.",
+            description="Join key to its values, one per row, and so the request fields that a request transform "
+            "takes. The answer has the same order.",
             examples=[{"carrier": ["UA", "AA"]}],
         ),
     ]
