@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Literal
 
@@ -21,12 +22,14 @@ from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.online import OnlineStore
 from isthmus.features.types import Float64, Int64, String
 from isthmus.features.verdict import Verdict, compare
+from isthmus.orchestration.api import private_api
 from isthmus.orchestration.keys import create
 from isthmus.orchestration.materialization import materialize
 from isthmus.orchestration.registration import apply
 from isthmus.orchestration.tables import build
 from isthmus.orchestration.verdictpage import page as verdict_page
 from isthmus.orchestration.verification import require_passed, verify
+from isthmus.serving.connection import WAIT_SECONDS
 from tests.orchestration.shop import HOUR, NOW, Open, Shop
 from tests.orchestration.test_cli import run
 
@@ -235,6 +238,14 @@ def test_a_row_that_no_request_has_room_for_is_refused_by_the_api(built: Shop, p
     built.append("\n[server.limits]\nbody_bytes = 50\n", "isthmus.toml")
     with pytest.raises(DataError, match=r"the API, body: has \d+ bytes; expected 50 at most"):
         verify(project(built))
+
+
+def test_between_two_questions_there_may_be_any_time(built: Shop, project: Open) -> None:
+    opened = project(built)
+    with opened.redis() as url, private_api(opened, opened.applied(), url, opened.now()) as api:
+        first = api.lookup([("customer_orders", "orders_7d")], {"customer": [1_000_003]}, 1)
+        time.sleep(WAIT_SECONDS + 1)  # the server has closed the connection
+        assert api.lookup([("customer_orders", "orders_7d")], {"customer": [1_000_003]}, 1).equals(first)
 
 
 def test_values_that_have_expired_are_compared_too(built: Shop, project: Open) -> None:

@@ -155,11 +155,12 @@ class Api:
         return self._ask("POST", path, body, {"content-type": "application/json", "accept": form.value})
 
     def _ask(self, method: str, path: str, body: bytes | None = None, head: Mapping[str, str] | None = None) -> bytes:
-        connection = self._open = self._open or self._connected()
         try:
-            connection.request(method, path, body, head or {})
-            response = connection.getresponse()
-            answer = response.read()
+            try:
+                response, answer = self._exchanged(method, path, body, head or {})
+            except ConnectionError:
+                # What is compared between two questions may take longer than a server keeps a connection.
+                response, answer = self._exchanged(method, path, body, head or {})
         except (OSError, http.client.HTTPException) as error:
             raise self._silent(f"does not answer ({error})") from error
         if response.status != 200:
@@ -169,6 +170,19 @@ class Api:
             raise ContractMismatch("the API", f"answers under contract {str(under)[:12]}",
                                    expected=self._contract.hash[:12], remedy="verify again")  # fmt: skip
         return answer
+
+    def _exchanged(
+        self, method: str, path: str, body: bytes | None, head: Mapping[str, str]
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        """One request and its answer; after an error the connection is opened anew."""
+        connection = self._open = self._open or self._connected()
+        try:
+            connection.request(method, path, body, head)
+            response = connection.getresponse()
+            return response, response.read()
+        except (OSError, http.client.HTTPException):
+            connection.close()
+            raise
 
     def _connected(self) -> http.client.HTTPConnection:
         """A connection to the server, once it is ready. Where it listens stands in its log."""
