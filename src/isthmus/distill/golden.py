@@ -9,7 +9,7 @@ import numpy as np
 from isthmus.distill.split import Index
 from isthmus.features.columns import Values, from_python
 from isthmus.features.manifest import ModelInput
-from isthmus.features.types import DataType
+from isthmus.features.types import DataType, Float64
 
 ROWS = 64
 UNSEEN = "\x7fnever in training"
@@ -64,7 +64,15 @@ def spread(count: int, wanted: int) -> Index:
 def plain(columns: Columns, inputs: Iterable[ModelInput]) -> list[tuple[Any, ...]]:
     """The rows as JSON values in the order of the inputs: null, and a word for a number that JSON lacks."""
     types = {item.name: item.dtype for item in inputs}
-    return list(zip(*([_word(v) for v in columns[name].tolist(dtype)] for name, dtype in types.items()), strict=True))
+    return list(zip(*(_words(columns[name], dtype) for name, dtype in types.items()), strict=True))
+
+
+def _words(values: Values, dtype: DataType) -> list[Any]:
+    if dtype.name == "Float32":
+        # In as few digits as read back as the same number of 32 bits: a device need not carry more.
+        short = np.array([float(str(value)) for value in values.data], np.float64)
+        return [_word(value) for value in Values(short, values.valid).tolist(Float64)]
+    return [_word(value) for value in values.tolist(dtype)]
 
 
 def _word(value: Any) -> Any:
