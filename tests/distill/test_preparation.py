@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 NAN, INF = math.nan, math.inf
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def spark() -> "Iterator[SparkSession]":
     with engine.session("spark") as session:
         yield session
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def sail() -> "Iterator[SparkSession]":
     with engine.session("sail") as session:
         yield session
@@ -185,7 +185,7 @@ def test_a_graph_is_what_the_engine_computes_to_the_bit(spark: "SparkSession") -
         assert found[f"{preparation.texts[place].name}_"].to_pylist() == places[:, position].tolist()
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])  # one session for all
 @given(st.lists(st.none() | st.floats(width=32), min_size=1, max_size=20), st.sampled_from(sorted(STEPS)))
 def test_no_number_is_too_wild(sail: "SparkSession", values: list[float | None], chain: str) -> None:
     steps = STEPS[chain] or [Impute(0.0)]
