@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from isthmus.transforms.rowwise.graph import IR_VERSION, ML_OPSET, OPSET
+from isthmus.transforms.rowwise.graph import assembled, needed
 
 
 class Building:
@@ -64,22 +64,11 @@ class Building:
         self, name: str, inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto]
     ) -> onnx.ModelProto:
         """The whole, checked, without what no output needs."""
-        needed = {output.name for output in outputs}
-        nodes: list[onnx.NodeProto] = []
-        for node in reversed(self._nodes):
-            if needed.intersection(node.output):
-                needed.update(node.input)
-                nodes.insert(0, node)
-        constants = [constant for constant in self._constants.values() if constant.name in needed]
+        nodes = needed(self._nodes, [output.name for output in outputs])
+        used = {name for node in nodes for name in node.input}
+        constants = [constant for constant in self._constants.values() if constant.name in used]
         _shorten(nodes, constants, {value.name for value in (*inputs, *outputs)})
-        domains = {"": OPSET} | {node.domain: ML_OPSET for node in nodes if node.domain}
-        model = helper.make_model(
-            helper.make_graph(nodes, name, inputs, outputs, constants),
-            opset_imports=[helper.make_opsetid(domain, version) for domain, version in domains.items()],
-            ir_version=IR_VERSION, producer_name="isthmus",
-        )  # fmt: skip
-        onnx.checker.check_model(model, full_check=True)
-        return model
+        return assembled(name, nodes, inputs, outputs, constants)
 
 
 def _shorten(nodes: Sequence[onnx.NodeProto], constants: Sequence[onnx.TensorProto], kept: Collection[str]) -> None:

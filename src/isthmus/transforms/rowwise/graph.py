@@ -274,17 +274,11 @@ class Graph:
     ) -> onnx.ModelProto:
         """The whole, checked, without what no output needs."""
         wanted = [output.name for output in outputs]
-        nodes = _needed(self._scheduled(wanted), wanted)
+        nodes = needed(self._scheduled(wanted), wanted)
         used = {name for node in nodes for name in node.input}
         constants = [constant for constant in self._constants if constant.name in used]
-        domains = {"": OPSET} | {node.domain: ML_OPSET for node in nodes if node.domain}
-        model = helper.make_model(
-            helper.make_graph(nodes, name, inputs, outputs, constants),
-            opset_imports=[helper.make_opsetid(domain, version) for domain, version in domains.items()],
-            ir_version=IR_VERSION, producer_name="isthmus",
-        )  # fmt: skip
+        model = assembled(name, nodes, inputs, outputs, constants)
         helper.set_model_props(model, dict(notes))
-        onnx.checker.check_model(model, full_check=True)
         return model
 
     def _scheduled(self, wanted: Sequence[str]) -> list[onnx.NodeProto]:
@@ -295,7 +289,7 @@ class Graph:
         plain: dict[int, list[onnx.NodeProto]] = defaultdict(list)
         calls: dict[tuple[int, int], list[onnx.NodeProto]] = defaultdict(list)
         depths: dict[str, int] = {}
-        for node in _needed(self._nodes, wanted):
+        for node in needed(self._nodes, wanted):
             depth = max((depths.get(name, 0) for name in node.input), default=0)
             if node.op_type == _TOGETHER:
                 function = next(int(part.i) for part in node.attribute if part.name == "function")
@@ -327,11 +321,29 @@ class Graph:
         return nodes
 
 
-def _needed(nodes: Sequence[onnx.NodeProto], wanted: Sequence[str]) -> list[onnx.NodeProto]:
+def assembled(
+    name: str,
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+    constants: Sequence[onnx.TensorProto],
+) -> onnx.ModelProto:
+    """A model of these parts, checked."""
+    domains = {"": OPSET} | {node.domain: ML_OPSET for node in nodes if node.domain}
+    model = helper.make_model(
+        helper.make_graph(nodes, name, inputs, outputs, constants),
+        opset_imports=[helper.make_opsetid(domain, version) for domain, version in domains.items()],
+        ir_version=IR_VERSION, producer_name="isthmus",
+    )  # fmt: skip
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def needed(nodes: Sequence[onnx.NodeProto], wanted: Sequence[str]) -> list[onnx.NodeProto]:
     """The nodes on which some tensors depend."""
-    needed, kept = set(wanted), []
+    awaited, kept = set(wanted), []
     for node in reversed(nodes):
-        if needed.intersection(node.output):
-            needed.update(node.input)
+        if awaited.intersection(node.output):
+            awaited.update(node.input)
             kept.append(node)
     return kept[::-1]
