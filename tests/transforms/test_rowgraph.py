@@ -71,7 +71,9 @@ def _rows(chance: random.Random, count: int) -> dict[str, Values]:
 
 
 def _bits(values: Values) -> list[Any]:
-    data = values.data.view(np.int64) if values.data.dtype == np.float64 else values.data
+    data = values.data
+    if data.dtype == np.float64:  # any NaN is as good as another: IEEE 754 leaves its sign and payload open
+        data = np.where(np.isnan(data), np.nan, data).view(np.int64)
     return list(zip(data.tolist(), values.valid.tolist(), strict=True))
 
 
