@@ -17,10 +17,10 @@ from isthmus.distill.building import Building
 from isthmus.distill.dataset import Array, Tensors
 from isthmus.distill.declaration import Plan
 from isthmus.distill.runtime import session
-from isthmus.features.rowgraph import MASKS, VALID, found, given
+from isthmus.features.rowgraph import VALID, found, given
 from isthmus.transforms import fitting
 from isthmus.transforms.fitting import FittedNumber, FittedText
-from isthmus.transforms.steps import Embed, Hashed, Impute, OneHot, Ordinal
+from isthmus.transforms.steps import Embed, Hashed, OneHot, Ordinal
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -152,44 +152,29 @@ def grouped(numbers: Sequence[FittedNumber]) -> list[list[int]]:
 
 
 def _group(build: Building, numbers: Sequence[FittedNumber], value: str, valid: str, name: str) -> str:
-    steps, told = numbers[0].chain, sum(map(len, numbers[0].parameters))
-    model = fitting.chain_graph(steps, list(map(len, numbers[0].parameters)))
-    # A graph of one row takes and gives rows: the columns stand in one, after each other.
-    shape, flat = build.add("Shape", [value], f"{name}/shape"), build.once("flat", np.array([1, -1]))
-    row = build.add("Reshape", [value, flat], f"{name}/row")
-    there = build.add("Reshape", [valid, flat], f"{name}/row_there")
-    fed = {given("float"): row, given(VALID): there}
-    if told:
-        fed = {f"{given('float')}[0]": row, f"{given(VALID)}[0]": there}
-        size = build.add("Shape", [row], f"{name}/size")
-        true = helper.make_tensor("true", TensorProto.BOOL, [1], [True])
-        always = build.add("ConstantOfShape", [size], f"{name}/always", value=true)
-        columns = zip(*([p for part in number.parameters for p in part] for number in numbers), strict=True)
+    model = fitting.chain_graph(numbers[0].chain, list(map(len, numbers[0].parameters)))
+    columns = [*zip(*([p for part in number.parameters for p in part] for number in numbers), strict=True)]
+    if columns:
+        # Of a graph of one row, each node takes as many: what is told of a column stands in its row.
+        fed = {f"{given('float')}[0]": value, f"{given(VALID)}[0]": valid}
         for n, values in enumerate(columns, 1):
-            constant = build.constant(f"{name}/p{n}", np.array(values, np.float32)[:, None])
-            spread = build.add("Expand", [constant, shape], f"{name}/p{n}/spread")
-            fed[f"{given('float')}[{n}]"] = build.add("Reshape", [spread, flat], f"{name}/p{n}/row")
-            fed[f"{given(VALID)}[{n}]"] = always
+            told = np.array(values, np.float32)[:, None] + np.float32(0)  # of a -0.0, 0.0
+            fed[f"{given('float')}[{n}]"] = build.constant(f"{name}/p{n}", told)
+            fed[f"{given(VALID)}[{n}]"] = valid
+    else:
+        fed = {given("float"): value, given(VALID): valid}
     build.include(model, name, fed)
-    result = f"{name}/{found('float')}"
-    if not steps or not isinstance(steps[-1], Impute):
-        first, end = (build.once(f"at_{at}", np.array([at])) for at in (0, 1))
-        kept = build.add("Slice", [f"{name}/{MASKS}", first, end, first], f"{name}/kept")
-        # The other way around, or by a Not, a -0.0 would lose its sign: see `transforms.rowwise.graph`.
-        lost = build.add("Equal", [kept, build.once("false", np.array(False))], f"{name}/lost")
-        result = build.add("Where", [lost, build.once("zero", np.float32(0)), result], f"{name}/or_zero")
-    return build.add("Reshape", [result, shape], f"{name}/made")
+    return f"{name}/{found('float')}"
 
 
 def _index(build: Building, text: FittedText, place: int) -> str:
     """The place of each text, int64 (N,)."""
-    model = fitting.place_graph(text.places)
-    axis = build.once("at_0", np.array([0]))
-    row = build.add("Unsqueeze", [f"text_{place}", axis], f"text_{place}/row")
-    empty = build.add("Equal", [row, build.once("empty", np.array([""], object))], f"text_{place}/empty")
-    there = build.add("Not", [empty], f"text_{place}/there")
-    build.include(model, f"place_of_{place}", {given("string"): row, given(VALID): there})
-    return build.add("Squeeze", [f"place_of_{place}/{found('int64')}", axis], f"text_{place}/place")
+    name = f"place_of_{place}"
+    # Of the mask, only the shape is looked at.
+    build.include(
+        fitting.place_graph(text.places), name, dict.fromkeys((given("string"), given(VALID)), f"text_{place}")
+    )
+    return f"{name}/{found('int64')}"
 
 
 def _spelled(build: Building, text: FittedText, index: str, place: int) -> str:

@@ -106,12 +106,12 @@ def training_part(rows: "DataFrame", before: int) -> "DataFrame":
 
 
 def chain_graph(steps: Sequence[Step], counts: Sequence[int]) -> "onnx.ModelProto":
-    """The graph of all steps of a number `x`, which gives `y`.
+    """The graph of all steps of a number `x`, which gives `y`: 0 where it is null after them.
 
     Args:
         steps: the steps.
-        counts: how many parameters each takes. They are inputs behind `x`, so that columns with the same steps can
-            share the graph.
+        counts: how many parameters each takes. They are inputs behind `x`, none of them null, NaN or -0.0, so that
+            columns with the same steps can share the graph.
     """
     from pyspark.sql import functions
 
@@ -122,12 +122,13 @@ def chain_graph(steps: Sequence[Step], counts: Sequence[int]) -> "onnx.ModelProt
     told = [[f"p{turn}_{n}" for n in range(count)] for turn, count in enumerate(counts)]
     with traced():
         value = chain(functions.col("x"), steps, [[functions.col(name) for name in part] for part in told])
-    inputs = dict.fromkeys(["x", *(name for part in told for name in part)], FLOAT)
-    return compile_columns({"y": value}, inputs).model
+        value = functions.coalesce(value, functions.lit(0.0).cast("float"))
+    parameters = [name for part in told for name in part]
+    return compile_columns({"y": value}, dict.fromkeys(["x", *parameters], FLOAT), parameters).model
 
 
 def place_graph(places: Mapping[str, int]) -> "onnx.ModelProto":
-    """The graph of the place of a word `x`, which gives `place`."""
+    """The graph of the place of a word `x`, which is "" for null; it gives `place`."""
     from pyspark.sql import functions
 
     from isthmus.transforms.rowwise.compiler import compile_columns
@@ -135,8 +136,8 @@ def place_graph(places: Mapping[str, int]) -> "onnx.ModelProto":
     from isthmus.transforms.rowwise.types import STRING
 
     with traced():
-        value = place(functions.col("x"), places).cast("bigint")
-    return compile_columns({"place": value}, {"x": STRING}).model
+        value = place(functions.col("x"), places)
+    return compile_columns({"place": value}, {"x": STRING}, ["x"]).model
 
 
 def number(rows: "DataFrame", name: str) -> "Column":
@@ -159,10 +160,13 @@ def place(value: "Column", places: Mapping[str, int]) -> "Column":
     """The place of a word; 0 for all others and for null."""
     from pyspark.sql import functions
 
+    nowhere = functions.lit(0).cast("bigint")
     if not places:
-        return functions.lit(0)
-    pairs = [functions.lit(part) for pair in places.items() for part in pair]
-    return functions.coalesce(functions.element_at(functions.create_map(*pairs), value), functions.lit(0))
+        return nowhere
+    pairs = [
+        part for word, place in places.items() for part in (functions.lit(word), functions.lit(place).cast("bigint"))
+    ]
+    return functions.coalesce(functions.element_at(functions.create_map(*pairs), value), nowhere)
 
 
 def _literals(parameters: Sequence[float]) -> "list[Column]":

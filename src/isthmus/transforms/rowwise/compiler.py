@@ -1,6 +1,6 @@
 """From PySpark columns to one ONNX graph."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -44,24 +44,27 @@ class Compiled:
     outputs: Mapping[str, SqlType]
 
 
-def compile_columns(columns: "Mapping[str, Column]", inputs: Mapping[str, SqlType]) -> Compiled:
+def compile_columns(
+    columns: "Mapping[str, Column]", inputs: Mapping[str, SqlType], plain: Collection[str] = ()
+) -> Compiled:
     """Compiles expressions of one row.
 
     Args:
         columns: output name to its expression.
         inputs: the columns that they may use, by name.
+        plain: the inputs that are never null, NaN or -0.0: their masks are not looked at.
 
     Raises:
         NotCompilableError: an expression that no graph can hold.
     """
     nodes = {name: node_of(column) for name, column in columns.items()}
-    compiler = _Compiler(inputs)
+    compiler = _Compiler(inputs, plain)
     values = {name: compiler.value(node) for name, node in nodes.items()}
     return compiler.finish(nodes, values)
 
 
 class _Compiler:
-    def __init__(self, inputs: Mapping[str, SqlType]) -> None:
+    def __init__(self, inputs: Mapping[str, SqlType], plain: Collection[str]) -> None:
         self._inputs = inputs
         self._graph = Graph()
         self._given = _by_element(inputs)
@@ -70,8 +73,10 @@ class _Compiler:
             rows |= dict(zip(names, self._graph.split(given(element), len(names)), strict=True))
         masks = self._graph.split(given(VALID), len(inputs))
         self._graph.begin(masks[0])
+        self._graph.plain(rows[name] for name in plain)
         self._columns = {
-            name: Value(kind, rows[name], mask) for (name, kind), mask in zip(inputs.items(), masks, strict=True)
+            name: Value(kind, rows[name], None if name in plain else mask)
+            for (name, kind), mask in zip(inputs.items(), masks, strict=True)
         }
         self._known: dict[Node, Value] = {}
         self._bound: dict[str, Value] = {}

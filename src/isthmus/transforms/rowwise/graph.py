@@ -1,7 +1,7 @@
 """ONNX nodes under fresh names, and SQL values made of them: data, where they are null, where Spark would refuse."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import count
@@ -19,6 +19,13 @@ OPSET, ML_OPSET, IR_VERSION = 20, 2, 9
 _FRACTIONAL = (TensorProto.FLOAT, TensorProto.DOUBLE)
 _SIGNLESS = frozenset({"Abs", "Exp"})
 """What gives no -0.0."""
+_FOLDED: dict[str, Callable[..., "np.ndarray[Any, Any]"]] = {
+    "Neg": np.negative, "Abs": np.abs, "IsNaN": np.isnan, "Equal": np.equal, "Less": np.less,
+    "LessOrEqual": np.less_equal, "Greater": np.greater, "And": np.logical_and, "Or": np.logical_or,
+}  # fmt: skip
+"""What is computed at once, of constants, and gives the same bits everywhere."""
+_DECIDED = {"And": True, "Or": False}
+"""A truth that decides nothing in a function of two."""
 _TOGETHER = "Together"
 """Stands for a call of a function of many arguments at once, until all are known."""
 
@@ -61,6 +68,11 @@ class Graph:
         self._tensors: dict[object, str] = {}
         self._positive: set[str] = set()
         """What is no -0.0."""
+        self._numbers: set[str] = set()
+        """What is no NaN."""
+        self._negated: dict[str, str] = {}
+        self.lookups: dict[tuple[str, Mask], tuple[Value, Sequence[tuple[Any, Any]]]] = {}
+        """Data and mask of what was found in a map: the key, and the map's pairs."""
         self._together: list[Stacked] = []
         self.shape = ""
 
@@ -72,8 +84,15 @@ class Graph:
         """
         self.shape = self.add("Shape", rows)
 
+    def plain(self, tensors: Iterable[str]) -> None:
+        """Says of which tensors it is known that they hold neither NaN nor -0.0."""
+        self._numbers.update(tensors)
+        self._positive |= self._numbers
+
     def add(self, operator: str, *inputs: str, **attributes: Any) -> str:
-        """The output of a node."""
+        """The output of a node, or a tensor that is there already and holds the same."""
+        if (known := self._without(operator, inputs)) is not None:
+            return known
         # ONNX Runtime takes x + 0.0 for x, which a -0.0 is not, and (1 / x) * y for y / x, also of whole numbers.
         if operator in ("Add", "Sub") and not self._fixed.keys() >= set(inputs):
             inputs = tuple(
@@ -91,6 +110,18 @@ class Graph:
             if operator in _SIGNLESS:
                 self._positive.add(name)
         return self._known[key]
+
+    def _without(self, operator: str, inputs: Sequence[str]) -> str | None:
+        """What a node would give, if that can be said without it."""
+        if operator in _FOLDED and self._values.keys() >= set(inputs):
+            with np.errstate(all="ignore"):
+                array = np.asarray(_FOLDED[operator](*(self._values[name] for name in inputs)))
+            return self.tensor(array, helper.np_dtype_to_tensor_dtype(array.dtype))
+        if operator in _DECIDED:
+            for one, other in (inputs, inputs[::-1]):
+                if self.is_number(one):
+                    return other if self.number(one) == _DECIDED[operator] else one
+        return None
 
     def split(self, data: str, count: int) -> list[str]:
         """The rows of a tensor of shape (count, n), each of shape (1, n)."""
@@ -163,7 +194,10 @@ class Graph:
 
     def negated(self, mask: str) -> str:
         """Where a mask is false. No Not: ONNX Runtime turns Where(Not(x), a, b) around, see `where`."""
-        return self.add("Equal", mask, self.constant(False, BOOLEAN))
+        if mask not in self._negated:
+            found = self.add("Equal", mask, self.constant(False, BOOLEAN))
+            self._negated |= {mask: found, found: mask}
+        return self._negated[mask]
 
     def where(self, mask: str, one: str, other: str, kind: SqlType) -> str:
         """One tensor where a mask is true, another one elsewhere, to the last bit.
@@ -175,17 +209,20 @@ class Graph:
                 return self.add("Or", self.negated(mask), one) if self.number(other) else self.add("And", mask, one)
             if self.is_number(one):
                 return self.add("Or", mask, other) if self.number(one) else self.add("And", self.negated(mask), other)
-            return self._chosen(mask, one, other)
+            return self._chosen(mask, one, other, kind)
         if not kind.fractional or one in self._positive:
             return self.add("Where", mask, one, other)
         if other in self._positive:
             return self.add("Where", self.negated(mask), other, one)
-        return self._chosen(mask, one, other)
+        return self._chosen(mask, one, other, kind)
 
-    def _chosen(self, mask: str, one: str, other: str) -> str:
-        """By place: whatever the values are, they are moved and not looked at."""
-        both = self.add("Concat", self.row(other), self.row(one), axis=0)
-        return self.add("GatherElements", both, self.row(self.cast(mask, LONG)), axis=0)
+    def _chosen(self, mask: str, one: str, other: str, kind: SqlType) -> str:
+        unlike = self.negated(mask)
+        if kind.tensor == TensorProto.BOOL:
+            return self.add("Or", self.add("And", mask, one), self.add("And", unlike, other))
+        # Of each, the second choice keeps its bits, and so does what is multiplied by 1.
+        none = self.constant(1, kind)
+        return self.add("Mul", self.add("Where", mask, none, other), self.add("Where", unlike, none, one))
 
     def guarded(self, raises: Mask, mask: Mask) -> Mask:
         """What raises, but only where a mask (None: everywhere) is true."""
@@ -200,6 +237,10 @@ class Graph:
         return (
             data in self._values and self._values[data].shape == () and bool(self._values[data] == self._values[data])
         )
+
+    def never_nan(self, data: str) -> bool:
+        """Whether it is known that no value of a tensor is NaN."""
+        return data in self._numbers or self.is_number(data)
 
     def number(self, data: str) -> float:
         """A constant that is one number."""
@@ -251,11 +292,18 @@ class Graph:
 
     def merged(self, mask: str, one: Value, other: Value) -> Value:
         """One value where a mask is true, another one of the same type elsewhere. Only what is taken raises."""
-        data = one.data if one.data == other.data else self.where(mask, one.data, other.data, one.kind)
         unlike = self.negated(mask)
-        valid = self.both(self._implies(mask, one.valid), self._implies(unlike, other.valid))
         raises = self.either(self.guarded(one.raises, mask), self.guarded(other.raises, unlike))
+        if self._is_null(other):  # under which anything may stand
+            return replace(one, valid=self.both(mask, one.valid), raises=raises)
+        if self._is_null(one):
+            return replace(other, valid=self.both(unlike, other.valid), raises=raises)
+        data = one.data if one.data == other.data else self.where(mask, one.data, other.data, one.kind)
+        valid = self.both(self._implies(mask, one.valid), self._implies(unlike, other.valid))
         return replace(one, data=data, valid=valid, raises=raises)
+
+    def _is_null(self, value: Value) -> bool:
+        return value.valid is not None and self.is_number(value.valid) and not self.number(value.valid)
 
     def _implies(self, mask: str, then: Mask) -> Mask:
         return None if then is None else self.add("Or", self.negated(mask), then)
@@ -263,7 +311,11 @@ class Graph:
     def packed(self, parts: Sequence[str], name: str) -> None:
         """Puts tensors of shape (1, n) under each other, into one that has a name of its own."""
         rows = [self.row(part) for part in parts]
-        self._nodes.append(helper.make_node("Concat", rows, [name], name=f"output_{name}", axis=0))
+        operator = "Concat" if len(rows) > 1 else "Identity"
+        node = helper.make_node(operator, rows, [name], name=f"output_{name}")
+        if len(rows) > 1:
+            node.attribute.append(helper.make_attribute("axis", 0))
+        self._nodes.append(node)
 
     def model(
         self,
@@ -308,7 +360,7 @@ class Graph:
     def _called(self, function: Stacked, calls: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
         """The nodes of one function of several arguments."""
         # Nothing that is known already: no output may need it, and then it is not there.
-        before, self._nodes, self._known = (self._nodes, self._known), [], {}
+        before, self._nodes, self._known, self._negated = (self._nodes, self._known, self._negated), [], {}, {}
         arguments, names = [call.input[0] for call in calls], [call.output[0] for call in calls]
         numbers = [next(int(part.i) for part in call.attribute if part.name == "number") for call in calls]
         if len(calls) > 1:
@@ -317,7 +369,7 @@ class Graph:
             found = function(self, arguments[0], numbers)
             for node in self._nodes:
                 node.output[:] = [names[0] if name == found else name for name in node.output]
-        nodes, (self._nodes, self._known) = self._nodes, before
+        nodes, (self._nodes, self._known, self._negated) = self._nodes, before
         return nodes
 
 

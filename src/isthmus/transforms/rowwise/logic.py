@@ -6,7 +6,7 @@ from functools import partial, reduce
 
 from onnx import TensorProto
 
-from isthmus.transforms.rowwise import casts
+from isthmus.transforms.rowwise import casts, maps
 from isthmus.transforms.rowwise.expressions import Node, NotCompilableError
 from isthmus.transforms.rowwise.graph import Graph, Mask, Value
 from isthmus.transforms.rowwise.rules import Rule, rule
@@ -25,7 +25,7 @@ def alike(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
 def equal(graph: Graph, kind: SqlType, left: str, right: str) -> str:
     """Where two tensors are equal."""
     same = graph.add("Equal", left, right)
-    if not kind.fractional or graph.is_number(left) or graph.is_number(right):
+    if not kind.fractional or graph.never_nan(left) or graph.never_nan(right):
         return same
     return graph.add("Or", same, graph.add("And", graph.add("IsNaN", left), graph.add("IsNaN", right)))
 
@@ -37,10 +37,10 @@ def less(graph: Graph, node: Node, kind: SqlType, left: str, right: str) -> str:
     if kind == BOOLEAN:
         return graph.add("And", graph.negated(left), right)
     below = graph.add("Less", left, right)
-    if not kind.fractional or graph.is_number(right):
+    if not kind.fractional or graph.never_nan(right):
         return below
-    if graph.is_number(left):
-        return graph.add("Or", below, graph.add("IsNaN", right))
+    if graph.never_nan(left):
+        return graph.negated(graph.add("LessOrEqual", right, left))
     number = graph.negated(graph.add("IsNaN", left))
     return graph.add("Or", below, graph.add("And", number, graph.add("IsNaN", right)))
 
@@ -205,6 +205,8 @@ def _first(graph: Graph, one: Value, rest: Value) -> Value:
     """A value where it is not null, else another one. That it cannot be computed is no null."""
     if one.valid is None:
         return one
+    if rest.valid is None and (data := maps.found_or(graph, one, rest.data)):
+        return Value(one.kind, data, None, one.raises)
     chosen = graph.merged(one.valid, Value(one.kind, one.data), rest)
     return Value(one.kind, chosen.data, chosen.valid, graph.either(one.raises, chosen.raises))
 

@@ -84,23 +84,30 @@ def expm1(graph: Graph, x: str) -> str:
     return _but_zero(graph, graph.add("Where", far, less, near), x, tiny)
 
 
+_NEARLY_ALL = 709.0
+"""From here on e^x soon overflows, of which half does not yet."""
+
+
 def _sinh(graph: Graph, x: str) -> str:
     size = graph.add("Abs", x)
     e = expm1(graph, size)
     one, half = number(graph, 1.0), number(graph, 0.5)
     near = graph.add("Mul", half, graph.add("Add", e, graph.add("Div", e, graph.add("Add", e, one))))
-    root = exp(graph, graph.add("Mul", half, size))
-    far = graph.add("Mul", graph.add("Mul", half, root), root)
-    found = graph.add("Where", graph.add("Greater", size, number(graph, 22.0)), far, near)
-    return _signed_like(graph, found, x)
+    return _signed_like(graph, _half_exp_or(graph, size, near), x)
 
 
 def _cosh(graph: Graph, x: str) -> str:
+    size, half = graph.add("Abs", x), number(graph, 0.5)
+    e = exp(graph, size)
+    return _half_exp_or(graph, size, graph.add("Add", graph.add("Mul", half, e), graph.add("Div", half, e)))
+
+
+def _half_exp_or(graph: Graph, size: str, near: str) -> str:
+    """What was found, but from where e^x may overflow on half of it, by way of its root."""
     half = number(graph, 0.5)
-    root = exp(graph, graph.add("Mul", half, graph.add("Abs", x)))
-    # Half of e^x by way of its root: e^x alone overflows too soon.
-    big = graph.add("Mul", graph.add("Mul", half, root), root)
-    return graph.add("Add", big, graph.add("Div", graph.add("Div", half, root), root))
+    root = exp(graph, graph.add("Mul", half, size))
+    far = graph.add("Mul", graph.add("Mul", half, root), root)
+    return graph.add("Where", graph.add("Greater", size, number(graph, _NEARLY_ALL)), far, near)
 
 
 def _signed_like(graph: Graph, size: str, x: str) -> str:
@@ -309,14 +316,13 @@ def _cos(graph: Graph, x: str) -> str:
 
 
 def _tanh(graph: Graph, x: str) -> str:
-    """1 - 2 / (e^2x + 1), and below 1 by way of e^-2x - 1."""
+    """Of e = e^2x - 1: e / (e + 2), from 0.55 on 1 - 2 / (e + 2), where an error of e counts for less."""
     size, two = graph.add("Abs", x), number(graph, 2.0)
-    twice = graph.add("Mul", two, size)
-    one = number(graph, 1.0)
-    far = graph.add("Sub", one, graph.add("Div", two, graph.add("Add", expm1(graph, twice), two)))
-    less = expm1(graph, graph.add("Neg", twice))
-    near = graph.add("Neg", graph.add("Div", less, graph.add("Add", less, two)))
-    return _signed_like(graph, graph.add("Where", graph.add("Less", size, one), near, far), x)
+    e = expm1(graph, graph.add("Mul", two, size))
+    under = graph.add("Add", e, two)
+    far = graph.add("Sub", number(graph, 1.0), graph.add("Div", two, under))
+    steep = graph.add("Less", size, number(graph, 0.55))
+    return _signed_like(graph, graph.add("Where", steep, graph.add("Div", e, under), far), x)
 
 
 _real("sqrt", _kernel("Sqrt"))
