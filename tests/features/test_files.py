@@ -1,14 +1,16 @@
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from isthmus.features.files import scratch_folder
+from isthmus.features.files import publish, scratch_folder
 
 _MANY = """
 import sys, time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from isthmus.features.files import scratch_folder
+from isthmus.features.files import publish, scratch_folder
 
 for _ in range(150):
     with scratch_folder(Path(sys.argv[1]), "_join") as folder:
@@ -33,3 +35,21 @@ def test_what_another_machine_left_stays(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {
         f"{own}-2-0123456789abcdef", "_join-elsewhere-0123456789abcdef"
     }  # fmt: skip
+
+
+def test_several_may_publish_to_one_target(tmp_path: Path) -> None:
+    """Whichever is the last one is there whole, and nothing beside it."""
+    target = tmp_path / "target"
+
+    def often(content: str) -> None:
+        def write(folder: Path) -> None:
+            for name in ("a", "b"):
+                (folder / name).write_text(content)
+
+        for _ in range(60):
+            publish(target, write)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(often, "wxyz"))
+    assert len({(target / name).read_text() for name in ("a", "b")}) == 1
+    assert list(tmp_path.iterdir()) == [target]

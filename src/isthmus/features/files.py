@@ -1,5 +1,6 @@
 """Files and folders that are there whole or not at all."""
 
+import errno
 import fcntl
 import glob
 import os
@@ -8,6 +9,7 @@ import shutil
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 
@@ -52,7 +54,8 @@ def read_pointer(file: Path) -> Path:
 def publish(target: Path, write: Callable[[Path], None]) -> None:
     """Fills a new folder with `write` and moves it to `target`, in place of a folder that is there.
 
-    A reader never sees a half-written file. If the process dies, what is left beside the target begins with a dot, and
+    A reader never sees a half-written file. Of several that publish to one target at the same time, the last one stays.
+    If the process dies, what is left beside the target begins with a dot, and
     the next one to publish there removes it.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -70,9 +73,15 @@ def publish(target: Path, write: Callable[[Path], None]) -> None:
             with file.open("rb") as handle:
                 os.fsync(handle.fileno())
         _sync(fresh)
-        if target.exists():
-            target.rename(scratch / "old")
-        fresh.rename(target)
+        for turn in count():
+            with suppress(FileNotFoundError):
+                target.rename(scratch / f"old-{turn}")
+            try:
+                fresh.rename(target)
+                break
+            except OSError as error:  # another one was put there meanwhile
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
     _sync(target.parent)
 
 
