@@ -8,12 +8,13 @@ import pyarrow as pa
 
 from isthmus.distill.declaration import Distillation, Plan
 from isthmus.distill.distillation import DistillationReport, distill
-from isthmus.distill.preparation import Learn, Preparation, learned
+from isthmus.distill.preparation import Learn, learned
 from isthmus.features.manifest import ModelInput
 from isthmus.features.profiles import TrainingProfile
 from isthmus.features.spec import FeatureService, Field, Spine
 from isthmus.features.types import Bool, Float32, Float64, Int64, String, UnixTimestamp
 from isthmus.transforms import engine
+from isthmus.transforms.fitting import Preparation
 
 HOUR = 3_600_000_000
 CONTRACT = "c" * 64

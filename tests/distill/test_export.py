@@ -15,12 +15,12 @@ from isthmus.distill.evaluate import sigmoid
 from isthmus.distill.export import TOLERANCE, ExportReport, export
 from isthmus.distill.flatbuffer import canonical
 from isthmus.distill.graph import graph
-from isthmus.distill.preparation import Preparation, Prepare, compiled
+from isthmus.distill.preparation import Prepare, compiled
 from isthmus.distill.runtime import ort_format, predict, session
 from isthmus.distill.student import Student
 from isthmus.features.errors import ContractMismatch, DataError, GateFailed, PackageError
 from isthmus.features.manifest import SUMS, feeds, package_digest, read_golden, read_package
-from isthmus.transforms.fitting import FittedNumber, FittedText
+from isthmus.transforms.fitting import FittedNumber, FittedText, Preparation
 from isthmus.transforms.steps import Embed, described
 from tests.distill.conftest import SERVING, make_package
 from tests.distill.support import CONTRACT, STUDENT, run, training_set

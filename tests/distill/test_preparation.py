@@ -16,10 +16,11 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark us
 
 from isthmus.distill.dataset import Tensors
 from isthmus.distill.declaration import DEFAULT, Plan
-from isthmus.distill.preparation import Preparation, Prepare, compiled, grouped, learned
+from isthmus.distill.preparation import Prepare, compiled, grouped, learned
 from isthmus.features.manifest import ModelInput
 from isthmus.features.types import Float32, Int64, String
 from isthmus.transforms import engine, fitting
+from isthmus.transforms.fitting import Preparation
 from isthmus.transforms.steps import Clip, Embed, Hashed, Impute, Log1p, OneHot, Ordinal, Standardize, Step, Text
 from tests.distill.support import declaration
 
@@ -190,8 +191,7 @@ def test_a_graph_is_what_the_engine_computes_to_the_bit(spark: "SparkSession") -
 def test_no_number_is_too_wild(sail: "SparkSession", values: list[float | None], chain: str) -> None:
     steps = STEPS[chain] or [Impute(0.0)]
     table = pa.table({"x": pa.array(values, pa.float32())})
-    fitted, _ = fitting.fit(sail.createDataFrame(table), {"x": steps}, {})
-    preparation = Preparation(tuple(fitted), ())
+    preparation = fitting.fit(sail.createDataFrame(table), {"x": steps}, {})
     numeric = np.array([[NAN if value is None else value] for value in values], np.float32)
     numbers, _ = Prepare(preparation, compiled(preparation))(Tensors(numeric, np.empty((len(values), 0), object)))
     assert not np.isnan(numbers).any()

@@ -1,7 +1,10 @@
 """What is wrong in a request: the same answer from the engine, a graph, the API, and the files of a package."""
 
+import json
 import math
+import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,13 +14,14 @@ import pyarrow as pa
 import pytest
 
 from isthmus.distill.runtime import predict, session
+from isthmus.distill.student import read_record
 from isthmus.features.columns import ARROW, from_python, to_arrow
-from isthmus.features.contract import Contract
+from isthmus.features.contract import Contract, FieldRule
 from isthmus.features.errors import ConfigurationError, DataError
 from isthmus.features.manifest import feeds, read_package
 from isthmus.features.rowgraph import RowGraph
 from isthmus.orchestration.materialization import materialize
-from isthmus.orchestration.models import distill, export
+from isthmus.orchestration.models import distill, export, last_model, last_package
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.registration import apply
 from isthmus.orchestration.release import deploy
@@ -30,6 +34,7 @@ from isthmus.transforms import engine
 from isthmus.transforms.request import computed
 from tests.orchestration import shop as shops
 from tests.orchestration.shop import Open, Shop
+from tests.orchestration.test_cli import run, strictly
 from tests.orchestration.test_request import learnable, with_moment
 from tests.serving.support import free_port, wait
 
@@ -328,3 +333,40 @@ def _ready(http: httpx.Client) -> bool:
         return bool(http.get("/readyz").json().get("model"))
     except httpx.TransportError:
         return False
+
+
+def test_the_contract_says_it_in_words(released: Project) -> None:
+    package = last_package(released, released.definitions.distillations["late_order"])
+    shown = run("contract", "show", str(package), cwd=released.root).stdout
+    part = shown.partition("\nrequest transform basket\n")[2].partition("\nrequest transform ")[0]
+    for line in ("of hour  from 0 to 23, else 12", "of note  a length from 1 to 5", "of gift  always present",
+                 "of wished  at least 2020-01-01 00:00:00+00:00, else 2024-01-01 00:00:00+00:00"):  # fmt: skip
+        assert f" {line}\n" in part, part
+    assert "takes  shelf_demand: sold_1d\n" in shown
+    taught = shown.partition("\nwhat the training part taught\n")[2].splitlines()
+    learned = read_record(last_model(released, released.definitions.distillations["late_order"])).preparation
+    names = [item.name for item in learned.numbers] + [item.name for item in learned.texts]
+    assert [line.split()[0] for line in taught] == names
+    assert all("Standardize(limit=4.0) mean " in line or "Embed(size=254) with " in line for line in taught)
+    document = strictly(run("contract", "show", str(package), "--json", cwd=released.root).stdout)
+    assert document["transforms"]["basket"]["hash"] == released.applied().transforms["basket"].hash
+    assert len(document["learned"]) == len(taught)
+
+    other = released.root / "other"
+    shutil.copytree(package, other)
+    file = other / "preparation.json"
+    data = json.loads(file.read_text())
+    data["numbers"][0]["parameters"][0][0] += 1
+    file.write_text(json.dumps(data))
+    contract = released.applied()
+    basket = contract.transforms["basket"]
+    ruled = replace(basket, rules={**basket.rules, "hour": FieldRule("basket", "from 0 to 24", None)})
+    changed = replace(contract, transforms={**contract.transforms, "basket": ruled})
+    (other / "contract.json").write_bytes(changed.dumps())
+    said = run("contract", "diff", str(package), str(other), cwd=released.root).stdout
+    assert "of hour from 0 to 23, else 12 was expected, from 0 to 24 is" in said
+    assert f"the training part taught otherwise about {data['numbers'][0]['name']}\n" in said
+    file.write_text("{")
+    broken = run("contract", "show", str(other), cwd=released.root)
+    assert (broken.returncode, "Traceback" in broken.stderr) == (1, False)
+    assert "preparation.json" in broken.stderr

@@ -20,7 +20,7 @@ from isthmus.distill.declaration import Distillation
 from isthmus.distill.evaluate import latency, metrics, sigmoid
 from isthmus.distill.graph import graph
 from isthmus.distill.head import Head
-from isthmus.distill.preparation import FILE, Learn, Preparation, Prepare, compiled
+from isthmus.distill.preparation import FILE, Learn, Prepare, compiled
 from isthmus.distill.runtime import predict, session
 from isthmus.distill.split import Index, Split, split_table
 from isthmus.distill.student import RECORD, Student, StudentRecord
@@ -31,6 +31,7 @@ from isthmus.features.errors import ConfigurationError
 from isthmus.features.files import publish
 from isthmus.features.manifest import ModelInput, feeds
 from isthmus.features.profiles import TrainingProfile
+from isthmus.transforms.fitting import Preparation
 from isthmus.transforms.steps import described
 
 MODELS = ("teacher", "reference", "student", "control")

@@ -153,7 +153,7 @@ def export(
         variants=tuple(variants),
     )
     golden_file = Golden(tuple(dict.fromkeys(item.name for item in inputs)), tuple(plain(kept, fed)), outputs)
-    path = write_package(packages, manifest, contract, golden_file, models)
+    path = write_package(packages, manifest, contract, record.preparation, golden_file, models)
     report = ExportReport(
         path,
         package_digest(path),

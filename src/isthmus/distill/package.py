@@ -11,6 +11,7 @@ import msgspec
 from isthmus.features.files import publish
 from isthmus.features.manifest import SUMS, Golden, Manifest, read_package
 from isthmus.features.rowgraph import VALID, given
+from isthmus.transforms.fitting import LEARNED, Preparation
 
 _README = """\
 # {name}
@@ -54,7 +55,8 @@ A UnixTimestamp is given in microseconds since 1970 UTC, a Bool as 0 or 1.
 {variants}
 
 The difference is of probabilities, against the trained model. `golden.json` holds rows with the answer of every file;
-`contract.json` says what the inputs mean; `sha256sum --check {sums}` says whether the folder is whole.
+`contract.json` says what the inputs mean, `preparation.json` what the training part taught about them, which is inside
+the graph; `sha256sum --check {sums}` says whether the folder is whole.
 """
 
 
@@ -66,13 +68,19 @@ _ROW = {
 
 
 def write_package(
-    packages: Path, manifest: Manifest, contract: Mapping[str, Any], golden: Golden, models: Mapping[str, bytes]
+    packages: Path,
+    manifest: Manifest,
+    contract: Mapping[str, Any],
+    learned: Preparation,
+    golden: Golden,
+    models: Mapping[str, bytes],
 ) -> Path:
     """Writes a package and gives its folder, whose name ends in the digest of what it holds."""
     files = {
         **models,
         "manifest.json": _json(manifest),
         "contract.json": _json(contract),
+        LEARNED: msgspec.json.encode(learned) + b"\n",
         "golden.json": json.dumps(msgspec.to_builtins(golden), separators=(",", ":"), allow_nan=False).encode() + b"\n",
         "README.md": _readme(manifest).encode(),
     }

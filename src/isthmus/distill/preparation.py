@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 from onnx import TensorProto, helper
 
@@ -19,38 +18,14 @@ from isthmus.distill.declaration import Plan
 from isthmus.distill.runtime import session
 from isthmus.features.rowgraph import VALID, found, given
 from isthmus.transforms import fitting
-from isthmus.transforms.fitting import FittedNumber, FittedText
-from isthmus.transforms.steps import Embed, Hashed, OneHot, Ordinal
+from isthmus.transforms.fitting import FittedNumber, FittedText, Preparation
+from isthmus.transforms.steps import Embed, Hashed, OneHot
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
 FILE = "preparation.onnx"
 NUMBERS = "numbers"
-
-
-class Preparation(msgspec.Struct, frozen=True):
-    """What the training part taught about the inputs of a network.
-
-    Attributes:
-        numbers: the numbers, in the order of `Tensors.numeric`.
-        texts: the texts, in the order of `Tensors.categories`.
-    """
-
-    numbers: tuple[FittedNumber, ...]
-    texts: tuple[FittedText, ...]
-
-    @property
-    def width(self) -> int:
-        """How many numbers the network sees."""
-        spelled = sum(text.count for text in self.texts if isinstance(text.text, OneHot))
-        ordered = sum(isinstance(text.text, Ordinal) for text in self.texts)
-        return len(self.numbers) + sum(number.indicator for number in self.numbers) + spelled + ordered
-
-    @property
-    def embedded(self) -> list[int]:
-        """The positions of the texts that have a learned vector for each place."""
-        return [place for place, text in enumerate(self.texts) if isinstance(text.text, Embed | Hashed)]
 
 
 Learn = Callable[[Plan, int], Preparation]
@@ -65,8 +40,7 @@ def learned(rows: Any, plan: Plan, before: int) -> Preparation:
         plan: column to steps.
         before: the first moment after the training part, in microseconds.
     """
-    numbers, texts = fitting.fit(fitting.training_part(rows, before), plan.numbers, plan.texts)
-    return Preparation(tuple(numbers), tuple(texts))
+    return fitting.fit(fitting.training_part(rows, before), plan.numbers, plan.texts)
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from isthmus.distill.dataset import Array, Tensors
-from isthmus.distill.preparation import FILE, Preparation, Prepare
+from isthmus.distill.preparation import FILE, Prepare
 from isthmus.features.errors import DataError
 from isthmus.features.manifest import ModelInput
 from isthmus.features.types import TYPES
+from isthmus.transforms.fitting import Preparation
 
 RECORD = "student.json"
 

@@ -121,12 +121,15 @@ class FieldRule:
     Attributes:
         source: the request source that declares it. Its own graph tells which rows break the rule.
         expected: the rule in words.
-        optional: whether it has a default, and so may be left out of a request.
+        default: what stands in for it, in words; then it may be left out of a request. None if nothing does.
     """
 
     source: str
     expected: str
-    optional: bool
+    default: str | None
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, (self.expected, "" if self.default is None else f"else {self.default}")))
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,7 @@ class TransformContract:
 def optional(transforms: Iterable[TransformContract]) -> set[str]:
     """The request fields that may be left out: those that every request transform takes with a default."""
     taken = [(column.name, one.rules.get(column.name)) for one in transforms for column in one.request]
-    return {name for name, _ in taken} - {name for name, rule in taken if rule is None or not rule.optional}
+    return {name for name, _ in taken} - {name for name, rule in taken if rule is None or rule.default is None}
 
 
 def request_column(name: str, dtype: DataType) -> Column:

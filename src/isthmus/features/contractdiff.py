@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from isthmus.features.contract import Contract, ViewContract
+from isthmus.features.contract import Contract, FieldRule, ViewContract
 from isthmus.features.errors import ContractMismatch
 
 _COLUMNS = {"keys": "key", "fields": "feature", "features": "feature", "request": "request field",
@@ -194,7 +194,7 @@ def _parts(before: Mapping[str, Any], after: Mapping[str, Any], reread: set[str]
         elif part in _TIMES:
             words.append(_was(part, duration, was, now))
         elif part == "rules":
-            words.append("what it expects of request fields changed")
+            words += _rules(*({name: str(FieldRule(*rule)) for name, *rule in rules or ()} for rules in (was, now)))
         elif part == "graph":
             words.append("what it computes changed")
         elif part == "code":
@@ -205,6 +205,15 @@ def _parts(before: Mapping[str, Any], after: Mapping[str, Any], reread: set[str]
             verbs = ("were", "are") if isinstance(was, list) else ("was", "is")
             words.append(_was(part.replace("_", " "), _text, was, now, verbs))
     return tuple(words)
+
+
+def _rules(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """What is expected of request fields in one of two only, in words."""
+    return [
+        f"of {name} {before.get(name, 'nothing')} was expected, {after.get(name, 'nothing')} is"
+        for name in dict.fromkeys((*before, *after))
+        if before.get(name) != after.get(name)
+    ]
 
 
 def _by_name(part: str, items: Sequence[Sequence[str]] | None) -> dict[str, list[str]]:

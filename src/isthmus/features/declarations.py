@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import FunctionType, NoneType
 from typing import Any
 
@@ -441,10 +441,14 @@ def _rules(request: RequestSource) -> dict[str, FieldRule]:
     expected = {field.name: [str(e) for e in request.expectations if e.feature == field.name]
                 for field in request.schema}  # fmt: skip
     return {
-        name: FieldRule(request.name, ", ".join(words), name in request.defaults)
+        name: FieldRule(request.name, ", ".join(words), _in_words(request.defaults.get(name)))
         for name, words in expected.items()
         if words or name in request.defaults
     }
+
+
+def _in_words(default: Any) -> str | None:
+    return None if default is None else str(default) if isinstance(default, datetime) else repr(default)
 
 
 def _spine(spine: Spine) -> dict[str, Any]:

@@ -312,7 +312,7 @@ def contract_show(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Explain a contract: views, services, sources, spines and hashes."""
+    """Explain a contract: views, request transforms, services, sources, spines and hashes."""
     from isthmus.orchestration.contracts import find
 
     found = find(name, lambda: _project(project))

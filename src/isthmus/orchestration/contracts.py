@@ -1,16 +1,19 @@
 """`contract show` and `contract diff`: a contract, wherever it is, explained, and what changes from one to another."""
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from isthmus.features.contract import Column, Contract, ServiceContract, ViewContract
+import msgspec
+
+from isthmus.features.contract import Column, Contract, ServiceContract, TransformContract, ViewContract
 from isthmus.features.contractdiff import AVAILABLE, Change, ServiceChange, changes, consequences, duration
-from isthmus.features.errors import ContractMismatch, RequestError
+from isthmus.features.errors import ContractMismatch, PackageError, RequestError
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.settings import FILE
+from isthmus.transforms.fitting import LEARNED, Preparation
 
 APPLIED, DEFINITIONS = "applied", "definitions"
 _FILE = "contract.json"
@@ -18,17 +21,29 @@ _FILE = "contract.json"
 
 @dataclass(frozen=True)
 class Found:
-    """A contract, and where it was found."""
+    """A contract, and where it was found.
+
+    Attributes:
+        place: where.
+        contract: the contract.
+        learned: input of a package's model to what the training part taught about it, in words.
+    """
 
     place: str
     contract: Contract
+    learned: Mapping[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything that is in the contract, with all hashes."""
-        data = self.contract.as_dict()
-        for kind, declared in (("views", self.contract.views), ("services", self.contract.services)):
-            data[kind] = {name: {**form, "hash": declared[name].hash} for name, form in data[kind].items()}
-        return {"place": self.place, "hash": self.contract.hash, **data}
+        contract, data = self.contract, self.contract.as_dict()
+        hashes = {
+            "views": {view.name: view.hash for view in contract.views.values()},
+            "transforms": {transform.name: transform.hash for transform in contract.transforms.values()},
+            "services": {service.name: service.hash for service in contract.services.values()},
+        }
+        for kind in hashes.keys() & data.keys():
+            data[kind] = {name: {**form, "hash": hashes[kind][name]} for name, form in data[kind].items()}
+        return {"place": self.place, "hash": self.contract.hash, **data, "learned": dict(self.learned)}
 
 
 @dataclass(frozen=True)
@@ -40,12 +55,14 @@ class ContractDifference:
         after: the other.
         changes: what became of every declaration that is not the same in both.
         services: what follows for the models of each service.
+        learned: the inputs about which two packages were taught otherwise.
     """
 
     before: Found
     after: Found
     changes: list[Change]
     services: list[ServiceChange]
+    learned: list[str]
 
     def as_dict(self) -> dict[str, Any]:
         """The machine-readable form."""
@@ -55,6 +72,7 @@ class ContractDifference:
             "changes": [{**asdict(change), "said": str(change)} for change in self.changes],
             "services": {change.service: {"outcome": change.outcome, "because": list(change.because)}
                          for change in self.services},
+            "learned": self.learned,
         }  # fmt: skip
 
 
@@ -82,7 +100,7 @@ def find(name: str, project: Callable[[], Project]) -> Found:
     else:
         file = path / _FILE if path.is_dir() else path
     try:
-        return Found(str(file), Contract.loads(file.read_bytes(), str(file)))
+        return Found(str(file), Contract.loads(file.read_bytes(), str(file)), _learned(file.with_name(LEARNED)))
     except OSError as error:
         expected = f"a {_FILE}, the folder of a package or of a project, {APPLIED} or {DEFINITIONS}"
         raise RequestError(f"contract {name!r}", f"cannot be read ({error.strerror})", expected=expected) from error
@@ -91,7 +109,20 @@ def find(name: str, project: Callable[[], Project]) -> Found:
 def compare(before: Found, after: Found) -> ContractDifference:
     """What changes from one contract to another."""
     one, other = before.contract, after.contract
-    return ContractDifference(before, after, changes(one, other), consequences(one, other))
+    names = before.learned.keys() | after.learned.keys() if before.learned and after.learned else set()
+    learned = sorted(name for name in names if before.learned.get(name) != after.learned.get(name))
+    return ContractDifference(before, after, changes(one, other), consequences(one, other), learned)
+
+
+def _learned(file: Path) -> dict[str, str]:
+    """What a file beside a contract says of a model's inputs, if it is there."""
+    if not file.exists():
+        return {}
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=Preparation)
+        return {item.name: str(item) for item in found.numbers} | {item.name: str(item) for item in found.texts}
+    except (msgspec.MsgspecError, KeyError, TypeError) as error:
+        raise PackageError(str(file), f"cannot be read ({error})", remedy="run `isthmus export`") from error
 
 
 def view_lines(view: ViewContract) -> dict[str, str]:
@@ -110,17 +141,34 @@ def view_lines(view: ViewContract) -> dict[str, str]:
     }
 
 
-def feature_rows(view: ViewContract) -> list[tuple[str, str, str]]:
-    """Name, type and place of each feature of a view."""
-    return [(column.name, column.dtype.name, AVAILABLE[column.available]) for column in view.fields]
+def feature_rows(fields: Sequence[Column]) -> list[tuple[str, str, str]]:
+    """Name, type and place of each feature."""
+    return [(column.name, column.dtype.name, AVAILABLE[column.available]) for column in fields]
 
 
 def service_lines(service: ServiceContract) -> dict[str, str]:
     """What a model of the service is fed."""
-    groups = [f"{view}: {', '.join(name for _, name in part)}"
-              for view, part in groupby(service.features, key=lambda pair: pair[0])]  # fmt: skip
     request = ", ".join(map(_column, service.request)) or "none"
-    return {"features": "; ".join(groups) or "none", "request fields": request, "hash": service.hash[:12]}
+    computed = {"computed": _pairs(service.computed)} if service.computed else {}
+    return {"features": _pairs(service.features), "request fields": request, **computed, "hash": service.hash[:12]}
+
+
+def transform_lines(transform: TransformContract) -> dict[str, str]:
+    """What there is to say of a request transform beside what it gives."""
+    rules = {f"of {name}": str(rule) for name, rule in transform.rules.items()}
+    return {
+        "takes": _pairs(transform.stored),
+        "request fields": ", ".join(map(_column, transform.request)) or "none",
+        **rules,
+        "graph": f"{len(transform.graph):,} bytes of ONNX",
+        "hash": transform.hash[:12],
+    }
+
+
+def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
+    """Features by their view, or fields by their request transform."""
+    groups = groupby(pairs, key=lambda pair: pair[0])
+    return "; ".join(f"{owner}: {', '.join(name for _, name in part)}" for owner, part in groups) or "none"
 
 
 def _column(column: Column) -> str:

@@ -1,11 +1,19 @@
 """A contract, and the difference between two, as a person reads them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from isthmus.orchestration.contracts import ContractDifference, Found, feature_rows, service_lines, view_lines
+from isthmus.features.contract import Column
+from isthmus.orchestration.contracts import (
+    ContractDifference,
+    Found,
+    feature_rows,
+    service_lines,
+    transform_lines,
+    view_lines,
+)
 from isthmus.orchestration.terminal import new_console, new_table
 
 if TYPE_CHECKING:
@@ -25,15 +33,18 @@ def show_contract(found: Found) -> None:
     _line(console, f"project {contract.project}, contract {contract.hash[:12]}, of {found.place}")
     for view in contract.views.values():
         _section(console, f"view {view.name}", view_lines(view))
-        table = new_table("feature", "type", "can exist", words=True)
-        for row in feature_rows(view):
-            table.add_row(*map(escape, row))
-        console.print(table)
+        _features(console, view.fields)
+    for transform in contract.transforms.values():
+        _section(console, f"request transform {transform.name}", transform_lines(transform))
+        _features(console, transform.fields)
     for service in contract.services.values():
         _section(console, f"service {service.name}", service_lines(service))
     for kind in ("sources", "spines"):
         for name, form in contract.as_dict()[kind].items():
             _section(console, f"{kind[:-1]} {name}", {part.replace("_", " "): _text(part, form[part]) for part in form})
+
+    if found.learned:
+        _section(console, "what the training part taught", found.learned)
 
 
 def show_contract_difference(found: ContractDifference) -> None:
@@ -46,6 +57,8 @@ def show_contract_difference(found: ContractDifference) -> None:
         _line(console, str(change))
     if not found.changes:
         _line(console, "nothing has changed")
+    if found.learned:
+        _line(console, "the training part taught otherwise about " + ", ".join(found.learned))
     if not found.services:
         return
     table = new_table("service", "its models", "hash before", "hash after", words=True)
@@ -57,11 +70,19 @@ def show_contract_difference(found: ContractDifference) -> None:
     console.print(table)
 
 
+def _features(console: "Console", fields: Sequence[Column]) -> None:
+    table = new_table("feature", "type", "can exist", words=True)
+    for row in feature_rows(fields):
+        table.add_row(*map(escape, row))
+    console.print(table)
+
+
 def _section(console: "Console", title: str, lines: Mapping[str, str]) -> None:
     console.print()
     console.print(f"[bold]{escape(title)}[/]", highlight=False, soft_wrap=True)
+    width = max(16, *map(len, lines))
     for name, text in lines.items():
-        _line(console, f"{name:>16}  {text}")
+        _line(console, f"{name:>{width}}  {text}")
 
 
 def _line(console: "Console", text: str) -> None:

@@ -23,7 +23,7 @@ from isthmus.transforms.compute import SPARK
 if TYPE_CHECKING:
     from isthmus.distill.distillation import DistillationReport
     from isthmus.distill.export import ExportReport
-    from isthmus.distill.preparation import Preparation
+    from isthmus.transforms.fitting import Preparation
 
 CHECKED_ROWS = 2000
 """Rows of the training set on which the verdict compares the package with its student."""

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from isthmus.transforms.steps import Hashed, Ordinal, Step, Text, described, restored
+from isthmus.transforms.steps import Embed, Hashed, OneHot, Ordinal, Step, Text, described, restored
 
 if TYPE_CHECKING:
     import onnx
     from pyspark.sql import Column, DataFrame
 
+LEARNED = "preparation.json"
+"""The file of a package that tells what was learned. The graph holds it."""
 INDICATOR_SHARE = 0.01
 """A number that is missing in a smaller share of the training rows gets no missing indicator."""
 
@@ -36,6 +38,11 @@ class FittedNumber(msgspec.Struct, frozen=True):
     def chain(self) -> list[Step]:
         """The steps."""
         return [restored(step) for step in self.steps]
+
+    def __str__(self) -> str:
+        parts = [" ".join([str(step), *(f"{word} {value:.6g}" for word, value in zip(step.told, told, strict=True))])
+                 for step, told in zip(self.chain, self.parameters, strict=True)]  # fmt: skip
+        return ", ".join([*parts, *(["1 where it is missing"] if self.indicator else [])]) or "as it is"
 
 
 class FittedText(msgspec.Struct, frozen=True):
@@ -63,10 +70,35 @@ class FittedText(msgspec.Struct, frozen=True):
         text = self.text
         return text.buckets + 1 if isinstance(text, Hashed) else len(self.places) + 1
 
+    def __str__(self) -> str:
+        return f"{self.text} with {len(self.places):,} words"
 
-def fit(
-    rows: "DataFrame", numbers: Mapping[str, Sequence[Step]], texts: Mapping[str, Text]
-) -> tuple[list[FittedNumber], list[FittedText]]:
+
+class Preparation(msgspec.Struct, frozen=True):
+    """What the training part taught about the inputs of a network.
+
+    Attributes:
+        numbers: the numbers, in the order of `Tensors.numeric`.
+        texts: the texts, in the order of `Tensors.categories`.
+    """
+
+    numbers: tuple[FittedNumber, ...]
+    texts: tuple[FittedText, ...]
+
+    @property
+    def width(self) -> int:
+        """How many numbers the network sees."""
+        spelled = sum(text.count for text in self.texts if isinstance(text.text, OneHot))
+        ordered = sum(isinstance(text.text, Ordinal) for text in self.texts)
+        return len(self.numbers) + sum(number.indicator for number in self.numbers) + spelled + ordered
+
+    @property
+    def embedded(self) -> list[int]:
+        """The positions of the texts that have a learned vector for each place."""
+        return [place for place, text in enumerate(self.texts) if isinstance(text.text, Embed | Hashed)]
+
+
+def fit(rows: "DataFrame", numbers: Mapping[str, Sequence[Step]], texts: Mapping[str, Text]) -> Preparation:
     """What steps learn from rows.
 
     Args:
@@ -94,7 +126,8 @@ def fit(
         )
         for name, steps in numbers.items()
     ]
-    return fitted, [FittedText(name, described(text), _places(rows, name, text)) for name, text in texts.items()]
+    places = (FittedText(name, described(text), _places(rows, name, text)) for name, text in texts.items())
+    return Preparation(tuple(fitted), tuple(places))
 
 
 def training_part(rows: "DataFrame", before: int) -> "DataFrame":

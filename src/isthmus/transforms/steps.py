@@ -7,7 +7,7 @@ the graph; a null and a NaN are both missing.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -18,7 +18,13 @@ VOCABULARY = 254
 
 @dataclass(frozen=True)
 class Step:
-    """Base of the steps of a number. A null goes through all of them but `Impute` as it is."""
+    """Base of the steps of a number. A null goes through all of them but `Impute` as it is.
+
+    Attributes:
+        told: what the parameters of `column` are, in words.
+    """
+
+    told: ClassVar[tuple[str, ...]] = ()
 
     def learned(self, _value: "Column", /) -> "list[Column]":
         """Aggregates of the values so far, of which `parameters` are made; the value is null where it is not finite."""
@@ -53,6 +59,7 @@ class Clip(Step):
         high: share of the values below the upper bound.
     """
 
+    told = ("from", "to")
     low: float = 0.01
     high: float = 0.99
 
@@ -80,6 +87,7 @@ class Impute(Step):
         value: the number, or "mean" or "median" of the training part.
     """
 
+    told = ("with",)
     value: float | str = "mean"
 
     def learned(self, value: "Column", /) -> "list[Column]":
@@ -112,6 +120,7 @@ class Standardize(Step):
         limit: the largest absolute result.
     """
 
+    told = ("mean", "1 / standard deviation")
     limit: float = 4.0
 
     def learned(self, value: "Column", /) -> "list[Column]":
