@@ -142,6 +142,15 @@ def test_all_of_the_probabilities_are_the_soft_targets(
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-7)
 
 
+def test_rounded_probabilities_of_all_classes_are_scaled_up() -> None:
+    student, indexes = seeded(1, 2), torch.tensor([[1, 0]])
+    losses = [
+        top_k_targets(student, torch.tensor([p]).double(), indexes, temperature=1).item()
+        for p in ([0.6, 0.2], [0.75, 0.25])
+    ]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+
+
 def test_rounded_probabilities_above_one_are_scaled_down() -> None:
     student, indexes = seeded(1, 4), torch.tensor([[2, 0]])
     loss = top_k_targets(student, torch.tensor([[0.8, 0.4]]).double(), indexes, temperature=1)
@@ -318,6 +327,12 @@ def test_logits_of_other_classes_are_refused() -> None:
             loss(seeded(3, 4), seeded(3, 5), temperature=2.0)
     with pytest.raises(ConfigurationError, match=r"leading sizes \(2,\); expected \(3,\), as in student"):
         DKD(seeded(3, 4), seeded(3, 4), torch.zeros(2, dtype=torch.int64))
+
+
+def test_a_byte_that_is_a_label_is_not_taken_for_the_ignored_one() -> None:
+    label = torch.tensor([156], dtype=torch.uint8)
+    assert hard_targets(torch.zeros(1, 200), label).item() == pytest.approx(math.log(200))
+    assert DKD(seeded(1, 200), seeded(1, 200, seed=1), label).item() > 0
 
 
 def test_labels_and_indexes_of_no_class_are_refused() -> None:

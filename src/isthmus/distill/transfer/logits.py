@@ -31,8 +31,7 @@ def hard_targets(student: Tensor, labels: Tensor, *, ignored: int = IGNORED) -> 
     """
     where = "hard targets"
     agree(where, student=floats(student, "... classes"), labels=integers(labels, "..."))
-    counts = labels != ignored
-    wanted = labels[counts].long()
+    wanted, counts = _counting(labels, ignored)
     agree(where, below("labels", wanted, student.shape[-1]))
     return average(cross_entropy(kept(student, counts), wanted, reduction="none"))
 
@@ -208,8 +207,7 @@ def decoupled(
         labels=integers(labels, "..."),
     )
     classes = student.shape[-1]
-    counts = labels != ignored
-    wanted = labels[counts].long()
+    wanted, counts = _counting(labels, ignored)
     agree(
         where,
         Problem("student", "one class", "at least two: there are no others to compare") if classes == 1 else None,
@@ -231,3 +229,10 @@ def divergence(student: Tensor, teacher: Tensor) -> Tensor:
     """KL(softmax(teacher) ‖ softmax(student)) of each row of finite logits: (..., n) to (...)."""
     given, wanted = log_softmax(student, -1), log_softmax(teacher.detach(), -1)
     return kl_div(given, wanted, reduction="none", log_target=True).sum(-1)
+
+
+def _counting(labels: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
+    """The labels that count, as int64, and where they stand."""
+    wide = labels.long()  # before the comparison: among bytes, 156 is -100
+    counts = wide != ignored
+    return wide[counts], counts

@@ -116,7 +116,7 @@ class Perceptual(nn.Module):
         with tapped(network, self.layers) as seen:
             network(student)
         with torch.no_grad(), tapped(network, self.layers) as wanted:
-            network(teacher.detach())
+            network(teacher)
         strange = [
             Problem(layer, f"gives a {type(seen[layer]).__name__}" if layer in seen else "is not called", "a tensor")
             for layer in self.layers

@@ -21,6 +21,7 @@ total, terms = objective(student_outputs, teacher_outputs, labels, progress)
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -57,7 +58,7 @@ class Term(nn.Module):
         problems = [
             Problem(name, repr(source), '"student.KEY", "teacher.KEY" or "labels"')
             for name, source in arguments.items()
-            if source != "labels" and source.partition(".")[0] not in ("student", "teacher")
+            if not re.fullmatch(r"labels|(student|teacher)\..+", source)
         ]
         if not callable(weight) and not math.isfinite(weight):
             problems.append(Problem("weight", repr(weight), "a finite number"))
@@ -65,11 +66,10 @@ class Term(nn.Module):
             inner = loss.func if isinstance(loss, partial) else getattr(loss, "__self__", None)
             if isinstance(inner, nn.Module):
                 problems.append(Problem("loss", f"{type(inner).__name__} inside a function", "the module itself"))
-        signature = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss)
         try:
-            signature.bind(**arguments)
-        except TypeError as error:
-            problems.append(Problem("arguments", str(error), str(signature)))
+            inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).bind(**arguments)
+        except (TypeError, ValueError) as error:  # ValueError: a function of torch that is not written in Python
+            problems.append(Problem("arguments", str(error), "those of the loss that have no default"))
         if problems:
             raise ConfigurationError("term of an objective", problems)
 

@@ -30,8 +30,6 @@ def margins(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> 
     gap = precise(student) - precise(teacher.detach())
     if mask is None:
         return average((gap[:, :1] - gap[:, 1:]).square())
-    # What does not count is gone before the subtraction: it may be anything.
-    gap = gap.masked_fill(~mask, 0)
     return average((gap[:, :1] - gap[:, 1:])[mask[:, 1:] & mask[:, :1]].square())
 
 
