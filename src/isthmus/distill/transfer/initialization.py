@@ -1,0 +1,111 @@
+"""A student that starts with some of its teacher's layers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from isthmus.features.errors import ConfigurationError, Problem
+
+Choice = Literal["first", "last"] | int | Sequence[int]
+"""Which of the teacher's layers: its first ones, its last ones, every k-th from the first on for a number k, or these
+ones, counted from 0, in the student's order.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What one part of the student was given.
+
+    Attributes:
+        student: the part: "layer 0", or the name of a pair.
+        teacher: what it was copied from.
+        tensors: number of tensors, buffers among them.
+        numbers: number of numbers in them.
+    """
+
+    student: str
+    teacher: str
+    tensors: int
+    numbers: int
+
+
+def drop_layers(
+    teacher: nn.ModuleList,
+    student: nn.ModuleList,
+    choice: Choice,
+    *,
+    pairs: Mapping[str, tuple[nn.Module, nn.Module]] | None = None,
+) -> list[Copied]:
+    """Copies chosen layers of a teacher into the layers of a student, in order.
+
+    DistilBERT (Sanh et al., 2019, arXiv:1910.01108) starts so, with one layer of two. Either everything is copied or,
+    after an error, nothing. The student's tensors keep their type and device.
+
+    Args:
+        teacher: the teacher's layers.
+        student: the student's layers, no more than the teacher's.
+        choice: which of the teacher's layers.
+        pairs: further parts to copy, such as embeddings: name to (the teacher's module, the student's).
+
+    Raises:
+        ConfigurationError: with every layer that is not there and every tensor that differs in name or shape.
+    """
+    indexes = _chosen(choice, len(teacher), len(student))
+    parts = [
+        (f"layer {place}", f"layer {index}", teacher[index], student[place]) for place, index in enumerate(indexes)
+    ]
+    parts += [(name, name, theirs, ours) for name, (theirs, ours) in (pairs or {}).items()]
+    problems = [problem for name, _, theirs, ours in parts for problem in _misfits(name, theirs, ours)]
+    if problems:
+        raise ConfigurationError(
+            "layers of a teacher", problems, remedy="give the student the teacher's widths, or train it from scratch"
+        )
+    report = []
+    for name, source, theirs, ours in parts:
+        state = theirs.state_dict()
+        ours.load_state_dict(state)
+        report.append(Copied(name, source, len(state), sum(tensor.numel() for tensor in state.values())))
+    return report
+
+
+def _chosen(choice: Choice, teacher: int, student: int) -> list[int]:
+    if choice == "first":
+        indexes = list(range(student))
+    elif choice == "last":
+        indexes = list(range(teacher - student, teacher))
+    elif isinstance(choice, int):
+        indexes = [place * choice for place in range(student)]
+    elif isinstance(choice, str):
+        problem = Problem("choice", repr(choice), '"first", "last", a number or indexes')
+        raise ConfigurationError("layers of a teacher", [problem])
+    else:
+        indexes = list(choice)
+    problems = []
+    if len(indexes) != student:
+        problems.append(Problem("choice", f"{len(indexes)} layers", f"{student}, as many as the student has"))
+    if isinstance(choice, int) and choice < 1:
+        problems.append(Problem("choice", f"every {choice}th layer", "a number above 0"))
+    absent = [index for index in indexes if not 0 <= index < teacher]
+    if absent:
+        listed = ", ".join(map(str, absent))
+        problems.append(Problem("choice", f"layer {listed}", f"the teacher's layers 0 to {teacher - 1}"))
+    if problems:
+        raise ConfigurationError("layers of a teacher", problems)
+    return indexes
+
+
+def _misfits(name: str, teacher: nn.Module, student: nn.Module) -> list[Problem]:
+    theirs, ours = (
+        {key: str(tuple(tensor.shape)) for key, tensor in module.state_dict().items()} for module in (teacher, student)
+    )
+    return [
+        Problem(
+            f"{name}: {key}",
+            f"{theirs.get(key, 'absent')} in the teacher",
+            f"{ours.get(key, 'absent')}, as in the student",
+        )
+        for key in sorted(theirs.keys() | ours.keys())
+        if theirs.get(key) != ours.get(key)
+    ]

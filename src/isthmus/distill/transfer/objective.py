@@ -1,0 +1,211 @@
+"""What a student is trained for: named losses, weighed and summed.
+
+objective = Objective(
+    {
+        "labels": Term(hard_targets, 0.3, student="student.logits", labels="labels"),
+        "soft": Term(
+            partial(soft_targets, temperature=4.0), 0.7, student="student.logits", teacher="teacher.logits"
+        ),
+        "hidden": Term(
+            HiddenStates({0: 1, 1: 3}, student_widths=[64, 64], teacher_widths=[128] * 4),
+            Schedule(1.0, 0.0, "cosine"),
+            student="student.hidden",
+            teacher="teacher.hidden",
+            mask="student.mask",
+        ),
+    }
+)
+objective.check(student_outputs, teacher_outputs, labels)
+total, terms = objective(student_outputs, teacher_outputs, labels, progress)
+"""
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from isthmus.features.errors import ConfigurationError, GateFailed, Problem
+
+Outputs = Mapping[str, Any]
+"""What a model gives for a batch: tensors, or lists of tensors, by name."""
+
+
+class Term(nn.Module):
+    """One loss of an objective: what computes it, how much it counts, and where its arguments come from.
+
+    Args:
+        loss: a function of tensors that gives a scalar, its options bound by `functools.partial`; or a module that
+            does, whose parameters are trained with the student.
+        weight: a finite number, or what gives one for a share of the training done (`Schedule`).
+        arguments: argument of the loss to where it is: "student.KEY" or "teacher.KEY" among the outputs, or "labels".
+
+    Raises:
+        ConfigurationError: the weight is not finite, an argument comes from nowhere, the loss does not take these
+            arguments, or a module is hidden in a function, where no optimizer would find its parameters.
+    """
+
+    def __init__(
+        self, loss: Callable[..., Tensor], weight: float | Callable[[float], float] = 1.0, /, **arguments: str
+    ) -> None:
+        super().__init__()
+        self.loss, self.weight, self.arguments = loss, weight, arguments
+        problems = [
+            Problem(name, repr(source), '"student.KEY", "teacher.KEY" or "labels"')
+            for name, source in arguments.items()
+            if not re.fullmatch(r"labels|(student|teacher)\..+", source)
+        ]
+        if not callable(weight) and not math.isfinite(weight):
+            problems.append(Problem("weight", repr(weight), "a finite number"))
+        if not isinstance(loss, nn.Module):
+            inner = loss.func if isinstance(loss, partial) else getattr(loss, "__self__", None)
+            if isinstance(inner, nn.Module):
+                problems.append(Problem("loss", f"{type(inner).__name__} inside a function", "the module itself"))
+        try:
+            inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).bind(**arguments)
+        except (TypeError, ValueError) as error:  # ValueError: a function of torch that is not written in Python
+            problems.append(Problem("arguments", str(error), "those of the loss that have no default"))
+        if problems:
+            raise ConfigurationError("term of an objective", problems)
+
+    def weight_at(self, progress: float) -> float:
+        """The weight at a share of the training done.
+
+        Raises:
+            ConfigurationError: it is not finite.
+        """
+        weight = self.weight(progress) if callable(self.weight) else self.weight
+        if not math.isfinite(weight):
+            raise ConfigurationError("weight", [Problem(f"at progress {progress}", repr(weight), "a finite number")])
+        return weight
+
+    def forward(self, student: Outputs, teacher: Outputs, labels: Any) -> Tensor:
+        """The loss of one batch, unweighted. What comes from the teacher gets no gradient.
+
+        Raises:
+            ConfigurationError: outputs are missing, or do not fit.
+        """
+        values, problems = {}, []
+        for name, source in self.arguments.items():
+            party, _, key = source.partition(".")
+            if party == "labels":
+                values[name] = labels
+                if labels is None:
+                    problems.append(Problem(name, "no labels are given", "labels"))
+                continue
+            outputs = student if party == "student" else teacher
+            if key in outputs:
+                values[name] = outputs[key] if party == "student" else _detached(outputs[key])
+            else:
+                problems.append(Problem(name, f"{party} has {', '.join(sorted(outputs)) or 'no outputs'}", key))
+        if problems:
+            raise ConfigurationError("outputs", problems)
+        return self.loss(**values)
+
+
+class Objective(nn.Module):
+    """A weighted sum of named terms. Its parameters are those of the terms, for the student's optimizer.
+
+    Args:
+        terms: name to term, at least one.
+    """
+
+    def __init__(self, terms: Mapping[str, Term]) -> None:
+        super().__init__()
+        problems = [] if terms else [Problem("terms", "none", "at least one")]
+        problems += [Problem(f"term {name!r}", "a dot in the name", "a name without") for name in terms if "." in name]
+        if problems:
+            raise ConfigurationError("objective", problems)
+        self.terms = dict(terms)
+        for name, term in terms.items():
+            # With a prefix, since torch has methods by some names of terms, like "keys" and "values".
+            self.add_module(f"term {name}", term)
+
+    def check(self, student: Outputs, teacher: Outputs, labels: Any = None) -> None:
+        """Computes every term once, without gradients, before the first step.
+
+        Raises:
+            ConfigurationError: with all problems of all terms: outputs that are missing or do not fit, values that are
+                no scalars.
+        """
+        problems = []
+        for name, term in self.terms.items():
+            try:
+                with torch.no_grad():
+                    value = term(student, teacher, labels)
+            except ConfigurationError as error:
+                place = f"term {name}: {error.where}"
+                problems += [Problem(f"{place}: {p.where}", p.found, p.expected) for p in error.problems]
+                continue
+            if not isinstance(value, Tensor) or value.shape != ():
+                shape = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+                problems.append(Problem(f"term {name}", f"the loss gives {shape}", "a scalar tensor"))
+        if problems:
+            raise ConfigurationError("objective", problems)
+
+    def forward(
+        self, student: Outputs, teacher: Outputs, labels: Any, progress: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The total of one batch, and each term's value before it is weighed, detached, for logs.
+
+        A term whose weight is 0 is not computed, and has no value. On a GPU this waits for the total: a step with a
+        total that is not finite would spoil the student.
+
+        Args:
+            student: its outputs.
+            teacher: its outputs; get no gradient.
+            labels: of the batch; None if no term asks for them.
+            progress: share of the training done, 0 to 1.
+
+        Raises:
+            ConfigurationError: every weight is 0, a weight is not finite, or outputs are missing or do not fit.
+            GateFailed: the total is not finite.
+        """
+        if not 0 <= progress <= 1:
+            raise ConfigurationError("objective", [Problem("progress", repr(progress), "0 to 1")])
+        values: dict[str, Tensor] = {}
+        weighed: list[Tensor] = []
+        for name, term in self.terms.items():
+            with _of(name):
+                weight = term.weight_at(progress)
+                if weight != 0:
+                    values[name] = term(student, teacher, labels)
+                    weighed.append(weight * values[name])
+        if not weighed:
+            found = f"every weight is 0 at progress {progress}"
+            raise ConfigurationError("objective", [Problem("weights", found, "at least one that is not")])
+        total = torch.stack(weighed).sum()
+        values = {name: value.detach() for name, value in values.items()}
+        if not torch.isfinite(total):
+            raise _unusable(values)
+        return total, values
+
+
+@contextmanager
+def _of(name: str) -> Iterator[None]:
+    """Says of which term a configuration error is."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise ConfigurationError(f"term {name}: {error.where}", error.problems, remedy=error.remedy) from None
+
+
+def _unusable(values: Mapping[str, Tensor]) -> GateFailed:
+    found = {name: value.item() for name, value in values.items() if not torch.isfinite(value)}
+    return GateFailed(
+        f"term {', '.join(found)}" if found else "objective",
+        f"the value is {', '.join(str(value) for value in found.values())}" if found else "the weighted sum overflows",
+        expected="a finite value",
+        remedy="lower the learning rate, and look for extreme outputs of the teacher",
+    )
+
+
+def _detached(outputs: Any) -> Any:
+    if isinstance(outputs, Tensor):
+        return outputs.detach()
+    return [_detached(output) for output in outputs] if isinstance(outputs, list | tuple) else outputs
