@@ -112,7 +112,7 @@ def view_lines(view: ViewContract) -> dict[str, str]:
 
 def feature_rows(view: ViewContract) -> list[tuple[str, str, str]]:
     """Name, type and place of each feature of a view."""
-    return [(column.name, column.dtype.name, AVAILABLE[column.available]) for column in view.fields]
+    return [(column.name, _type(column), AVAILABLE[column.available]) for column in view.fields]
 
 
 def service_lines(service: ServiceContract) -> dict[str, str]:
@@ -124,4 +124,8 @@ def service_lines(service: ServiceContract) -> dict[str, str]:
 
 
 def _column(column: Column) -> str:
-    return f"{column.name} {column.dtype}"
+    return f"{column.name} {_type(column)}"
+
+
+def _type(column: Column) -> str:
+    return column.dtype.name if column.size is None else f"{column.dtype} of {column.size}"
