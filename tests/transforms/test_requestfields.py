@@ -237,7 +237,7 @@ def test_a_checked_source_may_have_arrays_that_it_does_not_give(anywhere: "Spark
     graphs = {name: RowGraph(one) for name, one in contract.transforms.items()}
     columns = {"n": pa.array([1, None, 3]), "query": pa.array([[0.5, 0.25], [1, 2], None], pa.list_(pa.float32()))}
     batch = pa.RecordBatch.from_pydict(columns)
-    pairs = [(source, contract.transforms["asked"]), (declared, contract.transforms["summed"])]
+    pairs: list[Any] = [(source, contract.transforms["asked"]), (declared, contract.transforms["summed"])]
     (answer,) = computed(anywhere, pairs, [batch])
     assert answer["summed__sum"].to_pylist() == [1.75, None, None]
     given = {"n": from_arrow(batch["n"], Int64), "query": from_arrow(batch["query"], Array(Float32))}

@@ -113,7 +113,8 @@ def null_elements(column: pa.ChunkedArray | pa.Array) -> int:
 
 def other_sizes(column: pa.ChunkedArray | pa.Array, size: int) -> list[int]:
     """The rows of an Arrow column whose arrays are there and have another number of elements."""
-    return pc.indices_nonzero(pc.not_equal(pc.list_value_length(column), size)).to_pylist()
+    rows: list[int] = pc.indices_nonzero(pc.not_equal(pc.list_value_length(column), size)).to_pylist()
+    return rows
 
 
 def other_size(arrays: Iterable[Any], size: int) -> tuple[int, int] | None:

@@ -369,6 +369,8 @@ class _Declarations:
             self._wrong(where, f"type {field.dtype!r}", "arrays of what a model reads, which Bytes are not")
         elif field.size is None:
             self._wrong(where, f"type {field.dtype!r} of any size", f"a declared one: {sized(field.name, field.dtype)}")
+        elif any(field.name in entity.join_keys for entity in self.entities.values()):
+            self._wrong(where, "is an Array with the name of a join key", "another name: it would be that key's value")
 
     def _name(self, where: str, name: str, reserved: tuple[str, ...] = RESERVED) -> None:
         if not isinstance(name, str) or not _NAME.match(name):
