@@ -58,7 +58,8 @@ asked = RequestSource(
 
 
 def dot(one: Column, other: Column) -> Column:
-    return sum((one[n].cast("double") * other[n] for n in range(4)), F.lit(0.0))
+    products = F.array(*(one[n].cast("double") * other[n] for n in range(4)))
+    return F.aggregate(products, F.lit(0.0), lambda total, x: total + x)
 
 
 @request_transform(
@@ -207,9 +208,8 @@ def test_apache_spark_computes_what_sail_does(shop: Shop, project: Open) -> None
     _built(shop, project)
     sail = training_set(project(shop)).table().select([f"likeness__{name}" for name in FIELDS])
     # Sail has no `zip_with`.
-    by_hand = 'sum((one[n].cast("double") * other[n] for n in range(4)), F.lit(0.0))'
-    products = 'F.zip_with(one, other, lambda x, y: x.cast("double") * y)'
-    shop.replace(by_hand, f"F.aggregate({products}, F.lit(0.0), lambda total, x: total + x)")
+    by_hand = 'F.array(*(one[n].cast("double") * other[n] for n in range(4)))'
+    shop.replace(by_hand, 'F.zip_with(one, other, lambda x, y: x.cast("double") * y)')
     shop.replace("[project]\n", 'engine = "spark"\n\n[project]\n', "isthmus.toml")
     apply(project(shop))
     spark = training_set(project(shop), join="engine").table().select(sail.column_names)
