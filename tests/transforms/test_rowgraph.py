@@ -136,7 +136,7 @@ def of_arrays(
     products = F.zip_with(floats, doubles, lambda x, y: x.cast("double") * y)
     return {
         "dot": F.aggregate(products, F.lit(0.0), lambda total, x: total + x),
-        "scaled": F.aggregate(F.transform(doubles, lambda x: x * floats[0] * scale), F.lit(0.0), lambda t, x: t + x),
+        "scaled": F.aggregate(F.transform(floats, lambda x: x * floats[0]), F.lit(0.0), lambda t, x: t + x) * scale,
         "last": longs[2], "later": F.array_max(times), "word": F.concat(words[0], words[2]),
         "every": F.forall(flags, lambda x: x), "only": one[0], "there": floats.isNotNull(),
     }  # fmt: skip
@@ -164,10 +164,11 @@ def _arrays_by_hand(row: dict[str, Any]) -> dict[str, Any]:
         dot = np.float64(0)
         for x, y in zip(floats, doubles, strict=True):
             dot += np.float64(np.float32(x)) * y
-        if row["scale"] is not None:
-            scaled = np.float64(0)
-            for y in doubles:
-                scaled += y * np.float64(np.float32(floats[0])) * row["scale"]
+    if floats is not None and row["scale"] is not None:
+        scaled = np.float64(0)
+        for x in floats:
+            scaled += np.float64(np.float32(x) * np.float32(floats[0]))
+        scaled *= row["scale"]
     return {
         "dot": dot, "scaled": scaled, "last": row["longs"] and row["longs"][2],
         "later": row["times"] and max(row["times"]), "word": words and words[0] + words[2],
