@@ -238,6 +238,26 @@ def _problems(*declared: Any, project: str = "prod") -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
+def test_a_size_is_of_arrays_and_changes_nothing_where_it_is_not_declared() -> None:
+    plain = replace(DELAYS, schema=[Field("late_rate", Float32), Field("rates", Array(Float32))])
+    sized = replace(plain, schema=[Field("late_rate", Float32), Field("rates", Array(Float32), size=8)])
+    one, other = (compile_contract("prod", [view]) for view in (plain, sized))
+    assert one.views["delays"].as_dict()["fields"] == [
+        ["late_rate", "Float32", "server"], ["rates", "Array(Float32)", "server"],
+    ]  # fmt: skip
+    assert other.views["delays"].as_dict()["fields"][1] == ["rates", "Array(Float32)", "server", 8]
+    assert Contract.loads(other.dumps()) == other
+    assert differences(one, other) == ["view delays: the size of feature rates was any, is 8"]
+    for dtype, size, found in (
+        (Float32, 8, "view delays, field 'rates': size=8; expected none: Float32 is no Array"),
+        (Array(Float32), 0, "view delays, field 'rates': size=0; expected a whole number, 1 or more"),
+        (Array(Float32), True, "view delays, field 'rates': size=True; expected a whole number, 1 or more"),
+        (Array(Float32), 2.0, "view delays, field 'rates': size=2.0; expected a whole number, 1 or more"),
+    ):
+        wrong: Any = replace(DELAYS, schema=[Field("rates", dtype, size=size)])  # type: ignore[arg-type]
+        assert _problems(wrong) == [found]
+
+
 def test_every_problem_is_reported_at_once() -> None:
     keyless = Entity("keyless", join_keys={})
     weather_view = replace(SKY, name="bad view", ttl=timedelta(0), function=punctuality)

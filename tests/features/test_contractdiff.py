@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.features.contract import RESERVED, Column, Contract, ServiceContract, ViewContract
+from isthmus.features.contract import RESERVED, Column, Contract, ServiceContract, ViewContract, request_column
 from isthmus.features.contractdiff import (
     changes,
     consequences,
@@ -23,7 +23,8 @@ from isthmus.features.types import SCALARS, TYPES, Float32, Int64, String
 
 MICROS = st.integers(1, 400 * 86_400_000_000)
 NAMES = st.text("abcs_1", min_size=1, max_size=4).filter(lambda name: name not in RESERVED)
-COLUMNS = st.builds(Column, NAMES, st.sampled_from(list(TYPES.values())), st.sampled_from(["server", "device"]))
+COLUMNS = st.builds(Column, NAMES, st.sampled_from(list(TYPES.values())), st.sampled_from(["server", "device"]),
+                    st.none() | st.integers(1, 3))  # fmt: skip
 KEYS = st.builds(Column, NAMES, st.sampled_from(SCALARS))
 TEXTS = st.text(max_size=3)
 
@@ -57,7 +58,7 @@ def contracts(draw: st.DrawFn) -> Contract:
         name: ServiceContract.of(
             name,
             draw(st.lists(st.sampled_from(pairs), max_size=4, unique=True).map(tuple)),
-            tuple(Column(c.name, c.dtype, "device") for c in draw(distinct(KEYS, 0))),
+            tuple(request_column(c.name, c.dtype, c.size) for c in draw(distinct(COLUMNS, 0))),
             views,
         )
         for name in draw(distinct(NAMES))
@@ -65,7 +66,7 @@ def contracts(draw: st.DrawFn) -> Contract:
     spines = {
         name: {
             "keys": [[c.name, c.dtype.name] for c in draw(distinct(KEYS))],
-            "request": [[c.name, c.dtype.name] for c in draw(distinct(KEYS, 0))],
+            "request": [c.listed() for c in draw(distinct(COLUMNS, 0))],
             "label": [draw(NAMES), draw(st.sampled_from(["Int64", "Bool"]))],
             "sources": list(draw(some_sources)),
             "code": draw(TEXTS),

@@ -1,4 +1,5 @@
 import struct
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.features.columns import Values
+from isthmus.features.contract import Column
 from isthmus.features.errors import ContractMismatch, DataError
 from isthmus.features.rows import HEADER, RowCodec, encode_row
 from isthmus.features.types import Array, Bool, Bytes, Float32, Float64, Int32, Int64, String, UnixTimestamp
@@ -27,6 +29,17 @@ def _batches(draw: st.DrawFn, largest: int = 12) -> tuple[Any, list[tuple[int, i
     fields = draw(schemas(0, largest))
     rows = draw(st.lists(st.tuples(MOMENTS, MOMENTS, values_of(fields)), max_size=5))
     return make_view(fields), rows
+
+
+def test_an_array_of_another_size_than_declared_is_refused() -> None:
+    fields = (Column("x", Array(Int32), size=2), Column("words", Array(String), size=1))
+    view = replace(ARRAYS, fields=fields)
+    rows: list[Any] = [(0, 0, {"x": [1, 2], "words": ["a"]}), (0, 0, {"x": None, "words": None})]
+    assert RowCodec(view).decode([*_encode(view, rows)]).columns["words"].tolist(Array(String)) == [["a"], None]
+    for name, wrong, found in (("x", [1], 1), ("x", [], 0), ("words", ["a", "b"], 2)):
+        row = (0, 0, {"x": [1, 2], "words": ["a"], name: wrong})
+        with pytest.raises(DataError, match=f"feature {name} of .*: an array of {found} elements in row 2; exp"):
+            _encode(view, [*rows, row])
 
 
 @given(_batches())

@@ -14,7 +14,7 @@ import pytest
 from isthmus.features import clock
 from isthmus.features.connection import connect
 from isthmus.features.contract import Contract
-from isthmus.features.errors import ContractMismatch
+from isthmus.features.errors import ContractMismatch, DataError
 from isthmus.features.online import OnlineStore
 from isthmus.orchestration.materialization import materialize
 from isthmus.orchestration.project import Project
@@ -42,6 +42,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Project,
     shop: Shop = shops.write(tmp_path_factory.mktemp("feast") / "shop")
     shop.replace('name = "shop"', 'name = "my-shop"', "isthmus.toml")
     shop.replace("ttl=timedelta(days=7)", "ttl=timedelta(days=30_000)")
+    shop.replace('Field("trips", Array(Float64))', 'Field("trips", Array(Float64), size=2)')
     found = Project(shop.root)
     apply(found)
     build(found)
@@ -171,3 +172,16 @@ def test_a_view_that_was_changed_in_feast_is_refused(
         view.tags["isthmus.view"] = json.dumps({"entities": []})
     with pytest.raises(ContractMismatch, match="Run `isthmus apply`"):
         online_store(store).online_read(store.config, view, [])
+
+
+def test_feast_writes_no_array_of_another_size_than_declared(
+    project: tuple[Project, str], store: feast.FeatureStore
+) -> None:
+    row = {"customer": [77], "event_timestamp": [now()], "known_at": [now()], "words": [["a"]], "city": ["x"]}
+    row |= {name: [None] for name in ("member", "born", "last_call", "token")}
+    store.write_to_online_store("customer_facts", pd.DataFrame({**row, "trips": [[1.0, 2.0]]}))
+    with pytest.raises(DataError, match="feature trips of view customer_facts: an array of 3 elements in row 0; "
+                       "expected 2, as declared"):  # fmt: skip
+        store.write_to_online_store("customer_facts", pd.DataFrame({**row, "trips": [[1.0, 2.0, 3.0]]}))
+    found = answered(store.get_online_features(["customer_facts:trips"], {"customer": [77]}))
+    assert found["trips"] == [([1.0, 2.0], "PRESENT")]

@@ -139,6 +139,7 @@ REFUSED = {
     "a field too many": ("weight > 3,", 'weight > 3, "more": weight,', "'more', which its schema lacks"),
     "an unknown parameter": ("store: Column, shelf", "stores: Column, shelf", "takes 'stores'; expected one of"),
     "no such function": ("weight > 3", 'F.soundex(store) == "S"', "graphs have no soundex"),
+    "a sum of too many": ("weight > 3", "sum((weight for _ in range(200)), F.lit(0.0)) > 3", "is nested too deeply"),
     "code that fails": ("weight > 3", "weight > 1 // 0", r"failed in line \d+ with ZeroDivisionError"),
 }  # fmt: skip
 

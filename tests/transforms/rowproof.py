@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
-from isthmus.features.rowgraph import MASKS, NOTES, VALID, Layout, given
+from isthmus.features.rowgraph import MASKS, NOTES, VALID, Layout, given, given_array
 from isthmus.features.rowgraph import found as tensor_of
 from isthmus.transforms.rowwise.compiler import Compiled, compile_columns
 from isthmus.transforms.rowwise.types import (
@@ -214,4 +214,4 @@ def _feed(rows: Rows, kinds: Mapping[str, SqlType], layout: Layout) -> dict[str,
         data[name] = np.array(filled, kind.numpy).reshape(len(filled), *([kind.size] if kind.element else []))
     feed = {given(element): np.array([data[name] for name in names]) for element, names in layout.given.items()}
     feed[given(VALID)] = np.array([[value is not None for value in rows[name]] for name in layout.masks], bool)
-    return feed | {name: np.ascontiguousarray(data[name].T) for name, kind in kinds.items() if kind.element}
+    return feed | {given_array(n): np.ascontiguousarray(data[n].T) for n, kind in kinds.items() if kind.element}

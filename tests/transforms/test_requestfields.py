@@ -21,8 +21,8 @@ from isthmus.features.declarations import compile_contract
 from isthmus.features.errors import ConfigurationError, DataError, RequestError
 from isthmus.features.expectations import Between, Expect, Expectation, Length, OneOf, Present
 from isthmus.features.rowgraph import RowGraph
-from isthmus.features.spec import Field, RequestSource, RequestTransform
-from isthmus.features.types import Bool, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
+from isthmus.features.spec import FeatureService, Field, RequestSource, RequestTransform
+from isthmus.features.types import Array, Bool, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from isthmus.transforms import engine
 from isthmus.transforms.request import compiled, computed
 
@@ -220,6 +220,31 @@ def test_a_spine_may_have_narrower_types_and_leave_out_what_has_a_default(anywhe
         "asked__n": [1, 7], "asked__x": [1.0, 2.0], "asked__s": ["a", "a"], "asked__at": [EPOCH] * 2,
         "asked__b": [True, True],
     }  # fmt: skip
+
+
+def test_a_checked_source_may_have_arrays_that_it_does_not_give(anywhere: "SparkSession") -> None:
+    fields = [Field("n", Int64), Field("query", Array(Float32), size=2)]
+    source = RequestSource("asked", fields, expectations=[Expect.between("n", 0, 9)])
+
+    def summed(n: Column, query: Column) -> dict[str, Column]:
+        return {"sum": n + query[0] + query[1]}
+
+    declared = RequestTransform("summed", [source], [Field("sum", Float64)], summed)
+    service = FeatureService("s", [source, declared])
+    contract = compile_contract("shop", [source, declared, service], compiler=compiled)
+    assert contract.services["s"].computed == (("asked", "n"), ("summed", "sum"))
+    assert [column.size for column in contract.transforms["summed"].request] == [None, 2]
+    graphs = {name: RowGraph(one) for name, one in contract.transforms.items()}
+    columns = {"n": pa.array([1, None, 3]), "query": pa.array([[0.5, 0.25], [1, 2], None], pa.list_(pa.float32()))}
+    batch = pa.RecordBatch.from_pydict(columns)
+    pairs: list[Any] = [(source, contract.transforms["asked"]), (declared, contract.transforms["summed"])]
+    (answer,) = computed(anywhere, pairs, [batch])
+    assert answer["summed__sum"].to_pylist() == [1.75, None, None]
+    given = {"n": from_arrow(batch["n"], Int64), "query": from_arrow(batch["query"], Array(Float32))}
+    assert graphs["summed"].run(given).values["sum"].tolist(Float64) == [1.75, None, None]
+    given["n"] = from_arrow(pa.array([1, 2, 10]), Int64)
+    with pytest.raises(RequestError, match=r"n: is 10 in row 2; expected from 0 to 9"):
+        graphs["summed"].require(given, graphs.__getitem__, str)
 
 
 def test_a_transform_takes_what_is_checked_and_refuses_only_what_it_computes(anywhere: "SparkSession") -> None:

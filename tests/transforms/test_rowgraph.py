@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
-from isthmus.features.columns import Values
+from isthmus.features.columns import Values, from_python
 from isthmus.features.contract import Column, TransformContract, request_column
-from isthmus.features.errors import ContractMismatch, RequestError
+from isthmus.features.errors import ContractMismatch, DataError, RequestError
 from isthmus.features.rowgraph import RowGraph
 from isthmus.features.spec import Field, RequestSource, RequestTransform
-from isthmus.features.types import Bool, DataType, Float64, Int32, Int64, String, UnixTimestamp
+from isthmus.features.types import Array, Bool, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from isthmus.transforms.request import compiled
 
 TAKEN: dict[str, DataType] = {"at": UnixTimestamp, "x": Float64, "y": Float64, "n": Int64, "word": String, "flag": Bool}
@@ -121,6 +121,93 @@ def test_no_rows() -> None:
     assert {values.data.shape for values in found.values.values()} == {(0,)}
     assert found.values["known"].data.dtype == np.uint8
     assert not found.refused
+
+
+SIZE = 3
+ARRAYS: dict[str, DataType] = {
+    "floats": Float32, "doubles": Float64, "longs": Int64, "times": UnixTimestamp, "words": String, "flags": Bool,
+}  # fmt: skip
+
+
+def of_arrays(
+    floats: SparkColumn, doubles: SparkColumn, longs: SparkColumn, times: SparkColumn, words: SparkColumn,
+    flags: SparkColumn, one: SparkColumn, scale: SparkColumn,
+) -> dict[str, SparkColumn]:  # fmt: skip
+    products = F.zip_with(floats, doubles, lambda x, y: x.cast("double") * y)
+    return {
+        "dot": F.aggregate(products, F.lit(0.0), lambda total, x: total + x),
+        "scaled": F.aggregate(F.transform(floats, lambda x: x * floats[0]), F.lit(0.0), lambda t, x: t + x) * scale,
+        "last": longs[2], "later": F.array_max(times), "word": F.concat(words[0], words[2]),
+        "every": F.forall(flags, lambda x: x), "only": one[0], "there": floats.isNotNull(),
+    }  # fmt: skip
+
+
+def _graph_of_arrays() -> RowGraph:
+    taken = tuple(request_column(name, Array(dtype), SIZE) for name, dtype in ARRAYS.items())
+    taken += (request_column("one", Array(Int32), 1), request_column("scale", Float64))
+    given = {"dot": Float64, "scaled": Float64, "last": Int64, "later": UnixTimestamp, "word": String, "every": Bool,
+             "only": Int32, "there": Bool}  # fmt: skip
+    source = RequestSource("now", [Field(column.name, column.dtype, size=column.size) for column in taken])
+    transform = RequestTransform("now", [source], [Field(*field) for field in given.items()], of_arrays)
+    graph, problems = compiled(transform, taken)
+    assert problems == []
+    return RowGraph(TransformContract("now", (), taken, tuple(Column(*field) for field in given.items()), graph))
+
+
+OF_ARRAYS = _graph_of_arrays()
+
+
+def _arrays_by_hand(row: dict[str, Any]) -> dict[str, Any]:
+    floats, doubles, words, flags = row["floats"], row["doubles"], row["words"], row["flags"]
+    dot = scaled = None
+    if floats is not None and doubles is not None:
+        dot = np.float64(0)
+        for x, y in zip(floats, doubles, strict=True):
+            dot += np.float64(np.float32(x)) * y
+    if floats is not None and row["scale"] is not None:
+        scaled = np.float64(0)
+        for x in floats:
+            scaled += np.float64(np.float32(x) * np.float32(floats[0]))
+        scaled *= row["scale"]
+    return {
+        "dot": dot, "scaled": scaled, "last": row["longs"] and row["longs"][2],
+        "later": row["times"] and max(row["times"]), "word": words and words[0] + words[2],
+        "every": None if flags is None else all(flags), "only": row["one"] and row["one"][0],
+        "there": floats is not None,
+    }  # fmt: skip
+
+
+@given(st.integers(0, 1 << 32), st.integers(0, 12))
+def test_arrays_are_those_of_their_rows(seed: int, count: int) -> None:
+    chance = random.Random(seed)
+
+    def value(dtype: DataType) -> Any:
+        if dtype in (Float32, Float64):
+            return float(np.float32(chance.choice([0.0, -0.0, 1e-9, 3.5, -7.25, np.inf, np.nan, chance.gauss(0, 9)])))
+        if dtype == String:
+            return chance.choice(["", "a", "é"])
+        return chance.random() < 0.7 if dtype == Bool else chance.randint(-9, 1 << 30)
+
+    def some(dtype: DataType, size: int) -> list[Any]:
+        return [[value(dtype) for _ in range(size)] if chance.random() < 0.8 else None for _ in range(count)]
+
+    rows = {name: some(dtype, SIZE) for name, dtype in ARRAYS.items()} | {"one": some(Int32, 1)}
+    columns = {name: from_python(data, Array(ARRAYS.get(name, Int32))) for name, data in rows.items()}
+    rows["scale"] = [value(Float64) if chance.random() < 0.8 else None for _ in range(count)]
+    columns["scale"] = from_python(rows["scale"], Float64)
+    found = OF_ARRAYS.run(columns).values
+    with np.errstate(invalid="ignore"):
+        wanted = [_arrays_by_hand({name: data[n] for name, data in rows.items()}) for n in range(count)]
+    for field in OF_ARRAYS.transform.fields:
+        assert _bits(found[field.name]) == _bits(from_python([row[field.name] for row in wanted], field.dtype)), field
+
+
+def test_an_array_of_another_size_is_no_row_of_a_graph() -> None:
+    columns = {name: from_python([[1] * SIZE, [1] * (SIZE + 1)], Array(Int64)) for name in ("longs", "times")}
+    columns |= {name: from_python([None, None], Array(dtype)) for name, dtype in ARRAYS.items() if name not in columns}
+    columns |= {"one": from_python([None, None], Array(Int32)), "scale": from_python([None, None], Float64)}
+    with pytest.raises(DataError, match="column longs: an array of 4 elements in row 1; expected 3"):
+        OF_ARRAYS.run(columns)
 
 
 def test_what_is_no_graph_is_refused() -> None:

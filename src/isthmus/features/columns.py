@@ -111,6 +111,19 @@ def null_elements(column: pa.ChunkedArray | pa.Array) -> int:
     return int(pc.list_flatten(column).null_count) if pa.types.is_list(column.type) else 0
 
 
+def other_sizes(column: pa.ChunkedArray | pa.Array, size: int) -> list[int]:
+    """The rows of an Arrow column whose arrays are there and have another number of elements."""
+    rows: list[int] = pc.indices_nonzero(pc.not_equal(pc.list_value_length(column), size)).to_pylist()
+    return rows
+
+
+def other_size(arrays: Iterable[Any], size: int) -> tuple[int, int] | None:
+    """The first of some arrays, None where null, that has another size: its row, and how many elements it has."""
+    return next(
+        ((row, len(array)) for row, array in enumerate(arrays) if array is not None and len(array) != size), None
+    )
+
+
 def from_arrow(array: pa.ChunkedArray | pa.Array, dtype: DataType) -> Values:
     """The NumPy form of an Arrow column that has the type of `dtype`.
 

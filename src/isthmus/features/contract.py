@@ -25,11 +25,20 @@ STATUS = "status"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A named, typed value of the contract, and where it can exist: "server", "device" or "request"."""
+    """A named, typed value of the contract, and where it can exist: "server", "device" or "request".
+
+    `size` is the declared number of elements of an array; None if any number will do.
+    """
 
     name: str
     dtype: DataType
     available: str = "server"
+    size: int | None = None
+
+    def listed(self, *more: Any) -> list[Any]:
+        """The column in canonical form: its name and type, more of it, and its size if it has one."""
+        # Only where it is declared: what was made before sizes existed keeps its hash.
+        return [self.name, self.dtype.name, *more, *([] if self.size is None else [self.size])]
 
 
 @dataclass(frozen=True)
@@ -84,7 +93,7 @@ class ViewContract:
         data = {
             "entities": list(self.entities),
             "keys": [[column.name, column.dtype.name] for column in self.keys],
-            "fields": [[column.name, column.dtype.name, column.available] for column in self.fields],
+            "fields": [column.listed(column.available) for column in self.fields],
             "ttl": self.ttl,
             "delay": self.delay,
             "sources": list(self.sources),
@@ -104,7 +113,7 @@ class ViewContract:
             name=name,
             entities=tuple(data["entities"]),
             keys=tuple(Column(key, TYPES[dtype]) for key, dtype in data["keys"]),
-            fields=tuple(Column(field, TYPES[dtype], available) for field, dtype, available in data["fields"]),
+            fields=tuple(Column(field, TYPES[dtype], *more) for field, dtype, *more in data["fields"]),
             ttl=data["ttl"],
             delay=data["delay"],
             sources=tuple(data["sources"]),
@@ -172,7 +181,7 @@ class TransformContract:
         """Plain data, in canonical order."""
         return {
             "stored": [list(pair) for pair in self.stored],
-            "request": [[column.name, column.dtype.name] for column in self.request],
+            "request": [column.listed() for column in self.request],
             "fields": [[column.name, column.dtype.name, column.available] for column in self.fields],
             "graph": b64encode(self.graph).decode(),
             # Only where there are any: what was made before they existed keeps its hash.
@@ -185,7 +194,7 @@ class TransformContract:
         return cls(
             name=name,
             stored=tuple((view, feature) for view, feature in data["stored"]),
-            request=tuple(request_column(name, TYPES[dtype]) for name, dtype in data["request"]),
+            request=tuple(request_column(name, TYPES[dtype], *size) for name, dtype, *size in data["request"]),
             fields=tuple(Column(name, TYPES[dtype], available) for name, dtype, available in data["fields"]),
             graph=b64decode(data["graph"], validate=True),
             rules={name: FieldRule(*rule) for name, *rule in data.get("rules", ())},
@@ -198,9 +207,9 @@ def optional(transforms: Iterable[TransformContract]) -> set[str]:
     return {name for name, _ in taken} - {name for name, rule in taken if rule is None or rule.default is None}
 
 
-def request_column(name: str, dtype: DataType) -> Column:
+def request_column(name: str, dtype: DataType, size: int | None = None) -> Column:
     """A request field: it is there wherever the request is, behind the API and on the device."""
-    return Column(name, dtype, "request")
+    return Column(name, dtype, "request", size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +253,7 @@ class ServiceContract:
         """Plain data, in canonical order."""
         data: dict[str, Any] = {
             "features": [list(pair) for pair in self.features],
-            "request": [[column.name, column.dtype.name] for column in self.request],
+            "request": [column.listed() for column in self.request],
         }
         # Only where there are any: what was made before they existed keeps its hash.
         if self.computed:
@@ -324,6 +333,10 @@ class Contract:
         """A field of a request transform, given as (transform, field), by its full name."""
         return _full(self.transforms[pair[0]], pair[1])
 
+    def taken(self, transform: TransformContract) -> list[Column]:
+        """The columns that a request transform takes, by their names in a training set."""
+        return [*map(self.stored, transform.stored), *transform.request]
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data: what `contract.json` holds and what the hash covers."""
         return {
@@ -362,7 +375,7 @@ class Contract:
                 name: ServiceContract.of(
                     name,
                     tuple((view, feature) for view, feature in service["features"]),
-                    tuple(request_column(field, TYPES[dtype]) for field, dtype in service["request"]),
+                    tuple(request_column(field, TYPES[dtype], *size) for field, dtype, *size in service["request"]),
                     views,
                     tuple((transform, field) for transform, field in service.get("computed", ())),
                     transforms,

@@ -16,7 +16,7 @@ from isthmus.features.errors import ContractMismatch
 
 _COLUMNS = {"keys": "key", "fields": "feature", "features": "feature", "request": "request field",
             "stored": "stored feature", "computed": "computed feature"}  # fmt: skip
-"""Parts that are lists of columns, each [name, type] and perhaps where it can exist, and what one of them is called."""
+"""Parts that are lists of columns, [name, type] and perhaps where it can exist and a size, and what one is called."""
 
 _PAIRS = ("features", "stored", "computed")
 """Those of them whose items are [view, feature]."""
@@ -216,24 +216,32 @@ def _rules(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _by_name(part: str, items: Sequence[Sequence[str]] | None) -> dict[str, list[str]]:
+def _by_name(part: str, items: Sequence[Sequence[Any]] | None) -> dict[str, list[Any]]:
     """Columns by name, with their type and place; of features that others have, by view and name."""
     if part in _PAIRS:
         return {".".join(item): [] for item in items or ()}
     return {name: more for name, *more in items or ()}
 
 
-def _columns(noun: str, before: Mapping[str, list[str]], after: Mapping[str, list[str]]) -> list[str]:
+def _columns(noun: str, before: Mapping[str, list[Any]], after: Mapping[str, list[Any]]) -> list[str]:
     """What differs between two lists of columns, name to type and place, in words."""
     words = [f"{noun} {name} is gone" for name in before if name not in after]
     for name, parts in after.items():
         if name not in before:
             words.append(f"{noun} {name} is new")
             continue
-        pairs = zip(before[name], parts, strict=False)
+        (was, size), (now, new_size) = _sized(before[name]), _sized(parts)
+        pairs = zip(was, now, strict=False)
         words += [_was(f"{noun} {name}", _place, one, other) for one, other in pairs if one != other]
+        if size != new_size:
+            words.append(_was(f"the size of {noun} {name}", str, size or "any", new_size or "any"))
     kept = [[name for name in names if name in before and name in after] for names in (before, after)]
     return [*words, f"the order of its {noun}s changed"] if kept[0] != kept[1] else words
+
+
+def _sized(parts: Sequence[Any]) -> tuple[list[str], int | None]:
+    """What a column is besides its name in words, and its size, which comes last where it is declared."""
+    return (list(parts[:-1]), parts[-1]) if parts and isinstance(parts[-1], int) else (list(parts), None)
 
 
 def _place(value: str) -> str:

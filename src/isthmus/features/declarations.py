@@ -37,7 +37,7 @@ from isthmus.features.spec import (
     Source,
     Spine,
 )
-from isthmus.features.types import KEY_TYPES, SCALARS, TYPES, DataType, is_input
+from isthmus.features.types import KEY_TYPES, SCALARS, TYPES, Bytes, DataType, is_input
 
 Declaration = Entity | Source | FeatureView | RequestSource | RequestTransform | FeatureService | Spine
 
@@ -206,7 +206,7 @@ class _Declarations:
         for request in self.requests.values():
             self._schema(f"request source {request.name}", request.schema, set())
             for field in request.schema:
-                self._input(f"request source {request.name}, field {field.name!r}", field)
+                self._request_field(f"request source {request.name}, field {field.name!r}", field)
             if request.checked:
                 self._checked(f"request source {request.name}", request, folded)
         for transform in self.transforms.values():
@@ -345,6 +345,10 @@ class _Declarations:
             folded = str(field.name).lower()
             if not isinstance(field.dtype, DataType) or field.dtype not in TYPES.values():
                 self._wrong(place, f"type {field.dtype!r}", _ANY_TYPE)
+            elif field.size is not None and field.dtype.element is None:
+                self._wrong(place, f"size={field.size!r}", f"none: {field.dtype!r} is no Array")
+            if field.size is not None and (type(field.size) is not int or field.size < 1):
+                self._wrong(place, f"size={field.size!r}", "a whole number, 1 or more")
             if field.available not in ("server", "device"):
                 self._wrong(place, f"available={field.available!r}", "'server' or 'device'")
             if folded in seen:
@@ -356,6 +360,17 @@ class _Declarations:
     def _input(self, where: str, field: Field) -> None:
         if field.dtype in TYPES.values() and not is_input(field.dtype):
             self._wrong(where, f"type {field.dtype!r}", "a type that a model reads: neither Bytes nor an Array")
+
+    def _request_field(self, where: str, field: Field) -> None:
+        """What a model reads, or arrays that a request transform can take."""
+        if field.dtype not in TYPES.values() or field.dtype.element is None:
+            self._input(where, field)
+        elif field.dtype.element == Bytes:
+            self._wrong(where, f"type {field.dtype!r}", "arrays of what a model reads, which Bytes are not")
+        elif field.size is None:
+            self._wrong(where, f"type {field.dtype!r} of any size", f"a declared one: {sized(field.name, field.dtype)}")
+        elif any(field.name in entity.join_keys for entity in self.entities.values()):
+            self._wrong(where, "is an Array with the name of a join key", "another name: it would be that key's value")
 
     def _name(self, where: str, name: str, reserved: tuple[str, ...] = RESERVED) -> None:
         if not isinstance(name, str) or not _NAME.match(name):
@@ -386,7 +401,7 @@ def _view(view: FeatureView) -> ViewContract:
         name=view.name,
         entities=tuple(entity.name for entity in view.entities),
         keys=_keys(view.entities),
-        fields=tuple(Column(field.name, field.dtype, field.available) for field in view.schema),
+        fields=tuple(Column(field.name, field.dtype, field.available, field.size) for field in view.schema),
         ttl=None if view.ttl is None else view.ttl // MICROSECOND,
         delay=view.delay // MICROSECOND,
         sources=tuple(source.name for source in view.sources),
@@ -401,6 +416,11 @@ def parameters(function: Callable[..., Any]) -> list[str]:
     return list(function.__code__.co_varnames[: function.__code__.co_argcount + function.__code__.co_kwonlyargcount])
 
 
+def sized(name: str, dtype: DataType) -> str:
+    """How a field with arrays of one size is declared, for a message."""
+    return f'declare Field("{name}", {dtype}, size=n)'
+
+
 def _transform(
     transform: RequestTransform, views: Mapping[str, ViewContract], compiler: Compiler
 ) -> tuple[TransformContract, list[Problem]]:
@@ -409,7 +429,7 @@ def _transform(
     for part in transform.inputs:
         match part:
             case RequestSource():
-                columns |= {f.name: (None, request_column(f.name, f.dtype)) for f in part.schema}
+                columns |= {f.name: (None, request_column(f.name, f.dtype, f.size)) for f in part.schema}
                 rules |= _rules(part)
             case _:
                 view = views[part.view.name if isinstance(part, FeatureProjection) else part.name]
@@ -431,7 +451,8 @@ def _transform(
 
 
 def _checked(request: RequestSource, compiler: Compiler) -> tuple[TransformContract, list[Problem]]:
-    columns = tuple(request_column(field.name, field.dtype) for field in request.schema)
+    # Its arrays are for request transforms alone: nothing that is computed gives one.
+    columns = tuple(request_column(f.name, f.dtype) for f in request.schema if f.dtype.element is None)
     graph, problems = compiler(request, columns)
     return TransformContract(request.name, (), columns, columns, graph, _rules(request)), problems
 
@@ -455,7 +476,7 @@ def _spine(spine: Spine) -> dict[str, Any]:
     request = spine.request.schema if spine.request else ()
     return {
         "keys": [[column.name, column.dtype.name] for column in _keys(spine.entities)],
-        "request": [[field.name, field.dtype.name] for field in request],
+        "request": [request_column(field.name, field.dtype, field.size).listed() for field in request],
         "label": [spine.label.name, spine.label.dtype.name],
         "sources": [source.name for source in spine.sources],
         "code": _code(spine),
@@ -487,9 +508,9 @@ def _declared_service(
     for part in service.features:
         match part:
             case RequestSource() if part.checked:
-                computed += [(part.name, field.name) for field in part.schema]
+                computed += [(part.name, field.name) for field in part.schema if field.dtype.element is None]
             case RequestSource():
-                request += [request_column(field.name, field.dtype) for field in part.schema]
+                request += [request_column(field.name, field.dtype, field.size) for field in part.schema]
             case FeatureProjection(view, names):
                 kind = computed if isinstance(view, RequestTransform) else features
                 kind += [(view.name, name) for name in names]

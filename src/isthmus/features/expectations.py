@@ -20,6 +20,7 @@ _SIZED = ("String", "Bytes")
 _NUMBERS = ("Int32", "Int64", "Float32", "Float64")
 _LONGEST = 1000
 """Characters up to which a text of a request is measured."""
+_OF_ARRAYS = "none: arrays of a request keep their declared size, and nothing more"
 _PYTHON = {"Bool": bool, "Int32": int, "Int64": int, "UnixTimestamp": datetime, "String": str, "Bytes": bytes}
 
 
@@ -206,6 +207,8 @@ def request_problems(
     for expectation in [] if found else expectations:
         where = f"{owner}, Expect.{_NAMES[type(expectation)]}({expectation.feature!r})"
         match expectation:
+            case _ if fields[expectation.feature].element is not None:
+                yield Problem(where, "the field is an Array", _OF_ARRAYS)
             case Present(share=share) if share != 1:
                 yield Problem(where, f"share={share!r}", "none: a request is one row")
             case Between(low=low, high=high) if fields[expectation.feature].name.startswith("Int"):
@@ -219,6 +222,8 @@ def request_problems(
         where = f"{owner}, default of {name!r}"
         if name not in fields:
             yield Problem(where, "there is no such field", "one of " + ", ".join(fields))
+        elif fields[name].element is not None:
+            yield Problem(where, "the field is an Array", _OF_ARRAYS)
         elif (wrong := _wrong_values((value,), fields[name].name)) is not None:
             yield Problem(where, *wrong)
         elif not found:

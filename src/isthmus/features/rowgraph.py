@@ -4,21 +4,22 @@ A call of a runtime costs as much per tensor as several nodes, so columns of a k
 graph takes `given_<element>` of shape (columns, n) for each of bool, int32, int64, float, double and string that is
 needed, with anything under a null, and `given_valid`, booleans of shape (all columns, n). It gives `found_<element>`
 the same way, with anything where a field is null or refused, and `found_masks` of shape (2 fields, n): where each field
-is valid, as long as it is not refused, and then where Spark would refuse to compute it. Its metadata tell which row of
+is valid, as long as it is not refused, and then where Spark would refuse to compute it. An array comes in as a tensor
+of its own, `given_array_<column>` of shape (size, n), and its mask with all others. Its metadata tell which row of
 which tensor is whose.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from isthmus.features.columns import Values, from_python
+from isthmus.features.columns import Values, from_python, other_size
 from isthmus.features.contract import TransformContract
-from isthmus.features.errors import ContractMismatch, RequestError
+from isthmus.features.errors import ContractMismatch, DataError, RequestError
 from isthmus.features.types import Bool, DataType, String
 
 VALID, MASKS, NOTES = "valid", "found_masks", "rows"
@@ -30,6 +31,9 @@ ELEMENTS = {
 }  # fmt: skip
 """What a graph holds the values of each type as."""
 
+_NUMPY: dict[str, Any] = {
+    "bool": np.bool_, "int32": np.int32, "int64": np.int64, "float": np.float32, "double": np.float64, "string": object,
+}  # fmt: skip
 _SHOWN = 40
 """Characters of a text that a message shows."""
 
@@ -58,12 +62,14 @@ class Layout:
         masks: all columns that come in.
         found: element to the fields that come out as it.
         fields: all fields that come out.
+        arrays: of each column of arrays its element and its size.
     """
 
     given: Mapping[str, Sequence[str]]
     masks: Sequence[str]
     found: Mapping[str, Sequence[str]]
     fields: Sequence[str]
+    arrays: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, columns: Mapping[str, DataType]) -> "Layout":
@@ -77,7 +83,9 @@ class Layout:
 
     def dumps(self) -> str:
         """As JSON."""
-        return json.dumps(asdict(self), sort_keys=True)
+        told = asdict(self)
+        # Only where there are any: a graph that was made before them keeps its bytes.
+        return json.dumps({name: part for name, part in told.items() if name != "arrays" or part}, sort_keys=True)
 
     @classmethod
     def loads(cls, text: str) -> "Layout":
@@ -85,7 +93,11 @@ class Layout:
         return cls(**json.loads(text))
 
     def feeds(self, columns: Mapping[str, Values]) -> dict[str, np.ndarray[Any, Any]]:
-        """The tensors of columns."""
+        """The tensors of columns.
+
+        Raises:
+            DataError: an array has another size than the graph takes.
+        """
         masks = _rows([columns[name].valid for name in self.masks])
         feeds = {given(VALID): masks}
         for element, names in self.given.items():
@@ -94,12 +106,19 @@ class Layout:
                 data = [np.where(columns[name].valid, part, "") for name, part in zip(names, data, strict=True)]
             rows = _rows(data)
             feeds[given(element)] = rows.view(np.bool_) if element == "bool" else rows
+        for name, (element, size) in self.arrays.items():
+            feeds[given_array(name)] = _elements(name, columns[name], element, size)
         return feeds
 
 
 def given(element: str) -> str:
     """The tensor of all columns of an element that come in."""
     return f"given_{element}"
+
+
+def given_array(name: str) -> str:
+    """The tensor of a column of arrays that comes in."""
+    return given(f"array_{name}")
 
 
 def found(element: str) -> str:
@@ -110,6 +129,17 @@ def found(element: str) -> str:
 def _rows(parts: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     """Arrays of n values under each other."""
     return parts[0][None] if len(parts) == 1 else np.concatenate(parts).reshape(len(parts), -1)
+
+
+def _elements(name: str, values: Values, element: str, size: int) -> np.ndarray[Any, Any]:
+    """Arrays of one size as a tensor of shape (size, n); anything where one is null."""
+    if other := other_size(values.data, size):
+        raise DataError(f"column {name}", f"an array of {other[1]} elements in row {other[0]}", expected=f"{size}")
+    dtype = _NUMPY[element]
+    rows = np.full((len(values.data), size), "" if element == "string" else 0, dtype)
+    if there := values.data[values.valid].tolist():
+        rows[values.valid] = np.concatenate(there).reshape(-1, size) if element != "string" else there
+    return np.ascontiguousarray(rows.T)
 
 
 class RowGraph:
@@ -215,6 +245,9 @@ def _shown(values: Values, row: int) -> str:
     if not values.valid[row]:
         return "is null"
     value = values.data[row]
+    if isinstance(value, list | np.ndarray):
+        text = ", ".join(map(str, value[:_SHOWN]))
+        return f"is [{text}]" if len(text) <= _SHOWN else f"is an array of {len(value)} elements"
     if not isinstance(value, str):
         # Not formatted: a 32-bit number would be written as the 64-bit one that it is.
         return "is " + str(bool(value) if values.data.dtype == np.uint8 else value)

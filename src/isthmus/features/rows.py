@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from isthmus.features.columns import Values
+from isthmus.features.columns import Values, other_size
 from isthmus.features.contract import ViewContract
 from isthmus.features.contractdiff import view_differences
 from isthmus.features.errors import ContractMismatch, DataError
@@ -285,7 +285,11 @@ class RowCodec:
         ends = np.zeros(rows, np.int64)
         for i, column in enumerate(self._variable):
             where = f"feature {column.name} of view {self.view.name}"
-            encoded = pack(columns[column.name].data, column.dtype, where)
+            data = columns[column.name].data
+            if column.size is not None and (other := other_size(data, column.size)):
+                raise DataError(where, f"an array of {other[1]} elements in row {other[0]}",
+                                expected=f"{column.size}, as declared")  # fmt: skip
+            encoded = pack(data, column.dtype, where)
             ends += np.fromiter(map(len, encoded), np.int64, rows)
             packed["ends"][:, i] = ends
             parts.append(encoded)

@@ -31,6 +31,8 @@ class Field:
         description: for people; not part of the contract.
         tolerance: of a number that a request transform computes, the absolute difference between engine and graph that
             a verdict lets pass. A gate, not a value: not part of the contract.
+        size: of an array, how many elements each one has, checked wherever values come in; None for any number. What a
+            request transform takes must have one.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Field:
     available: Available = "server"
     description: str = ""
     tolerance: float = 0.0
+    size: int | None = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from typing import Any
 
 import pyarrow as pa
@@ -55,8 +56,11 @@ class Computing:
         Raises:
             DataError: the engine refused a row.
         """
+        rows = iter(joined)
+        # An engine that joins is done when its first batch comes, and Apache Spark has one session at a time.
+        first = list(islice(rows, 1))
         with engine.session(self._name, self._threads) as spark:
-            yield from request.computed(spark, self._transforms, joined)
+            yield from request.computed(spark, self._transforms, chain(first, rows))
 
 
 def computing(project: Project, contract: Contract, fields: Mapping[str, Sequence[str]]) -> Computing | None:

@@ -143,7 +143,7 @@ def view_lines(view: ViewContract) -> dict[str, str]:
 
 def feature_rows(fields: Sequence[Column]) -> list[tuple[str, str, str]]:
     """Name, type and place of each feature."""
-    return [(column.name, column.dtype.name, AVAILABLE[column.available]) for column in fields]
+    return [(column.name, _type(column), AVAILABLE[column.available]) for column in fields]
 
 
 def service_lines(service: ServiceContract) -> dict[str, str]:
@@ -172,4 +172,8 @@ def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def _column(column: Column) -> str:
-    return f"{column.name} {column.dtype}"
+    return f"{column.name} {_type(column)}"
+
+
+def _type(column: Column) -> str:
+    return column.dtype.name if column.size is None else f"{column.dtype} of {column.size}"

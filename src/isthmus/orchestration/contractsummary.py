@@ -96,5 +96,6 @@ def _text(part: str, value: Any) -> str:
     if part == "label":
         return " ".join(value)
     if isinstance(value, list):
-        return ", ".join(" ".join(item) if isinstance(item, list) else item or '""' for item in value) or "none"
+        items = [" ".join(map(str, item)) if isinstance(item, list) else item or '""' for item in value]
+        return ", ".join(items) or "none"
     return "none" if value is None else str(value)

@@ -123,7 +123,8 @@ def _table_change(store: OfflineStore, view: ViewContract, before: ViewContract 
 
 def _same_columns(part: str, before: ViewContract, after: ViewContract) -> bool:
     """Whether features differ in where they are available only."""
-    return part == "fields" and [(c.name, c.dtype) for c in before.fields] == [(c.name, c.dtype) for c in after.fields]
+    one, other = ([(c.name, c.dtype, c.size) for c in view.fields] for view in (before, after))
+    return part == "fields" and one == other
 
 
 def _size(store: OfflineStore, view: ViewContract) -> tuple[int, int] | None:

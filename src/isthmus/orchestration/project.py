@@ -290,7 +290,7 @@ def _reached(declarations: list[Declaration]) -> list[Declaration]:
 
 
 def _unreadable(distillations: list[Distillation], contract: Contract) -> list[Problem]:
-    """Neither a teacher nor a student reads bytes or arrays."""
+    """Neither a teacher nor a student reads bytes or arrays, nor does a student's graph take any."""
     return [
         Problem(f"distillation {distillation.name}, {role}", f"reads {column.name}, of type {column.dtype}",
                 "numbers, times and Strings")
@@ -298,6 +298,14 @@ def _unreadable(distillations: list[Distillation], contract: Contract) -> list[P
         for role, service in (("teacher", distillation.teacher), ("student", distillation.student))
         for column in contract.inputs(service.name)
         if not is_input(column.dtype)
+    ] + [
+        Problem(f"distillation {distillation.name}, student",
+                f"reads request transform {transform.name}, which takes {column.name}, an Array",
+                "request transforms of numbers, times and Strings: a package is fed no arrays")
+        for distillation in distillations
+        for transform in contract.used(distillation.student.name)
+        for column in contract.taken(transform)
+        if column.dtype.element is not None
     ]  # fmt: skip
 
 

@@ -50,8 +50,7 @@ def recompute(
 def _compare(
     transform: TransformContract, declared: AtRequest, contract: Contract, table: pa.Table, names: Sequence[str]
 ) -> dict[str, FeatureVerdict]:
-    taken = [*map(contract.stored, transform.stored), *transform.request]
-    given = {column.name: from_arrow(table[column.name], column.dtype) for column in taken}
+    given = {column.name: from_arrow(table[column.name], column.dtype) for column in contract.taken(transform)}
     # What the graph refuses is null, which the engine's value is not.
     found = RowGraph(transform).run(given).values
     tolerances = {field.name: field.tolerance for field in declared.schema}

@@ -174,5 +174,5 @@ def distillation(project: Project, name: str | None) -> Distillation:
 def spine_columns(contract: Contract, name: str) -> list[Column]:
     """Keys, request fields and label of a spine. A request field named like a key is that key."""
     spine = contract.spines[name]
-    types = dict((*spine["keys"], *spine["request"], spine["label"]))
-    return [Column(column, TYPES[dtype]) for column, dtype in types.items()]
+    known = {name: (dtype, *size) for name, dtype, *size in (*spine["keys"], *spine["request"], spine["label"])}
+    return [Column(name, TYPES[dtype], size=next(iter(size), None)) for name, (dtype, *size) in known.items()]

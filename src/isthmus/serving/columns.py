@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from isthmus.features.columns import Values, from_python
+from isthmus.features.columns import Values, from_python, other_size
 from isthmus.features.contract import Column
 from isthmus.features.errors import RequestError
 from isthmus.features.types import SCALARS, Array
@@ -96,15 +96,27 @@ def field(raw: msgspec.Raw, column: Column, part: str = "request") -> list[Any]:
         part: the part of the request that holds it, for a message.
 
     Raises:
-        RequestError: a value has another type.
+        RequestError: a value has another type, or an array another size.
     """
     values = _decode(f"{part}.{column.name}", raw, column, _FIELDS)
+    require_size(f"{part}.{column.name}", values, column)
     match column.dtype.name:
         case "Float32" | "Float64" if b'"' in bytes(raw):
             return [float(value) if isinstance(value, str) else value for value in values]
         case "Array(Float32)" | "Array(Float64)":
             return [None if array is None else list(map(float, array)) for array in values]
     return values
+
+
+def require_size(where: str, arrays: list[Any], column: Column) -> None:
+    """Checks that arrays have the declared size, if there is one.
+
+    Raises:
+        RequestError: one has another.
+    """
+    if column.size is not None and (other := other_size(arrays, column.size)):
+        raise RequestError(where, f"an array of {other[1]} elements at `list[{other[0]}]`",
+                           expected=f"arrays of {column.size} elements")  # fmt: skip
 
 
 def rows(where: str, columns: Mapping[str, list[Any]], most: int) -> int:

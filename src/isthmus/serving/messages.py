@@ -19,7 +19,7 @@ class LookupRequest(Struct, forbid_unknown_fields=True):
         Columns,
         Meta(
             description="Join key to its values, one per row, and so the request fields that a request transform "
-            "takes. The answer has the same order.",
+            "takes. The answer has the same order. A value of an array field is a list, of the size that it declares.",
             examples=[{"carrier": ["UA", "AA"]}],
         ),
     ]
@@ -73,7 +73,8 @@ class PushRequest(Struct, forbid_unknown_fields=True):
         Meta(
             description="Column to its values, one per row: the join keys, `event_timestamp`, every feature of the "
             "view, and `known_at` unless it is the server's present. Times are text as in RFC 3339, with a zone, or "
-            "whole microseconds since 1970 UTC; none may lie in the future.",
+            "whole microseconds since 1970 UTC; none may lie in the future. A value of an array feature is a list, of "
+            "the size that it declares if it does.",
             examples=[{
                 "carrier": ["UA"], "event_timestamp": ["2027-01-15T07:30:00Z"], "late_rate": [0.25], "flights": [None]
             }],

@@ -41,7 +41,9 @@ _STREAM = {
     "description": "An Arrow IPC stream of one record batch: the join keys and the features in their Arrow types, then "
     "per view `<view>__status` and `<view>__event_timestamp`. The schema's metadata names the contract.",
 }
-_SCALAR = {"anyOf": [{"type": kind, "nullable": True} for kind in ("boolean", "number", "string")]}
+_KINDS = ("boolean", "number", "string")
+_ARRAY = {"type": "array", "nullable": True, "items": {"anyOf": [{"type": kind} for kind in _KINDS]}}
+_VALUE = {"anyOf": [*({"type": kind, "nullable": True} for kind in _KINDS), _ARRAY]}
 
 
 def document() -> dict[str, Any]:
@@ -171,7 +173,7 @@ def _dialect(schema: Any) -> Any:
     schema = {name: _dialect(value) for name, value in schema.items()}
     if schema.get("additionalProperties") == {}:
         # Raw JSON, to msgspec: a column, which is decoded by the contract's type.
-        schema["additionalProperties"] = {"type": "array", "minItems": 1, "items": _SCALAR}
+        schema["additionalProperties"] = {"type": "array", "minItems": 1, "items": _VALUE}
     if schema.get("required") == []:
         del schema["required"]
     if examples := schema.pop("examples", None):

@@ -165,11 +165,14 @@ def _seconds(column: Column) -> Callable[[msgspec.Raw], list[Any]]:
         case "UnixTimestamp":
             return lambda raw: [_micros(value) for value in _decode(raw, _SECONDS, _A_SECOND)]
         case "Array(UnixTimestamp)":
-            return lambda raw: [
-                None if array is None else [_micros(value) for value in array]
-                for array in _decode(raw, _SECOND_ARRAYS, _A_SECOND)
-            ]
+            return partial(_second_arrays, column)
     return _reader(column)
+
+
+def _second_arrays(column: Column, raw: msgspec.Raw) -> list[Any]:
+    arrays = _decode(raw, _SECOND_ARRAYS, _A_SECOND)
+    columns.require_size("", arrays, column)
+    return [None if array is None else [_micros(value) for value in array] for array in arrays]
 
 
 def _micros(seconds: int | None) -> int | None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from isthmus.features import clock, code
-from isthmus.features.columns import ARROW, null_elements
+from isthmus.features.columns import ARROW, null_elements, other_sizes
 from isthmus.features.contract import Column, ViewContract
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.spec import FeatureView, Spine
@@ -82,7 +82,7 @@ def stream_view(
     identity = [*(key.name for key in contract.keys), "event_timestamp", "known_at"]
     nulls = _Nulls(where, identity)
     for table in _batches(place, frame):
-        table = _typed(place, table, columns)
+        table = _typed(place, table, columns, identity)
         if "known_at" not in table.column_names:
             known = pc.add(table["event_timestamp"], pa.scalar(contract.delay, pa.duration("us")))
             table = table.append_column("known_at", known)
@@ -111,7 +111,18 @@ def compute_spine(spine: Spine, columns: Sequence[Column], frames: Frames) -> pa
     nulls.refuse()
     # Rows of one moment come from the engine in no particular order: all columns decide, so that the order is fixed.
     order = ["event_timestamp", *(name for name in table.column_names if name != "event_timestamp")]
-    return table.sort_by([(name, "ascending") for name in order]).combine_chunks()
+    parts = [part for name in order for part in _sortable(table[name])]
+    names = [f"{n}" for n in range(len(parts))]
+    by = [(name, "ascending") for name in names]
+    return table.take(pc.sort_indices(pa.table(parts, names), by)).combine_chunks()
+
+
+def _sortable(column: pa.ChunkedArray) -> list[pa.ChunkedArray]:
+    """A column, or the elements of its arrays, which are of one size: Arrow knows no order of arrays."""
+    if not pa.types.is_list(column.type):
+        return [column]
+    most = pc.max(pc.list_value_length(column)).as_py() or 0
+    return [pc.is_null(column), *(pc.list_element(column, place) for place in range(most))]
 
 
 def _compute(
@@ -126,7 +137,7 @@ def _compute(
     tables = [table for table in _batches(place, frame) if len(table)]
     if not tables:
         raise _no_row(place)
-    return _typed(place, pa.concat_tables(tables), columns)
+    return _typed(place, pa.concat_tables(tables), columns, ["event_timestamp"])
 
 
 def _frame(
@@ -179,13 +190,29 @@ def _no_row(place: str) -> DataError:
     return DataError(place, "returned no row", expected="at least one", remedy="look at its sources and filters")
 
 
-def _typed(place: str, table: pa.Table, columns: Sequence[Column]) -> pa.Table:
-    """The rows in the types of the contract."""
+def _typed(place: str, table: pa.Table, columns: Sequence[Column], identity: Sequence[str]) -> pa.Table:
+    """The rows in the types of the contract.
+
+    Args:
+        place: the view or spine and its function, for a message.
+        table: rows of the right columns.
+        columns: what the contract says of them.
+        identity: columns that tell, as far as they are there, which row it is.
+    """
     for name in table.column_names:
         if nulls := null_elements(table[name]):
             raise DataError(
                 place, f"the arrays of column {name} hold {nulls} nulls", expected="no null in an array",
                 remedy="leave them out with array_compact, or make the array null",
+            )  # fmt: skip
+    for column in columns:
+        if column.size is not None and (others := other_sizes(table[column.name], column.size)):
+            first = others[0]
+            row = ", ".join(f"{name}={table[name][first]}" for name in identity if name in table.column_names)
+            found = f"column {column.name} has {len(table[column.name][first])} elements at {row}"
+            raise DataError(
+                place, found + (f", and another size in {len(others) - 1:,} more rows" if len(others) > 1 else ""),
+                expected=f"{column.size} elements, as declared", remedy="make the array null, or leave the row out",
             )  # fmt: skip
     types = {column.name: ARROW[column.dtype.name] for column in columns}
     types |= dict.fromkeys(("event_timestamp", "known_at"), _TIME)

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from isthmus.features import code
-from isthmus.features.columns import ARROW
-from isthmus.features.contract import Column, TransformContract, optional
-from isthmus.features.declarations import parameters
+from isthmus.features.columns import ARROW, null_elements, other_sizes
+from isthmus.features.contract import SEPARATOR, Column, TransformContract, optional
+from isthmus.features.declarations import parameters, sized
 from isthmus.features.errors import DataError, Problem
 from isthmus.features.spec import AtRequest, RequestSource
 from isthmus.transforms import requestfields
@@ -23,6 +23,8 @@ from isthmus.transforms.sources import first_line
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import SparkSession
+
+    from isthmus.transforms.rowwise.types import SqlType
 
 _ROW = "__row"
 
@@ -36,15 +38,9 @@ def compiled(transform: AtRequest, columns: Sequence[Column]) -> tuple[bytes, li
     """
     from isthmus.transforms.rowwise.compiler import compile_columns
     from isthmus.transforms.rowwise.expressions import NotCompilableError, traced
-    from isthmus.transforms.rowwise.types import TYPES
 
     where, place = _named(transform), _place(transform)
-    problems = [
-        Problem(f"{where}, input {column.name}", f"has type {column.dtype}", f"one of {', '.join(SPARK)}")
-        for column in columns
-        if column.dtype.name not in SPARK
-    ]
-    if problems:
+    if problems := [problem for column in columns if (problem := _unusable(where, column))]:
         return b"", problems
     try:
         with traced():
@@ -58,18 +54,41 @@ def compiled(transform: AtRequest, columns: Sequence[Column]) -> tuple[bytes, li
         return b"", [Problem(place, f"its function failed{at} with {type(error).__name__}: {first_line(error)}")]
     if problems := _misfits(place, transform, found):
         return b"", problems
-    inputs = {column.name: TYPES[SPARK[column.dtype.name]] for column in columns}
+    inputs = {column.name: _kind_of(column) for column in columns}
+    # A request source may have arrays, too, which are none of what it gives.
+    fields = [field for field in transform.schema if field.dtype.element is None]
     try:
-        graph = compile_columns({field.name: found[field.name] for field in transform.schema}, inputs)
+        graph = compile_columns({field.name: found[field.name] for field in fields}, inputs)
     except NotCompilableError as error:
         return b"", [error.problem(where if error.node.place else place)]
     problems = [
         Problem(f"{place}, field {field.name}", f"its column is of type {graph.outputs[field.name]}",
                 f"{SPARK[field.dtype.name]}, because it is declared as {field.dtype}: cast it")
-        for field in transform.schema
+        for field in fields
         if graph.outputs[field.name].name != SPARK[field.dtype.name]
     ]  # fmt: skip
     return graph.model.SerializeToString(deterministic=True), problems
+
+
+def _unusable(where: str, column: Column) -> Problem | None:
+    """Why a graph cannot take a column, if it cannot."""
+    if (column.dtype.element or column.dtype).name not in SPARK:
+        expected = f"one of {', '.join(SPARK)}, or an Array of one of them"
+        return Problem(f"{where}, input {column.name}", f"has type {column.dtype}", expected)
+    if column.dtype.element is not None and column.size is None:
+        feature = column.name.rpartition(SEPARATOR)[2]
+        return Problem(f"{where}, input {column.name}", "its arrays may be of any size",
+                       f"one size, since a graph takes no other: {sized(feature, column.dtype)}")  # fmt: skip
+    return None
+
+
+def _kind_of(column: Column) -> "SqlType":
+    from isthmus.transforms.rowwise.types import TYPES, array_of
+
+    if column.dtype.element is None:
+        return TYPES[SPARK[column.dtype.name]]
+    assert column.size is not None  # noqa: S101 - looked at before
+    return array_of(TYPES[SPARK[column.dtype.element.name]], column.size)
 
 
 def _misfits(place: str, transform: AtRequest, found: object) -> list[Problem]:
@@ -193,6 +212,7 @@ def _taken(place: str, batch: pa.RecordBatch, name: str, contract: TransformCont
     What the API would refuse in a request is refused: a text for a number, a time without a zone.
     """
     types = {field.name: field.dtype for field in contract.request}
+    sizes = {field.name: field.size for field in contract.request}
     if name not in batch.schema.names:
         return pa.nulls(len(batch), ARROW[types[name].name])
     column = batch[name]
@@ -206,7 +226,16 @@ def _taken(place: str, batch: pa.RecordBatch, name: str, contract: TransformCont
         found = column.cast(wanted)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise DataError(where, str(error), expected=f"values of type {types[name]}") from error
-    if wanted == pa.float32() and pc.any(pc.and_(pc.is_inf(found), pc.is_finite(column))).as_py():
+    narrow, wide = found, column
+    if pa.types.is_list(wanted):
+        if nulls := null_elements(found):
+            raise DataError(where, f"its arrays hold {nulls} nulls", expected=f"values of type {types[name]}")
+        if others := other_sizes(found, sizes[name] or 0):
+            raise DataError(where, f"an array of {len(found[others[0]])} elements in row {others[0]}",
+                            expected=f"{sizes[name]}, as declared")  # fmt: skip
+        if not pa.types.is_null(column.type):
+            narrow, wide = pc.list_flatten(found), pc.list_flatten(column)
+    if narrow.type == pa.float32() and pc.any(pc.and_(pc.is_inf(narrow), pc.is_finite(wide))).as_py():
         raise DataError(where, "a number is too large", expected=f"values of type {types[name]}")
     return found
 
@@ -215,6 +244,8 @@ def _kind(kind: pa.DataType) -> str:
     """What the values of an Arrow type are, whatever their width."""
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return "number"
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return f"array of {_kind(kind.value_type)}"
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return "time"
     return "text" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else str(kind)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import onnx
 from onnx import helper
 
-from isthmus.features.rowgraph import MASKS, NOTES, VALID, Layout, found, given
+from isthmus.features.rowgraph import MASKS, NOTES, VALID, Layout, found, given, given_array
 from isthmus.transforms.rowwise import (  # noqa: F401 - most are imported for the rules that they register
     arithmetic,
     arrays,
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Compiled:
     """A graph and what goes in and comes out of it, in the form that `rowgraph` tells.
-
-    An array is an input of its own, of shape (size, n), and its mask is with those of all others.
 
     Attributes:
         model: the graph.
@@ -68,7 +66,7 @@ class _Compiler:
         self._inputs = inputs
         self._graph = Graph()
         self._given = _by_element(inputs)
-        rows = {name: name for name in inputs}
+        rows = {name: given_array(name) for name, kind in inputs.items() if kind.element}
         for element, names in self._given.items():
             rows |= dict(zip(names, self._graph.split(given(element), len(names)), strict=True))
         masks = self._graph.split(given(VALID), len(inputs))
@@ -79,6 +77,7 @@ class _Compiler:
             for (name, kind), mask in zip(inputs.items(), masks, strict=True)
         }
         self._known: dict[Node, Value] = {}
+        self._arrays: dict[str, Value] = {}
         self._bound: dict[str, Value] = {}
 
     def value(self, node: Node) -> Value:
@@ -103,7 +102,7 @@ class _Compiler:
                     known = ", ".join(sorted(self._inputs))
                     raise NotCompilableError(node, "is none of the inputs", f"one of {known}")
                 value = self._columns[name]
-                return arrays.given(graph, value) if value.kind.element else value
+                return self._array(name, value) if value.kind.element else value
             case "variable":
                 return self._bound[str(node.value)]
             case "cast":
@@ -116,6 +115,12 @@ class _Compiler:
         if not least <= len(node.arguments) <= most:
             raise NotCompilableError(node, f"has {len(node.arguments)} arguments", f"{least} to {most}")
         return apply(graph, node, [self.value(argument) for argument in node.arguments])
+
+    def _array(self, name: str, value: Value) -> Value:
+        """A column of arrays, taken apart once however often it is used."""
+        if name not in self._arrays:
+            self._arrays[name] = arrays.given(self._graph, value)
+        return self._arrays[name]
 
     def _higher(self, node: Node) -> Value:
         """A function that takes a function."""
@@ -156,7 +161,8 @@ class _Compiler:
         kinds = {name: value.kind for name, value in values.items()}
         results = _by_element(kinds)
         inputs = [_described(given(element), _TENSORS[element], len(names)) for element, names in self._given.items()]
-        inputs += [_described(name, kind.tensor, kind.size) for name, kind in self._inputs.items() if kind.element]
+        sized = {name: kind for name, kind in self._inputs.items() if kind.element}
+        inputs += [_described(given_array(name), kind.tensor, kind.size) for name, kind in sized.items()]
         inputs.append(_described(given(VALID), BOOLEAN.tensor, len(self._inputs)))
         outputs = [_described(found(element), _TENSORS[element], len(names)) for element, names in results.items()]
         outputs.append(_described(MASKS, BOOLEAN.tensor, 2 * len(values)))
@@ -165,7 +171,8 @@ class _Compiler:
         valid = [value.valid or graph.constant(True, BOOLEAN) for value in values.values()]
         raises = [value.raises or graph.constant(False, BOOLEAN) for value in values.values()]
         graph.packed([*valid, *raises], MASKS)
-        layout = Layout(self._given, tuple(self._inputs), results, tuple(values))
+        sizes = {name: (element_of(kind), kind.size) for name, kind in sized.items()}
+        layout = Layout(self._given, tuple(self._inputs), results, tuple(values), sizes)
         model = graph.model(inputs, outputs, "rowwise", {NOTES: layout.dumps()})
         return Compiled(model, dict(self._inputs), kinds)
 

@@ -91,8 +91,16 @@ def node_of(column: "Column") -> Node:
     Raises:
         NotCompilableError: a part of it is not a plain expression of one row.
     """
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
     expression: Any = column._expr  # a column of Spark Connect
-    return _node(expression.to_plan(None))
+    try:
+        plan = expression.to_plan(None)
+    except DecodeError as error:
+        # Spark Connect's messages may hold each other a hundred deep, which is all that an engine reads.
+        raise NotCompilableError(Node("column", value="an expression"), "is nested too deeply",
+                                 "F.aggregate of F.array(...) in place of a long sum") from error  # fmt: skip
+    return _node(plan)
 
 
 def _node(proto: "Proto", around: str = "") -> Node:
