@@ -324,6 +324,24 @@ class _Declarations:
                 if name in seen:
                     self._wrong(f"service {service.name}", f"{name} is there twice", "each feature once")
                 seen.add(name)
+        self._one_type_each(service)
+
+    def _one_type_each(self, service: FeatureService) -> None:
+        """A request names a field once, whatever the number of request sources, or entities, that have it."""
+        known: dict[str, tuple[str, Column]] = {}
+        for source in _read(service):
+            columns = (
+                [request_column(f.name, f.dtype, f.size) for f in source.schema]
+                if isinstance(source, RequestSource)
+                else [request_column(name, dtype) for one in source.entities for name, dtype in one.join_keys.items()]
+            )
+            for column in columns:
+                first, one = known.setdefault(column.name, (source.name, column))
+                if one != column:
+                    self._wrong(
+                        f"service {service.name}, request field {column.name!r}",
+                        f"{_shown(column)} in {source.name}", f"{_shown(one)}, as in {first}, or another name",
+                    )  # fmt: skip
 
     def _keys(self, where: str, declaration: FeatureView | Spine) -> set[str]:
         """The join keys, in lower case."""
@@ -466,6 +484,19 @@ def _rules(request: RequestSource) -> dict[str, FieldRule]:
         for name, words in expected.items()
         if words or name in request.defaults
     }
+
+
+def _read(service: FeatureService) -> list[FeatureView | RequestSource]:
+    """The views and request sources of a service, those of its request transforms included; first the views."""
+    parts = [part.view if isinstance(part, FeatureProjection) else part for part in service.features]
+    taken = [part for transform in parts if isinstance(transform, RequestTransform) for part in transform.inputs]
+    read = [*parts, *(part.view if isinstance(part, FeatureProjection) else part for part in taken)]
+    views = [part for part in read if isinstance(part, FeatureView)]
+    return [*views, *(part for part in read if isinstance(part, RequestSource))]
+
+
+def _shown(column: Column) -> str:
+    return f"{column.dtype!r}" if column.size is None else f"{column.dtype!r} of {column.size}"
 
 
 def _in_words(default: Any) -> str | None:
