@@ -245,9 +245,9 @@ def moment(
     origin_punctuality__late_rate_3h: Column,
     origin_punctuality__late_rate_28d: Column,
 ) -> dict[str, Column]:
-    """What the timetable and the last hours say together: computed when the question is asked.
+    """What the timetable and the last hours say together: computed when the question is asked, also on the phone.
 
-    Only the teacher has it: in the phone's model it would be larger than all the rest, and the student learns as much.
+    The sines are the teacher's alone: a phone would take longer for them than for all the rest.
     """
     angle = minute_of_day * (2 * math.pi / 1440)
     return {
@@ -294,7 +294,14 @@ def departures(flights: DataFrame, airports: DataFrame) -> DataFrame:
 
 on_device = FeatureService(
     "late_arrival_device",
-    features=[carrier_punctuality, origin_punctuality, destination_punctuality, origin_weather, schedule],
+    features=[
+        carrier_punctuality,
+        origin_punctuality,
+        destination_punctuality,
+        origin_weather,
+        schedule,
+        moment[["block_minutes", "weekend", "carrier_today", "origin_today"]],
+    ],
     description="What a phone can know before departure",
 )
 on_server = FeatureService(

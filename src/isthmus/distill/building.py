@@ -37,21 +37,27 @@ class Building:
             self._nodes.append(helper.make_node(operator, list(inputs), [name], name=name, **attributes))
         return name
 
-    def include(self, model: onnx.ModelProto, part: str, known: Mapping[str, str]) -> None:
-        """Takes in the nodes of a graph under names of their own, `part/name`.
+    def include(self, model: onnx.ModelProto, part: str, known: Mapping[str, str]) -> dict[str, str]:
+        """Takes in the nodes of a graph under names of their own, `part/name`, but for those that only pass on.
 
         Args:
             model: the graph.
             part: what to call it.
             known: tensors of the graph that are there already, by what they are called here: its inputs, or others,
                 which then are not computed.
+
+        Returns:
+            Each of the graph's outputs to the tensor that holds it.
         """
+        same = dict(known)
 
         def renamed(name: str) -> str:
-            return known.get(name) or f"{part}/{name}"
+            return same.get(name) or f"{part}/{name}"
 
         for node in model.graph.node:
-            if not known.keys() >= set(node.output):
+            if node.op_type == "Identity":
+                same[node.output[0]] = renamed(node.input[0])
+            elif not known.keys() >= set(node.output):
                 node.name = renamed(node.name)
                 node.input[:] = map(renamed, node.input)
                 node.output[:] = map(renamed, node.output)
@@ -59,6 +65,27 @@ class Building:
         for constant in model.graph.initializer:
             constant.name = renamed(constant.name)
             self._constants[constant.name] = constant
+        return {output.name: renamed(output.name) for output in model.graph.output}
+
+    def rows(self, tensor: str, count: int) -> list[str]:
+        """The rows (1, N) of a tensor (count, N): those that it was put together of, if it was, else parts of it."""
+        made = self._maker(tensor)
+        if made is not None and made.op_type == "Concat":
+            return list(made.input)
+        names = [f"{tensor}/{place}" for place in range(count)] if count > 1 else [tensor]
+        if count > 1 and self._maker(names[0]) is None:
+            self._nodes.append(helper.make_node("Split", [tensor], names, name=names[0], axis=0, num_outputs=count))
+        return names
+
+    def always(self, mask: str) -> bool | None:
+        """The truth that stands in every place of a mask; None if that is not known."""
+        made = self._maker(mask)
+        if made is None or made.op_type != "Expand" or made.input[0] not in self._constants:
+            return None
+        return bool(numpy_helper.to_array(self._constants[made.input[0]]).all())
+
+    def _maker(self, tensor: str) -> onnx.NodeProto | None:
+        return next((node for node in self._nodes if tensor in node.output), None)
 
     def model(
         self, name: str, inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto]

@@ -4,7 +4,7 @@ Written node by node: `torch.onnx.export` takes four seconds for these few nodes
 source positions into the file. Export compares the graph with torch on the golden rows, so the two cannot part.
 """
 
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -15,7 +15,6 @@ from isthmus.distill.building import Building
 from isthmus.distill.head import Head
 from isthmus.distill.preparation import NUMBERS
 from isthmus.distill.student import Student
-from isthmus.features.contract import TransformContract
 from isthmus.features.rowgraph import ELEMENTS, MASKS, NOTES, VALID, Layout, found, given
 from isthmus.features.types import String
 
@@ -35,27 +34,31 @@ def graph(student: Student, head: Head | None = None) -> onnx.ModelProto:
     """
     build, head = Building(), head or Head()
     inputs: list[onnx.ValueInfoProto] = []
-    numbers, texts = _made(build, head, inputs)
+    made = _made(build, head, inputs)
     preparation = student.prepare.preparation
+    prepare = onnx.load_model_from_string(student.prepare.graph)
     fed = {}
-    if direct := len(preparation.numbers) - len(numbers):
+    if direct := len(preparation.numbers) - len(made.numbers):
         inputs.append(helper.make_tensor_value_info("numeric", TensorProto.FLOAT, ["N", direct]))
-    if preparation.numbers:
-        every = ["numeric", *numbers] if direct else numbers
-        fed["numeric"] = build.add("Concat", every, "every_number", axis=1) if numbers else "numeric"
-    if direct := len(preparation.texts) - len(texts):
+        fed["numeric"] = "numeric"
+    if made.numbers:
+        given_rows = [build.add("Transpose", ["numeric"], "given_numbers", perm=[1, 0])] if direct else []
+        # They are rows already: the preparation begins behind its transposition.
+        turned = next(node.output[0] for node in prepare.graph.node if node.input[0] == "numeric")
+        fed[turned] = build.add("Concat", [*given_rows, *made.numbers], "every_number", axis=0)
+    if direct := len(preparation.texts) - len(made.texts):
         inputs.append(helper.make_tensor_value_info("categories", TensorProto.STRING, ["N", direct]))
     for place in range(len(preparation.texts)):
         if place < direct:
             column = build.once(f"column_{place}", np.array(place))
             fed[f"text_{place}"] = build.add("Gather", ["categories", column], f"text_{place}", axis=1)
         else:
-            fed[f"text_{place}"] = texts[place - direct]
-    build.include(onnx.load_model_from_string(student.prepare.graph), "prepare", fed)
-    parts = [f"prepare/{NUMBERS}"]
+            fed[f"text_{place}"] = made.texts[place - direct]
+    prepared = build.include(prepare, "prepare", fed)
+    parts = [prepared[NUMBERS]]
     for place, table in zip(preparation.embedded, student.tables, strict=True):
         weights = build.constant(f"embedding_{place}", table.weight.detach().numpy())
-        parts.append(build.add("Gather", [weights, f"prepare/place_{place}"], f"embedded_{place}", axis=0))
+        parts.append(build.add("Gather", [weights, prepared[f"place_{place}"]], f"embedded_{place}", axis=0))
     value = build.add("Concat", parts, "features", axis=1)
     linears = [layer for layer in student.layers if isinstance(layer, nn.Linear)]
     for position, layer in enumerate(linears):
@@ -65,63 +68,71 @@ def graph(student: Student, head: Head | None = None) -> onnx.ModelProto:
         if layer is not linears[-1]:
             value = build.add("Relu", [value], f"relu_{position}")
     logit = build.add("Squeeze", [value, build.constant("last_axis", np.array([1], np.int64))], "logit")
-    build.add("Sigmoid", [logit], "chance" if head.transforms else OUTPUT)
-    if head.transforms:
-        _refuse(build, head)
+    build.add("Sigmoid", [logit], "chance" if made.refused else OUTPUT)
+    if made.refused:
+        nothing = build.once("null", np.float32(np.nan))
+        build.add("Where", [_flat(build, made.refused, "refused"), nothing, "chance"], OUTPUT)
     return build.model("student", inputs, [helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["N"])])
 
 
-def _made(build: Building, head: Head, inputs: list[onnx.ValueInfoProto]) -> tuple[list[str], list[str]]:
-    """Puts request transforms into a graph; the numbers, as columns (N, 1), and the texts, (N,)."""
+class _Made(NamedTuple):
+    """What request transforms give in a graph: numbers, (1, N), texts, (N,), and where they refuse a row, (1, N)."""
+
+    numbers: list[str]
+    texts: list[str]
+    refused: str | None
+
+
+def _made(build: Building, head: Head, inputs: list[onnx.ValueInfoProto]) -> _Made:
+    """Puts request transforms into a graph."""
     if not head.transforms:
-        return [], []
+        return _Made([], [], None)
     whole = Layout.of({column.name: column.dtype for column in head.taken})
     inputs += [_rows(given(element), _TENSORS[element], len(names)) for element, names in whole.given.items()]
     inputs.append(_rows(given(VALID), TensorProto.BOOL, len(whole.masks)))
-    layouts = {}
+    parts = {**whole.given, VALID: whole.masks}
+    row = {(what, name): tensor for what, names in parts.items()
+           for name, tensor in zip(names, build.rows(given(what), len(names)), strict=True)}  # fmt: skip
+    values: dict[tuple[str, str], tuple[str, str]] = {}
+    refused = None
     for transform in head.transforms:
         model = onnx.load_model_from_string(transform.graph)
-        part = layouts[transform.name] = Layout.loads(next(m.value for m in model.metadata_props if m.key == NOTES))
-        fed = {given(element): _picked(build, transform, element, whole.given[element], names)
-               for element, names in part.given.items()}  # fmt: skip
-        fed[given(VALID)] = _picked(build, transform, VALID, whole.masks, part.masks)
-        build.include(model, transform.name, fed)
+        layout = Layout.loads(next(m.value for m in model.metadata_props if m.key == NOTES))
+        fed: dict[str, str] = {}
+        for what, names in {**layout.given, VALID: layout.masks}.items():
+            split = [f"{given(what)}[{place}]" for place in range(len(names))] if len(names) > 1 else [given(what)]
+            fed |= dict(zip(split, (row[what, name] for name in names), strict=True))
+        gives = build.include(model, transform.name, fed)
+        masks, count = build.rows(gives[MASKS], 2 * len(layout.fields)), len(layout.fields)
+        valid = dict(zip(layout.fields, masks, strict=False))
+        for element, names in layout.found.items():
+            rows = build.rows(gives[found(element)], len(names))
+            values |= {(transform.name, name): (data, valid[name]) for name, data in zip(names, rows, strict=True)}
+        for place, mask in enumerate(masks[count:]):
+            if build.always(mask) is not False:
+                refused = build.add("Or", [refused, mask], f"{transform.name}/refused/{place}") if refused else mask
     numbers: list[str] = []
     texts: list[str] = []
     for transform, field in head.computed:
-        name, layout, element = transform.full_name(field.name), layouts[transform.name], ELEMENTS[field.dtype.name]
-        value = _row(build, f"{transform.name}/{found(element)}", layout.found[element].index(field.name))
-        valid = _row(build, f"{transform.name}/{MASKS}", layout.fields.index(field.name))
+        name, (value, valid_mask) = transform.full_name(field.name), values[transform.name, field.name]
         if field.dtype == String:
-            nothing = build.once("nothing", np.array([""], object))
-            texts.append(build.add("Where", [valid, value, nothing], f"{name}/or_nothing"))
-            continue
-        number = build.add("Cast", [value], f"{name}/number", to=TensorProto.FLOAT)
-        number = build.add("Where", [valid, number, build.once("null", np.float32(np.nan))], f"{name}/or_null")
-        numbers.append(build.add("Unsqueeze", [number, build.once("as_column", np.array([1]))], name))
-    return numbers, texts
+            value = _or(build, valid_mask, value, build.once("nothing", np.array([""], object)), name)
+            texts.append(_flat(build, value, name))
+        else:
+            if ELEMENTS[field.dtype.name] != "float":
+                value = build.add("Cast", [value], f"{name}/number", to=TensorProto.FLOAT)
+            numbers.append(_or(build, valid_mask, value, build.once("null", np.float32(np.nan)), name))
+    return _Made(numbers, texts, refused)
 
 
-def _picked(
-    build: Building, transform: TransformContract, what: str, rows: Sequence[str], wanted: Sequence[str]
-) -> str:
-    """The rows of a given tensor that a transform takes, in its order."""
-    if list(rows) == list(wanted):
-        return given(what)
-    parts = [_slice(build, given(what), rows.index(name)) for name in wanted]
-    return build.add("Concat", parts, f"{transform.name}/{what}/picked", axis=0) if len(parts) > 1 else parts[0]
+def _or(build: Building, valid: str, value: str, nothing: str, name: str) -> str:
+    """A value where it is valid, and what stands for null elsewhere."""
+    return value if build.always(valid) else build.add("Where", [valid, value, nothing], f"{name}/or_null")
 
 
-def _slice(build: Building, tensor: str, place: int) -> str:
-    """A row of a tensor, of shape (1, N). No Gather: of a row of texts, ONNX Runtime's copies the first one only."""
-    first, end = (build.once(f"place_{at}", np.array([at])) for at in (place, place + 1))
-    return build.add("Slice", [tensor, first, end, build.once("place_0", np.array([0]))], f"{tensor}/{place}")
-
-
-def _row(build: Building, tensor: str, place: int) -> str:
-    """A row of a tensor, of shape (N,)."""
-    axis = build.once("place_0", np.array([0]))
-    return build.add("Squeeze", [_slice(build, tensor, place), axis], f"{tensor}/{place}/flat")
+def _flat(build: Building, row: str, name: str) -> str:
+    """A row of shape (1, N) as (N,)."""
+    return build.add("Squeeze", [row, build.once("row_axis", np.array([0]))], f"{name}/flat")
 
 
 def _rows(name: str, tensor: int, count: int) -> onnx.ValueInfoProto:
@@ -132,21 +143,3 @@ _TENSORS = {
     "bool": TensorProto.BOOL, "int32": TensorProto.INT32, "int64": TensorProto.INT64, "float": TensorProto.FLOAT,
     "double": TensorProto.DOUBLE, "string": TensorProto.STRING,
 }  # fmt: skip
-
-
-def _refuse(build: Building, head: Head) -> None:
-    """Where a request transform refuses a row, there is no probability."""
-    refused = []
-    axis = build.once("place_0", np.array([0]))
-    for transform in head.transforms:
-        count = len(transform.fields)
-        ends = [build.once(f"place_{end}", np.array([end])) for end in (count, 2 * count)]
-        name = f"{transform.name}/refused"
-        masks = build.add("Slice", [f"{transform.name}/{MASKS}", *ends, axis], f"{name}/masks")
-        counted = build.add("Cast", [masks], f"{name}/counted", to=TensorProto.INT32)
-        most = build.add("ReduceMax", [counted, axis], f"{name}/any", keepdims=0)
-        refused.append(build.add("Cast", [most], name, to=TensorProto.BOOL))
-    anywhere, *others = refused
-    for other in others:
-        anywhere = build.add("Or", [anywhere, other], f"{other}/or_before")
-    build.add("Where", [anywhere, build.once("null", np.float32(np.nan)), "chance"], OUTPUT)

@@ -79,7 +79,7 @@ def write_package(
     files = {
         **models,
         "manifest.json": _json(manifest),
-        "contract.json": _json(contract),
+        "contract.json": json.dumps(contract, separators=(",", ":"), sort_keys=True).encode() + b"\n",
         LEARNED: msgspec.json.encode(learned) + b"\n",
         "golden.json": json.dumps(msgspec.to_builtins(golden), separators=(",", ":"), allow_nan=False).encode() + b"\n",
         "README.md": _readme(manifest).encode(),
