@@ -34,6 +34,7 @@ def test_the_package_is_whole(exported: ExportReport, trained: DistillationRepor
         "contract.json",
         "golden.json",
         "manifest.json",
+        "preparation.json",
         *(f"model.{precision}.{form}" for precision in ("fp32", "int8") for form in ("onnx", "ort")),
     }
     assert exported.path.name == f"late-{exported.digest[:12]}"

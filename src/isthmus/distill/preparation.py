@@ -137,18 +137,14 @@ def _group(build: Building, numbers: Sequence[FittedNumber], value: str, valid: 
             fed[f"{given(VALID)}[{n}]"] = valid
     else:
         fed = {given("float"): value, given(VALID): valid}
-    build.include(model, name, fed)
-    return f"{name}/{found('float')}"
+    return build.include(model, name, fed)[found("float")]
 
 
 def _index(build: Building, text: FittedText, place: int) -> str:
     """The place of each text, int64 (N,)."""
-    name = f"place_of_{place}"
     # Of the mask, only the shape is looked at.
-    build.include(
-        fitting.place_graph(text.places), name, dict.fromkeys((given("string"), given(VALID)), f"text_{place}")
-    )
-    return f"{name}/{found('int64')}"
+    fed = dict.fromkeys((given("string"), given(VALID)), f"text_{place}")
+    return build.include(fitting.place_graph(text.places), f"place_of_{place}", fed)[found("int64")]
 
 
 def _spelled(build: Building, text: FittedText, index: str, place: int) -> str:
