@@ -9,8 +9,9 @@ import httpx
 import pytest
 
 from isthmus.features.contractdiff import consequences, differences
-from isthmus.features.errors import ConfigurationError, DataError
+from isthmus.features.errors import ConfigurationError, DataError, RequestError
 from isthmus.features.manifest import read_package
+from isthmus.features.rowgraph import RowGraph
 from isthmus.orchestration.materialization import materialize
 from isthmus.orchestration.models import distill, export
 from isthmus.orchestration.registration import apply
@@ -19,6 +20,7 @@ from isthmus.orchestration.server import serving
 from isthmus.orchestration.tables import build
 from isthmus.orchestration.trainingset import training_set
 from isthmus.orchestration.verification import require_passed, verify
+from isthmus.serving.lookup import Lookup
 from tests.orchestration.shop import Open, Shop
 from tests.serving.support import free_port, wait
 
@@ -158,6 +160,41 @@ def test_a_student_may_not_compute_of_what_a_device_cannot_have(shop: Shop, proj
     shop.replace("store: Column, shelf", "store: Column, customer_orders__orders_7d: Column, shelf")
     with pytest.raises(
         ConfigurationError, match=r"student: uses moment__hour_sin, .*; expected fields with available="
+    ):
+        apply(project(shop))
+
+
+OTHER = """
+
+other = RequestSource("other", schema=[Field("hour", Float64)])
+
+
+@request_transform(inputs=[other], schema=[Field("late", Bool)])
+def evening(hour: Column) -> dict[str, Column]:
+    return {"late": hour > 17.5}
+"""
+
+
+def test_one_request_field_has_one_type_in_a_service_and_in_a_lookup(shop: Shop, project: Open) -> None:
+    with_moment(shop)
+    shop.append(OTHER + '\nnight = FeatureService("night", features=[evening])\n')
+    contract = project(shop).definitions.contract
+    with pytest.raises(RequestError, match="features: request field hour is Int64 to moment and Float64 to evening"):
+        Lookup(contract, [("moment", "heavy"), ("evening", "late")], full_names=True,
+               graphs=lambda name: RowGraph(contract.transforms[name]))  # fmt: skip
+    shop.append('both = FeatureService("both", features=[evening, moment[["heavy"]]])\n')
+    shop.append('mixed = FeatureService("mixed", features=[evening, basket])\n')
+    with pytest.raises(ConfigurationError) as raised:
+        apply(project(shop))
+    assert re.findall(r"service (\w+): request field hour is of type (\w+) and of type (\w+)", str(raised.value)) == [
+        ("both", "Float64", "Int64"), ("mixed", "Int64", "Float64"),
+    ]  # fmt: skip
+
+
+def test_a_request_field_named_like_a_join_key_is_of_its_type(shop: Shop, project: Open) -> None:
+    shop.replace('Field("product", Int32), Field("hour"', 'Field("product", Int64), Field("hour"')
+    with pytest.raises(
+        ConfigurationError, match="request source basket, field 'product': type Int64; expected Int32, as the join key"
     ):
         apply(project(shop))
 

@@ -106,7 +106,10 @@ def compile_contract(
     services = {name: _declared_service(service, views, transforms) for name, service in found.services.items()}
     sources = {name: _source(source) for name, source in found.sources.items()}
     spines = {name: _spine(spine) for name, spine in found.spines.items()}
-    return Contract(project, views, services, sources, spines, transforms)
+    contract = Contract(project, views, services, sources, spines, transforms)
+    if problems := [problem for name in services for problem in _several_types(contract, name)]:
+        raise ConfigurationError(where, problems)
+    return contract
 
 
 class _Declarations:
@@ -231,6 +234,13 @@ class _Declarations:
                 first, known = types.setdefault(key, (entity.name, dtype))
                 if known != dtype:
                     self._wrong(f"entity {entity.name}, join key {key}", f"type {dtype!r}", f"{known!r}, as in {first}")
+        # A request field of that name is the key's value.
+        for request in self.requests.values():
+            for field in request.schema:
+                first, known = types.get(field.name, ("", field.dtype))
+                if known != field.dtype:
+                    self._wrong(f"request source {request.name}, field {field.name!r}", f"type {field.dtype!r}",
+                                f"{known!r}, as the join key of {first}")  # fmt: skip
 
     def _computed(self, where: str, declaration: FeatureView | Spine, given: Sequence[str]) -> None:
         """What a view and a spine share: a function that takes the declared sources."""
@@ -463,6 +473,18 @@ def _code(declaration: FeatureView | Spine) -> str:
     assert declaration.function is not None  # noqa: S101 - checked together with all other declarations
     read = {source.name: _source(source) for source in declaration.sources}
     return sha256({"function": code.digest(declaration.function), "sources": read})
+
+
+def _several_types(contract: Contract, service: str) -> list[Problem]:
+    """Request fields that a service takes of several request sources as of several types: a request has one column."""
+    types: dict[str, list[str]] = {}
+    for column in contract.given(service):
+        types.setdefault(column.name, []).append(f"of type {column.dtype}")
+    return [
+        Problem(f"service {service}", f"request field {name} is {' and '.join(found)}", "one type, or another name")
+        for name, found in types.items()
+        if len(found) > 1
+    ]
 
 
 def _source(source: Source) -> dict[str, Any]:
