@@ -1,12 +1,12 @@
 """`contract show` and `contract diff`: a contract, wherever it is, explained, and what changes from one to another."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from isthmus.features.contract import Column, Contract, ServiceContract, ViewContract
+from isthmus.features.contract import Column, Contract, ServiceContract, TransformContract, ViewContract
 from isthmus.features.contractdiff import AVAILABLE, Change, ServiceChange, changes, consequences, duration
 from isthmus.features.errors import ContractMismatch, RequestError
 from isthmus.orchestration.project import Project
@@ -26,8 +26,9 @@ class Found:
     def as_dict(self) -> dict[str, Any]:
         """Everything that is in the contract, with all hashes."""
         data = self.contract.as_dict()
-        for kind, declared in (("views", self.contract.views), ("services", self.contract.services)):
-            data[kind] = {name: {**form, "hash": declared[name].hash} for name, form in data[kind].items()}
+        for kind, declared in _hashed(self.contract).items():
+            if declared:
+                data[kind] = {name: {**form, "hash": declared[name].hash} for name, form in data[kind].items()}
         return {"place": self.place, "hash": self.contract.hash, **data}
 
 
@@ -88,6 +89,11 @@ def find(name: str, project: Callable[[], Project]) -> Found:
         raise RequestError(f"contract {name!r}", f"cannot be read ({error.strerror})", expected=expected) from error
 
 
+def _hashed(contract: Contract) -> dict[str, Mapping[str, ViewContract | ServiceContract | TransformContract]]:
+    """The declarations that have a hash of their own, by kind."""
+    return {"views": contract.views, "services": contract.services, "transforms": contract.transforms}
+
+
 def compare(before: Found, after: Found) -> ContractDifference:
     """What changes from one contract to another."""
     one, other = before.contract, after.contract
@@ -110,17 +116,36 @@ def view_lines(view: ViewContract) -> dict[str, str]:
     }
 
 
-def feature_rows(view: ViewContract) -> list[tuple[str, str, str]]:
-    """Name, type and place of each feature of a view."""
+def transform_lines(transform: TransformContract) -> dict[str, str]:
+    """What there is to say of a request transform, or of a checked request source, beside its fields."""
+    expects = [
+        f"{name}: {', '.join(filter(None, (rule.expected, 'with a default' if rule.optional else '')))}"
+        for name, rule in transform.rules.items()
+    ]
+    return {
+        "stored features": _grouped(transform.stored),
+        "request fields": ", ".join(map(_column, transform.request)) or "none",
+        "expects": "; ".join(expects) or "nothing",
+        "hash": transform.hash[:12],
+    }
+
+
+def feature_rows(view: ViewContract | TransformContract) -> list[tuple[str, str, str]]:
+    """Name, type and place of each feature of a view, or field of a request transform."""
     return [(column.name, column.dtype.name, AVAILABLE[column.available]) for column in view.fields]
 
 
 def service_lines(service: ServiceContract) -> dict[str, str]:
     """What a model of the service is fed."""
-    groups = [f"{view}: {', '.join(name for _, name in part)}"
-              for view, part in groupby(service.features, key=lambda pair: pair[0])]  # fmt: skip
+    computed = {"computed": _grouped(service.computed)} if service.computed else {}
     request = ", ".join(map(_column, service.request)) or "none"
-    return {"features": "; ".join(groups) or "none", "request fields": request, "hash": service.hash[:12]}
+    return {"features": _grouped(service.features), "request fields": request, **computed, "hash": service.hash[:12]}
+
+
+def _grouped(pairs: Sequence[tuple[str, str]]) -> str:
+    """Features by their view, or fields by their request transform."""
+    groups = groupby(pairs, key=lambda pair: pair[0])
+    return "; ".join(f"{view}: {', '.join(name for _, name in part)}" for view, part in groups) or "none"
 
 
 def _column(column: Column) -> str:

@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from isthmus.orchestration.contracts import ContractDifference, Found, feature_rows, service_lines, view_lines
+from isthmus.features.contract import TransformContract, ViewContract
+from isthmus.orchestration.contracts import (
+    ContractDifference,
+    Found,
+    feature_rows,
+    service_lines,
+    transform_lines,
+    view_lines,
+)
 from isthmus.orchestration.terminal import new_console, new_table
 
 if TYPE_CHECKING:
@@ -25,10 +33,10 @@ def show_contract(found: Found) -> None:
     _line(console, f"project {contract.project}, contract {contract.hash[:12]}, of {found.place}")
     for view in contract.views.values():
         _section(console, f"view {view.name}", view_lines(view))
-        table = new_table("feature", "type", "can exist", words=True)
-        for row in feature_rows(view):
-            table.add_row(*map(escape, row))
-        console.print(table)
+        _features(console, "feature", view)
+    for transform in contract.transforms.values():
+        _section(console, f"transform {transform.name}", transform_lines(transform))
+        _features(console, "field", transform)
     for service in contract.services.values():
         _section(console, f"service {service.name}", service_lines(service))
     for kind in ("sources", "spines"):
@@ -62,6 +70,13 @@ def _section(console: "Console", title: str, lines: Mapping[str, str]) -> None:
     console.print(f"[bold]{escape(title)}[/]", highlight=False, soft_wrap=True)
     for name, text in lines.items():
         _line(console, f"{name:>16}  {text}")
+
+
+def _features(console: "Console", noun: str, declared: ViewContract | TransformContract) -> None:
+    table = new_table(noun, "type", "can exist", words=True)
+    for row in feature_rows(declared):
+        table.add_row(*map(escape, row))
+    console.print(table)
 
 
 def _line(console: "Console", text: str) -> None:
