@@ -164,6 +164,35 @@ def test_a_student_may_not_compute_of_what_a_device_cannot_have(shop: Shop, proj
         apply(project(shop))
 
 
+EXTRA = """
+
+extra = RequestSource("extra", schema=[Field("promo", Bool)], defaults={"promo": False})
+
+
+@request_transform(inputs=[extra, basket], schema=[Field("deal", Bool)])
+def offer(promo: Column, weight: Column) -> dict[str, Column]:
+    return {"deal": promo | (weight > 1)}
+"""
+
+
+def test_a_spine_may_leave_out_what_has_a_default(shop: Shop, project: Open) -> None:
+    """From the training set to a deployed model, as one that is asked without it."""
+    learnable(with_moment(shop))
+    shop.replace("\n\n@spine(entities=[customer, shelf]", EXTRA + "\n\n@spine(entities=[customer, shelf]")
+    shop.replace("shelf_demand, basket, moment], description", "shelf_demand, basket, moment, offer], description")
+    shop.replace("min_lift=0.0", "min_lift=0.0, seed=2")
+    apply(project(shop))
+    build(project(shop))
+    materialize(project(shop))
+    table = training_set(project(shop)).table()
+    assert table["offer__deal"].to_pylist() == [row > 1 for row in table["weight"].to_pylist()]
+    distill(project(shop))
+    export(project(shop))
+    verdict = require_passed(verify(project(shop), every=True))
+    assert verdict.views["offer"]["deal"].compared == len(table)
+    deploy(project(shop))
+
+
 OTHER = """
 
 other = RequestSource("other", schema=[Field("hour", Float64)])
