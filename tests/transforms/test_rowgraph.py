@@ -15,7 +15,7 @@ from isthmus.features.contract import Column, TransformContract, request_column
 from isthmus.features.errors import ContractMismatch, RequestError
 from isthmus.features.rowgraph import RowGraph
 from isthmus.features.spec import Field, RequestSource, RequestTransform
-from isthmus.features.types import Bool, DataType, Float64, Int32, Int64, String, UnixTimestamp
+from isthmus.features.types import Bool, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from isthmus.transforms.request import compiled
 
 TAKEN: dict[str, DataType] = {"at": UnixTimestamp, "x": Float64, "y": Float64, "n": Int64, "word": String, "flag": Bool}
@@ -114,6 +114,16 @@ def test_what_is_refused_is_null_and_named() -> None:
     with pytest.raises(RequestError, match="field ratio") as refused:
         GRAPH.require(rows, lambda _: GRAPH, str)
     assert "row 1" in str(refused.value)
+
+
+def test_a_constant_beyond_a_float_is_infinite_without_a_word() -> None:
+    source = RequestSource("now", [Field("x", Float32)])
+    far = RequestTransform("far", [source], [Field("y", Bool)], lambda x: {"y": x < F.lit(1e300).cast("float")})
+    graph, problems = compiled(far, [request_column("x", Float32)])
+    assert problems == []
+    transform = TransformContract("far", (), (request_column("x", Float32),), (Column("y", Bool),), graph)
+    found = RowGraph(transform).run({"x": Values(np.array([3e38, np.inf], np.float32), np.array([True, True]))})
+    assert found.values["y"].data.tolist() == [1, 0]
 
 
 def test_no_rows() -> None:
