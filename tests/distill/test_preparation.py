@@ -224,12 +224,12 @@ def test_what_is_declared_is_found_by_name() -> None:
     ({"hour": [Standardize(0)]}, "expected a limit above 0"),
     ({"hour": [Standardize(math.nan)]}, "expected a limit above 0"),
     ({"carrier": OneHot(0)}, r"OneHot\(size=0\); expected a size of at least 1"),
-    ({"carrier": Embed(2.5)}, "expected a size of at least 1"),
+    ({"carrier": Embed(cast("Any", 2.5))}, "expected a size of at least 1"),
     ({"carrier": Hashed(buckets=0)}, "expected a size and buckets of at least 1"),
     ({"carrier": Ordinal(("a", "a"))}, "expected at least one word, each once, none of them empty"),
     ({"carrier": Ordinal(())}, "expected at least one word"),
     ({"carrier": Ordinal(("", "a"))}, "expected at least one word"),
-    ({"carrier": Ordinal("low")}, "expected at least one word"),
+    ({"carrier": Ordinal(cast("Any", "low"))}, "expected at least one word"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_named(preparation: Any, message: str) -> None:
 
