@@ -220,6 +220,21 @@ def test_one_request_field_has_one_type_in_a_service_and_in_a_lookup(shop: Shop,
     ]  # fmt: skip
 
 
+def test_names_that_differ_in_case_only_are_refused(shop: Shop, project: Open) -> None:
+    """Engines do not tell their columns apart."""
+    with_moment(shop)
+    shop.append(OTHER.replace("def evening", "def Moment"))
+    for name in ("terms", "Terms"):
+        source = f'RequestSource("{name}", schema=[Field("{name}_n", Int64)], defaults={{"{name}_n": 1}})'
+        shop.append(f'\n{name} = {source}\nof_{name} = FeatureService("of_{name}", features=[{name}])\n')
+    with pytest.raises(ConfigurationError) as raised:
+        apply(project(shop))
+    assert [(problem.where, problem.found) for problem in raised.value.problems] == [
+        ("request source Terms", "differs from 'terms' in case only"),
+        ("request transform 'Moment'", "differs from 'moment' in case only"),
+    ]
+
+
 def test_a_request_field_named_like_a_join_key_is_of_its_type(shop: Shop, project: Open) -> None:
     shop.replace('Field("product", Int32), Field("hour"', 'Field("product", Int64), Field("hour"')
     with pytest.raises(

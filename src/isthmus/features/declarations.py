@@ -215,6 +215,7 @@ class _Declarations:
         for transform in self.transforms.values():
             if (same := folded.get(str(transform.name).lower())) is not None:
                 self._wrong(f"request transform {transform.name!r}", f"has the name of view {same!r}", "another name")
+            self._unlike(f"request transform {transform.name!r}", transform.name, self.transforms)
             self._transform(f"request transform {transform.name}", transform)
         for spine in self.spines.values():
             self._computed(f"spine {spine.name}", spine, [source.name for source in spine.sources])
@@ -295,9 +296,16 @@ class _Declarations:
             self._wrong(where, f"has the name of view {same!r}", "another name, since it has expectations or defaults")
         if (same := next((n for n in self.transforms if n.lower() == str(request.name).lower()), None)) is not None:
             self._wrong(where, f"has the name of request transform {same!r}", "another name")
+        self._unlike(where, request.name, (name for name, other in self.requests.items() if other.checked))
         fields = {field.name: field.dtype for field in request.schema}
         if all(isinstance(dtype, DataType) for dtype in fields.values()):
             self.problems += expectations.request_problems(where, fields, request.expectations, request.defaults)
+
+    def _unlike(self, where: str, name: str, names: Iterable[str]) -> None:
+        """Refuses a name that an earlier one differs from in case only: so would columns of a training set."""
+        first = next(other for other in names if str(other).lower() == str(name).lower())
+        if first != name:
+            self._wrong(where, f"differs from {first!r} in case only", "another name")
 
     def _columns(self, where: str, part: FeatureView | FeatureProjection | RequestSource) -> list[str]:
         """The columns of an input of a request transform, by their names in a training set."""
