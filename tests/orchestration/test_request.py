@@ -193,6 +193,29 @@ def test_a_spine_may_leave_out_what_has_a_default(shop: Shop, project: Open) -> 
     deploy(project(shop))
 
 
+def test_functions_may_import_what_lies_beside_the_definitions(shop: Shop, project: Open) -> None:
+    """Where they are called: for tables, spines and training sets. What they import is in the hash."""
+    with_moment(shop)
+    helper = shop.root / "weights.py"
+    helper.write_text("def heavy(weight):\n    return weight > 3\n\n\ndef same(column):\n    return column\n")
+    imported = "from weights import heavy, same"
+    shop.replace('    """What the basket and', f'    {imported}\n    """What the basket and')
+    shop.replace('"heavy": weight > 3', '"heavy": heavy(weight)')
+    shop.replace('    """Who a customer is."""\n', f"    {imported}\n\n    customers = same(customers)\n")
+    shop.replace('    """Every order, when it was placed."""\n', f"    {imported}\n\n    orders = same(orders)\n")
+    apply(project(shop))
+    before = project(shop).applied()
+    build(project(shop))
+    table = training_set(project(shop)).table()
+    assert table["moment__heavy"].to_pylist() == [row > 3 for row in table["weight"].to_pylist()]
+    helper.write_text(helper.read_text().replace("> 3", "> 4").replace("return column", "return column.limit(9)"))
+    after = project(shop).definitions.contract
+    assert differences(before, after) == [
+        "view customer_facts: its code changed", "spine placed: its code changed",
+        "transform moment: what it computes changed",
+    ]  # fmt: skip
+
+
 OTHER = """
 
 other = RequestSource("other", schema=[Field("hour", Float64)])
