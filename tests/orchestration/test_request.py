@@ -48,7 +48,8 @@ def moment(hour: Column, weight: Column, store: Column, shelf_demand__sold_1d: C
 
 def with_moment(shop: Shop) -> Shop:
     """The shop with a request transform, which both models read."""
-    shop.replace("from datetime import timedelta\n", "import math\nfrom datetime import timedelta\n")
+    imports = "import math\nfrom datetime import timedelta\nfrom functools import reduce\n"
+    shop.replace("from datetime import timedelta\n", imports)
     shop.replace("from pyspark.sql import DataFrame, Window", "from pyspark.sql import Column, DataFrame, Window")
     shop.replace("    UnixTimestamp,\n    spine,", "    UnixTimestamp,\n    request_transform,\n    spine,")
     shop.replace("\n\n@spine(entities=[customer, shelf]", MOMENT + "\n\n@spine(entities=[customer, shelf]")
@@ -141,6 +142,11 @@ REFUSED = {
     "a field too many": ("weight > 3,", 'weight > 3, "more": weight,', "'more', which its schema lacks"),
     "an unknown parameter": ("store: Column, shelf", "stores: Column, shelf", "takes 'stores'; expected one of"),
     "no such function": ("weight > 3", 'F.soundex(store) == "S"', "graphs have no soundex"),
+    "a sum of very many": ("weight > 3", "sum([weight] * 49, F.lit(0.0)) > 3", "field heavy: too many .* within each other"),
+    "casts of casts": (
+        "weight > 3", "reduce(lambda x, n: x.cast(('float', 'double')[n % 2]), range(99), weight) > 3", "within each other"
+    ),
+    "endless depth": ("weight > 3", "sum([weight] * 5000, F.lit(0.0)) > 3", "field heavy: too many .* within each other"),
     "code that fails": ("weight > 3", "weight > 1 // 0", r"failed in line \d+ with ZeroDivisionError"),
 }  # fmt: skip
 
