@@ -4,7 +4,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import numpy as np
@@ -215,6 +215,21 @@ def test_what_is_declared_is_found_by_name() -> None:
     ({"hour": OneHot()}, "hour is of type Int64, which has no words; expected a list of steps"),
     ({"hour": Log1p()}, r"Log1p\(\); expected a list of Log1p"),
     ({"hour": ["log"]}, r"\['log'\]; expected a list"),
+    ({"hour": [Impute("mode")]}, r"Impute\(value='mode'\); expected 'mean', 'median' or a number of 32 bits"),
+    ({"hour": [Log1p(), Impute(math.nan)]}, "expected 'mean', 'median' or a number"),
+    ({"hour": [Impute(1e39)]}, "expected 'mean', 'median' or a number"),
+    ({"hour": [Clip(0.99, 0.01)]}, r"Clip\(low=0.99, high=0.01\); expected shares, 0 <= low <= high <= 1"),
+    ({"hour": [Clip(-1, 2)]}, "expected shares"),
+    ({"hour": [Impute(cast("Any", None)), Clip(cast("Any", "1"))]}, "expected shares"),
+    ({"hour": [Standardize(0)]}, "expected a limit above 0"),
+    ({"hour": [Standardize(math.nan)]}, "expected a limit above 0"),
+    ({"carrier": OneHot(0)}, r"OneHot\(size=0\); expected a size of at least 1"),
+    ({"carrier": Embed(cast("Any", 2.5))}, "expected a size of at least 1"),
+    ({"carrier": Hashed(buckets=0)}, "expected a size and buckets of at least 1"),
+    ({"carrier": Ordinal(("a", "a"))}, "expected at least one word, each once, none of them empty"),
+    ({"carrier": Ordinal(())}, "expected at least one word"),
+    ({"carrier": Ordinal(("", "a"))}, "expected at least one word"),
+    ({"carrier": Ordinal(cast("Any", "low"))}, "expected at least one word"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_named(preparation: Any, message: str) -> None:
 

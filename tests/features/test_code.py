@@ -125,6 +125,44 @@ def test_helpers_and_constants_of_another_module_of_the_users(load: Load) -> Non
     assert len(found) == 4
 
 
+@pytest.mark.parametrize(
+    ("imports", "call"),
+    [
+        ("from helper import scaled", "scaled"),
+        ("from helper import scaled as other", "other"),
+        ("import helper", "helper.scaled"),
+        ("import helper as other", "other.scaled"),
+        ("import parts.helper", "parts.helper.scaled"),
+        ("from parts import helper", "helper.scaled"),
+        ("from parts.helper import scaled", "scaled"),
+    ],
+)
+@pytest.mark.parametrize("inside", [True, False])
+def test_helpers_are_followed_wherever_they_are_imported(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imports: str, call: str, inside: bool
+) -> None:
+    """In modules beside the definitions, and in a folder of such without an `__init__.py`."""
+    main = f"def f(x):\n    {imports}\n    return {call}(x)\n" if inside else f"{imports}\ndef f(x): return {call}(x)\n"
+    found = []
+    for turn, factor in enumerate((2, 3)):
+        folder = tmp_path / f"project_{turn}"
+        (folder / "parts").mkdir(parents=True)
+        for file in (folder / "helper.py", folder / "parts" / "helper.py"):
+            file.write_text(f"def scaled(x):\n    return x * {factor}\n")
+        monkeypatch.syspath_prepend(str(folder))
+        for name in ("helper", "parts", "parts.helper"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        found += [digest(load(main).f), digest(load(main).f)]
+    assert found[0] == found[1] != found[2]
+
+
+def test_what_is_imported_inside_of_a_library_or_of_nowhere_is_named_only(load: Load) -> None:
+    text = "def f(x):\n    import torch.nn, nowhere.at.all\n    from json import dumps\n    return dumps(x + 1)\n"
+    before = set(sys.modules)
+    _differ(load, text, "x + 1", "x + 2")
+    assert not any(name.partition(".")[0] == "torch" for name in set(sys.modules) - before)
+
+
 def test_constants_of_the_same_name_in_two_modules(load: Load) -> None:
     main = "from helper import scaled\nLIMIT = 1\n\ndef f(x):\n    return scaled(x) + LIMIT\n"
     helper = "LIMIT = 2\n\ndef scaled(x):\n    return x + LIMIT\n"
@@ -252,6 +290,8 @@ def test_names_of_compiled_and_frozen_modules_are_named_only(load: Load) -> None
             return chain(x, array("b"), [join("a", "b"), 1])
         """
     _differ(load, text, ", 1]", ", 2]")
+    # Such a module is in no file.
+    _differ(load, "import sys, time\n\ndef f(x):\n    return time.time() + sys.maxsize + 1\n", "+ 1", "+ 2")
 
 
 def test_lambdas_in_containers_of_many_lines(load: Load) -> None:

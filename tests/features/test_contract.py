@@ -16,7 +16,6 @@ from isthmus.features.spec import (
     FeatureView,
     Field,
     RequestSource,
-    RequestTransform,
     Source,
     Spine,
 )
@@ -265,20 +264,6 @@ def test_a_size_is_of_arrays_and_changes_nothing_where_it_is_not_declared() -> N
     ):
         wrong: Any = replace(DELAYS, schema=[Field("rates", dtype, size=size)])  # type: ignore[arg-type]
         assert _problems(wrong) == [found]
-
-
-def test_a_request_names_a_field_once() -> None:
-    one = RequestSource("one", [Field("x", Int64)])
-    for other, found in (
-        (RequestSource("other", [Field("x", Float64)]), "Float64 in other; expected Int64, as in one, or another name"),
-        (RequestSource("other", [Field("carrier", Int64)]), "Int64 in other; expected String, as in delays"),
-    ):
-        transform = RequestTransform("t", [other], [Field("y", Int64)], punctuality)
-        service = FeatureService("late", [DELAYS, one, transform])
-        problems = "".join(_problems(service))
-        assert f"service late, request field {other.schema[0].name!r}: {found}" in problems
-    same = RequestSource("same", [Field("carrier", String)])
-    compile_contract("prod", [DELAYS, FeatureService("late", [DELAYS, same, REQUEST])])
 
 
 def test_every_problem_is_reported_at_once() -> None:

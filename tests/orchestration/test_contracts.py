@@ -23,6 +23,7 @@ from isthmus.orchestration.trainingset import last_training_set, training_set
 from isthmus.orchestration.verification import verify
 from tests.orchestration.shop import Open, Shop, files
 from tests.orchestration.test_cli import run, strictly
+from tests.orchestration.test_request import with_moment
 
 ELSEWHERE = """
 
@@ -124,6 +125,32 @@ def test_show_explains_every_declaration(built: Shop, project: Open) -> None:
     }
     assert document["services"]["late_order_device"]["hash"] == contract.services["late_order_device"].hash
     assert files(built.root) == before
+
+
+def test_show_explains_what_is_computed_at_a_request(shop: Shop, project: Open) -> None:
+    with_moment(shop)
+    shop.replace('description="What is known when an order is placed"',
+                 'expectations=[Expect.between("hour", 0, 23)], defaults={"hour": 12, "store": "s0"}')  # fmt: skip
+    shop.replace("    Entity,\n", "    Entity,\n    Expect,\n")
+    apply(project(shop))
+    contract = project(shop).applied()
+    shown = run("contract", "show", cwd=shop.root).stdout
+    part = (
+        shown.partition("\nrequest transform moment\n")[2]
+        .partition("\nrequest transform ")[0]
+        .partition("\nservice ")[0]
+    )
+    for line in ("takes  shelf_demand: sold_1d", "request fields  hour Int64, weight Float64, store String",
+                 "of store  else 's0'", "of hour  from 0 to 23, else 12",
+                 f"hash  {contract.transforms['moment'].hash[:12]}"):  # fmt: skip
+        assert re.search(rf"^ +{re.escape(line)}$", part, re.M), line
+    assert re.search(r"^ per_sold +Float64 +on devices, too *$", part, re.M)
+    assert "\nrequest transform basket\n" in shown
+    device = shown.partition("\nservice late_order_device\n")[2].partition("\nservice ")[0]
+    computed = "basket: store, product, hour, weight; moment: hour_sin, per_sold, store_code, heavy"
+    assert re.search(rf"^ +computed  {computed}$", device, re.M)
+    document = strictly(run("contract", "show", "--json", cwd=shop.root).stdout)
+    assert document["transforms"]["moment"]["hash"] == contract.transforms["moment"].hash
 
 
 def test_diff_names_what_changed_and_what_follows(built: Shop, project: Open) -> None:

@@ -9,8 +9,9 @@ import httpx
 import pytest
 
 from isthmus.features.contractdiff import consequences, differences
-from isthmus.features.errors import ConfigurationError, DataError
+from isthmus.features.errors import ConfigurationError, DataError, RequestError
 from isthmus.features.manifest import read_package
+from isthmus.features.rowgraph import RowGraph
 from isthmus.orchestration.materialization import materialize
 from isthmus.orchestration.models import distill, export
 from isthmus.orchestration.registration import apply
@@ -19,6 +20,7 @@ from isthmus.orchestration.server import serving
 from isthmus.orchestration.tables import build
 from isthmus.orchestration.trainingset import training_set
 from isthmus.orchestration.verification import require_passed, verify
+from isthmus.serving.lookup import Lookup
 from tests.orchestration.shop import Open, Shop
 from tests.serving.support import free_port, wait
 
@@ -46,7 +48,8 @@ def moment(hour: Column, weight: Column, store: Column, shelf_demand__sold_1d: C
 
 def with_moment(shop: Shop) -> Shop:
     """The shop with a request transform, which both models read."""
-    shop.replace("from datetime import timedelta\n", "import math\nfrom datetime import timedelta\n")
+    imports = "import math\nfrom datetime import timedelta\nfrom functools import reduce\n"
+    shop.replace("from datetime import timedelta\n", imports)
     shop.replace("from pyspark.sql import DataFrame, Window", "from pyspark.sql import Column, DataFrame, Window")
     shop.replace("    UnixTimestamp,\n    spine,", "    UnixTimestamp,\n    request_transform,\n    spine,")
     shop.replace("\n\n@spine(entities=[customer, shelf]", MOMENT + "\n\n@spine(entities=[customer, shelf]")
@@ -139,7 +142,11 @@ REFUSED = {
     "a field too many": ("weight > 3,", 'weight > 3, "more": weight,', "'more', which its schema lacks"),
     "an unknown parameter": ("store: Column, shelf", "stores: Column, shelf", "takes 'stores'; expected one of"),
     "no such function": ("weight > 3", 'F.soundex(store) == "S"', "graphs have no soundex"),
-    "a sum of too many": ("weight > 3", "sum((weight for _ in range(200)), F.lit(0.0)) > 3", "is nested too deeply"),
+    "a sum of very many": ("weight > 3", "sum([weight] * 49, F.lit(0.0)) > 3", "field heavy: too many"),
+    "casts of casts": (
+        "weight > 3", "reduce(lambda x, n: x.cast(('float', 'double')[n % 2]), range(99), weight) > 3", "each other"
+    ),
+    "endless depth": ("weight > 3", "sum([weight] * 5000, F.lit(0.0)) > 3", "field heavy: too many"),
     "code that fails": ("weight > 3", "weight > 1 // 0", r"failed in line \d+ with ZeroDivisionError"),
 }  # fmt: skip
 
@@ -159,6 +166,108 @@ def test_a_student_may_not_compute_of_what_a_device_cannot_have(shop: Shop, proj
     shop.replace("store: Column, shelf", "store: Column, customer_orders__orders_7d: Column, shelf")
     with pytest.raises(
         ConfigurationError, match=r"student: uses moment__hour_sin, .*; expected fields with available="
+    ):
+        apply(project(shop))
+
+
+EXTRA = """
+
+extra = RequestSource("extra", schema=[Field("promo", Bool)], defaults={"promo": False})
+
+
+@request_transform(inputs=[extra, basket], schema=[Field("deal", Bool)])
+def offer(promo: Column, weight: Column) -> dict[str, Column]:
+    return {"deal": promo | (weight > 1)}
+"""
+
+
+def test_a_spine_may_leave_out_what_has_a_default(shop: Shop, project: Open) -> None:
+    """From the training set to a deployed model, as one that is asked without it."""
+    learnable(with_moment(shop))
+    shop.replace("\n\n@spine(entities=[customer, shelf]", EXTRA + "\n\n@spine(entities=[customer, shelf]")
+    shop.replace("shelf_demand, basket, moment], description", "shelf_demand, basket, moment, offer], description")
+    shop.replace("min_lift=0.0", "min_lift=0.0, seed=2")
+    apply(project(shop))
+    build(project(shop))
+    materialize(project(shop))
+    table = training_set(project(shop)).table()
+    assert table["offer__deal"].to_pylist() == [row > 1 for row in table["weight"].to_pylist()]
+    distill(project(shop))
+    export(project(shop))
+    verdict = require_passed(verify(project(shop), every=True))
+    assert verdict.views["offer"]["deal"].compared == len(table)
+    deploy(project(shop))
+
+
+def test_functions_may_import_what_lies_beside_the_definitions(shop: Shop, project: Open) -> None:
+    """Where they are called: for tables, spines and training sets. What they import is in the hash."""
+    with_moment(shop)
+    helper = shop.root / "weights.py"
+    helper.write_text("def heavy(weight):\n    return weight > 3\n\n\ndef same(column):\n    return column\n")
+    imported = "from weights import heavy, same"
+    shop.replace('    """What the basket and', f'    {imported}\n    """What the basket and')
+    shop.replace('"heavy": weight > 3', '"heavy": heavy(weight)')
+    shop.replace('    """Who a customer is."""\n', f"    {imported}\n\n    customers = same(customers)\n")
+    shop.replace('    """Every order, when it was placed."""\n', f"    {imported}\n\n    orders = same(orders)\n")
+    apply(project(shop))
+    before = project(shop).applied()
+    build(project(shop))
+    table = training_set(project(shop)).table()
+    assert table["moment__heavy"].to_pylist() == [row > 3 for row in table["weight"].to_pylist()]
+    helper.write_text(helper.read_text().replace("> 3", "> 4").replace("return column", "return column.limit(9)"))
+    after = project(shop).definitions.contract
+    assert differences(before, after) == [
+        "view customer_facts: its code changed", "spine placed: its code changed",
+        "transform moment: what it computes changed",
+    ]  # fmt: skip
+
+
+OTHER = """
+
+other = RequestSource("other", schema=[Field("hour", Float64)])
+
+
+@request_transform(inputs=[other], schema=[Field("late", Bool)])
+def evening(hour: Column) -> dict[str, Column]:
+    return {"late": hour > 17.5}
+"""
+
+
+def test_one_request_field_has_one_type_in_a_service_and_in_a_lookup(shop: Shop, project: Open) -> None:
+    with_moment(shop)
+    shop.append(OTHER + '\nnight = FeatureService("night", features=[evening])\n')
+    contract = project(shop).definitions.contract
+    with pytest.raises(RequestError, match="features: request field hour is Int64 to moment and Float64 to evening"):
+        Lookup(contract, [("moment", "heavy"), ("evening", "late")], full_names=True,
+               graphs=lambda name: RowGraph(contract.transforms[name]))  # fmt: skip
+    shop.append('both = FeatureService("both", features=[evening, moment[["heavy"]]])\n')
+    shop.append('mixed = FeatureService("mixed", features=[evening, basket])\n')
+    with pytest.raises(ConfigurationError) as raised:
+        apply(project(shop))
+    assert re.findall(r"service (\w+): request field hour is of type (\w+) and of type (\w+)", str(raised.value)) == [
+        ("both", "Float64", "Int64"), ("mixed", "Int64", "Float64"),
+    ]  # fmt: skip
+
+
+def test_names_that_differ_in_case_only_are_refused(shop: Shop, project: Open) -> None:
+    """Engines do not tell their columns apart."""
+    with_moment(shop)
+    shop.append(OTHER.replace("def evening", "def Moment"))
+    for name in ("terms", "Terms"):
+        source = f'RequestSource("{name}", schema=[Field("{name}_n", Int64)], defaults={{"{name}_n": 1}})'
+        shop.append(f'\n{name} = {source}\nof_{name} = FeatureService("of_{name}", features=[{name}])\n')
+    with pytest.raises(ConfigurationError) as raised:
+        apply(project(shop))
+    assert [(problem.where, problem.found) for problem in raised.value.problems] == [
+        ("request source Terms", "differs from 'terms' in case only"),
+        ("request transform 'Moment'", "differs from 'moment' in case only"),
+    ]
+
+
+def test_a_request_field_named_like_a_join_key_is_of_its_type(shop: Shop, project: Open) -> None:
+    shop.replace('Field("product", Int32), Field("hour"', 'Field("product", Int64), Field("hour"')
+    with pytest.raises(
+        ConfigurationError, match="request source basket, field 'product': type Int64; expected Int32, as the join key"
     ):
         apply(project(shop))
 

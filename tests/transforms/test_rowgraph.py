@@ -116,6 +116,16 @@ def test_what_is_refused_is_null_and_named() -> None:
     assert "row 1" in str(refused.value)
 
 
+def test_a_constant_beyond_a_float_is_infinite_without_a_word() -> None:
+    source = RequestSource("now", [Field("x", Float32)])
+    far = RequestTransform("far", [source], [Field("y", Bool)], lambda x: {"y": x < F.lit(1e300).cast("float")})
+    graph, problems = compiled(far, [request_column("x", Float32)])
+    assert problems == []
+    transform = TransformContract("far", (), (request_column("x", Float32),), (Column("y", Bool),), graph)
+    found = RowGraph(transform).run({"x": Values(np.array([3e38, np.inf], np.float32), np.array([True, True]))})
+    assert found.values["y"].data.tolist() == [1, 0]
+
+
 def test_no_rows() -> None:
     found = GRAPH.run(_rows(random.Random(0), 0))
     assert {values.data.shape for values in found.values.values()} == {(0,)}

@@ -107,6 +107,8 @@ class Distillation:
                 problems.append(Problem(where, repr(how), "a list of Log1p, Clip, Impute and Standardize, or one of "
                                         "Embed, OneHot, Ordinal and Hashed"))  # fmt: skip
                 continue
+            several = how if isinstance(how, Sequence) else [how]
+            problems += [Problem(where, repr(one), one.misfit()) for one in several if one.misfit()]
             for item in found:
                 if (item.dtype == String) == steps:
                     kind = "a text, which has no steps" if steps else f"of type {item.dtype}, which has no words"

@@ -9,6 +9,7 @@ library and of installed packages is named, not followed.
 import ast
 import functools
 import hashlib
+import importlib
 import importlib.util
 import inspect
 import json
@@ -119,6 +120,7 @@ def _parsed(function: types.FunctionType) -> ast.Module:
 def _referred(tree: ast.AST, names: Mapping[str, Any], seen: list[object]) -> list[tuple[str, Any]]:
     """Every name of the user's that the code reads, with what it stands for."""
     found = []
+    names = {**names, **_imported(tree, names.get("__package__"))}
     for reference in _references(tree):
         head, *attributes = reference.split(".")
         if head not in names:
@@ -132,11 +134,43 @@ def _referred(tree: ast.AST, names: Mapping[str, Any], seen: list[object]) -> li
     return found
 
 
+def _imported(tree: ast.AST, package: str | None) -> dict[str, Any]:
+    """What import statements inside of code bind, as far as it is in modules of the user's; no other one is loaded."""
+    found: dict[str, Any] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                name = alias.name if alias.asname else alias.name.partition(".")[0]
+                if _loaded(alias.name) is not None:
+                    found[alias.asname or name] = sys.modules[name]
+        elif isinstance(node, ast.ImportFrom) and (package or not node.level):
+            origin = "." * node.level + (node.module or "")
+            origin = importlib.util.resolve_name(origin, package) if node.level else origin
+            module = _loaded(origin)
+            for alias in node.names if module is not None else ():
+                value = getattr(module, alias.name, None)
+                found[alias.asname or alias.name] = _loaded(f"{origin}.{alias.name}") if value is None else value
+    return found
+
+
+def _loaded(name: str) -> types.ModuleType | None:
+    """A module of the user's; None if it is none, or cannot be loaded: who runs the code is told why."""
+    top = name.partition(".")[0]
+    try:
+        spec = None if top in sys.modules else importlib.util.find_spec(top)
+        places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
+        if _is_users_module(sys.modules.get(top)) or any(map(_is_users, places)):
+            return importlib.import_module(name)
+    except Exception:  # noqa: BLE001 - the user's own code may raise anything
+        return None
+    return None
+
+
 def _assigned(value: Any, names: Mapping[str, Any], reference: str, seen: list[object]) -> Any:
     """The statements at the top of a module of the user's that make a value, and what they refer to."""
     head, *attributes = reference.split(".")
     for attribute in attributes:
-        if isinstance(names[head], types.ModuleType) and _is_users(names[head].__file__):
+        if _is_users_module(names[head]):
             names, head = vars(names[head]), attribute
     if not _is_users(names.get("__file__")):
         return None
@@ -162,7 +196,7 @@ def _assigned(value: Any, names: Mapping[str, Any], reference: str, seen: list[o
 def _resolve(value: Any, attributes: list[str]) -> Any:
     """Follows `module.attribute` through modules of the user's only."""
     for attribute in attributes:
-        if not isinstance(value, types.ModuleType) or not _is_users(value.__file__):
+        if not _is_users_module(value):
             break
         value = getattr(value, attribute, None)
     return value
@@ -170,6 +204,13 @@ def _resolve(value: Any, attributes: list[str]) -> Any:
 
 def _file(value: type) -> str | None:
     return getattr(sys.modules.get(value.__module__), "__file__", None)
+
+
+def _is_users_module(value: Any) -> bool:
+    """Whether it is a module of the user's; a folder without `__init__.py` is one of no file."""
+    if not isinstance(value, types.ModuleType):
+        return False
+    return any(map(_is_users, [getattr(value, "__file__", None), *getattr(value, "__path__", ())]))
 
 
 def _is_users(file: str | None) -> bool:

@@ -106,7 +106,10 @@ def compile_contract(
     services = {name: _declared_service(service, views, transforms) for name, service in found.services.items()}
     sources = {name: _source(source) for name, source in found.sources.items()}
     spines = {name: _spine(spine) for name, spine in found.spines.items()}
-    return Contract(project, views, services, sources, spines, transforms)
+    contract = Contract(project, views, services, sources, spines, transforms)
+    if problems := [problem for name in services for problem in _several_types(contract, name)]:
+        raise ConfigurationError(where, problems)
+    return contract
 
 
 class _Declarations:
@@ -212,6 +215,7 @@ class _Declarations:
         for transform in self.transforms.values():
             if (same := folded.get(str(transform.name).lower())) is not None:
                 self._wrong(f"request transform {transform.name!r}", f"has the name of view {same!r}", "another name")
+            self._unlike(f"request transform {transform.name!r}", transform.name, self.transforms)
             self._transform(f"request transform {transform.name}", transform)
         for spine in self.spines.values():
             self._computed(f"spine {spine.name}", spine, [source.name for source in spine.sources])
@@ -231,6 +235,13 @@ class _Declarations:
                 first, known = types.setdefault(key, (entity.name, dtype))
                 if known != dtype:
                     self._wrong(f"entity {entity.name}, join key {key}", f"type {dtype!r}", f"{known!r}, as in {first}")
+        # A request field of that name is the key's value.
+        for request in self.requests.values():
+            for field in request.schema:
+                first, known = types.get(field.name, ("", field.dtype))
+                if known != field.dtype:
+                    self._wrong(f"request source {request.name}, field {field.name!r}", f"type {field.dtype!r}",
+                                f"{known!r}, as the join key of {first}")  # fmt: skip
 
     def _computed(self, where: str, declaration: FeatureView | Spine, given: Sequence[str]) -> None:
         """What a view and a spine share: a function that takes the declared sources."""
@@ -285,9 +296,16 @@ class _Declarations:
             self._wrong(where, f"has the name of view {same!r}", "another name, since it has expectations or defaults")
         if (same := next((n for n in self.transforms if n.lower() == str(request.name).lower()), None)) is not None:
             self._wrong(where, f"has the name of request transform {same!r}", "another name")
+        self._unlike(where, request.name, (name for name, other in self.requests.items() if other.checked))
         fields = {field.name: field.dtype for field in request.schema}
         if all(isinstance(dtype, DataType) for dtype in fields.values()):
             self.problems += expectations.request_problems(where, fields, request.expectations, request.defaults)
+
+    def _unlike(self, where: str, name: str, names: Iterable[str]) -> None:
+        """Refuses a name that an earlier one differs from in case only: so would columns of a training set."""
+        first = next(other for other in names if str(other).lower() == str(name).lower())
+        if first != name:
+            self._wrong(where, f"differs from {first!r} in case only", "another name")
 
     def _columns(self, where: str, part: FeatureView | FeatureProjection | RequestSource) -> list[str]:
         """The columns of an input of a request transform, by their names in a training set."""
@@ -324,24 +342,6 @@ class _Declarations:
                 if name in seen:
                     self._wrong(f"service {service.name}", f"{name} is there twice", "each feature once")
                 seen.add(name)
-        self._one_type_each(service)
-
-    def _one_type_each(self, service: FeatureService) -> None:
-        """A request names a field once, whatever the number of request sources, or entities, that have it."""
-        known: dict[str, tuple[str, Column]] = {}
-        for source in _read(service):
-            columns = (
-                [request_column(f.name, f.dtype, f.size) for f in source.schema]
-                if isinstance(source, RequestSource)
-                else [request_column(name, dtype) for one in source.entities for name, dtype in one.join_keys.items()]
-            )
-            for column in columns:
-                first, one = known.setdefault(column.name, (source.name, column))
-                if one != column:
-                    self._wrong(
-                        f"service {service.name}, request field {column.name!r}",
-                        f"{_shown(column)} in {source.name}", f"{_shown(one)}, as in {first}, or another name",
-                    )  # fmt: skip
 
     def _keys(self, where: str, declaration: FeatureView | Spine) -> set[str]:
         """The join keys, in lower case."""
@@ -486,19 +486,6 @@ def _rules(request: RequestSource) -> dict[str, FieldRule]:
     }
 
 
-def _read(service: FeatureService) -> list[FeatureView | RequestSource]:
-    """The views and request sources of a service, those of its request transforms included; first the views."""
-    parts = [part.view if isinstance(part, FeatureProjection) else part for part in service.features]
-    taken = [part for transform in parts if isinstance(transform, RequestTransform) for part in transform.inputs]
-    read = [*parts, *(part.view if isinstance(part, FeatureProjection) else part for part in taken)]
-    views = [part for part in read if isinstance(part, FeatureView)]
-    return [*views, *(part for part in read if isinstance(part, RequestSource))]
-
-
-def _shown(column: Column) -> str:
-    return f"{column.dtype!r}" if column.size is None else f"{column.dtype!r} of {column.size}"
-
-
 def _in_words(default: Any) -> str | None:
     return None if default is None else str(default) if isinstance(default, datetime) else repr(default)
 
@@ -519,6 +506,19 @@ def _code(declaration: FeatureView | Spine) -> str:
     assert declaration.function is not None  # noqa: S101 - checked together with all other declarations
     read = {source.name: _source(source) for source in declaration.sources}
     return sha256({"function": code.digest(declaration.function), "sources": read})
+
+
+def _several_types(contract: Contract, service: str) -> list[Problem]:
+    """Request fields that a service takes of several request sources as of several types: a request has one column."""
+    types: dict[str, list[str]] = {}
+    for column in contract.given(service):
+        size = f" of {column.size}" if column.size else ""
+        types.setdefault(column.name, []).append(f"of type {column.dtype}{size}")
+    return [
+        Problem(f"service {service}", f"request field {name} is {' and '.join(found)}", "one type, or another name")
+        for name, found in types.items()
+        if len(found) > 1
+    ]
 
 
 def _source(source: Source) -> dict[str, Any]:

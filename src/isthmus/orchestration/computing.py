@@ -21,18 +21,16 @@ class Computing:
     Args:
         transforms: each with its contract, which holds only the fields that are wanted.
         hashes: of their whole contracts, by name.
-        name: the engine, as `engine.session` takes it.
-        threads: cores of a local Apache Spark.
+        project: theirs, whose engine it is.
     """
 
     def __init__(
         self,
         transforms: Sequence[tuple[AtRequest, TransformContract]],
         hashes: Mapping[str, str],
-        name: str,
-        threads: int,
+        project: Project,
     ) -> None:
-        self._transforms, self._hashes, self._name, self._threads = transforms, hashes, name, threads
+        self._transforms, self._hashes, self._project = transforms, hashes, project
 
     @property
     def known(self) -> dict[str, dict[str, Any]]:
@@ -59,7 +57,8 @@ class Computing:
         rows = iter(joined)
         # An engine that joins is done when its first batch comes, and Apache Spark has one session at a time.
         first = list(islice(rows, 1))
-        with engine.session(self._name, self._threads) as spark:
+        settings = self._project.settings
+        with engine.session(settings.engine, settings.profiles.training.threads) as spark, self._project.importing():
             yield from request.computed(spark, self._transforms, chain(first, rows))
 
 
@@ -79,7 +78,7 @@ def computing(project: Project, contract: Contract, fields: Mapping[str, Sequenc
         part = tuple(next(field for field in whole.fields if field.name == one) for one in wanted)
         chosen.append((project.definitions.transforms[name], replace(whole, fields=part)))
         hashes[name] = whole.hash
-    return Computing(chosen, hashes, project.settings.engine, project.settings.profiles.training.threads)
+    return Computing(chosen, hashes, project)
 
 
 def computing_then(project: Project, made: TrainingSet) -> Computing | None:

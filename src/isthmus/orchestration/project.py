@@ -126,6 +126,12 @@ class Project:
         return clock.now() if self.fixed_now is None else self.fixed_now
 
     @contextmanager
+    def importing(self) -> Iterator[None]:
+        """Functions of the definitions that are called inside may import modules that lie beside them."""
+        with _first_on_path(self.root):
+            yield
+
+    @contextmanager
     def redis(self) -> Iterator[str]:
         """The URL of the project's Redis; an embedded one runs at least as long as the block."""
         configured = self.settings.stores.online

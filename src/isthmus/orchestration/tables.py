@@ -262,9 +262,9 @@ def selected(project: Project, views: Sequence[str] | None) -> list[str]:
 
 @contextmanager
 def reading(project: Project, declarations: Sequence[FeatureView | Spine]) -> Iterator[Frames]:
-    """A DataFrame per source of the declarations, in a session that ends with the block."""
+    """A DataFrame per source of the declarations, whose functions are called in the block: its session ends with it."""
     needed: dict[str, Source] = {s.name: s for declaration in declarations for s in declaration.sources}
     settings = project.settings
-    with engine.session(settings.engine, settings.profiles.training.threads) as spark:
+    with engine.session(settings.engine, settings.profiles.training.threads) as spark, project.importing():
         staging = project.state / "sources"
         yield {name: sources.read(spark, source, project.root, staging) for name, source in needed.items()}

@@ -3,8 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+
 from isthmus.distill.declaration import Distillation
-from isthmus.features.contract import Column, Contract
+from isthmus.features.columns import ARROW
+from isthmus.features.contract import Column, Contract, optional
 from isthmus.features.errors import DataError, RequestError
 from isthmus.features.files import read_pointer, write_atomically
 from isthmus.features.offline import OfflineStore
@@ -49,6 +52,11 @@ def training_set(
     progress(f"computing {declared.spine.name}", 0.0)
     with reading(project, [declared.spine]) as frames:
         spine = compute_spine(declared.spine, spine_columns(contract, declared.spine.name), frames)
+    # A model is fed what has a default, too: of rows that say nothing of it, as null.
+    used = [transform for service in services for transform in contract.used(service)]
+    types = {column.name: ARROW[column.dtype.name] for transform in used for column in transform.request}
+    for absent in sorted(optional(used).difference(spine.schema.names)):
+        spine = spine.append_column(absent, pa.nulls(len(spine), types[absent]))
     rows = SpineRows(spine.schema, spine.to_batches)
     data = TrainingData(
         offline,

@@ -11,7 +11,7 @@ import orjson
 
 from isthmus.features.clock import Status
 from isthmus.features.columns import Values, split
-from isthmus.features.contract import SEPARATOR, Contract, optional
+from isthmus.features.contract import SEPARATOR, Column, Contract, optional
 from isthmus.features.errors import RequestError
 from isthmus.features.lookupplan import LookupPlan, ViewAnswer
 from isthmus.features.rowgraph import RowGraph
@@ -56,7 +56,7 @@ class Lookup:
         computes: whether there are any.
 
     Raises:
-        RequestError: two columns would have one name.
+        RequestError: two columns would have one name, or a request field two types.
     """
 
     def __init__(
@@ -78,7 +78,17 @@ class Lookup:
         read = dict.fromkeys((*stored, *(pair for transform in taken for pair in transform.stored)))
         self.plan = LookupPlan(contract, [view for view, _ in read], earlier)
         self.bits = self.plan.bits(read)
-        self.request = {column.name: column for transform in taken for column in transform.request}
+        self.request: dict[str, Column] = {}
+        asking: dict[str, str] = {}
+        for transform in taken:
+            for column in transform.request:
+                known = self.request.setdefault(column.name, column)
+                first = asking.setdefault(column.name, transform.name)
+                if known != column:
+                    raise RequestError(
+                        "features", f"request field {column.name} is {known.dtype} to {first} and {column.dtype} to "
+                        f"{transform.name}", remedy="ask for them in requests of their own",
+                    )  # fmt: skip
         self.optional = optional(taken)
         self.computes = bool(taken)
         self.names = [f"{view}{SEPARATOR}{feature}" if full_names else feature for view, feature in features]

@@ -26,6 +26,10 @@ class Step:
 
     told: ClassVar[tuple[str, ...]] = ()
 
+    def misfit(self) -> str:
+        """What is expected of its settings, if they are not so; else empty."""
+        return ""
+
     def learned(self, _value: "Column", /) -> "list[Column]":
         """Aggregates of the values so far, of which `parameters` are made; the value is null where it is not finite."""
         return []
@@ -63,6 +67,11 @@ class Clip(Step):
     low: float = 0.01
     high: float = 0.99
 
+    def misfit(self) -> str:
+        """What is expected of its settings, if they are not so; else empty."""
+        found = _number(self.low) and _number(self.high) and 0 <= self.low <= self.high <= 1
+        return "" if found else "shares, 0 <= low <= high <= 1"
+
     def learned(self, value: "Column", /) -> "list[Column]":
         """Both quantiles."""
         from pyspark.sql import functions
@@ -89,6 +98,12 @@ class Impute(Step):
 
     told = ("with",)
     value: float | str = "mean"
+
+    def misfit(self) -> str:
+        """What is expected of its settings, if they are not so; else empty."""
+        value = self.value
+        known = value in ("mean", "median") if isinstance(value, str) else _number(value) and abs(value) <= _GREATEST
+        return "" if known else "'mean', 'median' or a number of 32 bits"
 
     def learned(self, value: "Column", /) -> "list[Column]":
         """The mean or the median."""
@@ -123,6 +138,10 @@ class Standardize(Step):
     told = ("mean", "1 / standard deviation")
     limit: float = 4.0
 
+    def misfit(self) -> str:
+        """What is expected of its settings, if they are not so; else empty."""
+        return "" if _number(self.limit) and self.limit > 0 else "a limit above 0"
+
     def learned(self, value: "Column", /) -> "list[Column]":
         """Mean and standard deviation."""
         from pyspark.sql import functions
@@ -156,6 +175,10 @@ class Words:
 
     size: int = VOCABULARY
 
+    def misfit(self) -> str:
+        """What is expected of its settings, if they are not so; else empty."""
+        return "" if _counts(self.size) else "a size of at least 1"
+
 
 @dataclass(frozen=True)
 class Embed(Words):
@@ -177,6 +200,12 @@ class Ordinal:
 
     words: tuple[str, ...]
 
+    def misfit(self) -> str:
+        """What is expected of its settings, if they are not so; else empty."""
+        listed = isinstance(self.words, tuple | list) and all(isinstance(word, str) and word for word in self.words)
+        found = listed and 1 <= len(set(self.words)) == len(self.words)
+        return "" if found else "at least one word, each once, none of them empty"
+
 
 @dataclass(frozen=True)
 class Hashed(Words):
@@ -188,6 +217,10 @@ class Hashed(Words):
 
     size: int = 100_000
     buckets: int = 64
+
+    def misfit(self) -> str:
+        """What is expected of its settings, if they are not so; else empty."""
+        return "" if _counts(self.size) and _counts(self.buckets) else "a size and buckets of at least 1"
 
 
 Text = Embed | OneHot | Ordinal | Hashed
@@ -212,6 +245,16 @@ def restored(data: Mapping[str, Any]) -> Any:
 
 _TINY = 1.1754943508222875e-38
 """The smallest normal float32."""
+_GREATEST = 3.4028234663852886e38
+"""The greatest finite float32."""
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float)
+
+
+def _counts(size: object) -> bool:
+    return isinstance(size, int) and size >= 1
 
 
 def _within(value: "Column", low: "Column", high: "Column") -> "Column":

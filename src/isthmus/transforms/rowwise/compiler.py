@@ -55,7 +55,7 @@ def compile_columns(
     Raises:
         NotCompilableError: an expression that no graph can hold.
     """
-    nodes = {name: node_of(column) for name, column in columns.items()}
+    nodes = {name: node_of(column, f"field {name}") for name, column in columns.items()}
     compiler = _Compiler(inputs, plain)
     values = {name: compiler.value(node) for name, node in nodes.items()}
     return compiler.finish(nodes, values)

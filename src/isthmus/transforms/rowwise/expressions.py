@@ -85,22 +85,32 @@ def traced() -> Iterator[None]:
         origins._enable_debugging_cache = before
 
 
-def node_of(column: "Column") -> Node:
+def node_of(column: "Column", name: str = "column") -> Node:
     """The expression of a column.
 
+    Args:
+        column: the column.
+        name: what to call it in a message.
+
     Raises:
-        NotCompilableError: a part of it is not a plain expression of one row.
+        NotCompilableError: a part of it is not a plain expression of one row, or it is too deep.
     """
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from google.protobuf.message import DecodeError
+    from pyspark.sql.connect import proto
 
     expression: Any = column._expr  # a column of Spark Connect
     try:
-        plan = expression.to_plan(None)
-    except DecodeError as error:
-        # Spark Connect's messages may hold each other a hundred deep, which is all that an engine reads.
-        raise NotCompilableError(Node("column", value="an expression"), "is nested too deeply",
-                                 "F.aggregate of F.array(...) in place of a long sum") from error  # fmt: skip
-    return _node(plan)
+        found = expression.to_plan(None)
+        # As an engine is sent it, which takes messages in messages to a depth of 100.
+        plan = proto.Plan()
+        plan.root.project.expressions.add().alias.expr.CopyFrom(found)
+        proto.Plan.FromString(plan.SerializeToString())
+    except (DecodeError, RecursionError):
+        raise NotCompilableError(
+            Node("column", value=name), "too many expressions stand within each other: engines take some 45",
+            "halves of halves: (a + b) + (c + d) for a + b + c + d",
+        ) from None  # fmt: skip
+    return _node(found)
 
 
 def _node(proto: "Proto", around: str = "") -> Node:

@@ -175,7 +175,8 @@ class Graph:
     def cast(self, data: str, kind: SqlType) -> str:
         """The numbers of a tensor in the element type of another type."""
         if self.is_number(data) and (kind.fractional or (kind == LONG and isinstance(self.number(data), int))):
-            return self.constant(self._values[data].astype(kind.numpy), kind)
+            with np.errstate(over="ignore"):
+                return self.constant(self._values[data].astype(kind.numpy), kind)
         return self.add("Cast", data, to=kind.tensor)
 
     # --- masks
