@@ -85,6 +85,7 @@ def run(folder: Path, table: pa.Table, profile: TrainingProfile = PROFILE, **cha
         profile=profile,
         folder=folder / "models",
         cache=folder / "cache",
+        runs=folder / "runs",
         contract=CONTRACT,
         training_set="set-1",
         learn=learn(table),

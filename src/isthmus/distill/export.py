@@ -24,7 +24,7 @@ from isthmus.distill.quantize import quantize
 from isthmus.distill.runtime import ort_format, predict, session
 from isthmus.distill.split import Index, Split, split_table
 from isthmus.distill.student import Student, StudentRecord, load_student, read_record
-from isthmus.distill.train import Progress
+from isthmus.distill.loop import Progress
 from isthmus.features.columns import Values
 from isthmus.features.errors import ContractMismatch, DataError, GateFailed
 from isthmus.features.manifest import (
