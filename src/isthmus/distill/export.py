@@ -19,12 +19,12 @@ from isthmus.distill.footprint import footprint
 from isthmus.distill.golden import ROWS, edges, join, plain, spread, take
 from isthmus.distill.graph import OUTPUT, graph
 from isthmus.distill.head import Head
+from isthmus.distill.loop import Progress
 from isthmus.distill.package import package_bytes, write_package
 from isthmus.distill.quantize import quantize
 from isthmus.distill.runtime import ort_format, predict, session
 from isthmus.distill.split import Index, Split, split_table
 from isthmus.distill.student import Student, StudentRecord, load_student, read_record
-from isthmus.distill.loop import Progress
 from isthmus.features.columns import Values
 from isthmus.features.errors import ContractMismatch, DataError, GateFailed
 from isthmus.features.manifest import (

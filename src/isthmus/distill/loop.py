@@ -1,8 +1,8 @@
 """The training loop: one, for all tasks.
 
 accelerate chooses the device, joins the processes, and wraps the module's forward pass for bf16, torch.compile and
-gradients that are averaged over processes. Its wrappers of optimizers, schedules and loaders are left out: they cost time
-in every step, and what they wrap is a few lines here. So are its checkpoints, which are pickled.
+gradients that are averaged over processes. Its wrappers of optimizers, schedules and loaders are left out: they cost
+time in every step, and what they wrap is a few lines here. So are its checkpoints, which are pickled.
 """
 
 import math
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import distributed, nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grad_norm_
 
 from isthmus.distill.cache import digest
 from isthmus.distill.checkpoint import Checkpoints, Standing, captured, copied, restored
@@ -36,8 +36,8 @@ WRITTEN_SECONDS, TOLD_SECONDS = 1.0, 10.0
 
 Progress = Callable[[str, float], None]
 Step = Callable[[nn.Module, Any, float], tuple[torch.Tensor, Mapping[str, torch.Tensor]]]
-"""Takes the module, a batch and the share of training that is done; gives the loss, which is a mean over the rows, and its
-detached terms by name."""
+"""Takes the module, a batch and the share of training that is done; gives the loss, which is a mean over the rows, and
+its detached terms by name."""
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 """The metrics of a module, which is in eval mode and records no gradients."""
 
@@ -183,7 +183,7 @@ class Training:
                     loss, terms = self.step(self.model, self.data[part], standing.step / self.total)
                     # Gradients are averaged over the processes, and each has its share of the batch.
                     (loss if weight == 1 else loss * (weight * self.processes)).backward()
-                values = [loss.detach(), *terms.values()]
+                values = [*terms.values(), loss.detach()]
                 if weight != 1:
                     values = [value * weight for value in values]
                 found = [one + other for one, other in zip(found, values, strict=True)] if found else values
@@ -197,16 +197,16 @@ class Training:
                 f"({settings.batch})",
                 passes=False,
             ) from error
-        norm = get_total_norm([weights.grad for weights in self.trained.values() if weights.grad is not None])
         if settings.clip:
-            clip_grads_with_norm_(self.trained.values(), settings.clip, norm)
+            # Not measured otherwise: that takes longer than the optimizer does.
+            found.append(clip_grad_norm_(self.trained.values(), settings.clip) / self.processes)
         rate = settings.learning_rate * settings.rate(standing.step, self.total)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.names = ("gradient", "loss", *terms)
-        self.pending += [norm / self.processes if self.processes > 1 else norm, *found]
+        self.names = (*terms, "loss", "gradient") if settings.clip else (*terms, "loss")
+        self.pending += found
         standing.step += 1
         self.rows += len(rows)
 
@@ -220,11 +220,15 @@ class Training:
         now = time.monotonic()
         due = settings.checkpoint_seconds is not None and now - self.saved >= settings.checkpoint_seconds
         stops, due = self._look(bool(signals), due)
+        saves = saves or due or stops
+        if (evaluates or saves) and not all(weights.isfinite().all() for weights in self.trained.values()):
+            # A gradient that was not finite has ruined them before any loss could tell.
+            raise self._failed(standing.step, "a weight", {"a weight": math.nan})
         if evaluates:
             self._evaluate()
         elif now - self.told >= TOLD_SECONDS:
             self._tell({"loss": standing.sums["loss"] / standing.summed})
-        if saves or due or stops or standing.over:
+        if saves or standing.over:
             self._save()
         if stops:
             raise self._stopped(signals)
@@ -246,9 +250,9 @@ class Training:
             found = dict(zip(self.names, read[start : start + width], strict=True))
             step = first + start // width + 1
             if not math.isfinite(sum(read[start : start + width])):
-                # The loss is not finite because of its terms, and the gradient because of the loss.
-                raise self._failed(step, [name for name, value in found.items() if not math.isfinite(value)][-1], found)
-            for name in self.names[1:]:
+                # The first is the cause: the loss is not finite because of a term, the gradient because of the loss.
+                raise self._failed(step, next(name for name, one in found.items() if not math.isfinite(one)), found)
+            for name in self.names:
                 standing.sums[name] = standing.sums.get(name, 0.0) + found[name]
             standing.summed += 1
         if self.events and time.monotonic() - self.written >= WRITTEN_SECONDS:
