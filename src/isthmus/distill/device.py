@@ -1,5 +1,7 @@
 """Where a module is trained, as `[profiles.training]` says it: device, precision and processes."""
 
+import warnings
+
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
@@ -62,7 +64,8 @@ def _has_bf16(device: torch.device) -> bool:
 def _require_compiler(device: torch.device) -> None:
     """Compiles something small: what torch.compile needs (Triton, a C++ compiler, headers) differs by device."""
     try:
-        torch.compile(torch.sigmoid)(torch.zeros(2, device=device))
+        with warnings.catch_warnings(action="ignore"):  # in torch, of torch
+            torch.compile(torch.sigmoid)(torch.zeros(2, device=device))
     except (RuntimeError, OSError, ImportError) as error:
         raise DependencyError(
             f"{_WHERE}.compile",
