@@ -446,9 +446,16 @@ def launched(folder: Path, name: str, *arguments: str) -> subprocess.Popen[bytes
     return subprocess.Popen([*launch, *options, *run], env=environment, stdout=subprocess.PIPE)
 
 
-def test_two_processes_are_one(tmp_path: Path) -> None:
+def test_two_processes_are_one_though_stopped_in_between(tmp_path: Path) -> None:
     with launched(tmp_path, "two", "30", "0") as both:
-        assert both.wait(120) == 0
+        assert both.stdout is not None
+        next(step for step in both.stdout if int(step) >= 5)
+        both.terminate()
+        assert both.wait(60) != 0
+    with launched(tmp_path, "two", "30", "0") as both:
+        said, _ = both.communicate(timeout=120)
+        assert both.returncode == 0
+        assert int(said.split()[0]) > 5
     first, second = (load_file(tmp_path / f"result.{place}") for place in (0, 1))
     alone = tiny.run(None, 30, dropout=0.0).module
     for name, value in alone.state_dict().items():

@@ -226,9 +226,11 @@ class Training:
             raise self._failed(standing.step, "a weight", {"a weight": math.nan})
         if evaluates:
             self._evaluate()
+            # What comes meanwhile does not wait for another step; several processes have to agree on it first.
+            stops = stops or (self.processes == 1 and bool(signals))
         elif now - self.told >= TOLD_SECONDS:
             self._tell({"loss": standing.sums["loss"] / standing.summed})
-        if saves or standing.over:
+        if saves or stops or standing.over:
             self._save()
         if stops:
             raise self._stopped(signals)
