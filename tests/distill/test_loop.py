@@ -67,7 +67,7 @@ def test_one_batch_of_all_rows_is_a_plain_loop() -> None:
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda number: how.rate(number, 20))
     for _ in range(20):
         optimizer.zero_grad()
-        nn.functional.mse_loss(module(data.numbers), data.answers).backward()
+        nn.functional.mse_loss(module(data.numbers), data.answers).backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(module.parameters(), 0.7)
         optimizer.step()
         schedule.step()
@@ -398,12 +398,11 @@ def test_event_files_have_losses_by_term_rate_and_metrics(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("profile", [TrainingProfile(precision="bf16"), TrainingProfile(compile=True)])
 def test_what_the_machine_has_trains_and_the_rest_is_refused(profile: TrainingProfile) -> None:
+    refused: DependencyError | None = None
     try:
         joined = accelerator(profile)
     except DependencyError as error:
         refused = error
-    else:
-        refused = None
     if refused:
         assert "profiles.training." in refused.where
         assert refused.remedy.startswith("set ")

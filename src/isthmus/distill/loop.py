@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from signal import SIGTERM, Signals
 from typing import Any, Protocol
@@ -160,10 +159,11 @@ class Training:
     def _batches(self) -> Iterator[torch.Tensor]:
         """The rows of each step that is left: every epoch has an order that follows from the seed and its number."""
         batch, standing = self.settings.batch, self.standing
-        for epoch in count(standing.step // self.epoch_steps):
+        while not standing.over:
+            epoch, taken = divmod(standing.step, self.epoch_steps)
             generator = torch.Generator().manual_seed(_seed(0, self.settings.seed, epoch))
             order = torch.randperm(len(self.data), generator=generator)
-            for first in range((standing.step - epoch * self.epoch_steps) * batch, len(order), batch):
+            for first in range(taken * batch, len(order), batch):
                 if standing.over:
                     return
                 yield order[first : first + batch]
