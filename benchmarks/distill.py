@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from result import at_most, less, report
+from result import less, report
 from torch import nn
 
 from isthmus.distill.device import accelerator
@@ -30,7 +30,8 @@ from isthmus.distill.settings import Settings
 from isthmus.distill.train import GATE, Examples
 from isthmus.features.profiles import TrainingProfile
 
-BAR = 1.05
+BAR = round(1 / 1.05, 3)
+"""Ours may take 1.05 times as long."""
 INPUTS, EPOCHS, BATCH, RATE = 110, 4, 1024, 2e-3
 
 
@@ -68,12 +69,14 @@ def main() -> int:
             "bare": lambda _folder: bare(learning, validation),
         }
         times = timed(sides, rounds, Path(folder))
-    case = f"{EPOCHS} epochs of {rows:,} rows, batches of {BATCH:,}"
+    case, peer = f"{EPOCHS} epochs of {rows:,} rows, batches of {BATCH:,}", "a bare PyTorch loop"
     found = [
-        less(case, "CPU s", times["alone"], times["bare"], "a bare PyTorch loop"),
-        at_most(f"{case}: beside a bare PyTorch loop", "times", times["alone"] / times["bare"], BAR),
-        at_most(f"{case}, with event files and a checkpoint: the same", "times", times["files"] / times["bare"], BAR),
+        less(case, "CPU s", times["alone"], times["bare"], peer, BAR),
+        less(f"{case}, event files and a checkpoint", "CPU s", times["files"], times["bare"], peer, BAR),
     ]
+    sys.stderr.write(
+        f"times the bare loop: { ({name: round(one / times['bare'], 4) for name, one in times.items()}) }\n"
+    )
     return report("distill", found, as_json=asked.json, quick=asked.quick)
 
 

@@ -1,5 +1,6 @@
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -391,6 +392,14 @@ def test_event_files_have_losses_by_term_rate_and_metrics(tmp_path: Path) -> Non
     assert [point.step for point in read.Scalars("evaluation/error")] == [7, 14, 21, 28, 30]
     assert [point.step for point in read.Scalars("step/loss")] == [5]
     assert len([*tmp_path.glob("events.out.*")]) == 1
+
+
+def test_the_example_of_the_documentation_runs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    shown = "print(len(history), evaluate(student) == min(entry['error'] for entry in history))"
+    done = subprocess.run([sys.executable, "-c", f"{example}\n{shown}"], capture_output=True, text=True, check=True)
+    assert done.stdout == "3 True\n"
 
 
 # --- devices and processes

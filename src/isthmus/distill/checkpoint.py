@@ -39,7 +39,7 @@ class Standing(msgspec.Struct, forbid_unknown_fields=True):
     waited: int = 0
     sums: dict[str, float] = {}
     summed: int = 0
-    history: list[dict[str, float]] = []
+    history: list[dict[str, int | float]] = []
 
 
 class _Record(msgspec.Struct, forbid_unknown_fields=True):
