@@ -1,11 +1,14 @@
 """Where a module is trained, as `[profiles.training]` says it: device, precision and processes."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
+from isthmus.distill.settings import Settings
 from isthmus.features.errors import DependencyError
 from isthmus.features.profiles import TrainingProfile
 
@@ -53,6 +56,23 @@ def resolve(profile: TrainingProfile) -> tuple[torch.device, str]:
             remedy='set precision = "fp32"',
         )
     return device, profile.precision
+
+
+@contextmanager
+def enough_memory(where: str, device: torch.device, settings: Settings, rows: int) -> Iterator[None]:
+    """Says of a memory that is full within the block, at so many rows at once, what needs less of it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
+        raise DependencyError(
+            where,
+            f"the memory of {device} is full with {rows} rows at once",
+            remedy=f"raise accumulation ({settings.accumulation}), which keeps the results, or lower batch "
+            f"({settings.batch})",
+            passes=False,
+        ) from error
 
 
 def _has_bf16(device: torch.device) -> bool:

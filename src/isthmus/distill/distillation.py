@@ -15,6 +15,7 @@ import sklearn
 import torch
 from safetensors.torch import save_file
 
+from isthmus.distill.account import Progress
 from isthmus.distill.cache import Outputs, cached, digest
 from isthmus.distill.checkpoint import discard
 from isthmus.distill.dataset import Array, Tensors, columns, tensors
@@ -22,7 +23,6 @@ from isthmus.distill.declaration import Distillation
 from isthmus.distill.evaluate import latency, metrics, sigmoid
 from isthmus.distill.graph import graph
 from isthmus.distill.head import Head
-from isthmus.distill.loop import Progress
 from isthmus.distill.preparation import FILE, Learn, Preparation, Prepare, compiled
 from isthmus.distill.runtime import predict, session
 from isthmus.distill.split import Index, Split, split_table

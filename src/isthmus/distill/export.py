@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from isthmus.distill.account import Progress
 from isthmus.distill.dataset import Array, Tensors, columns, seen, tensors
 from isthmus.distill.evaluate import auc, latency, sigmoid
 from isthmus.distill.footprint import footprint
 from isthmus.distill.golden import ROWS, edges, join, plain, spread, take
 from isthmus.distill.graph import OUTPUT, graph
 from isthmus.distill.head import Head
-from isthmus.distill.loop import Progress
 from isthmus.distill.package import package_bytes, write_package
 from isthmus.distill.quantize import quantize
 from isthmus.distill.runtime import ort_format, predict, session

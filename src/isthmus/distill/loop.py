@@ -20,20 +20,17 @@ from accelerate import Accelerator
 from torch import distributed, nn
 from torch.nn.utils import clip_grad_norm_
 
+from isthmus.distill.account import Account, Progress
 from isthmus.distill.cache import digest
 from isthmus.distill.checkpoint import Checkpoints, Standing, captured, copied, restored
-from isthmus.distill.events import Events
+from isthmus.distill.device import enough_memory
 from isthmus.distill.interruption import interruption
 from isthmus.distill.settings import Settings
 from isthmus.features.contract import one_of
-from isthmus.features.errors import ConfigurationError, DependencyError, GateFailed, Problem, Stopped
+from isthmus.features.errors import ConfigurationError, GateFailed, Problem, Stopped
 
 LOOK = {"cpu": 1, "cuda": 8}
 """Steps after which their losses are looked at: a look waits for a GPU, and costs nothing on a CPU."""
-WRITTEN_SECONDS, TOLD_SECONDS = 1.0, 10.0
-"""Between two points of a plot, and between two lines of progress, unless an evaluation comes first."""
-
-Progress = Callable[[str, float], None]
 Step = Callable[[nn.Module, Any, float], tuple[torch.Tensor, Mapping[str, torch.Tensor]]]
 """Takes the module, a batch and the share of training that is done; gives the loss, which is a mean over the rows, and
 its detached terms by name."""
@@ -116,8 +113,6 @@ class Training:
         """Module, optimizer and everything a run counts, as they are before the first step."""
         settings, joined = self.settings, self.accelerator
         self.processes, self.place = joined.num_processes, joined.process_index
-        if self.place:
-            self.progress = lambda _text, _done: None
         # The same module on its device, unless several processes or torch.compile put another one around it.
         self.model: nn.Module = joined.prepare_model(self.module)
         self.trained = {name: weights for name, weights in self.module.named_parameters() if weights.requires_grad}
@@ -129,7 +124,11 @@ class Training:
         self.standing, self.kept = Standing(), copied(self.module)
         self.pending: list[torch.Tensor] = []
         self.names: tuple[str, ...] = ()
-        self.events: Events | None = None
+        self.seen = 0
+        heard = not self.place
+        self.account = Account(
+            self.progress if heard else lambda _text, _done: None, self.total, self.folder if heard else None
+        )
         self.checkpoints: Checkpoints | None = None
         if self.folder:
             identity = digest({
@@ -137,7 +136,7 @@ class Training:
                 "shapes": {name: [str(value.dtype), *value.shape] for name, value in self.kept.items()},
                 "trained": [*self.trained], "processes": self.processes,
             })  # fmt: skip
-            self.checkpoints = Checkpoints(self.folder, identity, lambda text: self.progress(text, 0.0))
+            self.checkpoints = Checkpoints(self.folder, identity, lambda text: self.account.progress(text, 0.0))
 
     def _resume(self) -> None:
         """Begins, or takes up where the last checkpoint stands."""
@@ -149,12 +148,12 @@ class Training:
             torch.set_rng_state(tensors["random.cpu"][self.place].clone())
             if "random.cuda" in tensors and device.type == "cuda":
                 torch.cuda.set_rng_state(tensors["random.cuda"][self.place].clone(), device)
-            self.progress(f"goes on after step {self.standing.step} of {self.total}", self.standing.step / self.total)
-        if self.folder and not self.place and not self.standing.over:
-            self.events = Events(self.folder, self.standing.step)
+            step = self.standing.step
+            self.account.progress(f"goes on after step {step} of {self.total}", step / self.total)
+        if not self.standing.over:
+            self.account.begin(self.standing.step)
         self.module.train()
-        self.began = self.saved = self.told = self.written = time.monotonic()
-        self.rows = 0
+        self.saved = time.monotonic()
 
     def _batches(self) -> Iterator[torch.Tensor]:
         """The rows of each step that is left: every epoch has an order that follows from the seed and its number."""
@@ -175,7 +174,7 @@ class Training:
         # A process without rows takes part all the same: the others wait for its gradients, which are zero.
         parts = share.tensor_split(min(settings.accumulation, len(share))) if len(share) else (rows[:1],)
         found: list[torch.Tensor] = []
-        try:
+        with enough_memory(f"{self.where}: step {standing.step + 1}", self.accelerator.device, settings, len(parts[0])):
             for n, part in enumerate(parts):
                 weight = len(part) / len(rows) if len(share) else 0.0
                 alone = self.processes == 1 or n == len(parts) - 1
@@ -187,16 +186,6 @@ class Training:
                 if weight != 1:
                     values = [value * weight for value in values]
                 found = [one + other for one, other in zip(found, values, strict=True)] if found else values
-        except RuntimeError as error:
-            if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
-                raise
-            raise DependencyError(
-                f"{self.where}: step {standing.step + 1}",
-                f"the memory of {self.accelerator.device} is full with {len(parts[0])} rows at once",
-                remedy=f"raise accumulation ({settings.accumulation}), which keeps the results, or lower batch "
-                f"({settings.batch})",
-                passes=False,
-            ) from error
         if settings.clip:
             # Not measured otherwise: that takes longer than the optimizer does.
             found.append(clip_grad_norm_(self.trained.values(), settings.clip) / self.processes)
@@ -208,7 +197,7 @@ class Training:
         self.names = (*terms, "loss", "gradient") if settings.clip else (*terms, "loss")
         self.pending += found
         standing.step += 1
-        self.rows += len(rows)
+        self.seen += len(rows)
 
     def _attend(self, signals: list[int]) -> None:
         """What comes between two steps, if it is time: look at the losses, evaluate, keep, tell, stop."""
@@ -217,8 +206,7 @@ class Training:
         saves = settings.checkpoint_steps is not None and standing.step % settings.checkpoint_steps == 0
         if not (evaluates or saves or standing.step % LOOK[self.accelerator.device.type] == 0):
             return
-        now = time.monotonic()
-        due = settings.checkpoint_seconds is not None and now - self.saved >= settings.checkpoint_seconds
+        due = time.monotonic() - self.saved >= (settings.checkpoint_seconds or math.inf)
         stops, due = self._look(bool(signals), due)
         saves = saves or due or stops
         if (evaluates or saves) and not all(weights.isfinite().all() for weights in self.trained.values()):
@@ -228,8 +216,6 @@ class Training:
             self._evaluate()
             # What comes meanwhile does not wait for another step; several processes have to agree on it first.
             stops = stops or (self.processes == 1 and bool(signals))
-        elif now - self.told >= TOLD_SECONDS:
-            self._tell({"loss": standing.sums["loss"] / standing.summed})
         if saves or stops or standing.over:
             self._save()
         if stops:
@@ -257,9 +243,9 @@ class Training:
             for name in self.names:
                 standing.sums[name] = standing.sums.get(name, 0.0) + found[name]
             standing.summed += 1
-        if self.events and time.monotonic() - self.written >= WRITTEN_SECONDS:
-            self.written = time.monotonic()
-            self.events.write("step", {**found, "learning_rate": self.optimizer.param_groups[0]["lr"]}, standing.step)
+        rate = {"learning_rate": self.optimizer.param_groups[0]["lr"]}
+        self.account.step(standing.step, self.seen, {**found, **rate}, self._at(standing.step))
+        self.seen = 0
         return stops, due
 
     def _evaluate(self) -> None:
@@ -291,20 +277,7 @@ class Training:
         else:
             standing.waited += 1
         standing.over = standing.step == self.total or standing.waited == (settings.patience or math.inf)
-        self._tell({"loss": means["loss"], **metrics})
-        if self.events:
-            self.events.write("evaluation", {**means, **metrics}, standing.step)
-
-    def _tell(self, values: Mapping[str, float]) -> None:
-        self.told = time.monotonic()
-        standing, seconds = self.standing, self.told - self.began
-        at = f"step {standing.step} of {self.total}"
-        if self.settings.epochs:
-            at = f"epoch {math.ceil(standing.step / self.epoch_steps)} of {self.settings.epochs}"
-        shown = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in values.items())
-        speed = self.rows / seconds
-        left = (self.total - standing.step) * self.settings.batch / speed
-        self.progress(f"{at}: {shown}, {speed:,.0f} rows/s, {left:,.0f} s left", standing.step / self.total)
+        self.account.evaluation(standing.step, means, metrics, self._at(standing.step))
 
     def _save(self) -> None:
         """Writes a checkpoint: one process for all of them."""
@@ -327,14 +300,18 @@ class Training:
 
     def _end(self) -> None:
         """The best weights so far, in the module as it came."""
-        if self.events:
-            self.events.close()
+        self.account.end()
         self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False, keep_torch_compile=False)
         for name in ("forward", "_is_accelerate_prepared"):
             self.module.__dict__.pop(name, None)
         self.optimizer.zero_grad()
         self.module.load_state_dict(self.kept)
         self.module.eval()
+
+    def _at(self, step: int) -> str:
+        if self.settings.epochs:
+            return f"epoch {math.ceil(step / self.epoch_steps)} of {self.settings.epochs}"
+        return f"step {step} of {self.total}"
 
     def _stopped(self, signals: list[int]) -> Stopped:
         name = Signals(signals[0]).name if signals else "a signal to another process"

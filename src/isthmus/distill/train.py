@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from isthmus.distill.account import Progress
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.device import accelerator
 from isthmus.distill.evaluate import auc
-from isthmus.distill.loop import Progress, Training
+from isthmus.distill.loop import Training
 from isthmus.distill.losses import distillation_loss
 from isthmus.distill.settings import Settings
 from isthmus.distill.student import Student
