@@ -400,7 +400,7 @@ def test_event_files_have_losses_by_term_rate_and_metrics(tmp_path: Path) -> Non
 def test_the_example_of_the_documentation_runs() -> None:
     page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    shown = "print(len(history), abs(evaluate(student) - min(one['error'] for one in history)) < 1e-6)"
+    shown = "print(len(history), abs(evaluate(student)['error'] - min(one['error'] for one in history)) < 1e-6)"
     done = subprocess.run([sys.executable, "-c", f"{example}\n{shown}"], capture_output=True, text=True, check=True)
     assert done.stdout == "3 True\n"
 
