@@ -1,5 +1,6 @@
 """A small training set with every awkward column, and the declaration that learns from it."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,7 @@ def learn(table: pa.Table) -> Learn:
 
 def run(folder: Path, table: pa.Table, profile: TrainingProfile = PROFILE, **changes: Any) -> DistillationReport:
     notes: list[str] = changes.pop("notes", [])
+    told: Callable[[str], None] = changes.pop("told", notes.append)
     return distill(
         declaration(**changes),
         table,
@@ -86,8 +88,9 @@ def run(folder: Path, table: pa.Table, profile: TrainingProfile = PROFILE, **cha
         profile=profile,
         folder=folder / "models",
         cache=folder / "cache",
+        runs=folder / "runs",
         contract=CONTRACT,
         training_set="set-1",
         learn=learn(table),
-        progress=lambda text, _done: notes.append(text),
+        progress=lambda text, _done: told(text),
     )

@@ -1,4 +1,6 @@
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from isthmus.distill.evaluate import auc, sigmoid
 from isthmus.distill.split import split_table
 from isthmus.distill.student import load_student, read_record
 from isthmus.distill.teacher import boost
-from isthmus.features.errors import ConfigurationError, DataError
+from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Stopped
 from tests.distill.support import PROFILE, STUDENT, TEACHER, run, training_set
 
 
@@ -51,6 +53,41 @@ def test_the_same_input_gives_the_same_student(trained: DistillationReport, tmp_
     assert (again.path / "student.safetensors").read_bytes() == weights
     assert again.models["teacher"] == first.models["teacher"]
     assert [folder.name for folder in (tmp_path / "models").iterdir()] == [first.id]
+
+
+@pytest.mark.parametrize(
+    ("moment", "step"), [("student, epoch 2", 44), ("control, epoch 1", 22), ("student, epoch 4", 88)]
+)
+def test_stopped_and_begun_again_it_is_the_same_student(
+    trained: DistillationReport, tmp_path: Path, moment: str, step: int
+) -> None:
+    def stopping(text: str) -> None:
+        if text.startswith(moment):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(
+        Stopped, match=rf"distillation late: stopped by SIGTERM after step {step} of 88\. The same command"
+    ):
+        run(tmp_path, training_set(), told=stopping)
+    assert not (tmp_path / "models").exists()
+    notes: list[str] = []
+    again = run(tmp_path, training_set(), notes=notes)
+    assert [note for note in notes if "goes on" in note][
+        -1
+    ] == f"{moment.split(',')[0]}, goes on after step {step} of 88"
+    assert again.epochs == trained.epochs
+    for name in ("student", "control"):
+        file = f"{name}.safetensors"
+        assert (again.path / file).read_bytes() == (trained.path / file).read_bytes()
+    left = [file.relative_to(tmp_path / "runs") for file in (tmp_path / "runs").rglob("*") if file.is_file()]
+    assert {file.parts[:2] for file in left} == {(again.id, "student"), (again.id, "control")}
+    assert all(file.name.startswith("events.out.tfevents.") for file in left)
+
+
+def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(DependencyError, match=r"was started as 2 processes.*expected one process"):
+        run(tmp_path, training_set())
 
 
 def test_another_setting_is_another_student(trained: DistillationReport, tmp_path: Path) -> None:

@@ -271,6 +271,27 @@ def test_ctrl_c_ends_a_build_at_once_and_writes_nothing(built: Shop) -> None:
     assert files(built.state / "offline") == before
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_training_with_one_line_and_the_same_command_goes_on(
+    built: Shop, number: signal.Signals, code: int
+) -> None:
+    assert run("training-set", cwd=built.root).returncode == 0
+    longer = {**os.environ, "ISTHMUS_PROFILES__TRAINING__EPOCHS": "2000"}
+    for begins in ("student, epoch 1 of", "student, goes on after step"):
+        child = subprocess.Popen([SCRIPT, "distill"], cwd=built.root, stderr=subprocess.PIPE, text=True, env=longer)
+        assert child.stderr is not None
+        assert begins in next(line for line in child.stderr if "student, " in line)
+        child.send_signal(number)
+        _, said = child.communicate(timeout=30)
+        *before, last = said.splitlines()
+        assert child.returncode == code
+        assert re.fullmatch(
+            rf"isthmus: distillation late_order: stopped by {number.name} after step \d+ of \d+\. "
+            "The same command goes on from there", last,
+        )  # fmt: skip
+        assert all(PROGRESS.match(line) for line in before)
+
+
 # --- what is not available
 
 

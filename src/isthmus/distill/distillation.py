@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,9 @@ import sklearn
 import torch
 from safetensors.torch import save_file
 
+from isthmus.distill.account import Progress
 from isthmus.distill.cache import Outputs, cached, digest
+from isthmus.distill.checkpoint import discard
 from isthmus.distill.dataset import Array, Tensors, columns, tensors
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.evaluate import latency, metrics, sigmoid
@@ -25,9 +28,9 @@ from isthmus.distill.runtime import predict, session
 from isthmus.distill.split import Index, Split, split_table
 from isthmus.distill.student import RECORD, Student, StudentRecord
 from isthmus.distill.teacher import boost, settings
-from isthmus.distill.train import Examples, Progress, train
+from isthmus.distill.train import Examples, train
 from isthmus.features import clock
-from isthmus.features.errors import ConfigurationError
+from isthmus.features.errors import ConfigurationError, DependencyError
 from isthmus.features.files import publish
 from isthmus.features.manifest import ModelInput, feeds
 from isthmus.features.profiles import TrainingProfile
@@ -51,7 +54,7 @@ class DistillationReport:
         rows: per part.
         boundaries: first moment of the validation and of the test part, in ISO 8601.
         seconds: per stage.
-        epochs: loss and validation AUC of each epoch, for student and control.
+        epochs: step, loss and validation AUC of each epoch, for student and control.
         lift_kept: (student AUC - 0.5) / (reference AUC - 0.5); None if the reference knows nothing.
     """
 
@@ -80,6 +83,7 @@ def distill(
     profile: TrainingProfile,
     folder: Path,
     cache: Path,
+    runs: Path,
     contract: str,
     training_set: str,
     learn: Learn,
@@ -98,6 +102,7 @@ def distill(
         profile: device, precision, batch, epochs and threads.
         folder: of the trained students.
         cache: of the outputs of teachers and references.
+        runs: event files of each training for TensorBoard, in `<id>/<model>`, and its checkpoints until all is done.
         contract: hash of the contract of the features.
         training_set: what identifies the table; the same identity must mean the same rows.
         learn: what learns the student's preparation from the training part.
@@ -107,11 +112,20 @@ def distill(
     Raises:
         ConfigurationError: values of the declaration are wrong.
         DataError: the table does not hold what was declared.
-        DependencyError: the profile asks for what this machine lacks.
+        DependencyError: the profile asks for what this machine lacks, or memory or the disk is full.
         GateFailed: a loss is not finite.
+        Stopped: by SIGINT or SIGTERM while student or control learned; the same call goes on from there.
     """
+    where = f"distillation {declaration.name}"
     if problems := declaration.problems():
-        raise ConfigurationError(f"distillation {declaration.name}", problems)
+        raise ConfigurationError(where, problems)
+    if (processes := os.environ.get("WORLD_SIZE", "1")) != "1":
+        raise DependencyError(
+            where,
+            f"was started as {processes} processes, which would all train the teacher and write the student",
+            expected="one process",
+            remedy="launch a script of your own that runs a Training (docs/training.md)",
+        )
     clockwork = _Stages(progress)
     parts, labels = split_table(table, label, declaration.split)
     data = tensors(table, student_inputs)
@@ -150,13 +164,26 @@ def distill(
         return Examples(numbers[rows], places[rows], torch.from_numpy(labels[rows]).float(), logits[rows])
 
     learning, validation = examples(parts.train), examples(parts.validation)
+    identity = digest(
+        {
+            **key,
+            **learner,
+            "teacher_inputs": _plain(teacher_inputs),
+            "student_inputs": _plain(student_inputs),
+            "declaration": _settings(declaration, student_inputs),
+            "profile": dataclasses.asdict(profile),
+            "torch": torch.__version__,
+        }
+    )[:12]
     students, epochs = {}, {}
     for name, how, done in (
         ("student", declaration, 0.8),
         ("control", dataclasses.replace(declaration, soft_weight=0.0), 0.95),
     ):
         students[name] = Student(prepare, declaration.hidden, declaration.dropout, declaration.seed)
-        epochs[name] = train(students[name], learning, validation, how, profile, clockwork.within(name, done))
+        epochs[name] = train(
+            students[name], learning, validation, how, profile, clockwork.within(name, done), runs / identity / name
+        )
         clockwork.done(name, done)
 
     test = parts.test
@@ -175,17 +202,6 @@ def distill(
         **{name: {**_trained(one, data[test], labels[test]), **timed(one)} for name, one in students.items()},
     }
     clockwork.done("evaluate", 0.98)
-    identity = digest(
-        {
-            **key,
-            **learner,
-            "teacher_inputs": _plain(teacher_inputs),
-            "student_inputs": _plain(student_inputs),
-            "declaration": _settings(declaration, student_inputs),
-            "profile": dataclasses.asdict(profile),
-            "torch": torch.__version__,
-        }
-    )[:12]
     lift = models["reference"]["auc"] - 0.5
     report = DistillationReport(
         identity,
@@ -200,6 +216,9 @@ def distill(
     )
     record = _record(report, declaration, parts, preparation, student_inputs, label, contract, training_set)
     publish(folder / identity, lambda fresh: _write(fresh, students, record, report, prepare))
+    # Those of earlier settings, too: they are large, and nothing goes on from them any more.
+    for run in runs.glob("*/*"):
+        discard(run)
     progress(f"student {identity}: test AUC {models['student']['auc']:.4f}", 1.0)
     return report
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from isthmus.distill.account import Progress
 from isthmus.distill.dataset import Array, Tensors, columns, seen, tensors
 from isthmus.distill.evaluate import auc, latency, sigmoid
 from isthmus.distill.footprint import footprint
@@ -24,7 +25,6 @@ from isthmus.distill.quantize import quantize
 from isthmus.distill.runtime import ort_format, predict, session
 from isthmus.distill.split import Index, Split, split_table
 from isthmus.distill.student import Student, StudentRecord, load_student, read_record
-from isthmus.distill.train import Progress
 from isthmus.features.columns import Values
 from isthmus.features.errors import ContractMismatch, DataError, GateFailed
 from isthmus.features.manifest import (

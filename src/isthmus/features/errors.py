@@ -7,7 +7,8 @@ IsthmusError
 ├── GateFailed             exit 1   a verdict, a parity check or a budget did not pass
 ├── PackageError           exit 1   a model package is damaged, altered or incomplete
 ├── RequestError           exit 2   a lookup or prediction asks for what does not exist
-└── DependencyError        exit 3   Redis, Java, an engine or an optional library is not available
+├── DependencyError        exit 3   Redis, Java, an engine or an optional library is not available
+└── Stopped                exit 130 or 143   SIGINT or SIGTERM; what was done so far is kept
 """
 
 from collections.abc import Sequence
@@ -119,3 +120,11 @@ class DependencyError(IsthmusError):
     def __init__(self, where: str, found: str, *, expected: str = "", remedy: str = "", passes: bool = True) -> None:
         super().__init__(where, found, expected=expected, remedy=remedy)
         self.passes = passes
+
+
+class Stopped(IsthmusError):
+    """Work that a signal ended in order: the same call goes on with it. The exit code is a shell's for the signal."""
+
+    def __init__(self, where: str, found: str, number: int, *, remedy: str = "") -> None:
+        super().__init__(where, found, remedy=remedy)
+        self.exit_code = 128 + number

@@ -18,6 +18,7 @@ class TrainingProfile:
         batch: rows in one step.
         epochs: passes over the training part.
         threads: CPU threads for the teacher and the student.
+        compile: whether torch.compile prepares the student first, which pays off on a GPU and with large students.
     """
 
     device: Literal["cpu", "cuda", "auto"] = "cpu"
@@ -25,6 +26,7 @@ class TrainingProfile:
     batch: _Count = 1024
     epochs: _Count = 4
     threads: _Count = 2
+    compile: bool = False
 
 
 @dataclass(frozen=True, slots=True)

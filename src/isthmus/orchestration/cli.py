@@ -1,7 +1,7 @@
 """The command line. Every verb calls the function its Dagster asset calls; nothing here has logic of its own.
 
 Exit codes: 0 done, 1 a gate or verdict failed or data were refused, 2 bad usage or configuration, 3 a dependency
-(Redis, Java, an engine, an optional library) is not available.
+(Redis, Java, an engine, an optional library) is not available, 130 and 143 stopped by SIGINT or SIGTERM.
 """
 
 import os
@@ -371,6 +371,8 @@ def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
         code = app(arguments, prog_name="isthmus", standalone_mode=False)
+        if code == _INTERRUPTED:
+            say("stopped; what was not finished was not written")
     except IsthmusError as error:
         code = _failed(error.as_dict(), str(error), error.exit_code)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -387,8 +389,6 @@ def main() -> None:
         trouble = DependencyError(str(error.filename or "file system"), error.strerror or str(error))
         code = _failed(trouble.as_dict(), str(trouble), trouble.exit_code)
     code = code if isinstance(code, int) else 0
-    if code == _INTERRUPTED:
-        say("stopped; what was not finished was not written")
     if "dagster" in sys.modules:
         # With Dagster and torch in one process, DuckDB's binding prints pages about its own leaks while the interpreter
         # is taken apart. Everything of ours is closed by now.

@@ -53,6 +53,7 @@ def distill(project: Project, name: str | None = None, *, progress: Progress = s
         profile=project.settings.profiles.training,
         folder=_models(project, declared),
         cache=project.state / "teacher" / declared.name,
+        runs=project.state / "runs" / declared.name,
         contract=contract.hash,
         training_set=examples.id,
         learn=lambda plan, before: _learned(project, examples, _inputs(contract, declared.student.name), plan, before),

@@ -1,0 +1,160 @@
+"""Checkpoints of a training run: tensors and a record, whole or not at all, the last two."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from shutil import rmtree
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from isthmus.features.errors import DependencyError
+from isthmus.features.files import publish
+
+_PLACES = ("checkpoint-a", "checkpoint-b")
+_TENSORS, _RECORD, _SUMS = "tensors.safetensors", "record.json", "SHA256SUMS"
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class Standing(msgspec.Struct, forbid_unknown_fields=True):
+    """Where a run stands, beside its tensors. The place in the data and the learning rate follow from the step.
+
+    Attributes:
+        step: steps that are done.
+        over: whether training has ended, by its last step or by its gate.
+        best: the best value of the gate so far; None before the first evaluation.
+        waited: evaluations since then.
+        sums: sum of the loss and of its terms since the last evaluation, over `summed` steps.
+        summed: how many steps that are.
+        history: what each evaluation gave: its step, means of loss and terms since the one before, and the metrics.
+    """
+
+    step: int = 0
+    over: bool = False
+    best: float | None = None
+    waited: int = 0
+    sums: dict[str, float] = {}
+    summed: int = 0
+    history: list[dict[str, int | float]] = []
+
+
+class _Record(msgspec.Struct, forbid_unknown_fields=True):
+    identity: str
+    standing: Standing
+
+
+class Checkpoints:
+    """The checkpoints of one run, in two folders that take turns: one of them is always whole."""
+
+    def __init__(self, folder: Path, identity: str, note: Callable[[str], None]) -> None:
+        """A run's checkpoints.
+
+        Args:
+            folder: of the run.
+            identity: digest of everything the weights depend on; the checkpoints of another run are passed over.
+            note: is told of those that are passed over, and why.
+        """
+        self._folder, self._identity, self._note = folder, identity, note
+        self._next = _PLACES[0]
+
+    def latest(self) -> tuple[Standing, dict[str, torch.Tensor]] | None:
+        """Where the run stands by its last whole checkpoint, and the tensors there; None if there is none."""
+        records: dict[str, Standing] = {}
+        for place in filter(lambda place: (self._folder / place).exists(), _PLACES):
+            try:
+                records[place] = self._read(self._folder / place)
+            except (OSError, ValueError, msgspec.MsgspecError) as error:
+                self._note(f"a checkpoint is passed over: {self._folder / place}: {error}")
+        for place in sorted(records, key=lambda place: -records[place].step):
+            try:
+                tensors = load_file(self._folder / place / _TENSORS)
+            except (OSError, SafetensorError) as error:
+                self._note(f"a checkpoint is passed over: {self._folder / place}: {error}")
+                continue
+            self._next = _PLACES[1 - _PLACES.index(place)]
+            return records[place], tensors
+        return None
+
+    def write(self, standing: Standing, tensors: Tensors) -> None:
+        """Writes a checkpoint in place of the older one.
+
+        Raises:
+            DependencyError: the disk is full, or the folder cannot be written; the earlier checkpoints are there still.
+        """
+        try:
+            publish(self._folder / self._next, lambda fresh: self._fill(fresh, standing, tensors))
+        except (OSError, SafetensorError) as error:
+            raise DependencyError(
+                str(self._folder),
+                f"the checkpoint of step {standing.step} cannot be written: {error}",
+                remedy="make room there; earlier checkpoints are kept, and the same command goes on from the last",
+            ) from error
+        self._next = _PLACES[1 - _PLACES.index(self._next)]
+
+    def _fill(self, folder: Path, standing: Standing, tensors: Tensors) -> None:
+        save_file(dict(tensors), folder / _TENSORS)
+        record = _Record(self._identity, standing)
+        (folder / _RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(record)))
+        (folder / _SUMS).write_text(_sums(folder), encoding="ascii")
+
+    def _read(self, folder: Path) -> Standing:
+        if (folder / _SUMS).read_text(encoding="ascii") != _sums(folder):
+            raise ValueError("its files do not have the SHA-256 sums beside them")
+        record = msgspec.json.decode((folder / _RECORD).read_bytes(), type=_Record)
+        if record.identity != self._identity:
+            raise ValueError("it is of a run with other settings, data, shapes or number of processes")
+        return record.standing
+
+
+def copied(module: nn.Module) -> dict[str, torch.Tensor]:
+    """A module's weights, as they are now."""
+    return {name: weights.detach().clone() for name, weights in module.state_dict().items()}
+
+
+def captured(module: nn.Module, optimizer: torch.optim.Optimizer, kept: Tensors) -> dict[str, torch.Tensor]:
+    """The weights of a module, the state of its optimizer and the best weights, on the CPU, as a file takes them."""
+    tensors = {f"module.{name}": value for name, value in copied(module).items()}
+    tensors |= {f"best.{name}": value for name, value in kept.items()}
+    for place, values in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{place}.{key}": value for key, value in values.items()}
+    return {name: value.cpu().contiguous() for name, value in tensors.items()}
+
+
+def restored(tensors: Tensors, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Puts back what was captured; returns the best weights."""
+    weights = {name.removeprefix("module."): value for name, value in tensors.items() if name.startswith("module.")}
+    module.load_state_dict(weights)
+    kept = copied(module)
+    for name, value in kept.items():
+        value.copy_(tensors[f"best.{name}"])
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    for name, value in tensors.items():
+        if name.startswith("optimizer."):
+            _, place, key = name.split(".")
+            like = parameters[int(place)]
+            # Laid out as the parameter is, which a file does not keep.
+            state.setdefault(int(place), {})[key] = (
+                torch.empty_like(like).copy_(value) if value.shape == like.shape else value.clone()
+            )
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    return kept
+
+
+def discard(folder: Path) -> None:
+    """Removes the checkpoints of a run that is finished."""
+    for place in _PLACES:
+        for left in (folder / place, *folder.glob(f".{place}-*")):
+            rmtree(left, ignore_errors=True)
+
+
+def _sums(folder: Path) -> str:
+    lines = []
+    for name in (_RECORD, _TENSORS):
+        with (folder / name).open("rb") as file:
+            lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {name}\n")
+    return "".join(lines)

@@ -1,0 +1,95 @@
+"""Where a module is trained, as `[profiles.training]` says it: device, precision and processes."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+
+from isthmus.distill.settings import Settings
+from isthmus.features.errors import DependencyError
+from isthmus.features.profiles import TrainingProfile
+
+_WHERE = "profiles.training"
+
+
+def accelerator(profile: TrainingProfile) -> Accelerator:
+    """This process's device and precision, and the other processes that `accelerate launch` has started.
+
+    Raises:
+        DependencyError: the profile asks for what this machine lacks.
+    """
+    device, precision = resolve(profile)
+    if profile.compile:
+        _require_compiler(device)
+    # accelerate keeps the first choice of a process for ever, and one process may well train by two profiles. A process
+    # group that is there stays: it is torch's.
+    AcceleratorState._reset_state(reset_partial_state=True)
+    return Accelerator(
+        cpu=device.type == "cpu",
+        mixed_precision="bf16" if precision == "bf16" else "no",
+        dynamo_backend="inductor" if profile.compile else "no",
+    )
+
+
+def resolve(profile: TrainingProfile) -> tuple[torch.device, str]:
+    """The device and precision of a profile on this machine.
+
+    Raises:
+        DependencyError: there is no CUDA device, or the device has no bf16.
+    """
+    if profile.device == "cuda" and not torch.cuda.is_available():
+        raise DependencyError(
+            f"{_WHERE}.device",
+            '"cuda", but torch sees no CUDA device',
+            expected="a CUDA device and a CUDA build of torch",
+            remedy='set device = "cpu" or "auto", or install a driver and a CUDA build of torch',
+        )
+    device = torch.device("cuda" if profile.device != "cpu" and torch.cuda.is_available() else "cpu")
+    if profile.precision == "bf16" and not _has_bf16(device):
+        raise DependencyError(
+            f"{_WHERE}.precision",
+            f'"bf16", but this {device.type} has no bf16 arithmetic',
+            expected="a device with bf16",
+            remedy='set precision = "fp32"',
+        )
+    return device, profile.precision
+
+
+@contextmanager
+def enough_memory(where: str, device: torch.device, settings: Settings, rows: int) -> Iterator[None]:
+    """Says of a memory that is full within the block, at so many rows at once, what needs less of it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
+        raise DependencyError(
+            where,
+            f"the memory of {device} is full with {rows} rows at once",
+            remedy=f"raise accumulation ({settings.accumulation}), which keeps the results, or lower batch "
+            f"({settings.batch})",
+            passes=False,
+        ) from error
+
+
+def _has_bf16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _require_compiler(device: torch.device) -> None:
+    """Compiles something small: what torch.compile needs (Triton, a C++ compiler, headers) differs by device."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # in torch, of torch
+            torch.compile(torch.sigmoid)(torch.zeros(2, device=device))
+    except (RuntimeError, OSError, ImportError) as error:
+        raise DependencyError(
+            f"{_WHERE}.compile",
+            f"true, but torch.compile does not work here: {str(error).strip().splitlines()[0]}",
+            expected="Triton for CUDA, a C++ compiler and Python's headers for the CPU",
+            remedy="set compile = false, or install what is missing",
+        ) from error

@@ -1,0 +1,87 @@
+"""The settings of a training run: how long, how fast, and what decides."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from isthmus.features.errors import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a module is trained.
+
+    Attributes:
+        epochs: passes over the data; this or `steps`.
+        steps: steps of the optimizer.
+        batch: rows of one step, of all processes together.
+        accumulation: parts into which each process divides its share of a batch, to need less memory; it changes
+            results by rounding only.
+        learning_rate: the largest step of AdamW.
+        weight_decay: decoupled weight decay of AdamW.
+        schedule: how the learning rate falls to zero after the warm-up, or that it stays.
+        warm_up: share of the steps over which it rises.
+        clip: largest norm of all gradients together; None for any.
+        gate: the metric that decides which weights are kept; None keeps the last.
+        best: whether more or less of it is better.
+        patience: evaluations without a better gate after which training stops; None for never.
+        evaluate_every: steps between evaluations; None for one after each epoch. The last step is always evaluated.
+        checkpoint_steps: steps between checkpoints; None for no such.
+        checkpoint_seconds: seconds between checkpoints; None for no such. An end in order always makes one.
+        seed: of the order of the rows, and of all that a step draws.
+    """
+
+    epochs: int | None = None
+    steps: int | None = None
+    batch: int = 1024
+    accumulation: int = 1
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    warm_up: float = 0.1
+    clip: float | None = None
+    gate: str | None = None
+    best: Literal["max", "min"] = "max"
+    patience: int | None = None
+    evaluate_every: int | None = None
+    checkpoint_steps: int | None = None
+    checkpoint_seconds: float | None = 60.0
+    seed: int = 0
+
+    def problems(self, where: str) -> list[Problem]:
+        """Everything wrong in the values, one entry each."""
+        counts = ("batch", "accumulation")
+        maybe = ("epochs", "steps", "patience", "evaluate_every", "checkpoint_steps")
+        checks = [
+            *((key, getattr(self, key) >= 1, "at least 1") for key in counts),
+            *((key, getattr(self, key) is None or getattr(self, key) >= 1, "at least 1") for key in maybe),
+            ("steps", (self.steps is None) != (self.epochs is None), "either epochs or steps"),
+            ("learning_rate", 0 < self.learning_rate < math.inf, "more than 0"),
+            ("weight_decay", 0 <= self.weight_decay < math.inf, "at least 0"),
+            ("schedule", self.schedule in ("cosine", "linear", "constant"), "cosine, linear or constant"),
+            ("warm_up", 0 <= self.warm_up <= 1, "0 to 1"),
+            ("clip", self.clip is None or 0 < self.clip < math.inf, "more than 0"),
+            ("best", self.best in ("max", "min"), "max or min"),
+            ("patience", self.patience is None or self.gate is not None, "a gate beside it"),
+            ("checkpoint_seconds", self.checkpoint_seconds is None or self.checkpoint_seconds > 0, "more than 0"),
+            ("seed", 0 <= self.seed < 2**63, "0 to 2**63 - 1"),
+        ]
+        return [
+            Problem(f"{where}: {key}", repr(getattr(self, key)), expected) for key, good, expected in checks if not good
+        ]
+
+    def identity(self) -> dict[str, Any]:
+        """The values that the trained weights depend on: how often a checkpoint is written is none of them."""
+        plain = dataclasses.asdict(self)
+        return {key: value for key, value in plain.items() if not key.startswith("checkpoint")}
+
+    def rate(self, step: int, total: int) -> float:
+        """Share of the largest learning rate at a step: a linear rise, then down to zero unless it is constant."""
+        rise = round(self.warm_up * total)
+        if step < rise:
+            return (step + 1) / rise
+        if self.schedule == "constant":
+            return 1.0
+        left = (total - step) / (total - rise + 1)
+        return left if self.schedule == "linear" else 0.5 * (1 - math.cos(math.pi * left))

@@ -1,0 +1,101 @@
+"""A module that takes a moment to train, with dropout; as a script, a run of it that can be killed."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from accelerate import Accelerator
+from safetensors.torch import save_file
+from torch import nn
+
+from isthmus.distill.device import accelerator
+from isthmus.distill.loop import Training
+from isthmus.distill.settings import Settings
+from isthmus.features.profiles import TrainingProfile
+
+ROWS = 50
+
+
+class Tiny(nn.Module):
+    """Four numbers to one, through eight units."""
+
+    def __init__(self, dropout: float = 0.3) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 1))
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Of (n, 4), (n,)."""
+        result: torch.Tensor = self.layers(numbers)[:, 0]
+        return result
+
+
+@dataclass
+class Line:
+    """Rows whose answer is known: numbers (n, 4) and their answers (n,)."""
+
+    numbers: torch.Tensor
+    answers: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    def __getitem__(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.numbers[rows], self.answers[rows]
+
+
+def line(rows: int = ROWS) -> Line:
+    numbers = torch.randn(rows, 4, generator=torch.Generator().manual_seed(2))
+    return Line(numbers, numbers @ torch.tensor([1.0, -2.0, 0.5, 0.0]))
+
+
+def step(module: nn.Module, batch: Any, _done: float) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+    numbers, answers = batch
+    loss = nn.functional.mse_loss(module(numbers), answers)
+    return loss, {"squares": loss.detach()}
+
+
+def evaluate(module: nn.Module) -> dict[str, float]:
+    data = line()
+    return {"error": nn.functional.mse_loss(module(data.numbers), data.answers).item()}
+
+
+def cpu() -> Accelerator:
+    return accelerator(TrainingProfile())
+
+
+SETTINGS = Settings(
+    steps=30, batch=16, learning_rate=0.05, clip=5.0, gate="error", best="min", evaluate_every=7, checkpoint_steps=1
+)
+
+
+def run(folder: Path | None, steps: int, heard: TextIO | None = None, dropout: float = 0.3) -> Training:
+    """A training, over; the number of each of its steps is written to `heard`."""
+
+    def spoken(module: nn.Module, batch: Any, done: float) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        if heard:
+            heard.write(f"{round(done * steps)}\n")
+            heard.flush()
+        return step(module, batch, done)
+
+    training = Training(
+        Tiny(dropout), line(), spoken, replace(SETTINGS, steps=steps), cpu(), evaluate, folder
+    )  # fmt: skip
+    training.run()
+    return training
+
+
+def main() -> None:
+    """`FOLDER RESULT STEPS [DROPOUT]`: the last weights go to RESULT, one file for each process, unless it is `-`."""
+    folder, result, steps, *dropout = sys.argv[1:]
+    training = run(Path(folder), int(steps), sys.stdout, *map(float, dropout))
+    if result != "-":
+        save_file(training.module.state_dict(), f"{result}.{training.accelerator.process_index}")
+
+
+if __name__ == "__main__":
+    main()
