@@ -185,7 +185,7 @@ def test_a_source_with_rules_stands_among_the_transforms() -> None:
     other = asked(defaults={"n": 1}, expectations=[Expect.between("n", 0, 9)])
     changed = compile_contract("shop", [other], compiler=compiled)
     assert differences(contract, changed) == [
-        "transform asked: what it computes changed; what it expects of request fields changed"
+        "transform asked: what it computes changed; what it expects of n was (else 1), is (from 0 to 9, else 1)"
     ]
 
 

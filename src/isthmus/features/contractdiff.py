@@ -210,7 +210,7 @@ def _parts(before: Mapping[str, Any], after: Mapping[str, Any], reread: set[str]
 def _rules(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     """What is expected of request fields in one of two only, in words."""
     return [
-        f"of {name} {before.get(name, 'nothing')} was expected, {after.get(name, 'nothing')} is"
+        f"what it expects of {name} was ({before.get(name, 'nothing')}), is ({after.get(name, 'nothing')})"
         for name in dict.fromkeys((*before, *after))
         if before.get(name) != after.get(name)
     ]

@@ -71,6 +71,10 @@ class Graph:
         self._numbers: set[str] = set()
         """What is no NaN."""
         self._negated: dict[str, str] = {}
+        self._parts: dict[str, frozenset[str]] = {}
+        """Of a mask that is true where several others are, those."""
+        self._joint: dict[frozenset[str], str] = {}
+        """The reverse."""
         self.lookups: dict[tuple[str, Mask], tuple[Value, Sequence[tuple[Any, Any]]]] = {}
         """Data and mask of what was found in a map: the key, and the map's pairs."""
         self._together: list[Stacked] = []
@@ -182,8 +186,18 @@ class Graph:
     # --- masks
 
     def both(self, *masks: Mask) -> Mask:
-        """Where all masks are true; None is true everywhere."""
-        return self._joined("And", masks)
+        """Where all masks are true; None is true everywhere. What others imply is left out."""
+        parts = {mask: self._parts.get(mask, frozenset((mask,))) for mask in masks if mask is not None}
+        found: Mask = None
+        covered: frozenset[str] = frozenset()
+        for mask, part in sorted(parts.items(), key=lambda item: -len(item[1])):
+            if not part <= covered:
+                covered |= part
+                if covered not in self._joint:
+                    self._joint[covered] = mask if found is None else self.add("And", found, mask)
+                found = self._joint[covered]
+                self._parts[found] = covered
+        return found
 
     def either(self, *masks: Mask) -> Mask:
         """Where any mask is true; None is false everywhere."""
@@ -361,7 +375,8 @@ class Graph:
     def _called(self, function: Stacked, calls: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
         """The nodes of one function of several arguments."""
         # Nothing that is known already: no output may need it, and then it is not there.
-        before, self._nodes, self._known, self._negated = (self._nodes, self._known, self._negated), [], {}, {}
+        before = (self._nodes, self._known, self._negated, self._joint)
+        self._nodes, self._known, self._negated, self._joint = [], {}, {}, {}
         arguments, names = [call.input[0] for call in calls], [call.output[0] for call in calls]
         numbers = [next(int(part.i) for part in call.attribute if part.name == "number") for call in calls]
         if len(calls) > 1:
@@ -370,7 +385,7 @@ class Graph:
             found = function(self, arguments[0], numbers)
             for node in self._nodes:
                 node.output[:] = [names[0] if name == found else name for name in node.output]
-        nodes, (self._nodes, self._known, self._negated) = self._nodes, before
+        nodes, (self._nodes, self._known, self._negated, self._joint) = self._nodes, before
         return nodes
 
 

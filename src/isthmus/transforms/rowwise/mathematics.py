@@ -180,13 +180,14 @@ def _arcsine(graph: Graph, x: str, _numbers: Sequence[int]) -> str:
     half, one, two = (number(graph, value) for value in (0.5, 1.0, 2.0))
     steep = graph.add("GreaterOrEqual", size, half)
     z = graph.add("Where", steep, graph.add("Mul", half, graph.add("Sub", one, size)), graph.add("Mul", size, size))
-    base = graph.add("Where", steep, graph.add("Sqrt", z), size)
+    # The small ones with their sign, a zero with its own; see `Graph.where` for the order.
+    base = graph.add("Where", steep, graph.add("Sqrt", z), x)
     series = polynomial(graph, z, [pair(graph, *both) for both in zip(_ASIN_P, (0.0, *_ASIN_Q, 1.0), strict=True)])
     p, q = (graph.add("Gather", series, graph.constant(place, LONG), axis=0) for place in (0, 1))
     found = graph.add("Add", base, graph.add("Mul", base, graph.add("Div", graph.add("Mul", z, p), q)))
     rest = graph.add("Sub", graph.add("Mul", two, found), number(graph, _HALF_PI_REST))
     turned = graph.add("Sub", number(graph, math.pi / 2), rest)
-    return _signed_like(graph, graph.add("Where", steep, turned, found), x)
+    return graph.add("Where", steep, graph.add("Mul", turned, graph.add("Sign", x)), found)
 
 
 def _acos(graph: Graph, x: str) -> str:
@@ -244,18 +245,17 @@ def _quotient(over: Real | None, under: Real) -> Real:
     return apply
 
 
-_SIN = (1.58969099521155010221e-10, -2.50507602534068634195e-8, 2.75573137070700676789e-6, -1.98412698298579493134e-4,
-        8.33333333332248946124e-3, -1.66666666666666324348e-1)  # fmt: skip
-_COS = (-1.13596475577881948265e-11, 2.08757232129817482790e-9, -2.75573143513906633035e-7, 2.48015872894767294178e-5,
-        -1.38888888888741095749e-3, 4.16666666666666019037e-2)  # fmt: skip
-_HALF_PI = (1.57079632673412561417, 6.07710050630396597660e-11, 2.02226624879595063154e-21)
-"""Pi / 2 in three parts, the first two of 33 bits."""
+_SIN = (2.7314439779805667e-15, -7.643970233520291e-13, 1.6058977310482129e-10, -2.5052107616965613e-08,
+        2.7557319219162993e-06, -0.00019841269841254974, 0.008333333333333316, -0.16666666666666666)  # fmt: skip
+"""(sin r - r) / r^3 by powers of r^2, as Chebyshev's points to a right angle give it: less than half an ulp off."""
+_PI = (3.1415926534682512, 1.2154201012607932e-10, 4.044532497591901e-21)
+"""Pi in three parts, the first two of 33 bits."""
 _FAR = 2.0**20
 """From here on the kernel of the runtime is as good as what follows."""
 
 
 def _circular(graph: Graph, x: str, turns: Sequence[int]) -> str:
-    """Sine, or with a quarter turn more cosine, by the polynomials of fdlibm (Sun Microsystems 1993).
+    """Sine, or with a quarter turn more cosine, of what is left when half turns are taken away.
 
     Kernels of runtimes lose the last bits near a zero of the function, and not the same ones in batches of other sizes.
 
@@ -264,41 +264,30 @@ def _circular(graph: Graph, x: str, turns: Sequence[int]) -> str:
         x: angles, of shape (k, n).
         turns: for each of the k, 0 for its sine and 1 for its cosine.
     """
-    far = graph.add("GreaterOrEqual", graph.add("Abs", x), number(graph, _FAR))
-    near = graph.add("Where", far, number(graph, 0.0), x)
-    half, one = number(graph, 0.5), number(graph, 1.0)
+    one = number(graph, 1.0)
+    quarter = graph.tensor(np.array(turns)[:, None] / 2, DOUBLE.tensor)
     # Not Round, which makes -0.0 of it, and the differences below 0.0 of a -0.0.
-    quarters = graph.add("Floor", graph.add("Add", graph.add("Mul", near, number(graph, 2 / math.pi)), half))
-    # What remains of x, in two parts: the first product is exact.
-    high = graph.add("Sub", near, graph.add("Mul", quarters, number(graph, _HALF_PI[0])))
-    step = graph.add("Mul", quarters, number(graph, _HALF_PI[1]))
+    angle = graph.add("Mul", x, number(graph, 1 / math.pi))
+    half_turns = graph.add(
+        "Floor", graph.add("Add", angle, graph.tensor(np.array(turns)[:, None] / 2 + 0.5, DOUBLE.tensor))
+    )
+    taken = graph.add("Sub", half_turns, quarter) if any(turns) else half_turns
+    # The first product is exact.
+    high = graph.add("Sub", x, graph.add("Mul", taken, number(graph, _PI[0])))
+    step = graph.add("Mul", taken, number(graph, _PI[1]))
     rest = graph.add("Sub", high, step)
     lost = graph.add("Sub", graph.add("Sub", high, rest), step)
-    more = graph.add("Sub", graph.add("Mul", quarters, number(graph, _HALF_PI[2])), lost)
-    r = graph.add("Sub", rest, more)
-    tail = graph.add("Sub", more, graph.add("Sub", rest, r))
+    r = graph.add("Sub", rest, graph.add("Sub", graph.add("Mul", taken, number(graph, _PI[2])), lost))
     z = graph.add("Mul", r, r)
-    # Both polynomials step by step together, of shape (2, k, n).
-    series = polynomial(graph, z, [pair(graph, -odd, even) for odd, even in zip(_SIN, _COS, strict=True)])
-    odd, even = (graph.add("Gather", series, graph.constant(place, LONG), axis=0) for place in (0, 1))
-    hz = graph.add("Mul", half, z)
-    w = graph.add("Sub", one, hz)
-    # sin(r - t) = r - (t (1 - z / 2) - r^3 p(z)) and cos(r - t) = 1 - z / 2 + (z^2 q(z) + r t)
-    odd = graph.add("Add", graph.add("Mul", graph.add("Mul", z, r), odd), graph.add("Mul", tail, w))
-    sine = graph.add("Sub", r, odd)
-    even = graph.add("Add", graph.add("Mul", graph.add("Mul", z, z), even), graph.add("Mul", r, tail))
-    cosine = graph.add("Add", w, graph.add("Add", graph.add("Sub", graph.add("Sub", one, w), hz), even))
-    place = graph.cast(quarters, LONG)
-    if any(turns):
-        place = graph.add("Add", place, graph.tensor(np.array(turns, np.int64)[:, None], LONG.tensor))
-    place = graph.add("BitwiseAnd", place, graph.constant(3, LONG))
-    uneven = graph.cast(graph.add("BitwiseAnd", place, graph.constant(1, LONG)), BOOLEAN)
-    signs = graph.tensor(np.array([1.0, 1.0, -1.0, -1.0]), DOUBLE.tensor)
-    found = graph.add("Mul", graph.add("Where", uneven, cosine, sine), graph.add("Gather", signs, place))
+    series = polynomial(graph, z, [number(graph, value) for value in _SIN])
+    sine = graph.add("Mul", r, graph.add("Add", one, graph.add("Mul", z, series)))
+    odd = graph.add("BitwiseAnd", graph.cast(half_turns, LONG), graph.constant(1, LONG))
+    found = graph.add("Mul", sine, graph.add("Gather", graph.tensor(np.array([1.0, -1.0]), DOUBLE.tensor), odd))
     kernels = [graph.add(kernel, x) for turn, kernel in enumerate(("Sin", "Cos")) if turn in turns]
     if len(kernels) == 2:
         cosines = graph.tensor(np.array(turns, bool)[:, None], BOOLEAN.tensor)
         kernels = [graph.add("Where", cosines, kernels[1], kernels[0])]
+    far = graph.add("GreaterOrEqual", graph.add("Abs", x), number(graph, _FAR))
     return graph.add("Where", far, kernels[0], found)
 
 
