@@ -42,7 +42,8 @@ class EstimatorTeacher(Teacher):
         if keys is None:
             keys = ["logits" if "logits" in able else "predictions"]
         classes = getattr(estimator, "classes_", None)
-        labels = None if classes is None else [str(label) for label in classes]
+        # Of several targets it is a list of arrays; they are refused when they are asked for.
+        labels = [str(label) for label in classes] if isinstance(classes, np.ndarray) else None
         super().__init__(name or type(estimator).__name__, keys, labels=labels, version=version)
         absent = [Problem(f"output {key}", f"it gives {', '.join(able) or 'nothing'}", key) for key in keys if
                   key not in able]  # fmt: skip

@@ -108,7 +108,8 @@ class _Walk:
             text = json.dumps(said, sort_keys=True, default=str).encode()
             return _hash("pretrained", self.of(type(module), where), text,
                          *(self.of(pair, f"{where}.{pair[0]}") for pair in tensors))  # fmt: skip
-        state = {key: value for key, value in vars(module).items() if key != "training"}
+        given: Any = module.__getstate__()  # type: ignore[no-untyped-call,unused-ignore]
+        state = {key: value for key, value in given.items() if key != "training"}
         return _hash("network", self.of(type(module), where), *self._pairs(state, where))
 
     def _function(self, function: types.FunctionType, where: str) -> bytes:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from isthmus.distill.teachers.fingerprint import fingerprint
@@ -162,14 +163,15 @@ def pretrained(
         remedy = "load the model yourself, once you trust its code, and wrap it with NetworkTeacher" if remote else ""
         raise ConfigurationError(where, [Problem("architectures", found, "a class of transformers")], remedy=remedy)
     options: dict[str, Any] = {
-        "use_safetensors": True, "trust_remote_code": False, "local_files_only": True, "output_loading_info": True
+        "use_safetensors": True, "trust_remote_code": False, "local_files_only": True, "output_loading_info": True,
+        "ignore_mismatched_sizes": True,  # they are told, and refused below
     }  # fmt: skip
     if any(key.startswith("attentions") for key in keys):
         options["attn_implementation"] = "eager"
     loaded: Any
     try:
         loaded = kind.from_pretrained(folder, **options)
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         raise ConfigurationError(where, [Problem(str(folder), str(error).strip(), "a model that loads")]) from error
     model, said = loaded
     absent = sorted(map(str, [*said["missing_keys"], *said["mismatched_keys"]]))
