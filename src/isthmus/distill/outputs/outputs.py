@@ -127,7 +127,10 @@ class TeacherOutputs:
             DataError: an output is not finite, too large for float16 or of other sizes than those before; or it is not
                 kept, and there is no teacher to ask.
         """
-        wanted = self._one[np.atleast_1d(np.asarray(indexes))]
+        if not isinstance(indexes, slice):
+            indexes = np.atleast_1d(np.asarray(indexes))
+            indexes = indexes if indexes.size else indexes.astype(np.int64)
+        wanted = self._one[indexes]
         if (self._shard[wanted] < 0).any():
             self.refresh()
             missing = self._in_order(np.unique(wanted[self._shard[wanted] < 0]))
