@@ -3,11 +3,12 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -345,11 +346,14 @@ def test_a_full_disk_is_said_and_what_was_kept_stays(tmp_path: Path, monkeypatch
         real(file, array, **more)
 
     monkeypatch.setattr(np, "save", save)
+    filled = Live().open(tmp_path)
     with pytest.raises(OSError, match="No space left"):
-        Live().open(tmp_path).fill()
+        filled.fill()
     monkeypatch.undo()
     assert len(kept(tmp_path)) == 1
     assert Live().open(tmp_path).missing == ROWS - 10
+    filled.flush()  # there is room again
+    assert Live().open(tmp_path).missing == 0
 
 
 def test_pruning_removes_the_rows_that_are_not_asked_for(tmp_path: Path) -> None:
@@ -374,6 +378,27 @@ def test_pruning_removes_the_rows_that_are_not_asked_for(tmp_path: Path) -> None
     assert fewer.prune(others=True) == 0
     assert live.open(tmp_path, contract="d").missing == ROWS
     assert live.open(tmp_path, IDS[10:30]).missing == 0
+
+
+def test_a_kill_while_pruning_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for part in (slice(0, 20), slice(20, ROWS)):
+        with Live().open(tmp_path) as some:
+            _ = some[part]
+
+    def killed(_folder: Path, _name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shards, "remove", killed)
+    with pytest.raises(KeyboardInterrupt):
+        Live().open(tmp_path, IDS[5:]).prune()
+    monkeypatch.undo()
+    assert len(kept(tmp_path)) == 3
+    live = Live()
+    assert same(live.open(tmp_path)[:], wanted(slice(None)))
+    assert live.open(tmp_path, IDS[5:]).prune() == 5
+    assert len(kept(tmp_path)) == 1
+    assert same(live.open(tmp_path, IDS[5:])[:], wanted(slice(5, None)))
+    assert live.asked == []
 
 
 # --- processes
@@ -414,6 +439,10 @@ def test_two_processes_that_fill_one_folder_end_with_all_rows_and_a_killed_one_l
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     # A kill in the middle of a publication leaves a folder that nobody reads, and the next one removes.
+    (folder,) = (tmp_path / "killed").iterdir()
+    left = folder / f".shard-{socket.gethostname()}-{'0' * 16}" / "new"
+    shutil.copytree(kept(tmp_path / "killed")[0], left)
+    os.truncate(left / "logits.npy", 100)
     live, notes = Live(), list[str]()
     resumed = live.open(tmp_path / "killed", note=notes.append)
     published = ROWS - resumed.missing
@@ -593,6 +622,11 @@ def test_what_identifies_a_row_is_its_content_and_not_its_place() -> None:
     assert not (identities({"image": images.astype(np.int16), "at": at}) == whole).all(1).any()
     table = pa.table({"k": ["a", None, ""], "x": [1.5, None, 0.0], "l": [[1, 2], [], None]})
     found = identities(table)
+    at = pa.array([1, None, 3], pa.timestamp("us", "UTC"))
+    assert len(np.unique(identities({"at": at}), axis=0)) == 3
+    assert not (identities({"at": at}) == identities({"at": at.cast(pa.timestamp("us", "Asia/Tokyo"))})).all(1).any()
+    noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    assert (identities({"at": [noon]}) == identities({"at": [noon.astimezone(timezone(timedelta(hours=9)))]})).all()
     assert len(np.unique(found, axis=0)) == 3
     assert (identities(table.slice(1)) == found[1:]).all()
     assert identities({"x": np.empty((0, 3))}).shape == (0, 16)

@@ -1,6 +1,7 @@
 import copy
 import json
 import math
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -356,6 +357,27 @@ def test_recurrent_networks_and_transformers_of_torch_have_fingerprints() -> Non
         assert fingerprint(one) == fingerprint(copy.deepcopy(one)) != fingerprint(make())
 
 
+def test_a_network_that_is_compiled_or_has_parametrizations_has_a_fingerprint() -> None:
+    plain = network()
+    assert fingerprint(torch.compile(plain, backend="eager")) == fingerprint(plain)
+    found = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        found.append(fingerprint(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))))
+    assert found[0] == found[1] != found[2]
+    hooked = [network(), network(), network()]
+    for module, factor in zip(hooked, (2, 2, 3), strict=True):
+        module.register_forward_hook(partial(_times, factor))
+    found = [fingerprint(module) for module in hooked]
+    assert fingerprint(plain) != found[0] == found[1] != found[2]
+
+
+def test_library_functions_and_patterns_are_named() -> None:
+    parts = [np.log1p, np.exp, torch.relu, torch.tanh, re.compile("a"), re.compile("b"), json.loads, json.dumps]
+    assert len({fingerprint(part) for part in parts}) == len(parts)
+    assert fingerprint(re.compile("a")) == fingerprint(copy.deepcopy(parts[4]))
+
+
 def test_what_is_asked_for_and_the_order_of_classes_count() -> None:
     module = network()
     teachers = [
@@ -368,6 +390,10 @@ def test_what_is_asked_for_and_the_order_of_classes_count() -> None:
     assert teachers[1].relabelled(LABELS).fingerprint() != teachers[1].fingerprint()
     renamed = NetworkTeacher(module, labels=("a", "b", "c"), name="another")
     assert renamed.fingerprint() == teachers[0].fingerprint()
+
+
+def _times(factor: float, _module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+    return output * factor
 
 
 def _scaled(factor: Any) -> Callable[[Tensor], Tensor]:
@@ -406,6 +432,20 @@ def test_what_has_no_fingerprint_is_refused_until_it_has_a_version() -> None:
     with pytest.raises(ConfigurationError, match="cannot be read"):
         FunctionTeacher(typed).fingerprint()
     assert FunctionTeacher(typed, version="1").fingerprint()
+
+
+def test_a_version_stands_for_the_code_of_a_network_that_cannot_be_read() -> None:
+    space: dict[str, Any] = {"nn": nn, "__name__": "prompt"}
+    exec("class Typed(nn.Linear):\n    pass", space)  # noqa: S102
+    torch.manual_seed(0)
+    module = space["Typed"](2, 3)
+    with pytest.raises(ConfigurationError, match=r"the code of Typed cannot be read.*Give the teacher a version"):
+        NetworkTeacher(module).fingerprint()
+    found = [NetworkTeacher(module, version=version).fingerprint() for version in ("1", "1", "2")]
+    assert found[0] == found[1] != found[2]
+    with torch.no_grad():
+        module.weight += 1
+    assert NetworkTeacher(module, version="1").fingerprint() != found[0]
 
 
 def test_an_object_that_holds_itself_has_a_fingerprint() -> None:
@@ -496,6 +536,11 @@ def _own_code(folder: Path) -> None:
     (folder / "mine.py").write_text("raise SystemExit('was run')")
 
 
+def _kernel(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "text": {"_attn_implementation": "some/kernels"}}))
+
+
 def _no_model(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["Trainer"]}))
@@ -511,6 +556,7 @@ def _no_model(folder: Path) -> None:
         (_own_code, "'Mine', which is code beside the weights; expected a class of transformers"),
         (_no_model, "'Trainer', which is no model of transformers"),
         (lambda folder: (folder / "config.json").unlink(), "config.json: .*expected the configuration of a model"),
+        (_kernel, "config.json, _attn_implementation: 'some/kernels'"),
         (lambda folder: (folder / "adapter_config.json").write_text("{}"), "an adapter"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 100), "model"),
         (lambda folder: (folder / "model.safetensors.index.json").write_text("[]"), "where each weight is"),
@@ -550,6 +596,16 @@ def test_classes_in_another_order_are_mapped() -> None:
     again = mapped.relabelled(("perhaps", "yes", "no"))
     assert torch.equal(again.ask(x)["logits"], teacher.ask(x)["logits"][:, [1, 2, 0]])
     assert agreed(teacher, x, {"logits": "rows classes"}, labels=LABELS) is teacher
+
+
+def test_one_logit_for_two_classes_is_not_put_in_another_order() -> None:
+    machine = LinearSVC().fit(X, Y == "cat")
+    teacher = EstimatorTeacher(machine)
+    assert teacher.labels == ("False", "True")
+    with pytest.raises(ConfigurationError, match="output logits: no classes; expected 2, one for each label"):
+        agreed(teacher, X[:2], {"logits": "rows"}, labels=("True", "False"))
+    with pytest.raises(ConfigurationError, match=r"shape \(2,\); expected \(rows, ..., 2\)"):
+        teacher.relabelled(("True", "False")).ask(X[:2])
 
 
 def test_all_that_does_not_fit_is_said_at_once(tmp_path: Path) -> None:

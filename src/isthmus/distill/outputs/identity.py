@@ -1,8 +1,8 @@
 """Which row is which: sixteen bytes of what identifies a row, wherever it stands."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from datetime import date, datetime
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -14,7 +14,7 @@ from isthmus.features.errors import DataError
 
 Array = np.ndarray[Any, Any]
 
-_PLAIN = (bool, int, float, date, datetime, Decimal)
+_PLAIN = (bool, int, float, date, Decimal)
 
 
 def identities(columns: pa.Table | Mapping[str, Any], *, seed: int | None = None) -> Array:
@@ -51,7 +51,10 @@ def _column(name: str, column: Any) -> tuple[str, int, Iterable[Any]]:
     """What kind a column is, how long, and the bytes of each value, which say where they end."""
     if isinstance(column, pa.ChunkedArray | pa.Array):
         # A date and a text that look alike are not the same.
-        return str(column.type), len(column), (_bytes(name, value) for value in column.to_pylist())
+        kind = str(column.type)
+        if pa.types.is_temporal(column.type) and not pa.types.is_interval(column.type):
+            column = column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64())
+        return kind, len(column), (_bytes(name, value) for value in _listed(column))
     if isinstance(column, Tensor):
         column = column.detach().cpu().numpy()
     if isinstance(column, np.ndarray) and column.dtype.kind in "biufcSUMm" and column.ndim:
@@ -59,6 +62,11 @@ def _column(name: str, column: Any) -> tuple[str, int, Iterable[Any]]:
         return f"{column.dtype.str} {column.shape[1:]}", len(column), rows.view(np.uint8) if column.size else rows
     values = list(column)
     return "values", len(values), (_bytes(name, value) for value in values)
+
+
+def _listed(column: pa.ChunkedArray | pa.Array) -> Iterator[Any]:
+    for begin in range(0, len(column), 4096):
+        yield from column.slice(begin, 4096).to_pylist()
 
 
 def _bytes(name: str, value: Any) -> bytes:
@@ -76,6 +84,9 @@ def _bytes(name: str, value: Any) -> bytes:
         kind, content = "list", b"".join(_bytes(name, item) for item in value)
     elif isinstance(value, dict):
         kind, content = "map", b"".join(_bytes(name, part) for pair in value.items() for part in pair)
+    elif isinstance(value, datetime):
+        value = value if value.tzinfo is None else value.astimezone(UTC)
+        kind, content = "time", value.isoformat().encode()
     elif isinstance(value, _PLAIN):
         kind, content = type(value).__name__, repr(value).encode()
     else:

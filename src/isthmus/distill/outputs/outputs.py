@@ -173,8 +173,9 @@ class TeacherOutputs:
         """Publishes what waits in memory."""
         if self._open is None:
             return
-        waiting, self._open = self._open, None
+        waiting = self._open
         name = shards.write(self.path, waiting.shard())
+        self._open = None
         self._published[name] = waiting.number
         with suppress(FileNotFoundError):  # pruned by another process: what is in memory stays
             self._shards[waiting.number] = shards.read(self.path / name)

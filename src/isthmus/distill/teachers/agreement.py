@@ -69,9 +69,13 @@ def agreed(
         problems += [Problem(f"output {p.where}", p.found, p.expected) for p in error.problems]
     if labels is not None:
         problems += [
-            Problem(f"output {key}", f"{answers[key].shape[-1]} classes", f"{len(labels)}, one for each label")
+            Problem(
+                f"output {key}",
+                f"{answers[key].shape[-1] if answers[key].ndim > 1 else 'no'} classes",
+                f"{len(labels)}, one for each label",
+            )
             for key in BY_CLASS
-            if key in answers and answers[key].shape[-1] != len(labels)
+            if key in answers and (answers[key].ndim < 2 or answers[key].shape[-1] != len(labels))
         ]
         if teacher.labels is not None and (problem := misfit(teacher.labels, labels)):
             problems.append(problem)

@@ -72,4 +72,4 @@ class EstimatorTeacher(Teacher):
         return np.asarray(given)
 
     def _identity(self) -> Any:
-        return ["estimator", fingerprint(self.estimator)]
+        return ["estimator", fingerprint(self.estimator, versioned=bool(self.version))]

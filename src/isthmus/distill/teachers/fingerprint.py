@@ -1,5 +1,6 @@
 """A digest of what a model computes: code, settings and numbers, wherever it lies in memory or on disk."""
 
+import copyreg
 import hashlib
 import inspect
 import json
@@ -26,23 +27,36 @@ _NAMES = {"_name_or_path", "architectures", "id2label", "label2id", "transformer
 """What a configuration of transformers says beside how to compute."""
 
 
-def fingerprint(value: Any) -> str:
+def fingerprint(value: Any, *, versioned: bool = False) -> str:
     """SHA-256 of a network, an estimator, a function, or anything that these hold.
 
     Arrays and tensors count by their content; functions and classes of the user's by their code and what it refers to,
     those of libraries by their name and the library's version; other objects by the state that they would be pickled
     with, without a pickle being made.
 
+    Args:
+        value: what computes.
+        versioned: whether somebody changes a version with it: what cannot be read counts by the name of its type then.
+
     Raises:
         ConfigurationError: part of it has no state that can be read.
     """
-    return _Walk().of(value, type(value).__name__).hex()
+    return _Walk(versioned).of(value, type(value).__name__).hex()
+
+
+class _Unreadable(Exception):
+    """A part of which nobody can tell whether it changes."""
+
+    def __init__(self, where: str, found: str) -> None:
+        super().__init__(where, found)
+        self.where, self.found = where, found
 
 
 class _Walk:
     """One pass over an object. `where` is the way to a part, for messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, versioned: bool) -> None:
+        self._versioned = versioned
         self._path: dict[int, int] = {}
 
     def of(self, value: Any, where: str) -> bytes:
@@ -53,6 +67,14 @@ class _Walk:
         self._path[id(value)] = len(self._path)
         try:
             return self._composed(value, where)
+        except _Unreadable as error:
+            if not self._versioned:
+                raise ConfigurationError(
+                    "fingerprint",
+                    [Problem(error.where, error.found, "code in a file, numbers and settings")],
+                    remedy="give the teacher a version, and change it with the answers",
+                ) from error
+            return _hash("named", _name(value if isinstance(value, type | types.FunctionType) else type(value)))
         finally:
             del self._path[id(value)]
 
@@ -96,10 +118,12 @@ class _Walk:
         try:
             raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         except (RuntimeError, NotImplementedError, TypeError) as error:  # sparse, quantized, without data
-            raise _unreadable(where, str(error)) from error
+            raise _Unreadable(where, str(error)) from error
         return _hash("tensor", repr(tuple(tensor.shape)).encode(), str(tensor.dtype).encode(), raw)
 
     def _module(self, module: nn.Module, where: str) -> bytes:
+        if isinstance(compiled := getattr(module, "_orig_mod", None), nn.Module):
+            return self.of(compiled, where)
         config: Any = getattr(module, "config", None)
         if type(module).__module__.startswith("transformers.") and hasattr(config, "to_dict"):
             said = {key: value for key, value in config.to_dict().items() if key not in _NAMES}
@@ -108,8 +132,16 @@ class _Walk:
             text = json.dumps(said, sort_keys=True, default=str).encode()
             return _hash("pretrained", self.of(type(module), where), text,
                          *(self.of(pair, f"{where}.{pair[0]}") for pair in tensors))  # fmt: skip
-        given: Any = module.__getstate__()  # type: ignore[no-untyped-call,unused-ignore]
-        state = {key: value for key, value in given.items() if key != "training"}
+        try:
+            given: Any = module.__getstate__()  # type: ignore[no-untyped-call,unused-ignore]
+        except RuntimeError:  # a module with parametrizations
+            given = vars(module)
+        # Hooks are kept by numbers that go on through the life of a process; those of forward compute.
+        state = {
+            key: list(value.values()) if "_hooks" in key else value
+            for key, value in given.items()
+            if key != "training" and ("_hooks" not in key or key.startswith("_forward"))
+        }
         return _hash("network", self.of(type(module), where), *self._pairs(state, where))
 
     def _function(self, function: types.FunctionType, where: str) -> bytes:
@@ -118,25 +150,26 @@ class _Walk:
         try:
             digest = code.digest(function).encode()
         except (OSError, SyntaxError) as error:
-            raise _unreadable(where, f"the code of {function.__qualname__} cannot be read: {error}") from error
+            raise _Unreadable(where, f"the code of {function.__qualname__} cannot be read: {error}") from error
         seen = inspect.getclosurevars(function)
         # The digest of the code names what is of a library; here its content counts.
         return _hash("function", digest, *self._pairs({**seen.globals, **seen.nonlocals}, where),
                      self.of(function.__defaults__, where), self.of(function.__kwdefaults__, where))  # fmt: skip
 
     def _class(self, kind: type, where: str) -> bytes:
-        if not code.of_user(kind):
+        if not code.of_user(kind) and _of_library(kind):
             return _hash("named", _name(kind))
         try:
             return _hash("class", code.digest(kind).encode(), *(self.of(base, where) for base in kind.__bases__))
         except (OSError, SyntaxError, TypeError) as error:
-            raise _unreadable(where, f"the code of {kind.__qualname__} cannot be read: {error}") from error
+            raise _Unreadable(where, f"the code of {kind.__qualname__} cannot be read: {error}") from error
 
     def _object(self, value: Any, where: str) -> bytes:
         try:
-            reduced = value.__reduce_ex__(2)
+            registered = copyreg.dispatch_table.get(type(value))
+            reduced = registered(value) if registered else value.__reduce_ex__(2)
         except Exception as error:
-            raise _unreadable(where, f"a {type(value).__name__} has no state: {error}") from error
+            raise _Unreadable(where, f"a {type(value).__name__} has no state: {error}") from error
         if isinstance(reduced, str):
             return _hash("named", f"{type(value).__module__}.{reduced}".encode())
         made, given, *rest = reduced
@@ -164,16 +197,15 @@ def _hash(kind: str, *parts: Any) -> bytes:
     return sha.digest()
 
 
+def _of_library(kind: type) -> bool:
+    """Whether a class is of an installed package: one typed at a prompt has no file, and may be anything next time."""
+    root = kind.__module__.split(".")[0]
+    module = sys.modules.get(root)
+    return root in sys.stdlib_module_names or hasattr(module, "__path__") or bool(getattr(module, "__file__", None))
+
+
 def _name(value: Any) -> bytes:
     module = getattr(value, "__module__", None) or ""
     library = sys.modules.get(module.split(".")[0])
     version = getattr(library, "__version__", "")
     return f"{module}.{getattr(value, '__qualname__', value.__name__)} {version}".encode()
-
-
-def _unreadable(where: str, found: str) -> ConfigurationError:
-    return ConfigurationError(
-        "fingerprint",
-        [Problem(where, found, "code in a file, numbers and settings")],
-        remedy="give the teacher a version, and change it with the answers",
-    )

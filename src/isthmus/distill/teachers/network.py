@@ -42,7 +42,9 @@ class NetworkTeacher(Teacher):
         own = [key for key in keys if key not in self.taps]
         super().__init__(name or type(module).__name__, [*own, *self.taps], labels=labels, version=version)
         with tapped(module, list(self.taps.values())):  # refuses names that it does not have
-            self.module = module.eval().requires_grad_(False)
+            self.module = module.eval()
+        for parameter in module.parameters():
+            parameter.requires_grad_(False)
         self._own, self._written = own, self._state()
 
     @property
@@ -83,7 +85,7 @@ class NetworkTeacher(Teacher):
         return self.module(*batch, **more) if isinstance(batch, tuple) else self.module(batch, **more)
 
     def _identity(self) -> Any:
-        return ["network", fingerprint(self.module), self.taps]
+        return ["network", fingerprint(self.module, versioned=bool(self.version)), self.taps]
 
     def _weights(self) -> Iterator[Tensor]:
         yield from self.module.parameters()

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,7 +10,6 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from isthmus.distill.teachers.fingerprint import fingerprint
 from isthmus.distill.teachers.network import NetworkTeacher
 from isthmus.features.errors import ConfigurationError, DependencyError, Problem
 
@@ -58,7 +57,7 @@ class PretrainedTeacher(NetworkTeacher):
     ) -> None:
         if pooling not in ("mean", "first"):
             raise ConfigurationError("pooling", [Problem("pooling", repr(pooling), '"mean" or "first"')])
-        if labels is None and "logits" in keys:
+        if labels is None and "logits" in keys and "Classification" in type(model).__name__:
             labels = [str(text) for _, text in sorted((model.config.id2label or {}).items())]
         self.pooling = pooling
         super().__init__(model, keys, taps=taps, labels=labels, version=version, name=name)
@@ -95,7 +94,7 @@ class PretrainedTeacher(NetworkTeacher):
         return last
 
     def _identity(self) -> Any:
-        return ["pretrained", fingerprint(self.module), self.taps, self.pooling if "embedding" in self.keys else None]
+        return [*super()._identity(), self.pooling if "embedding" in self.keys else None]
 
 
 def pooled(states: Tensor, mask: Tensor | None, *, first: bool = False) -> Tensor:
@@ -205,6 +204,14 @@ def _fetched(name: str, revision: str | None, *, offline: bool) -> Path:
         ) from error
 
 
+def _implementations(config: Any) -> Iterator[tuple[str, str]]:
+    """What a configuration and those inside it say of who computes: some of it may be code of the hub."""
+    for key, value in config.items() if isinstance(config, dict) else ():
+        if key.endswith("_implementation"):
+            yield key, str(value)
+        yield from _implementations(value)
+
+
 def _configuration(folder: Path, where: str) -> dict[str, Any]:
     """What config.json says, of a folder that holds what is read and nothing worse."""
     problems, config = [], {}
@@ -214,6 +221,8 @@ def _configuration(folder: Path, where: str) -> dict[str, Any]:
             problems.append(Problem("config.json", "names no class of a model", '"architectures"'))
     except (OSError, ValueError, AttributeError) as error:
         problems.append(Problem("config.json", str(error), "the configuration of a model"))
+    problems += [Problem(f"config.json, {key}", repr(name), "an implementation of transformers' own") for key, name in
+                 _implementations(config) if "/" in name]  # fmt: skip
     pickled = sorted(file.name for kind in _PICKLED for file in folder.glob(kind))
     if (folder / _INDEX).exists():
         try:

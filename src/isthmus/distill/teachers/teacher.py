@@ -79,7 +79,7 @@ class Teacher(ABC):
         # Copied outside of inference mode: a loss may keep what it is given for its gradient.
         answers = {key: tensor(given[key], self.where, key).to(torch.float32, copy=True) for key in self.keys}
         if self._order is not None:
-            answers = {key: t[..., list(self._order)] if key in BY_CLASS else t for key, t in answers.items()}
+            answers = {key: self._ordered(key, t) if key in BY_CLASS else t for key, t in answers.items()}
         self._refuse_unusable(answers, count(batch), rows)
         return answers
 
@@ -143,6 +143,13 @@ class Teacher(ABC):
 
     def _weights(self) -> Iterator[Tensor]:
         yield from ()
+
+    def _ordered(self, key: str, answer: Tensor) -> Tensor:
+        order = list(self._order or ())
+        if answer.ndim < 2 or answer.shape[-1] != len(order):
+            expected = f"(rows, ..., {len(order)}), one for each label"
+            raise ConfigurationError(self.where, [Problem(f"output {key}", f"shape {tuple(answer.shape)}", expected)])
+        return answer[..., order]
 
     def _refuse_unusable(self, answers: Mapping[str, Tensor], expected: int | None, rows: Sequence[int] | None) -> None:
         wanted = expected
@@ -219,11 +226,11 @@ def named(given: Any, keys: Sequence[str], where: str) -> Mapping[str, Any]:
 
 
 def count(batch: Any) -> int | None:
-    """How many rows a batch has; None where it does not say."""
-    if isinstance(batch, Mapping):
-        batch = next(iter(batch.values()), None)
-    elif isinstance(batch, tuple) and batch:
-        batch = batch[0]
+    """How many rows a batch has; None where it does not say, or its parts do not agree."""
+    if isinstance(batch, Mapping | tuple):
+        parts = batch.values() if isinstance(batch, Mapping) else batch
+        counts = {number for part in parts if (number := count(part)) is not None}
+        return counts.pop() if len(counts) == 1 else None
     shape = getattr(batch, "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) else None
