@@ -49,6 +49,11 @@ def location(function: Callable[..., Any]) -> str:
     return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
 
 
+def of_user(value: types.FunctionType | type) -> bool:
+    """Whether a function or a class is the user's, so that its code counts; else only its name does."""
+    return _is_users(value.__code__.co_filename if isinstance(value, types.FunctionType) else _file(value))
+
+
 def _described(value: Any, seen: list[object]) -> Any:
     """What a value is, as plain data; None for what is only named.
 

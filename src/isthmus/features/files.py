@@ -51,15 +51,20 @@ def read_pointer(file: Path) -> Path:
     return file.parent / name
 
 
-def publish(target: Path, write: Callable[[Path], None]) -> None:
+def publish(target: Path, write: Callable[[Path], None], *, kind: str = "") -> None:
     """Fills a new folder with `write` and moves it to `target`, in place of a folder that is there.
 
     A reader never sees a half-written file. Of several that publish to one target at the same time, the last one stays.
     If the process dies, what is left beside the target begins with a dot, and
-    the next one to publish there removes it.
+    the next one to publish there removes it; or of several targets of one kind, to any of them.
+
+    Args:
+        target: the folder.
+        write: fills a folder, with files only.
+        kind: what the target is, where no two targets have the same name.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    with scratch_folder(target.parent, f".{target.name}") as scratch:
+    with scratch_folder(target.parent, f".{kind or target.name}") as scratch:
         fresh = scratch / "new"
         fresh.mkdir()
         try:

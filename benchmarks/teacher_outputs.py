@@ -1,0 +1,121 @@
+"""An epoch of a student over kept outputs of its teacher beside one that asks the teacher, in one run.
+
+The teacher is a transformer encoder, the student a small one; both sides train the same student on the same batches in
+the same order. The kept outputs are made before, which is timed as well, and shown without a bar. The sides go round in
+turn, and of each the quietest round counts. Both must give the same losses: the teacher's answers are taken to float16,
+and its last bits depend on how many rows it is asked at once, so to one part in a thousand.
+
+Run it on a machine that does nothing else.
+"""
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from result import Comparison, less, more, report
+from torch import Tensor, nn
+
+from isthmus.distill.outputs import TeacherOutputs, identities
+from isthmus.distill.teachers import NetworkTeacher
+from isthmus.distill.transfer import soft_targets
+
+BAR = 3.0
+CLASSES, TOKENS, WORDS, BATCH = 20, 32, 1000, 64
+CLOSE = 1e-3
+Targets = Callable[[Tensor], Tensor]
+
+
+class Encoder(nn.Module):
+    """Texts of TOKENS words to logits."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, width)
+        self.places = nn.Parameter(torch.randn(TOKENS, width) * 0.02)
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, texts: Tensor) -> Tensor:
+        """(rows, TOKENS) integers to (rows, CLASSES)."""
+        logits: Tensor = self.head(self.layers(self.words(texts) + self.places).mean(1))
+        return logits
+
+
+def epoch(texts: Tensor, targets: Targets) -> tuple[list[float], float]:
+    """The loss of each step of an epoch, and its seconds."""
+    torch.manual_seed(1)
+    student = Encoder(32, 1)
+    optimizer = torch.optim.AdamW(student.parameters(), lr=1e-3)
+    losses = []
+    began = time.perf_counter()
+    for rows in torch.split(torch.randperm(len(texts)), BATCH):
+        loss = soft_targets(student(texts[rows]), targets(rows), temperature=2.0)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, time.perf_counter() - began
+
+
+def main() -> int:
+    """Measures, prints, and returns 1 if a bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
+    parser.add_argument("--quick", action="store_true", help="one round of fewer rows")
+    parser.add_argument("--rounds", type=int, default=3)
+    asked = parser.parse_args()
+    rounds, count = (1, 1024) if asked.quick else (asked.rounds, 8192)
+    torch.manual_seed(0)
+    texts = torch.randint(0, WORDS, (count, TOKENS))
+    teacher = NetworkTeacher(Encoder(192, 4))
+    with TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        rows = identities({"text": texts})
+        named = time.perf_counter() - began
+        kept = TeacherOutputs(Path(folder), teacher, rows, lambda rows: texts[rows], contract="none", batch=BATCH)
+        began = time.perf_counter()
+        kept.fill()
+        filled = time.perf_counter() - began
+        began = time.perf_counter()
+        kept = TeacherOutputs(Path(folder), teacher, rows, lambda rows: texts[rows], contract="none", batch=BATCH)
+        opened = time.perf_counter() - began
+        sides: dict[str, Targets] = {
+            "kept": lambda rows: kept[rows]["logits"],
+            "live": lambda rows: teacher.ask(texts[rows])["logits"].half(),
+        }
+        best, losses = dict.fromkeys(sides, math.inf), dict[str, list[float]]()
+        for _ in range(rounds):
+            for side, targets in sides.items():
+                losses[side], taken = epoch(texts, targets)
+                best[side] = min(best[side], taken)
+        began = time.perf_counter()
+        for part in torch.split(torch.randperm(count), BATCH):
+            _ = kept[part]
+        gathered = time.perf_counter() - began
+    worst = max(abs(a - b) / abs(b) for a, b in zip(losses["kept"], losses["live"], strict=True))
+    note(
+        f"{count} rows named in {named:.2f} s, filled in {filled:.2f} s, opened in {opened:.3f} s; {best}; {worst:.1e}"
+    )
+    if worst > CLOSE:
+        raise SystemExit(f"the losses differ by {worst}")
+    steps = f"{count:,} rows, batches of {BATCH}"
+    found: list[Comparison] = [
+        less(f"an epoch of a student, {steps}", "s", best["kept"], best["live"], "the teacher asked in each step", BAR),
+        more(f"rows gathered at random, {steps}", "rows/s", count / gathered, count / filled, "computed and kept"),
+    ]
+    return report("teacher_outputs", found, as_json=asked.json, quick=asked.quick)
+
+
+def note(text: str) -> None:
+    """Progress, for people."""
+    sys.stderr.write(f"{text}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""The form in which outputs are kept."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from isthmus.distill.transfer.agreement import positive
+from isthmus.features.errors import ConfigurationError, DataError, Problem
+
+Array = np.ndarray[Any, Any]
+
+LARGEST = float(np.finfo(np.float16).max)
+
+
+@dataclass(frozen=True)
+class Form:
+    """How outputs are kept.
+
+    Attributes:
+        dtype: "float16" or "float32".
+        top_k: of "logits", keep the k largest probabilities of softmax(logits / temperature), as `top_k_targets` takes
+            them: "probabilities" (rows, ..., k), largest first, and "indexes" (rows, ..., k) int32, beside "residual"
+            (rows, ...), the mass of all other classes. None keeps the logits.
+        temperature: at which they are kept.
+
+    Raises:
+        ConfigurationError: with every problem.
+    """
+
+    dtype: Literal["float16", "float32"] = "float16"
+    top_k: int | None = None
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        found = [positive("temperature", self.temperature)]
+        if self.dtype not in ("float16", "float32"):
+            found.append(Problem("dtype", repr(self.dtype), '"float16" or "float32"'))
+        if self.top_k is not None and self.top_k < 1:
+            found.append(Problem("top_k", repr(self.top_k), "at least 1"))
+        if self.top_k is None and self.temperature != 1:
+            found.append(Problem("temperature", repr(self.temperature), "top_k beside it: logits have none"))
+        if problems := [problem for problem in found if problem is not None]:
+            raise ConfigurationError("form of outputs", problems)
+
+    def encode(self, answers: Mapping[str, Tensor], rows: Sequence[int] | Array, where: str) -> dict[str, Array]:
+        """Answers as they are kept.
+
+        Args:
+            answers: float32 (n, ...) by key.
+            rows: how the n rows are called in messages.
+            where: the teacher, for messages.
+
+        Raises:
+            ConfigurationError: there are no logits to take the top k of, or not as many classes.
+            DataError: a number is too large for float16.
+        """
+        if self.top_k is not None:
+            answers = self._largest(answers, self.top_k, where)
+        return {key: self._kept(key, answer.cpu().numpy(), rows, where) for key, answer in answers.items()}
+
+    def _largest(self, answers: Mapping[str, Tensor], k: int, where: str) -> dict[str, Tensor]:
+        others = {key: answer for key, answer in answers.items() if key != "logits"}
+        problems = [Problem(f"output {key}", "the teacher gives it", "another name, beside top_k") for key in
+                    sorted({"probabilities", "indexes", "residual"} & set(others))]  # fmt: skip
+        logits = answers.get("logits")
+        if logits is None or logits.ndim < 2:
+            found = f"it gives {', '.join(answers)}" if logits is None else f"shape {tuple(logits.shape)}"
+            problems.append(Problem("output logits", found, "logits (rows, ..., classes)"))
+        elif logits.shape[-1] < k:
+            problems.append(Problem("top_k", str(k), f"at most the {logits.shape[-1]} classes"))
+        if problems or logits is None:
+            raise ConfigurationError(where, problems)
+        probabilities, indexes = torch.softmax(logits / self.temperature, -1).topk(k)
+        residual = (1 - probabilities.sum(-1)).clamp(min=0)
+        return {**others, "probabilities": probabilities, "indexes": indexes.int(), "residual": residual}
+
+    def _kept(self, key: str, values: Array, rows: Sequence[int] | Array, where: str) -> Array:
+        if values.dtype.kind != "f":
+            return values
+        if self.dtype == "float16" and values.size and np.abs(values).max() > LARGEST:
+            row = int(np.flatnonzero((np.abs(values) > LARGEST).reshape(len(values), -1).any(1))[0])
+            worst = values[row].flat[np.abs(values[row]).argmax()]
+            raise DataError(
+                f"{where}, output {key}",
+                f"row {rows[row]} holds {worst:g}",
+                expected=f"at most {LARGEST:g}, the largest float16",
+                remedy='keep the outputs with Form(dtype="float32")',
+            )
+        return values.astype(self.dtype)

@@ -1,0 +1,98 @@
+"""Which row is which: sixteen bytes of what identifies a row, wherever it stands."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from torch import Tensor
+
+from isthmus.features.errors import DataError
+
+Array = np.ndarray[Any, Any]
+
+_PLAIN = (bool, int, float, date, Decimal)
+
+
+def identities(columns: pa.Table | Mapping[str, Any], *, seed: int | None = None) -> Array:
+    """Sixteen bytes of SHA-256 of each of n rows, (n, 16) uint8: the same wherever and whenever a row is met.
+
+    Args:
+        columns: by name what identifies a row: its keys, its event time and its content, all that the teacher sees of
+            it. A table, or arrays, tensors (n, ...), or sequences of texts, bytes, numbers, times, arrays, lists of
+            these, and None. The order of columns does not count; a float32 is not a float64.
+        seed: of the augmentation, where the content is augmented by it.
+
+    Raises:
+        DataError: columns have different lengths, or hold something else.
+    """
+    items = (
+        zip(columns.column_names, columns.columns, strict=True) if isinstance(columns, pa.Table) else columns.items()
+    )
+    given = dict(sorted((name, _column(name, column)) for name, column in items))
+    lengths = {name: count for name, (_, count, _) in given.items()}
+    if len(set(lengths.values())) != 1:
+        raise DataError("identities of rows", f"columns of {lengths or 'no'} rows", expected="columns of one length")
+    begin = hashlib.sha256(repr([seed, [(name, kind) for name, (kind, _, _) in given.items()]]).encode())
+    (count,) = set(lengths.values())
+    found = np.empty((count, 16), np.uint8)
+    for row, values in enumerate(zip(*(values for _, _, values in given.values()), strict=True)):
+        sha = begin.copy()
+        for value in values:
+            sha.update(value)
+        found[row] = np.frombuffer(sha.digest(), np.uint8, 16)
+    return found
+
+
+def _column(name: str, column: Any) -> tuple[str, int, Iterable[Any]]:
+    """What kind a column is, how long, and the bytes of each value, which say where they end."""
+    if isinstance(column, pa.ChunkedArray | pa.Array):
+        # A date and a text that look alike are not the same.
+        kind = str(column.type)
+        if pa.types.is_temporal(column.type) and not pa.types.is_interval(column.type):
+            column = column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64())
+        return kind, len(column), (_bytes(name, value) for value in _listed(column))
+    if isinstance(column, Tensor):
+        column = column.detach().cpu().numpy()
+    if isinstance(column, np.ndarray) and column.dtype.kind in "biufcSUMm" and column.ndim:
+        rows = np.ascontiguousarray(column).reshape(len(column), -1) if column.size else column
+        return f"{column.dtype.str} {column.shape[1:]}", len(column), rows.view(np.uint8) if column.size else rows
+    values = list(column)
+    return "values", len(values), (_bytes(name, value) for value in values)
+
+
+def _listed(column: pa.ChunkedArray | pa.Array) -> Iterator[Any]:
+    for begin in range(0, len(column), 4096):
+        yield from column.slice(begin, 4096).to_pylist()
+
+
+def _bytes(name: str, value: Any) -> bytes:
+    if value is None:
+        kind, content = "none", b""
+    elif isinstance(value, str):
+        kind, content = "text", value.encode("utf-8", "surrogatepass")
+    elif isinstance(value, bytes):
+        kind, content = "bytes", value
+    elif isinstance(value, Tensor):
+        return _bytes(name, value.detach().cpu().numpy())
+    elif isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufcSUMm":
+        kind, content = f"array {value.dtype.str} {value.shape}", value.tobytes()
+    elif isinstance(value, list | tuple):
+        kind, content = "list", b"".join(_bytes(name, item) for item in value)
+    elif isinstance(value, dict):
+        kind, content = "map", b"".join(_bytes(name, part) for pair in value.items() for part in pair)
+    elif isinstance(value, datetime):
+        value = value if value.tzinfo is None else value.astimezone(UTC)
+        kind, content = "time", value.isoformat().encode()
+    elif isinstance(value, _PLAIN):
+        kind, content = type(value).__name__, repr(value).encode()
+    else:
+        raise DataError(
+            f"identities of rows, column {name}",
+            f"a {type(value).__name__}",
+            expected="a text, bytes, a number, a time, an array, or None",
+        )
+    return f"{kind} {len(content)} ".encode() + content

@@ -1,0 +1,112 @@
+"""Shards: folders of arrays that are there whole, and are checked before they are read."""
+
+import hashlib
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from isthmus.features.files import publish, scratch_folder
+
+Array = np.ndarray[Any, Any]
+
+ROWS = "_rows"
+_RECORD = "shard.json"
+_KIND = "shard"
+_NAME = re.compile(r"shard-[0-9a-f]{32}")
+
+_verified: set[tuple[tuple[int, ...], ...]] = set()
+"""The files of each shard that this process has read through, with all that changes when somebody writes to them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """Rows and what the teacher said of them.
+
+    Attributes:
+        rows: (n,) S16, the identity of each.
+        arrays: (n, ...) by key; of a published shard, mapped from its files.
+    """
+
+    rows: Array
+    arrays: Mapping[str, Array]
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What is beside the arrays: how many rows, and the SHA-256 of each file."""
+
+    rows: int
+    sha256: dict[str, str]
+
+
+def names(folder: Path) -> Iterator[str]:
+    """Of the shards that are there, in one order."""
+    yield from sorted(path.name for path in folder.iterdir() if _NAME.fullmatch(path.name))
+
+
+def write(folder: Path, shard: Shard) -> str:
+    """Publishes a shard under a name that no other has, and gives the name."""
+
+    def fill(fresh: Path) -> None:
+        sums = {}
+        for key, array in {ROWS: shard.rows, **shard.arrays}.items():
+            file = fresh / f"{key}.npy"
+            np.save(file, array, allow_pickle=False)
+            sums[key] = _sha256(file)
+        (fresh / _RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(Record(len(shard.rows), sums))))
+
+    name = f"shard-{secrets.token_hex(16)}"
+    publish(folder / name, fill, kind=_KIND)
+    return name
+
+
+def read(path: Path) -> Shard:
+    """A shard, its arrays mapped. The first time in a process, every byte is held against its SHA-256.
+
+    Raises:
+        FileNotFoundError: it is not there any more.
+        ValueError: it is damaged.
+    """
+    try:
+        record = msgspec.json.decode((path / _RECORD).read_bytes(), type=Record)
+        files = {key: path / f"{key}.npy" for key in record.sha256}
+        seen = tuple(_state(file) for file in (path / _RECORD, *files.values()))
+        if seen not in _verified:
+            for key, file in files.items():
+                _verify(file, record.sha256[key])
+            _verified.add(seen)
+        arrays = {key: np.asarray(np.load(file, mmap_mode="r", allow_pickle=False)) for key, file in files.items()}
+        rows = arrays.pop(ROWS)
+    except (OSError, msgspec.MsgspecError, KeyError, ValueError) as error:
+        if not path.exists():
+            raise FileNotFoundError(path) from error
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    if rows.dtype != "S16" or {len(rows), *map(len, arrays.values())} != {record.rows}:
+        raise ValueError(f"its arrays do not have {record.rows} rows each")
+    return Shard(rows, arrays)
+
+
+def remove(folder: Path, name: str) -> None:
+    """Takes a shard away at once; a reader that has it mapped keeps it."""
+    with scratch_folder(folder, f".{_KIND}") as scratch:
+        (folder / name).rename(scratch / "old")
+
+
+def _verify(file: Path, expected: str) -> None:
+    if (found := _sha256(file)) != expected:
+        raise ValueError(f"{file.name} has SHA-256 {found[:12]}…, not {expected[:12]}…")
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def _state(file: Path) -> tuple[int, ...]:
+    found = file.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

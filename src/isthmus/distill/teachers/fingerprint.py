@@ -1,0 +1,211 @@
+"""A digest of what a model computes: code, settings and numbers, wherever it lies in memory or on disk."""
+
+import copyreg
+import hashlib
+import inspect
+import json
+import sys
+import types
+import weakref
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from isthmus.features import code
+from isthmus.features.errors import ConfigurationError, Problem
+
+_PLAIN = (str, int, float, complex, bytes, bool, type(None), type(...), range, slice, np.dtype, torch.dtype,
+          torch.device, torch.Size, torch.layout)  # fmt: skip
+_OF_NO_ACCOUNT = {"n_jobs", "verbose"}
+"""Parameters of estimators that change no answer."""
+
+_NAMES = {"_name_or_path", "architectures", "id2label", "label2id", "transformers_version"}
+"""What a configuration of transformers says beside how to compute."""
+
+
+def fingerprint(value: Any, *, versioned: bool = False) -> str:
+    """SHA-256 of a network, an estimator, a function, or anything that these hold.
+
+    Arrays and tensors count by their content; functions and classes of the user's by their code and what it refers to,
+    those of libraries by their name and the library's version; other objects by the state that they would be pickled
+    with, without a pickle being made.
+
+    Args:
+        value: what computes.
+        versioned: whether somebody changes a version with it: what cannot be read counts by the name of its type then.
+
+    Raises:
+        ConfigurationError: part of it has no state that can be read.
+    """
+    return _Walk(versioned).of(value, type(value).__name__).hex()
+
+
+class _Unreadable(Exception):
+    """A part of which nobody can tell whether it changes."""
+
+    def __init__(self, where: str, found: str) -> None:
+        super().__init__(where, found)
+        self.where, self.found = where, found
+
+
+class _Walk:
+    """One pass over an object. `where` is the way to a part, for messages."""
+
+    def __init__(self, versioned: bool) -> None:
+        self._versioned = versioned
+        self._path: dict[int, int] = {}
+
+    def of(self, value: Any, where: str) -> bytes:
+        if isinstance(value, Enum) or type(value) in _PLAIN:
+            return _hash(type(value).__qualname__, repr(value).encode())
+        if id(value) in self._path:
+            return _hash("above", str(len(self._path) - self._path[id(value)]).encode())
+        self._path[id(value)] = len(self._path)
+        try:
+            return self._composed(value, where)
+        except _Unreadable as error:
+            if not self._versioned:
+                raise ConfigurationError(
+                    "fingerprint",
+                    [Problem(error.where, error.found, "code in a file, numbers and settings")],
+                    remedy="give the teacher a version, and change it with the answers",
+                ) from error
+            return _hash("named", _name(value if isinstance(value, type | types.FunctionType) else type(value)))
+        finally:
+            del self._path[id(value)]
+
+    def _composed(self, value: Any, where: str) -> bytes:
+        if isinstance(value, np.ndarray | np.generic):
+            return self._array(np.asarray(value), where)
+        if isinstance(value, Tensor):
+            return self._tensor(value, where)
+        if isinstance(value, nn.Module):
+            return self._module(value, where)
+        if isinstance(value, types.ModuleType):
+            return _hash("module", value.__name__.encode())
+        if isinstance(value, types.MethodType):
+            return _hash("method", self.of(value.__func__, where), self.of(value.__self__, f"{where}.__self__"))
+        if isinstance(value, types.FunctionType):
+            return self._function(value, where)
+        if isinstance(value, types.BuiltinFunctionType) and isinstance(value.__self__, types.ModuleType | None):
+            return _hash("named", _name(value))
+        if isinstance(value, type):
+            return self._class(value, where)
+        if isinstance(value, weakref.ref):
+            return self.of(value(), where)
+        if type(value) in (list, tuple):
+            return _hash(type(value).__name__, *self._items(value, where))
+        if type(value) in (set, frozenset):
+            return _hash("set", *sorted(self._items(value, where)))
+        if isinstance(value, types.MappingProxyType) or type(value) is dict:
+            return _hash("dict", *self._pairs(value, where))
+        return self._object(value, where)
+
+    def _array(self, array: np.ndarray[Any, Any], where: str) -> bytes:
+        shape = repr(array.shape).encode()
+        if array.dtype.names:  # a field at a time: what lies between them is anything
+            fields = [self._array(array[name], where) for name in array.dtype.names]
+            return _hash("array", shape, repr(array.dtype.names).encode(), *fields)
+        if array.dtype.hasobject:
+            return _hash("array", shape, *self._items(array.ravel().tolist(), where))
+        return _hash("array", shape, array.dtype.str.encode(), np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+    def _tensor(self, tensor: Tensor, where: str) -> bytes:
+        try:
+            raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        except (RuntimeError, NotImplementedError, TypeError) as error:  # sparse, quantized, without data
+            raise _Unreadable(where, str(error)) from error
+        return _hash("tensor", repr(tuple(tensor.shape)).encode(), str(tensor.dtype).encode(), raw)
+
+    def _module(self, module: nn.Module, where: str) -> bytes:
+        if isinstance(compiled := getattr(module, "_orig_mod", None), nn.Module):
+            return self.of(compiled, where)
+        config: Any = getattr(module, "config", None)
+        if type(module).__module__.startswith("transformers.") and hasattr(config, "to_dict"):
+            said = {key: value for key, value in config.to_dict().items() if key not in _NAMES}
+            # Parts are of the library too, and hold nothing beside their tensors that is not in the configuration.
+            tensors = [*module.named_parameters(), *module.named_buffers()]
+            text = json.dumps(said, sort_keys=True, default=str).encode()
+            return _hash("pretrained", self.of(type(module), where), text,
+                         *(self.of(pair, f"{where}.{pair[0]}") for pair in tensors))  # fmt: skip
+        try:
+            given: Any = module.__getstate__()  # type: ignore[no-untyped-call,unused-ignore]
+        except RuntimeError:  # a module with parametrizations
+            given = vars(module)
+        # Hooks are kept by numbers that go on through the life of a process; those of forward compute.
+        state = {
+            key: list(value.values()) if "_hooks" in key else value
+            for key, value in given.items()
+            if key != "training" and ("_hooks" not in key or key.startswith("_forward"))
+        }
+        return _hash("network", self.of(type(module), where), *self._pairs(state, where))
+
+    def _function(self, function: types.FunctionType, where: str) -> bytes:
+        if not code.of_user(function):
+            return _hash("named", _name(function))
+        try:
+            digest = code.digest(function).encode()
+        except (OSError, SyntaxError) as error:
+            raise _Unreadable(where, f"the code of {function.__qualname__} cannot be read: {error}") from error
+        seen = inspect.getclosurevars(function)
+        # The digest of the code names what is of a library; here its content counts.
+        return _hash("function", digest, *self._pairs({**seen.globals, **seen.nonlocals}, where),
+                     self.of(function.__defaults__, where), self.of(function.__kwdefaults__, where))  # fmt: skip
+
+    def _class(self, kind: type, where: str) -> bytes:
+        if not code.of_user(kind) and _of_library(kind):
+            return _hash("named", _name(kind))
+        try:
+            return _hash("class", code.digest(kind).encode(), *(self.of(base, where) for base in kind.__bases__))
+        except (OSError, SyntaxError, TypeError) as error:
+            raise _Unreadable(where, f"the code of {kind.__qualname__} cannot be read: {error}") from error
+
+    def _object(self, value: Any, where: str) -> bytes:
+        try:
+            registered = copyreg.dispatch_table.get(type(value))
+            reduced = registered(value) if registered else value.__reduce_ex__(2)
+        except Exception as error:
+            raise _Unreadable(where, f"a {type(value).__name__} has no state: {error}") from error
+        if isinstance(reduced, str):
+            return _hash("named", f"{type(value).__module__}.{reduced}".encode())
+        made, given, *rest = reduced
+        state, items, pairs = (*rest, None, None, None)[:3]
+        if hasattr(value, "get_params") and isinstance(state, dict):
+            state = {key: part for key, part in state.items() if key not in _OF_NO_ACCOUNT}
+        parts = [self.of(type(value), where), self.of(made, where), self.of(given, where)]
+        parts.append(_hash("state", *self._pairs(state, where)) if isinstance(state, dict) else self.of(state, where))
+        parts += [*self._items(items or (), where), *self._items(pairs or (), where)]
+        return _hash("object", *parts)
+
+    def _items(self, values: Iterable[Any], where: str) -> list[bytes]:
+        return [self.of(value, f"{where}[{place}]") for place, value in enumerate(values)]
+
+    def _pairs(self, values: Mapping[Any, Any], where: str) -> list[bytes]:
+        # In their order: that of a network's parts is the order in which they compute.
+        return [_hash("pair", self.of(key, where), self.of(value, f"{where}.{key}")) for key, value in values.items()]
+
+
+def _hash(kind: str, *parts: Any) -> bytes:
+    sha = hashlib.sha256(f"{kind} {len(parts)}".encode())
+    for part in parts:
+        sha.update(f" {memoryview(part).nbytes} ".encode())
+        sha.update(part)
+    return sha.digest()
+
+
+def _of_library(kind: type) -> bool:
+    """Whether a class is of an installed package: one typed at a prompt has no file, and may be anything next time."""
+    root = kind.__module__.split(".")[0]
+    module = sys.modules.get(root)
+    return root in sys.stdlib_module_names or hasattr(module, "__path__") or bool(getattr(module, "__file__", None))
+
+
+def _name(value: Any) -> bytes:
+    module = getattr(value, "__module__", None) or ""
+    library = sys.modules.get(module.split(".")[0])
+    version = getattr(library, "__version__", "")
+    return f"{module}.{getattr(value, '__qualname__', value.__name__)} {version}".encode()

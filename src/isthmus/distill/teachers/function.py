@@ -1,0 +1,46 @@
+"""Functions of batches as teachers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from isthmus.distill.teachers.fingerprint import fingerprint
+from isthmus.distill.teachers.teacher import Teacher, named
+from isthmus.features import code
+
+
+class FunctionTeacher(Teacher):
+    """Anything that is called with a batch and gives a mapping of outputs, a tuple of as many as keys, or one.
+
+    Its fingerprint covers its code and what that refers to: helpers, constants, and the arrays, networks and estimators
+    of its closure. A remote model, or what cannot be read, needs a `version`, which stands for all but the code.
+
+    Args:
+        function: of a batch.
+        keys: the outputs that are asked for.
+        labels: what its classes are called.
+        version: of what answers.
+        name: for messages; by default that of the function.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        keys: Sequence[str] = ("logits",),
+        *,
+        labels: Sequence[str] | None = None,
+        version: str = "",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name or code.location(function), keys, labels=labels, version=version)
+        self.function = function
+
+    def _answer(self, batch: Any) -> Mapping[str, Any]:
+        return named(self.function(batch), self.keys, self.where)
+
+    def _identity(self) -> Any:
+        if not self.version:
+            return ["function", fingerprint(self.function)]
+        try:
+            return ["function", code.digest(self.function)]
+        except (OSError, SyntaxError):
+            return ["function"]

@@ -1,0 +1,104 @@
+"""Torch modules as teachers."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from isthmus.distill.teachers.fingerprint import fingerprint
+from isthmus.distill.teachers.teacher import Teacher, named
+from isthmus.distill.transfer.taps import tapped
+from isthmus.features.errors import Problem
+
+
+class NetworkTeacher(Teacher):
+    """A torch module.
+
+    It is frozen here: in evaluation mode, and no parameter wants a gradient. A mapping is given to it as keyword
+    arguments, a tuple as positional ones, anything else as the one argument; tensors are moved to its device. It gives
+    a mapping of outputs, a tuple of as many as there are keys, or one. Autocast around it does not reach it.
+
+    Args:
+        module: the network.
+        keys: the outputs that are asked for.
+        taps: keys that are the outputs of submodules, with their names.
+        labels: what its classes are called.
+        version: changes the fingerprint where it cannot see a change by itself.
+        name: for messages; by default that of the class.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        keys: Sequence[str] = ("logits",),
+        *,
+        taps: Mapping[str, str] | None = None,
+        labels: Sequence[str] | None = None,
+        version: str = "",
+        name: str | None = None,
+    ) -> None:
+        self.taps = dict(taps or {})
+        own = [key for key in keys if key not in self.taps]
+        super().__init__(name or type(module).__name__, [*own, *self.taps], labels=labels, version=version)
+        with tapped(module, list(self.taps.values())):  # refuses names that it does not have
+            self.module = module.eval()
+        for parameter in module.parameters():
+            parameter.requires_grad_(False)
+        self._own, self._written = own, self._state()
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return next((parameter.device for parameter in self.module.parameters()), torch.device("cpu"))
+
+    def _thawed(self) -> tuple[list[Problem], str]:
+        problems = []
+        training = [name or "the whole" for name, part in self.module.named_modules() if part.training]
+        learning = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
+        if training:
+            problems.append(
+                Problem(training[0], f"is in training mode, with {len(training)} in all", "evaluation mode")
+            )
+        if learning:
+            problems.append(Problem(learning[0], f"wants a gradient, with {len(learning)} in all", "none that does"))
+        if problems:
+            return problems, "call module.eval().requires_grad_(False), and leave the teacher out of the training"
+        if self._state() != self._written:
+            problems.append(Problem("weights", "were changed after the teacher was made", "those it had"))
+        return problems, "make another teacher of the module"
+
+    def _answer(self, batch: Any) -> Mapping[str, Any]:
+        batch = moved(batch, self.device)
+        with torch.autocast(self.device.type, enabled=False), tapped(self.module, list(self.taps.values())) as seen:
+            given = self._outputs(batch)
+        return {**given, **{key: seen[name] for key, name in self.taps.items() if name in seen}}
+
+    def _outputs(self, batch: Any) -> Mapping[str, Any]:
+        given = self._call(batch)
+        # A network that is only tapped may give anything.
+        return named(given, self._own, self.where) if self._own else {}
+
+    def _call(self, batch: Any, **more: Any) -> Any:
+        if isinstance(batch, Mapping):
+            return self.module(**batch, **more)
+        return self.module(*batch, **more) if isinstance(batch, tuple) else self.module(batch, **more)
+
+    def _identity(self) -> Any:
+        return ["network", fingerprint(self.module, versioned=bool(self.version)), self.taps]
+
+    def _weights(self) -> Iterator[Tensor]:
+        yield from self.module.parameters()
+
+    def _state(self) -> list[Any]:
+        """What tells that a parameter was written to; torch does not count for what was made in inference mode."""
+        return [(p.dtype, None if p.is_inference() else p._version) for p in self.module.parameters()]
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """The batch with its tensors on a device."""
+    if isinstance(batch, Tensor):
+        return batch.to(device)
+    if isinstance(batch, tuple):
+        return tuple(moved(item, device) for item in batch)
+    return {key: moved(item, device) for key, item in batch.items()} if isinstance(batch, Mapping) else batch
