@@ -1,6 +1,7 @@
 import hashlib
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -108,6 +110,21 @@ def test_filling_computes_all_in_order_and_tells_the_rate(tmp_path: Path) -> Non
     order = np.random.default_rng(0).permutation(ROWS)
     assert same(live.open(tmp_path)[order], wanted(order))
     assert len(live.asked) == ROWS - 2
+
+
+def test_what_another_has_published_meanwhile_is_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outputs, "SHARD_SECONDS", 0.0)  # a shard for each batch
+    one, other = Live(), Live()
+    first, second = one.open(tmp_path), other.open(tmp_path)
+    _ = first[:10]
+    assert same(second[5:12], wanted(slice(5, 12)))
+    assert other.asked == [10, 11]
+    turns = iter(range(100))
+    first.fill(lambda _text, _share: second.fill() if next(turns) == 1 else None)
+    # What it was about to compute is computed twice, and no more.
+    assert one.asked == [*range(10), *range(12, 33)]
+    assert sorted({*one.asked, *other.asked}) == list(range(ROWS))
+    assert same(first[:], wanted(slice(None)))
 
 
 def test_a_row_is_known_wherever_it_stands_and_rows_of_one_identity_have_one_output(tmp_path: Path) -> None:
@@ -513,7 +530,8 @@ class Against(RuleBasedStateMachine):
     @rule(how=st.sampled_from(DAMAGES), newest=st.booleans())
     def damage(self, how: str, newest: bool) -> None:
         found = sorted(kept(self.root), key=lambda path: path.stat().st_mtime_ns)
-        spoil(found[-1 if newest else 0], how)
+        with suppress(FileNotFoundError, IndexError):  # it was damaged before
+            spoil(found[-1 if newest else 0], how)
         self.kept = self.live.open(self.root, IDS[self.rows], batches=self._batches)
 
     @rule()
@@ -634,3 +652,16 @@ def test_what_identifies_a_row_is_its_content_and_not_its_place() -> None:
         identities({"x": [object()]})
     with pytest.raises(DataError, match="expected columns of one length"):
         identities({"x": [1], "y": [1, 2]})
+
+
+# --- documentation
+
+
+def test_the_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "teachers.md").read_text()
+    (example,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    space: dict[str, Any] = {}
+    exec(example, space)  # noqa: S102
+    sizes = {key: (value.dtype, tuple(value.shape)) for key, value in space["targets"].items()}
+    assert sizes == {"logits": (torch.float16, (3, 3)), "hidden": (torch.float16, (3, 64))}

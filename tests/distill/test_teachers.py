@@ -96,10 +96,11 @@ def problems(error: pytest.ExceptionInfo[ConfigurationError]) -> str:
 # --- asking
 
 
-def test_answers_are_float32_without_gradient_and_may_be_a_target() -> None:
-    module = network().double()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_answers_are_float32_without_gradient_and_may_be_a_target(dtype: torch.dtype) -> None:
+    module = network().to(dtype)
     teacher = NetworkTeacher(module)
-    x = torch.randn(5, 3, dtype=torch.float64)
+    x = torch.randn(5, 3, dtype=dtype)
     answer = teacher.ask(x)["logits"]
     assert (answer.dtype, answer.shape, answer.requires_grad, answer.is_inference()) == (
         torch.float32, (5, 3), False, False
@@ -502,6 +503,15 @@ def test_the_fingerprint_of_a_model_is_not_that_of_its_folder(folder: Path, save
     weights["classifier.bias"][1] += 1e-6
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     assert pretrained(folder).fingerprint() != first
+
+
+def test_what_was_changed_in_a_model_counts() -> None:
+    heads = [bert().eval() for _ in range(3)]
+    for model, part in zip(heads, (nn.Identity(), nn.ReLU(), nn.ReLU()), strict=True):
+        model.classifier = nn.Sequential(part, model.classifier)
+    found = [fingerprint(model) for model in (bert(), *heads)]
+    assert len(set(found[:3])) == 3
+    assert found[2] == found[3]
 
 
 def _pickle(folder: Path) -> None:

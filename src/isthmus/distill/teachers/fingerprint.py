@@ -124,14 +124,11 @@ class _Walk:
     def _module(self, module: nn.Module, where: str) -> bytes:
         if isinstance(compiled := getattr(module, "_orig_mod", None), nn.Module):
             return self.of(compiled, where)
-        config: Any = getattr(module, "config", None)
-        if type(module).__module__.startswith("transformers.") and hasattr(config, "to_dict"):
-            said = {key: value for key, value in config.to_dict().items() if key not in _NAMES}
-            # Parts are of the library too, and hold nothing beside their tensors that is not in the configuration.
-            tensors = [*module.named_parameters(), *module.named_buffers()]
-            text = json.dumps(said, sort_keys=True, default=str).encode()
-            return _hash("pretrained", self.of(type(module), where), text,
-                         *(self.of(pair, f"{where}.{pair[0]}") for pair in tensors))  # fmt: skip
+        if type(module).__module__.startswith("transformers."):
+            # Beside what it is made of it holds nothing that its configuration does not say.
+            held = {"config": getattr(module, "config", None), **dict(module.named_parameters(recurse=False)),
+                    **dict(module.named_buffers(recurse=False)), **dict(module.named_children())}  # fmt: skip
+            return _hash("pretrained", self.of(type(module), where), *self._pairs(held, where))
         try:
             given: Any = module.__getstate__()  # type: ignore[no-untyped-call,unused-ignore]
         except RuntimeError:  # a module with parametrizations
@@ -165,6 +162,9 @@ class _Walk:
             raise _Unreadable(where, f"the code of {kind.__qualname__} cannot be read: {error}") from error
 
     def _object(self, value: Any, where: str) -> bytes:
+        if type(value).__module__.startswith("transformers.") and hasattr(value, "to_dict"):
+            said = {key: item for key, item in value.to_dict().items() if key not in _NAMES}
+            return _hash("configuration", json.dumps(said, sort_keys=True, default=str).encode())
         try:
             registered = copyreg.dispatch_table.get(type(value))
             reduced = registered(value) if registered else value.__reduce_ex__(2)
