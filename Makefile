@@ -8,9 +8,9 @@ INSTALLED := $(VENV)/.installed
 demo: $(INSTALLED)
 	$(VENV)/bin/isthmus demo --project examples/flights
 
-# Three at a time, each file as a whole: most tests wait for processes.
+# Two at a time, each file as a whole: most tests wait for processes.
 test: $(INSTALLED) browser lint
-	$(VENV)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check

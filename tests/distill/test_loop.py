@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -310,6 +310,15 @@ def signalled(at: int, number: int) -> Step:
     return signalling
 
 
+@pytest.fixture
+def heeded() -> Iterator[None]:
+    """SIGINT does what it does in a terminal: a shell has it ignored by what it puts into the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("at", [1, 12, 30])
 def test_a_signal_ends_the_run_in_order(tmp_path: Path, number: signal.Signals, code: int, at: int) -> None:
@@ -328,6 +337,7 @@ def test_a_signal_ends_the_run_in_order(tmp_path: Path, number: signal.Signals, 
     assert same(again.module, train(how).module)
 
 
+@pytest.mark.usefixtures("heeded")
 def test_a_second_signal_does_what_it_did_before() -> None:
     def impatient(module: nn.Module, batch: Batch, done: float) -> Stepped:
         os.kill(os.getpid(), signal.SIGINT)
