@@ -124,7 +124,9 @@ def lookups(folder: Path, place: Path, tables: dict[str, pa.Table], rounds: int,
     for case in CASES:
         ours, peer, limit = (middle(figures[case.name, name]) for name in (OURS, FEAST, "raw"))
         if not peer["requests_per_s"]:
-            raise SystemExit(f"{FEAST}: no request of {case.name} was answered in time; ask for more --rounds, --seconds")
+            raise SystemExit(
+                f"{FEAST}: no request of {case.name} was answered in time; ask for more --rounds, --seconds"
+            )
         found.append(more(f"lookup, {case.name}", "requests/s", ours["requests_per_s"], peer["requests_per_s"], FEAST,
                           case.bar))  # fmt: skip
         found.append(more(f"lookup, {case.name}: the limit", "requests/s", ours["requests_per_s"],

@@ -1,6 +1,10 @@
-"""What a request field must keep: engine, graph and plain Python give the same value, or all refuse the row."""
+"""What a request field must keep: engine, graph and plain Python give the same value, or all refuse the row.
+
+TEST_REQUESTS says how many drawn sources are compared, of forty rows each.
+"""
 
 import math
+import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -96,7 +100,7 @@ def anywhere(request: pytest.FixtureRequest) -> "Iterator[SparkSession]":
 
 
 @given(seed=st.integers(0, 1 << 32))
-@settings(max_examples=10)
+@settings(max_examples=int(os.environ.get("TEST_REQUESTS", "10")))
 def test_engine_graph_and_plain_python_agree(anywhere: "SparkSession", seed: int) -> None:
     chance = random.Random(seed)
     types = {f"{dtype.name}_{n}": dtype for dtype in EDGES for n in "ab"}

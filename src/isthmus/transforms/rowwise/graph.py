@@ -201,11 +201,8 @@ class Graph:
 
     def either(self, *masks: Mask) -> Mask:
         """Where any mask is true; None is false everywhere."""
-        return self._joined("Or", masks)
-
-    def _joined(self, operator: str, masks: Sequence[Mask]) -> Mask:
-        named = list(dict.fromkeys(mask for mask in masks if mask is not None))
-        return reduce(lambda one, other: self.add(operator, one, other), named) if named else None
+        named = dict.fromkeys(mask for mask in masks if mask is not None)
+        return reduce(lambda one, other: self.add("Or", one, other), named) if named else None
 
     def negated(self, mask: str) -> str:
         """Where a mask is false. No Not: ONNX Runtime turns Where(Not(x), a, b) around, see `where`."""
