@@ -3,6 +3,7 @@
 import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import feast
     import feast.types as ft
+    from feast.errors import FeatureViewNotFoundException
     from feast.infra.online_stores.online_store import OnlineStore
+    from feast.infra.registry import proto_registry_utils
+    from feast.protos.feast.core.Registry_pb2 import Registry as RegistryProto
     from feast.protos.feast.serving.ServingService_pb2 import FieldStatus
     from feast.protos.feast.types.EntityKey_pb2 import EntityKey
     from feast.protos.feast.types.Value_pb2 import Value
@@ -36,11 +40,28 @@ FEASTS_ENGINE = "local"
 SQLITE = '{{registry_type: sql, path: "sqlite:///{folder}/registry.db", cache_ttl_seconds: 0}}'
 
 
+_NOTHING = RegistryProto(version_id="nothing")
+
+
+def _forget() -> None:
+    """Feast keeps what it has read by the address of a registry in memory, where that of an earlier test may have been."""
+    with suppress(FeatureViewNotFoundException):
+        proto_registry_utils.get_any_feature_view(_NOTHING, "", "")
+    proto_registry_utils.list_entities(_NOTHING, "", None)
+    for listed in (
+        proto_registry_utils.list_all_feature_views, proto_registry_utils.list_feature_views,
+        proto_registry_utils.list_on_demand_feature_views, proto_registry_utils.list_data_sources,
+        proto_registry_utils.list_feature_services,
+    ):  # fmt: skip
+        listed(_NOTHING, "", None)
+
+
 def repository(
     folder: Path, online_store: str, project: str = "prod", *, offline: str = "{type: dask}",
     engine: str = FEASTS_ENGINE, registry: str = "",
 ) -> feast.FeatureStore:  # fmt: skip
     """Writes `feature_store.yaml` into a folder and opens it."""
+    _forget()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "feature_store.yaml").write_text(
         textwrap.dedent(f"""
