@@ -44,7 +44,7 @@ _NOTHING = RegistryProto(version_id="nothing")
 
 
 def _forget() -> None:
-    """Feast keeps what it has read by the address of a registry in memory: that of an earlier test may have been there."""
+    """Feast keeps what it reads by the address of a registry, where that of an earlier test may have been."""
     with suppress(FeatureViewNotFoundException):
         proto_registry_utils.get_any_feature_view(_NOTHING, "", "")
     proto_registry_utils.list_entities(_NOTHING, "", None)
