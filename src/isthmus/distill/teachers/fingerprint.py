@@ -168,7 +168,7 @@ class _Walk:
         try:
             registered = copyreg.dispatch_table.get(type(value))
             reduced = registered(value) if registered else value.__reduce_ex__(2)
-        except Exception as error:
+        except Exception as error:  # the `__reduce_ex__` of whatever class it is
             raise _Unreadable(where, f"a {type(value).__name__} has no state: {error}") from error
         if isinstance(reduced, str):
             return _hash("named", f"{type(value).__module__}.{reduced}".encode())
