@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from isthmus.features.compilation import compile_contract
 from isthmus.features.contract import Column, Contract
 from isthmus.features.contractdiff import differences
-from isthmus.features.declarations import Declaration, compile_contract
+from isthmus.features.declarations import Declaration
 from isthmus.features.errors import ConfigurationError, ContractMismatch, RequestError
 from isthmus.features.spec import (
     Entity,

@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.features import _feast
+from isthmus.features.compilation import compile_contract
 from isthmus.features.contract import Contract
-from isthmus.features.declarations import compile_contract
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, RequestError
 from isthmus.features.offline import OfflineStore
 from isthmus.features.pointintime import History, join_naively, point_in_time

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from isthmus import ConfigurationError, Entity, Expect, FeatureView, Field, Source
 from isthmus.features import clock
 from isthmus.features.columns import ARROW
-from isthmus.features.declarations import compile_contract
+from isthmus.features.compilation import compile_contract
 from isthmus.features.expectations import Expectation
 from isthmus.features.findings import Finding, Reference, check
 from isthmus.features.statistics import view_statistics

@@ -33,8 +33,8 @@ from isthmus import (
     transform,
 )
 from isthmus.features.columns import ARROW
+from isthmus.features.compilation import compile_contract
 from isthmus.features.contract import Column
-from isthmus.features.declarations import compile_contract
 from isthmus.features.types import DataType
 from isthmus.transforms import sources
 from isthmus.transforms.compute import compute_spine, compute_view

@@ -19,9 +19,9 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
 from isthmus.features.columns import ARROW, from_arrow, to_arrow
+from isthmus.features.compilation import compile_contract
 from isthmus.features.contract import Contract, optional
 from isthmus.features.contractdiff import differences
-from isthmus.features.declarations import compile_contract
 from isthmus.features.errors import ConfigurationError, DataError, RequestError
 from isthmus.features.expectations import Between, Expect, Expectation, Length, OneOf, Present
 from isthmus.features.rowgraph import RowGraph

@@ -249,3 +249,8 @@ def _normal(tree: ast.Module, *, decorated: bool) -> ast.Module:
     if not decorated and tree.body and isinstance(tree.body[0], ast.FunctionDef):
         tree.body[0].decorator_list = []
     return tree
+
+
+def parameters(function: Callable[..., Any]) -> list[str]:
+    """The names of a function's parameters, in order."""
+    return list(function.__code__.co_varnames[: function.__code__.co_argcount + function.__code__.co_kwonlyargcount])

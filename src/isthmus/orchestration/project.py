@@ -15,9 +15,10 @@ from types import ModuleType
 
 from isthmus.distill.declaration import Distillation
 from isthmus.features import clock
+from isthmus.features.compilation import compile_contract
 from isthmus.features.contract import Contract
 from isthmus.features.contractdiff import differences, named
-from isthmus.features.declarations import Declaration, compile_contract
+from isthmus.features.declarations import Declaration
 from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem
 from isthmus.features.spec import (

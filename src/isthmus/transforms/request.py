@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from isthmus.features import code
+from isthmus.features.code import parameters
 from isthmus.features.columns import ARROW, null_elements, other_sizes
 from isthmus.features.contract import SEPARATOR, Column, TransformContract, optional
-from isthmus.features.declarations import parameters, sized
+from isthmus.features.declarations import sized
 from isthmus.features.errors import DataError, Problem
 from isthmus.features.spec import AtRequest, RequestSource
 from isthmus.transforms import requestfields
