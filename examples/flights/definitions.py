@@ -19,12 +19,14 @@ from isthmus import (
     FeatureService,
     Field,
     Float32,
+    Gate,
     Int32,
     Int64,
     OneHot,
     RequestSource,
     Source,
     String,
+    Tabular,
     request_transform,
     spine,
     transform,
@@ -325,5 +327,7 @@ late_arrival = Distillation(
     teacher=on_server,
     student=on_device,
     # All other inputs are standardized, or embedded if they are texts: each kind of steps more is time on the phone.
-    preparation={"origin": OneHot()},
+    task=Tabular(preparation={"origin": OneHot()}),
+    # What the teacher's learner finds in the student's features is all there is in them.
+    gates=[Gate("taught", at_least=0), Gate("gap_closed", at_least=0.5), Gate("lift_kept", at_least=0.95)],
 )

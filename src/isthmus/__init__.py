@@ -3,7 +3,8 @@
 Everything a `definitions.py` needs is here; importing it loads no third-party library.
 """
 
-from isthmus.distill.declaration import Distillation
+from isthmus.distill.declaration import Distillation, Gate, Tabular
+from isthmus.distill.settings import Settings
 from isthmus.features.errors import (
     ConfigurationError,
     ContractMismatch,
@@ -48,6 +49,7 @@ __all__ = [
     "Field",
     "Float32",
     "Float64",
+    "Gate",
     "GateFailed",
     "Hashed",
     "Impute",
@@ -61,10 +63,12 @@ __all__ = [
     "RequestError",
     "RequestSource",
     "RequestTransform",
+    "Settings",
     "Source",
     "Spine",
     "Standardize",
     "String",
+    "Tabular",
     "UnixTimestamp",
     "request_transform",
     "spine",

@@ -48,6 +48,7 @@ from isthmus import (
     Entity,
     FeatureService,
     Field,
+    Gate,
     Float32,
     Float64,
     Int32,
@@ -167,7 +168,8 @@ on_server = FeatureService(
 )
 
 late_order = Distillation(
-    "late_order", spine=placed, teacher=on_server, student=on_device, teacher_rounds=8, hidden=(16,)
+    "late_order", spine=placed, teacher=on_server, student=on_device, task=Tabular(teacher_rounds=8, hidden=(16,)),
+    seeds=1, gates=[Gate("lift_kept", at_least=0.95)],
 )
 '''
 

@@ -1,20 +1,25 @@
-"""The declaration of a distillation: which features each model sees, and how the student learns."""
+"""The declaration of a distillation: which features each model sees, how the student learns, and what it must reach."""
 
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from isthmus.distill.settings import Settings
 from isthmus.features.contract import one_of
 from isthmus.features.errors import Problem
+from isthmus.features.profiles import TrainingProfile
 from isthmus.features.spec import FeatureService, Spine
 from isthmus.features.types import DataType, String
 from isthmus.transforms.steps import Embed, Impute, Standardize, Step, Text
 
 DEFAULT: tuple[Step, ...] = (Standardize(), Impute(0.0))
 """What is done to a number, unless something else is declared."""
+
+TABLES = Settings(learning_rate=2e-3, weight_decay=1e-2)
+"""How a student is trained if nothing is declared."""
 
 
 class Named(Protocol):
@@ -36,49 +41,29 @@ class Plan(NamedTuple):
     texts: Mapping[str, Text]
 
 
-@dataclass(frozen=True)
-class Distillation:
-    """A teacher, a student and how the one learns from the other.
+@dataclass(frozen=True, kw_only=True)
+class Tabular:
+    """The task of answering yes or no from a row of features: gradient boosting teaches a small network.
 
     Attributes:
-        name: unique within the project; the name of the model and the start of its package folder.
-        spine: the examples and their label.
-        teacher: what the teacher sees: everything the server has.
-        student: what the student sees: only what the device has when it predicts.
-        teacher_rounds: trees of the gradient boosting.
-        teacher_learning_rate: weight of each tree.
         hidden: width of the student's hidden layers, first to last.
         dropout: share of hidden units left out in a training step.
-        learning_rate: the largest step of AdamW.
-        weight_decay: decoupled weight decay of AdamW.
         temperature: T of the distillation loss; larger softens the teacher's probabilities.
         soft_weight: share of the teacher's term in the loss; 0 learns from the labels alone.
-        split: shares of the training, validation and test parts, in order of event time.
+        teacher_rounds: trees of the gradient boosting.
+        teacher_learning_rate: weight of each tree.
         preparation: what is done to the student's inputs: input, or pattern of inputs with * and ?, to the steps of a
             number or to what is made of a text. The first pattern that fits counts; for others, numbers are
             standardized and texts embedded.
-        min_lift: share of the reference's lift over an AUC of 0.5 that the student must keep to be packaged.
-        seed: of the student's weights, batches and dropout.
-        description: for people.
     """
 
-    name: str
-    spine: Spine
-    teacher: FeatureService
-    student: FeatureService
-    teacher_rounds: int = 60
-    teacher_learning_rate: float = 0.15
     hidden: Sequence[int] = (64, 32)
     dropout: float = 0.1
-    learning_rate: float = 2e-3
-    weight_decay: float = 1e-2
     temperature: float = 2.0
     soft_weight: float = 0.7
-    split: tuple[float, float, float] = (0.7, 0.1, 0.2)
+    teacher_rounds: int = 60
+    teacher_learning_rate: float = 0.15
     preparation: Mapping[str, Sequence[Step] | Text] = field(default_factory=dict)
-    min_lift: float = 0.95
-    seed: int = 0
-    description: str = ""
 
     def plan(self, inputs: Sequence[Named]) -> Plan:
         """What is done to each input of the student."""
@@ -92,29 +77,104 @@ class Distillation:
                 numbers[item.name] = tuple(chosen) if isinstance(chosen, Sequence) else DEFAULT
         return Plan(numbers, texts)
 
-    def misfits(self, inputs: Sequence[Named]) -> list[Problem]:
+    def misfits(self, where: str, inputs: Sequence[Named]) -> list[Problem]:
         """What in the preparation does not fit the student's inputs."""
         problems = []
         for pattern, how in self.preparation.items():
-            where = f"distillation {self.name}: preparation of {pattern!r}"
+            place = f"{where}: preparation of {pattern!r}"
             found = [item for item in inputs if fnmatchcase(item.name, pattern)]
             if not found:
                 problems.append(
-                    Problem(where, "no input of the student has such a name", one_of(i.name for i in inputs))
+                    Problem(place, "no input of the student has such a name", one_of(i.name for i in inputs))
                 )
             steps = isinstance(how, Sequence) and not isinstance(how, str)
             if not (isinstance(how, Text) or (steps and all(isinstance(step, Step) for step in how))):
-                problems.append(Problem(where, repr(how), "a list of Log1p, Clip, Impute and Standardize, or one of "
+                problems.append(Problem(place, repr(how), "a list of Log1p, Clip, Impute and Standardize, or one of "
                                         "Embed, OneHot, Ordinal and Hashed"))  # fmt: skip
                 continue
             several = how if isinstance(how, Sequence) else [how]
-            problems += [Problem(where, repr(one), one.misfit()) for one in several if one.misfit()]
+            problems += [Problem(place, repr(one), one.misfit()) for one in several if one.misfit()]
             for item in found:
                 if (item.dtype == String) == steps:
                     kind = "a text, which has no steps" if steps else f"of type {item.dtype}, which has no words"
                     expected = "Embed, OneHot, Ordinal or Hashed" if steps else "a list of steps"
-                    problems.append(Problem(where, f"{item.name} is {kind}", expected))
+                    problems.append(Problem(place, f"{item.name} is {kind}", expected))
         return problems
+
+    def problems(self, where: str) -> list[Problem]:
+        """Everything wrong in the values, one entry each."""
+        checks = [
+            ("hidden", all(width >= 1 for width in self.hidden), "widths of at least 1"),
+            ("dropout", 0 <= self.dropout < 1, "at least 0, less than 1"),
+            ("temperature", 0 < self.temperature < math.inf, "more than 0"),
+            (
+                "soft_weight",
+                0 < self.soft_weight < 1,
+                "more than 0, less than 1: the control learns without the teacher",
+            ),
+            ("teacher_rounds", self.teacher_rounds >= 1, "at least 1"),
+            ("teacher_learning_rate", 0 < self.teacher_learning_rate <= 1, "more than 0, at most 1"),
+        ]
+        return _problems(self, where, checks)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What a student must reach to be packaged.
+
+    Attributes:
+        metric: a figure of its report: "taught" (what the teacher adds to the metric of the task), "gap_closed" (the
+            share of the way from the control to the teacher), one that the task adds, or a model and one of its
+            figures, such as "student.auc" or "student.p99_us".
+        at_least: the least that passes.
+        at_most: the most that passes.
+    """
+
+    metric: str
+    at_least: float | None = None
+    at_most: float | None = None
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """A teacher, a student and how the one learns from the other.
+
+    Attributes:
+        name: unique within the project; the name of the model and the start of its package folder.
+        spine: the examples and their label.
+        teacher: what the teacher sees: everything the server has.
+        student: what the student sees: only what the device has when it predicts.
+        task: what kind of models they are: a `Tabular`, or where a `Task` of your own is, "module:Class", in a module
+            beside the definitions; it is imported where models are trained only.
+        settings: how student and control are trained; if it names neither epochs nor steps, as many epochs as
+            `[profiles.training]` says. None also takes the batch from there, with the settings of `TABLES`.
+        split: shares of the training, validation and test parts, in order of event time.
+        seeds: how many students and controls are trained, each with weights, order of rows and dropout of its own.
+        seed: the first of the seeds.
+        gates: what the student must reach to be packaged.
+        description: for people.
+    """
+
+    name: str
+    spine: Spine
+    teacher: FeatureService
+    student: FeatureService
+    task: Tabular | str = field(default_factory=Tabular)
+    settings: Settings | None = None
+    split: tuple[float, float, float] = (0.7, 0.1, 0.2)
+    seeds: int = 3
+    seed: int = 0
+    gates: Sequence[Gate] = (Gate("taught", at_least=0.0),)
+    description: str = ""
+
+    @property
+    def where(self) -> str:
+        """The distillation, for messages."""
+        return f"distillation {self.name}"
+
+    def misfits(self, inputs: Sequence[Named]) -> list[Problem]:
+        """What of the task does not fit the student's inputs."""
+        return self.task.misfits(self.where, inputs) if isinstance(self.task, Tabular) else []
 
     def problems(self) -> list[Problem]:
         """Everything wrong in the values, one entry each."""
@@ -124,23 +184,38 @@ class Distillation:
                 bool(re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", self.name)),
                 "a letter, then letters, digits, - or _",
             ),
-            ("teacher_rounds", self.teacher_rounds >= 1, "at least 1"),
-            ("teacher_learning_rate", 0 < self.teacher_learning_rate <= 1, "more than 0, at most 1"),
-            ("hidden", all(width >= 1 for width in self.hidden), "widths of at least 1"),
-            ("dropout", 0 <= self.dropout < 1, "at least 0, less than 1"),
-            ("learning_rate", 0 < self.learning_rate < math.inf, "more than 0"),
-            ("weight_decay", 0 <= self.weight_decay < math.inf, "at least 0"),
-            ("temperature", 0 < self.temperature < math.inf, "more than 0"),
-            ("soft_weight", 0 <= self.soft_weight <= 1, "0 to 1"),
+            (
+                "task",
+                isinstance(self.task, Tabular) or bool(re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", str(self.task))),
+                'a Tabular, or "module:Class"',
+            ),
             (
                 "split",
                 len(self.split) == 3 and all(share > 0 for share in self.split) and math.isclose(sum(self.split), 1),
                 "three shares above 0 whose sum is 1",
             ),
-            ("min_lift", 0 <= self.min_lift < math.inf, "at least 0"),
-            ("seed", 0 <= self.seed < 2**63, "0 to 2**63 - 1"),
+            ("seeds", self.seeds >= 1, "at least 1"),
+            ("seed", 0 <= self.seed < 2**32, "0 to 2**32 - 1"),
+            (
+                "gates",
+                all(gate.at_least is not None or gate.at_most is not None for gate in self.gates),
+                "at_least or at_most in each",
+            ),
         ]
-        where = f"distillation {self.name}"
-        return [
-            Problem(f"{where}: {key}", repr(getattr(self, key)), expected) for key, good, expected in checks if not good
-        ]
+        found = _problems(self, self.where, checks)
+        if isinstance(self.task, Tabular):
+            found += self.task.problems(self.where)
+        return found + (self._timed(self.settings, 1).problems(self.where) if self.settings else [])
+
+    def trained(self, profile: TrainingProfile) -> Settings:
+        """How student and control are trained under a profile."""
+        return self._timed(self.settings or replace(TABLES, batch=profile.batch), profile.epochs)
+
+    def _timed(self, settings: Settings, epochs: int) -> Settings:
+        return settings if settings.epochs or settings.steps else replace(settings, epochs=epochs)
+
+
+def _problems(declared: Any, where: str, checks: Sequence[tuple[str, bool, str]]) -> list[Problem]:
+    return [
+        Problem(f"{where}: {key}", repr(getattr(declared, key)), expected) for key, good, expected in checks if not good
+    ]

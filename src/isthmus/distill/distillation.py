@@ -1,76 +1,64 @@
-"""The step: teacher, reference, student and control from one training set, side by side."""
+"""The step: a teacher, and over several seeds a student and the same student without the teacher, side by side."""
 
 import dataclasses
+import importlib
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
+import numpy as np
 import pyarrow as pa
-import sklearn
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from isthmus.distill.account import Progress
-from isthmus.distill.cache import Outputs, cached, digest
 from isthmus.distill.checkpoint import discard
-from isthmus.distill.dataset import Array, Tensors, columns, tensors
-from isthmus.distill.declaration import Distillation
-from isthmus.distill.evaluate import latency, metrics, sigmoid
-from isthmus.distill.graph import graph
+from isthmus.distill.declaration import Distillation, Tabular
+from isthmus.distill.device import accelerator
 from isthmus.distill.head import Head
-from isthmus.distill.preparation import FILE, Learn, Prepare, compiled
-from isthmus.distill.runtime import predict, session
-from isthmus.distill.split import Index, Split, split_table
-from isthmus.distill.student import RECORD, Student, StudentRecord
-from isthmus.distill.teacher import boost, settings
-from isthmus.distill.train import Examples, train
-from isthmus.features import clock
-from isthmus.features.errors import ConfigurationError, DependencyError
+from isthmus.distill.lessons import teach
+from isthmus.distill.preparation import Learn
+from isthmus.distill.report import PUPILS, Trained, report
+from isthmus.distill.settings import Settings
+from isthmus.distill.split import split_table
+from isthmus.distill.tabular import TabularTask
+from isthmus.distill.task import Material, Task
+from isthmus.distill.teachers.fingerprint import fingerprint
+from isthmus.distill.teaching import Facts, taught
+from isthmus.features.contract import sha256
+from isthmus.features.errors import ConfigurationError, DependencyError, Problem
 from isthmus.features.files import publish
-from isthmus.features.manifest import ModelInput, feeds
+from isthmus.features.manifest import ModelInput
 from isthmus.features.profiles import TrainingProfile
-from isthmus.transforms.fitting import Preparation
 from isthmus.transforms.steps import described
-
-MODELS = ("teacher", "reference", "student", "control")
 
 
 @dataclass(frozen=True)
 class DistillationReport:
-    """What a distillation gave.
+    """What a distillation gave: `report.json`.
 
     Attributes:
-        id: of the trained student: a digest of everything it depends on.
-        name: of the declaration.
         path: folder of the student.
-        models: for teacher, reference, student and control: auc, log_loss and ece on the test part; parameters; bytes;
-            p50_us and p99_us of one prediction on one thread. Student and control are measured as float32 graphs in
-            ONNX Runtime, teacher and reference in scikit-learn.
-        rows: per part.
-        boundaries: first moment of the validation and of the test part, in ISO 8601.
-        seconds: per stage.
-        epochs: step, loss and validation AUC of each epoch, for student and control.
-        lift_kept: (student AUC - 0.5) / (reference AUC - 0.5); None if the reference knows nothing.
+        data: everything it says, as plain data (docs/report.md).
     """
 
-    id: str
-    name: str
     path: Path
-    models: dict[str, dict[str, float]]
-    rows: dict[str, int]
-    boundaries: tuple[str, str]
-    seconds: dict[str, float]
-    epochs: dict[str, list[dict[str, float]]]
-    lift_kept: float | None
+    data: Mapping[str, Any]
+
+    @property
+    def id(self) -> str:
+        """Of the trained student: a digest of everything it depends on."""
+        found: str = self.data["id"]
+        return found
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as plain data."""
-        return {**dataclasses.asdict(self), "path": str(self.path), "boundaries": list(self.boundaries)}
+        """The report with the path."""
+        return {**self.data, "path": str(self.path)}
 
 
 def distill(
@@ -90,19 +78,20 @@ def distill(
     head: Head | None = None,
     progress: Progress = lambda _text, _done: None,
 ) -> DistillationReport:
-    """Trains teacher, reference, student and control, and writes the student to `folder/<id>`.
+    """Trains students and controls, measures all models, and writes the best student to `folder/<id>`.
 
     Args:
         declaration: how.
         table: the training set: a column per input, `event_timestamp`, `known_at` (when the label became known) and
             the label.
         teacher_inputs: what the teacher sees.
-        student_inputs: what the student, the control and the reference see.
-        label: column of the label, 0 or 1.
+        student_inputs: what the student, the control and the references see.
+        label: column of the label.
         profile: device, precision, batch, epochs and threads.
         folder: of the trained students.
         cache: of the outputs of teachers and references.
-        runs: event files of each training for TensorBoard, in `<id>/<model>`, and its checkpoints until all is done.
+        runs: event files of each training for TensorBoard, in `<id>/<model>-<seed>`, and its checkpoints until all is
+            done.
         contract: hash of the contract of the features.
         training_set: what identifies the table; the same identity must mean the same rows.
         learn: what learns the student's preparation from the training part.
@@ -110,117 +99,119 @@ def distill(
         progress: is told what is done and the share of all that is done.
 
     Raises:
-        ConfigurationError: values of the declaration are wrong.
+        ConfigurationError: values of the declaration are wrong, or models do not fit each other.
         DataError: the table does not hold what was declared.
         DependencyError: the profile asks for what this machine lacks, or memory or the disk is full.
         GateFailed: a loss is not finite.
-        Stopped: by SIGINT or SIGTERM while student or control learned; the same call goes on from there.
+        Stopped: by SIGINT or SIGTERM while a model learned; the same call goes on from there.
     """
-    where = f"distillation {declaration.name}"
     if problems := declaration.problems():
-        raise ConfigurationError(where, problems)
+        raise ConfigurationError(declaration.where, problems)
     if (processes := os.environ.get("WORLD_SIZE", "1")) != "1":
         raise DependencyError(
-            where,
+            declaration.where,
             f"was started as {processes} processes, which would all train the teacher and write the student",
             expected="one process",
             remedy="launch a script of your own that runs a Training (docs/training.md)",
         )
-    clockwork = _Stages(progress)
-    parts, labels = split_table(table, label, declaration.split)
-    data = tensors(table, student_inputs)
-    clockwork.done("split", 0.05)
+    stages, settings = _Stages(progress), declaration.trained(profile)
+    material = Material(
+        declaration, table, split_table(table, declaration.split), teacher_inputs, student_inputs, label, training_set,
+        contract, profile, head or Head(), learn,
+    )  # fmt: skip
+    task = _kind(declaration)(material)
+    stages.done("prepare", 0.1)
+    asked = [("teacher", task.teacher(), np.arange(table.num_rows), 0.35)]
+    asked += [(name, other, material.parts.test, 0.5) for name, other in task.references().items()]
+    outputs, facts = {}, {}
+    for name, teacher, rows, done in asked:
+        outputs[name], facts[name] = taught(task, teacher, rows, cache, stages.within(name, done))
+        stages.done(name, done)
+    _require_smaller(task, facts["teacher"])
 
-    key = {"contract": contract, "training_set": training_set, "label": label, "split": list(declaration.split)}
-    learner = {
-        **settings(declaration.teacher_rounds, declaration.teacher_learning_rate),
-        "library": f"scikit-learn {sklearn.__version__}",
-    }
-
-    def taught(inputs: Sequence[ModelInput], load: Callable[[], Tensors]) -> Outputs:
-        def compute() -> Outputs:
-            return boost(
-                load(),
-                labels,
-                parts.train,
-                rounds=declaration.teacher_rounds,
-                learning_rate=declaration.teacher_learning_rate,
-                threads=profile.threads,
-            )
-
-        return cached(cache, {**key, **learner, "inputs": _plain(inputs)}, table.num_rows, compute, clockwork.note)
-
-    teacher = taught(teacher_inputs, lambda: tensors(table, teacher_inputs))
-    clockwork.done("teacher", 0.4)
-    reference = taught(student_inputs, lambda: data)
-    clockwork.done("reference", 0.65)
-
-    preparation = learn(declaration.plan(student_inputs), parts.boundaries[0])
-    prepare = Prepare(preparation, compiled(preparation))
-    numbers, places = map(torch.from_numpy, prepare(data))
-    logits = torch.from_numpy(teacher.logits.copy())
-
-    def examples(rows: Index) -> Examples:
-        return Examples(numbers[rows], places[rows], torch.from_numpy(labels[rows]).float(), logits[rows])
-
-    learning, validation = examples(parts.train), examples(parts.validation)
-    identity = digest(
-        {
-            **key,
-            **learner,
-            "teacher_inputs": _plain(teacher_inputs),
-            "student_inputs": _plain(student_inputs),
-            "declaration": _settings(declaration, student_inputs),
-            "profile": dataclasses.asdict(profile),
-            "torch": torch.__version__,
-        }
-    )[:12]
-    students, epochs = {}, {}
-    for name, how, done in (
-        ("student", declaration, 0.8),
-        ("control", dataclasses.replace(declaration, soft_weight=0.0), 0.95),
-    ):
-        students[name] = Student(prepare, declaration.hidden, declaration.dropout, declaration.seed)
-        epochs[name] = train(
-            students[name], learning, validation, how, profile, clockwork.within(name, done), runs / identity / name
-        )
-        clockwork.done(name, done)
-
-    test = parts.test
-    head = head or Head()
-    fed = head.fed(student_inputs)
-    row = feeds(fed, columns(table.take(test[:1]), fed))
-
-    def timed(student: Student) -> dict[str, float]:
-        model = graph(student, head).SerializeToString()
-        opened = session(model, 1)
-        return {"bytes": len(model), **latency(lambda: predict(opened, row))}
-
-    models = {
-        "teacher": _taught(teacher, labels, test),
-        "reference": _taught(reference, labels, test),
-        **{name: {**_trained(one, data[test], labels[test]), **timed(one)} for name, one in students.items()},
-    }
-    clockwork.done("evaluate", 0.98)
-    lift = models["reference"]["auc"] - 0.5
-    report = DistillationReport(
-        identity,
-        declaration.name,
-        folder / identity,
-        models,
-        {name: len(getattr(parts, name)) for name in ("train", "validation", "test")},
-        (clock.moment(parts.boundaries[0]).isoformat(), clock.moment(parts.boundaries[1]).isoformat()),
-        clockwork.seconds,
-        epochs,
-        (models["student"]["auc"] - 0.5) / lift if lift > 0 else None,
-    )
-    record = _record(report, declaration, parts, preparation, student_inputs, label, contract, training_set)
-    publish(folder / identity, lambda fresh: _write(fresh, students, record, report, prepare))
+    identity = _identity(task, settings, outputs["teacher"].path.name)
+    seeds = range(declaration.seed, declaration.seed + declaration.seeds)
+    settings = replace(settings, gate=f"validation_{task.metric}", best="max" if task.more else "min")
+    trained: dict[tuple[str, int], Trained] = {}
+    for seed in seeds:
+        for name in PUPILS:
+            place = f"{name}-{seed}"
+            done = 0.5 + 0.45 * (len(trained) + 1) / (len(PUPILS) * len(seeds))
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                student, objective = task.student(), task.objective()
+            if name == "control":
+                objective = objective.alone(declaration.where)
+            run = teach(
+                task, student, objective, outputs["teacher"], replace(settings, seed=seed), accelerator(profile),
+                runs / identity / place, stages.within(place, done),
+            )  # fmt: skip
+            trained[name, seed] = Trained(student, run)
+            stages.done(place, done)
+    data = report(task, identity, trained, outputs, facts, stages.seconds)
+    chosen = {name: trained[name, data["shipped"]].model for name in PUPILS}
+    publish(folder / identity, lambda fresh: _write(fresh, chosen, data, task.files(identity)))
     # Those of earlier settings, too: they are large, and nothing goes on from them any more.
-    for run in runs.glob("*/*"):
-        discard(run)
-    progress(f"student {identity}: test AUC {models['student']['auc']:.4f}", 1.0)
-    return report
+    for old in runs.glob("*/*"):
+        discard(old)
+    found = data["models"]["student"]["quality"][task.metric]
+    progress(f"student {identity}: test {task.metric} {found:.4f}", 1.0)
+    return DistillationReport(folder / identity, data)
+
+
+def _kind(declaration: Distillation) -> type[Task]:
+    """The task's class."""
+    if isinstance(declaration.task, Tabular):
+        return TabularTask
+    module, _, name = declaration.task.partition(":")
+    where = f"{declaration.where}: task"
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ImportError as error:
+        raise ConfigurationError(where, [Problem(declaration.task, f"cannot be imported ({error})")]) from error
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        raise ConfigurationError(
+            where, [Problem(declaration.task, f"is {found!r}", "a subclass of isthmus.distill.task.Task")]
+        )
+    return found
+
+
+def _identity(task: Task, settings: Settings, outputs: str) -> str:
+    """Of a student: a digest of everything it depends on."""
+    material, declared = task.material, task.material.declaration
+    kind: Any = fingerprint(type(task))
+    if isinstance(declared.task, Tabular):
+        plan = declared.task.plan(material.student_inputs)
+        steps = {name: [described(step) for step in chain] for name, chain in plan.numbers.items()}
+        kind = {
+            **dataclasses.asdict(dataclasses.replace(declared.task, preparation={})),
+            "preparation": {**steps, **{name: described(text) for name, text in plan.texts.items()}},
+        }
+    return sha256({
+        "contract": material.contract,
+        "training_set": material.training_set,
+        "label": material.label,
+        "inputs": [[item.name, item.dtype.name] for item in material.student_inputs],
+        "split": list(declared.split),
+        "seeds": [declared.seed, declared.seeds],
+        "settings": settings.identity(),
+        "task": kind,
+        "outputs": outputs,
+        "profile": dataclasses.asdict(material.profile),
+        "torch": torch.__version__,
+    })[:12]  # fmt: skip
+
+
+def _require_smaller(task: Task, teacher: Facts) -> None:
+    """Refuses a student that is no smaller than its teacher, where that can be counted."""
+    with torch.device("meta"):
+        size = sum(weights.nbytes for weights in task.student().parameters())
+    if teacher.bytes is not None and size >= teacher.bytes:
+        where = f"{task.material.declaration.where}: student"
+        raise ConfigurationError(
+            where, [Problem("its weights", f"{size:,} bytes", f"less than the teacher's {teacher.bytes:,}")],
+            remedy="make the student smaller: nothing would be gained by it",
+        )  # fmt: skip
 
 
 class _Stages:
@@ -228,82 +219,26 @@ class _Stages:
 
     def __init__(self, progress: Progress) -> None:
         self.seconds: dict[str, float] = {}
-        self._progress, self._share, self._since = progress, 0.0, time.perf_counter()
+        self._progress, self.share, self._since = progress, 0.0, time.perf_counter()
 
     def note(self, text: str) -> None:
-        self._progress(text, self._share)
+        self._progress(text, self.share)
 
     def within(self, stage: str, end: float) -> Progress:
-        start = self._share
+        start = self.share
         return lambda text, done: self._progress(f"{stage}, {text}", start + (end - start) * done)
 
     def done(self, stage: str, share: float) -> None:
         now = time.perf_counter()
-        self.seconds[stage], self._since, self._share = round(now - self._since, 3), now, share
+        self.seconds[stage], self._since, self.share = round(now - self._since, 3), now, share
         self._progress(f"{stage} done", share)
 
 
-def _plain(inputs: Sequence[ModelInput]) -> list[list[str]]:
-    return [[item.name, item.dtype.name] for item in inputs]
-
-
-def _settings(declaration: Distillation, inputs: Sequence[ModelInput]) -> dict[str, Any]:
-    """The declared values a student depends on; spine and services are in the contract, a gate changes nothing."""
-    skipped = {"spine", "teacher", "student", "min_lift", "description", "preparation"}
-    plain = {
-        item.name: list(value) if isinstance(value := getattr(declaration, item.name), tuple | list) else value
-        for item in dataclasses.fields(declaration)
-        if item.name not in skipped
-    }
-    plan = declaration.plan(inputs)
-    steps = {name: [described(step) for step in chain] for name, chain in plan.numbers.items()}
-    return {**plain, "preparation": {**steps, **{name: described(text) for name, text in plan.texts.items()}}}
-
-
-def _taught(outputs: Outputs, labels: Array, test: Index) -> dict[str, float]:
-    return {
-        **metrics(labels[test], sigmoid(outputs.logits[test])),
-        "parameters": outputs.parameters,
-        "bytes": outputs.bytes,
-        "p50_us": outputs.p50_us,
-        "p99_us": outputs.p99_us,
-    }
-
-
-def _trained(student: Student, data: Tensors, labels: Array) -> dict[str, float]:
-    return {**metrics(labels, sigmoid(student.logits(data))), "parameters": student.size}
-
-
-def _record(
-    report: DistillationReport,
-    declaration: Distillation,
-    parts: Split,
-    preparation: Preparation,
-    inputs: Sequence[ModelInput],
-    label: str,
-    contract: str,
-    training_set: str,
-) -> StudentRecord:
-    return StudentRecord(
-        id=report.id,
-        name=declaration.name,
-        contract=contract,
-        training_set=training_set,
-        label=label,
-        inputs=tuple((item.name, item.dtype.name) for item in inputs),
-        split=declaration.split,
-        boundaries=parts.boundaries,
-        hidden=tuple(declaration.hidden),
-        dropout=declaration.dropout,
-        preparation=preparation,
-    )
-
-
 def _write(
-    folder: Path, students: dict[str, Student], record: StudentRecord, report: DistillationReport, prepare: Prepare
+    folder: Path, students: Mapping[str, nn.Module], data: Mapping[str, Any], files: Mapping[str, bytes]
 ) -> None:
-    (folder / FILE).write_bytes(prepare.graph)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
     for name, student in students.items():
         save_file(student.state_dict(), folder / f"{name}.safetensors")
-    (folder / RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(record)))
-    (folder / "report.json").write_text(json.dumps(report.as_dict(), indent=2, allow_nan=False), encoding="utf-8")
+    (folder / "report.json").write_text(json.dumps(data, indent=2, allow_nan=False), encoding="utf-8")

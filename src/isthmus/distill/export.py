@@ -23,7 +23,7 @@ from isthmus.distill.head import Head
 from isthmus.distill.package import package_bytes, write_package
 from isthmus.distill.quantize import quantize
 from isthmus.distill.runtime import ort_format, predict, session
-from isthmus.distill.split import Index, Split, split_table
+from isthmus.distill.split import Index, Split, binary_labels, split_table
 from isthmus.distill.student import Student, StudentRecord, load_student, read_record
 from isthmus.features.columns import Values
 from isthmus.features.errors import ContractMismatch, DataError, GateFailed
@@ -175,7 +175,7 @@ def examples(record: StudentRecord, table: pa.Table) -> tuple[Tensors, Split, Ar
     Raises:
         DataError: the table is another one.
     """
-    parts, labels = split_table(table, record.label, record.split)
+    parts = split_table(table, record.split)
     if parts.boundaries != record.boundaries:
         raise DataError(
             "training set",
@@ -183,7 +183,7 @@ def examples(record: StudentRecord, table: pa.Table) -> tuple[Tensors, Split, Ar
             expected=f"the training set {record.training_set} of student {record.id} with {record.boundaries}",
             remedy="run distill again with this training set",
         )
-    return tensors(table, record.model_inputs), parts, labels
+    return tensors(table, record.model_inputs), parts, binary_labels(table, record.label, parts)
 
 
 def _golden(

@@ -21,12 +21,11 @@ from torch import distributed, nn
 from torch.nn.utils import clip_grad_norm_
 
 from isthmus.distill.account import Account, Progress
-from isthmus.distill.cache import digest
 from isthmus.distill.checkpoint import Checkpoints, Standing, captured, copied, restored
 from isthmus.distill.device import enough_memory
 from isthmus.distill.interruption import interruption
 from isthmus.distill.settings import Settings
-from isthmus.features.contract import one_of
+from isthmus.features.contract import one_of, sha256
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem, Stopped
 
 LOOK = {"cpu": 1, "cuda": 8}
@@ -131,7 +130,7 @@ class Training:
         )
         self.checkpoints: Checkpoints | None = None
         if self.folder:
-            identity = digest({
+            identity = sha256({
                 "settings": settings.identity(), "data": self.data_id, "rows": len(self.data),
                 "shapes": {name: [str(value.dtype), *value.shape] for name, value in self.kept.items()},
                 "trained": [*self.trained], "processes": self.processes,

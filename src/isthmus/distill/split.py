@@ -63,18 +63,26 @@ def split(event: Index, known: Index, shares: tuple[float, float, float]) -> Spl
     return parts
 
 
-def split_table(table: pa.Table, label: str, shares: tuple[float, float, float]) -> tuple[Split, Index]:
-    """The split of a training set with the columns `event_timestamp`, `known_at` and the label, and the labels.
+def split_table(table: pa.Table, shares: tuple[float, float, float]) -> Split:
+    """The split of a training set with the columns `event_timestamp` and `known_at`.
 
     Raises:
-        DataError: a column is missing or has nulls, a label is not 0 or 1, a part is empty or holds one class.
+        DataError: a column is missing or has nulls, or a part is empty.
+    """
+    moments = pa.timestamp("us", tz="UTC")
+    return split(_integers(table, "event_timestamp", moments), _integers(table, "known_at", moments), shares)
+
+
+def binary_labels(table: pa.Table, label: str, parts: Split) -> Index:
+    """The labels of all rows.
+
+    Raises:
+        DataError: the column is missing or has nulls, a label is not 0 or 1, or a part holds one class.
     """
     labels = _integers(table, label, pa.int64())
     wrong = labels[(labels != 0) & (labels != 1)]
     if len(wrong):
         raise DataError(f"label {label}", f"{len(wrong)} values such as {wrong[0]}", expected="0 or 1")
-    moments = pa.timestamp("us", tz="UTC")
-    parts = split(_integers(table, "event_timestamp", moments), _integers(table, "known_at", moments), shares)
     for name in PARTS:
         found = np.unique(labels[getattr(parts, name)])
         if len(found) == 1:
@@ -84,7 +92,7 @@ def split_table(table: pa.Table, label: str, shares: tuple[float, float, float])
                 expected="both 0 and 1",
                 remedy="use a longer period or other shares",
             )
-    return parts, labels
+    return labels
 
 
 def _integers(table: pa.Table, name: str, dtype: pa.DataType) -> Index:

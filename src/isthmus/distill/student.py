@@ -26,20 +26,18 @@ class Student(nn.Module):
         prepare: what comes before it.
     """
 
-    def __init__(self, prepare: Prepare, hidden: Sequence[int], dropout: float, seed: int = 0) -> None:
+    def __init__(self, prepare: Prepare, hidden: Sequence[int], dropout: float) -> None:
         super().__init__()
         self.prepare = prepare
         preparation = prepare.preparation
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            counts = [preparation.texts[place].count for place in preparation.embedded]
-            self.embeddings = nn.ModuleList(map(_embedding, counts))
-            width = preparation.width + sum(table.embedding_dim for table in self.tables)
-            layers: list[nn.Module] = []
-            for units in hidden:
-                layers += [nn.Linear(width, units), nn.ReLU(), nn.Dropout(dropout)]
-                width = units
-            self.layers = nn.Sequential(*layers, nn.Linear(width, 1))
+        counts = [preparation.texts[place].count for place in preparation.embedded]
+        self.embeddings = nn.ModuleList(map(_embedding, counts))
+        width = preparation.width + sum(table.embedding_dim for table in self.tables)
+        layers: list[nn.Module] = []
+        for units in hidden:
+            layers += [nn.Linear(width, units), nn.ReLU(), nn.Dropout(dropout)]
+            width = units
+        self.layers = nn.Sequential(*layers, nn.Linear(width, 1))
 
     @property
     def tables(self) -> list[nn.Embedding]:

@@ -10,6 +10,7 @@ from typing import Any
 import dagster as dg
 
 from isthmus.distill.declaration import Distillation
+from isthmus.distill.gates import figures
 from isthmus.features.errors import GateFailed
 from isthmus.features.offline import OfflineStore
 from isthmus.features.verdict import Difference
@@ -206,8 +207,9 @@ def _student(project: Project, declared: Distillation, watch: tables.Progress) -
     def student(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
         """A small model that learned from a large one, beside its reference and its control."""
         result = _result(lambda: models.distill(project, declared.name, progress=_log(context, watch)).as_dict())
-        table = _models(models.last_report(project, declared))
-        return dg.MaterializeResult(metadata={**(result.metadata or {}), "models": table})
+        report = models.last_report(project, declared)
+        plotted = {name: value for name, value in figures(report).items() if value is not None}
+        return dg.MaterializeResult(metadata={**(result.metadata or {}), **plotted, "models": _models(report)})
 
     return student
 
@@ -215,7 +217,7 @@ def _student(project: Project, declared: Distillation, watch: tables.Progress) -
 def _student_check(project: Project, declared: Distillation) -> dg.AssetChecksDefinition:
     @dg.asset_check(asset=_key("student", declared.name), name="keeps_its_quality", blocking=True)
     def keeps_its_quality() -> dg.AssetCheckResult:
-        """The student keeps the reference's lift, and the teacher did help."""
+        """Every gate that the distillation declares holds."""
         try:
             return dg.AssetCheckResult(passed=True, metadata=models.require_quality(project, declared))
         except GateFailed as error:
@@ -280,10 +282,18 @@ def _deployment(project: Project, declared: Distillation, views: list[str]) -> d
 
 
 def _models(report: Mapping[str, Any]) -> dg.MetadataValue[str]:
-    """The measures of teacher, reference, student and control, side by side."""
-    measures = list(next(iter(report["models"].values())))
-    rows = [[name, *(f"{model[measure]:,.4g}" for measure in measures)] for name, model in report["models"].items()]
-    return _table(rows, ["model", *measures])
+    """The measures of all models, side by side."""
+    measures = list(report["models"]["student"]["quality"])
+    costs = ["parameters", "bytes", "p50_us", "p99_us"]
+    rows = [
+        [name, *(_figure(model["quality"].get(measure)) for measure in measures), *(_figure(model[c]) for c in costs)]
+        for name, model in report["models"].items()
+    ]
+    return _table(rows, ["model", *measures, *costs])
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:,.4g}"
 
 
 def _table(rows: Iterable[Sequence[str]], columns: Sequence[str]) -> dg.MetadataValue[str]:

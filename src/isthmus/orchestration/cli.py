@@ -194,7 +194,12 @@ def distill(name: NameArgument = None, project: ProjectOption = None, as_json: J
 
     with progress() as bar:
         report = run(_project(project), name, progress=bar)
-    _report(report.as_dict(), as_json=as_json)
+    if as_json:
+        write_json(report.as_dict())
+        return
+    from isthmus.orchestration.summary import show_distillation
+
+    show_distillation(report.as_dict())
 
 
 @app.command()

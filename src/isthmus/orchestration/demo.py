@@ -43,8 +43,8 @@ def demo(project: Project, *, progress: Progress = silent) -> dict[str, Any]:
         progress: told what is being done and the share of that step that is done.
 
     Returns:
-        The machine-readable summary: seconds, views, training_set, materialize, verdict, models, package, lookups,
-        predictions.
+        The machine-readable summary: seconds, views, training_set, materialize, verdict, distillation, package,
+        lookups, predictions.
 
     Raises:
         IsthmusError: what the first failing step raised.
@@ -67,8 +67,7 @@ def demo(project: Project, *, progress: Progress = silent) -> dict[str, Any]:
         "training_set": reports["training_set"][declared.name],
         "materialize": reports["online"],
         "verdict": verdict,
-        "models": reports["student"][declared.name]["models"],
-        "lift_kept": reports["student"][declared.name]["lift_kept"],
+        "distillation": reports["student"][declared.name],
         "package": package,
         "deployment": reports["deployment"][declared.name],
         "lookups": lookups,

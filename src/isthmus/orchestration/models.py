@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isthmus.distill.declaration import Distillation, Plan
+from isthmus.distill.gates import held
 from isthmus.distill.head import Head
 from isthmus.features.contract import Contract
 from isthmus.features.contractdiff import service_differences
@@ -44,22 +45,26 @@ def distill(project: Project, name: str | None = None, *, progress: Progress = s
     declared = distillation(project, name)
     contract = project.applied()
     examples = last_training_set(project, declared)
-    report = run(
-        declared,
-        examples.table(),
-        teacher_inputs=_inputs(contract, declared.teacher.name),
-        student_inputs=_inputs(contract, declared.student.name),
-        label=declared.spine.label.name,
-        profile=project.settings.profiles.training,
-        folder=_models(project, declared),
-        cache=project.state / "teacher" / declared.name,
-        runs=project.state / "runs" / declared.name,
-        contract=contract.hash,
-        training_set=examples.id,
-        learn=lambda plan, before: _learned(project, examples, _inputs(contract, declared.student.name), plan, before),
-        head=Head.of(contract, declared.student.name),
-        progress=progress,
-    )
+    # The task may be written beside the definitions.
+    with project.importing():
+        report = run(
+            declared,
+            examples.table(),
+            teacher_inputs=_inputs(contract, declared.teacher.name),
+            student_inputs=_inputs(contract, declared.student.name),
+            label=declared.spine.label.name,
+            profile=project.settings.profiles.training,
+            folder=_models(project, declared),
+            cache=project.state / "teacher" / declared.name,
+            runs=project.state / "runs" / declared.name,
+            contract=contract.hash,
+            training_set=examples.id,
+            learn=lambda plan, before: _learned(
+                project, examples, _inputs(contract, declared.student.name), plan, before
+            ),
+            head=Head.of(contract, declared.student.name),
+            progress=progress,
+        )
     write_atomically(_models(project, declared) / "latest", report.id.encode())
     return report
 
@@ -156,24 +161,22 @@ def last_model(project: Project, declared: Distillation) -> Path:
     return _last(_models(project, declared) / "latest", "student", declared, "distill")
 
 
-def require_quality(project: Project, declared: Distillation) -> dict[str, float]:
-    """The measures of the last student, if it keeps what was declared.
+def require_quality(project: Project, declared: Distillation) -> dict[str, float | None]:
+    """The figures of the last student that gates are about, if all of them hold.
 
     Raises:
-        GateFailed: it loses too much of the reference's lift, or the same student without the teacher is better.
+        ConfigurationError: a gate is about nothing that the report has.
+        GateFailed: with every gate that does not hold.
     """
-    report = last_report(project, declared)
-    auc = {name: model["auc"] for name, model in report["models"].items()}
-    kept = report["lift_kept"] or 0.0
-    if kept < declared.min_lift or auc["student"] < auc["control"]:
+    found = held(last_report(project, declared), declared.gates, declared.where)
+    if failed := [one for one in found if not one.holds]:
         raise GateFailed(
             f"student of {declared.name}",
-            f"keeps {kept:.1%} of the reference's lift, with an AUC of {auc['student']:.4f} and {auc['control']:.4f} "
-            "without the teacher",
-            expected=f"at least {declared.min_lift:.0%}, and not below the control",
-            remedy="train longer or on more data, or lower min_lift in the definitions",
+            "; ".join(map(str, failed)),
+            expected="; ".join(one.expected for one in failed),
+            remedy="train longer or on more data, or change the gates in the definitions",
         )
-    return {"lift_kept": kept, "lift_required": declared.min_lift, **auc}
+    return {one.gate.metric: one.found for one in found}
 
 
 def last_report(project: Project, declared: Distillation) -> dict[str, Any]:

@@ -18,12 +18,7 @@ if TYPE_CHECKING:
     from isthmus.features.verdict import FeatureVerdict, Verdict
     from isthmus.orchestration.quality import QualityReport, ViewDrift
 
-_MODELS = {
-    "teacher": "all server-side features",
-    "reference": "the teacher's learner on the student's features",
-    "student": "small, taught by the teacher",
-    "control": "small, without the teacher",
-}
+_MEASURES = {"auc": "AUC", "log_loss": "log loss", "ece": "ECE", "brier": "Brier"}
 
 
 def show_report(report: Mapping[str, Any]) -> None:
@@ -154,8 +149,7 @@ def show(outcome: Mapping[str, Any]) -> None:
     console.print(_views(outcome))
     examples = outcome["training_set"]
     console.print(f"Training set: {examples['rows_in']:,} rows in, {examples['rows_out']:,} rows out.", highlight=False)
-    console.print(_models(outcome["models"]))
-    console.print(_kept(outcome), highlight=False)
+    _show_models(console, outcome["distillation"])
     package = outcome["package"]
     sizes = ", ".join(f"{name} {size / 1000:.1f} kB" for name, size in package["bytes"].items())
     console.print(f"Package: {package['path']} ({sizes})", highlight=False, soft_wrap=True)
@@ -184,24 +178,45 @@ def _views(outcome: Mapping[str, Any]) -> Table:
     return table
 
 
-def _models(models: Mapping[str, Mapping[str, float]]) -> Table:
-    table = new_table("model", "AUC", "log loss", "ECE", "parameters", "kB", "p50 µs", "p99 µs")
-    for name, m in models.items():
-        figures = (f"{m['auc']:.4f}", f"{m['log_loss']:.4f}", f"{m['ece']:.4f}", f"{m['parameters']:,}")
-        times = (f"{m['bytes'] / 1000:,.1f}", f"{m['p50_us']:,.0f}", f"{m['p99_us']:,.0f}")
-        table.add_row(name, *figures, *times)
-    table.caption = "\n".join(f"{name}: {about}" for name, about in _MODELS.items())
+def show_distillation(report: Mapping[str, Any]) -> None:
+    """Prints the report of a distillation."""
+    console = new_console()
+    _show_models(console, report)
+    console.print(f"Student: {report['path']}", highlight=False, soft_wrap=True)
+
+
+def _show_models(console: Console, report: Mapping[str, Any]) -> None:
+    console.print(_models(report["models"]))
+    console.print(_gained(report), highlight=False)
+
+
+def _models(models: Mapping[str, Mapping[str, Any]]) -> Table:
+    measures = list(models["student"]["quality"])
+    table = new_table("model", *(_MEASURES.get(one, one) for one in measures), "parameters", "kB", "p50 µs", "p99 µs")
+    for name, told in models.items():
+        figures = [f"{told['quality'][measure]:.4f}" for measure in measures]
+        counted = ["" if told["parameters"] is None else f"{told['parameters']:,}"]
+        counted += ["" if told["bytes"] is None else f"{told['bytes'] / 1000:,.1f}"]
+        table.add_row(name, *figures, *counted, f"{told['p50_us']:,.0f}", f"{told['p99_us']:,.0f}")
+    table.caption = "\n".join(f"{name}: {told['about']}" for name, told in models.items())
     table.caption_justify = "left"
     return table
 
 
-def _kept(outcome: Mapping[str, Any]) -> str:
-    auc = {name: model["auc"] for name, model in outcome["models"].items()}
-    gain = auc["student"] - auc["control"]
+def _gained(report: Mapping[str, Any]) -> str:
+    """What the teacher was good for, with its interval over the seeds."""
+    measure = _MEASURES.get(report["metric"], report["metric"])
+    taught, closed = report["taught"], report["gap_closed"]
+    words = f"The teacher adds {taught['value']:+.4f} to the student's {measure}{_spread(taught, '+.4f')}"
+    if closed is not None:
+        words += f", {closed['value']:.0%} of the way from the control to the teacher{_spread(closed, '.0%')}"
     return (
-        f"The student keeps {outcome['lift_kept']:.1%} of the reference's lift over chance; "
-        f"the teacher's part in its AUC is {gain:+.4f}."
+        f"{words}. {len(report['seeds'])} seed{'s' if len(report['seeds']) > 1 else ''}; shipped: {report['shipped']}."
     )
+
+
+def _spread(found: Mapping[str, Any], form: str) -> str:
+    return "" if found["low"] is None else f" (95 %: {found['low']:{form}} to {found['high']:{form}})"
 
 
 def _answer(n: int, lookup: Mapping[str, Any], prediction: Mapping[str, Any]) -> Table:

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isthmus.distill.cache import digest
 from isthmus.distill.outputs import shards
 from isthmus.distill.outputs.form import Form
 from isthmus.distill.outputs.shards import Shard
 from isthmus.distill.teachers.teacher import Teacher
+from isthmus.features.contract import sha256
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.files import write_atomically
 
@@ -91,7 +91,7 @@ class TeacherOutputs:
             "options": dict(options or {}),
         }
         try:
-            self.path = root / digest(key)
+            self.path = root / sha256(key)
         except (TypeError, ValueError) as error:
             raise ConfigurationError("teacher outputs", [Problem("options", str(error), "plain data")]) from None
         if not (self.path / "key.json").exists():

@@ -1,5 +1,6 @@
 """Estimators in the style of scikit-learn as teachers."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -70,6 +71,12 @@ class EstimatorTeacher(Teacher):
             found = f"a list of {len(given)} arrays: it has several targets"
             raise ConfigurationError(self.where, [Problem("outputs", found, "one target")])
         return np.asarray(given)
+
+    @property
+    def runtime(self) -> str:
+        """The estimator's library."""
+        library = type(self.estimator).__module__.partition(".")[0]
+        return f"{library} {getattr(sys.modules[library], '__version__', '')}".strip()
 
     def _identity(self) -> Any:
         return ["estimator", fingerprint(self.estimator, versioned=bool(self.version))]

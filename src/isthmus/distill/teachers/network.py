@@ -84,6 +84,11 @@ class NetworkTeacher(Teacher):
             return self.module(**batch, **more)
         return self.module(*batch, **more) if isinstance(batch, tuple) else self.module(batch, **more)
 
+    @property
+    def runtime(self) -> str:
+        """Torch."""
+        return f"torch {torch.__version__}"
+
     def _identity(self) -> Any:
         return ["network", fingerprint(self.module, versioned=bool(self.version)), self.taps]
 

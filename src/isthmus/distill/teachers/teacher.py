@@ -54,6 +54,11 @@ class Teacher(ABC):
             raise ConfigurationError(self.where, problems)
 
     @property
+    def runtime(self) -> str:
+        """What computes its answers, for reports."""
+        return "Python"
+
+    @property
     def where(self) -> str:
         """The teacher, for messages."""
         return f"teacher {self.name}"
@@ -100,6 +105,11 @@ class Teacher(ABC):
         """
         self.hold()
         yield from self._weights()
+
+    def size(self) -> tuple[int, int] | None:
+        """Its parameters, and how many bytes they are; None where they cannot be counted."""
+        weights = list(self._weights())
+        return (sum(t.numel() for t in weights), sum(t.nbytes for t in weights)) if weights else None
 
     def hold(self) -> None:
         """Refuses to go on if somebody has made it learn.

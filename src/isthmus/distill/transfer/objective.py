@@ -73,6 +73,11 @@ class Term(nn.Module):
         if problems:
             raise ConfigurationError("term of an objective", problems)
 
+    @property
+    def asks_teacher(self) -> bool:
+        """Whether an argument is what the teacher gives."""
+        return any(source.startswith("teacher.") for source in self.arguments.values())
+
     def weight_at(self, progress: float) -> float:
         """The weight at a share of the training done.
 
@@ -125,6 +130,27 @@ class Objective(nn.Module):
         for name, term in terms.items():
             # With a prefix, since torch has methods by some names of terms, like "keys" and "values".
             self.add_module(f"term {name}", term)
+
+    @property
+    def asks_teacher(self) -> bool:
+        """Whether a term takes what the teacher gives."""
+        return any(term.asks_teacher for term in self.terms.values())
+
+    def alone(self, where: str) -> "Objective":
+        """The terms that do not ask the teacher: what the same student can learn without it.
+
+        Args:
+            where: what is trained, for a message.
+
+        Raises:
+            ConfigurationError: there are none.
+        """
+        terms = {name: term for name, term in self.terms.items() if not term.asks_teacher}
+        if not terms:
+            asked = ", ".join(self.terms)
+            problem = Problem("objective", f"every term asks the teacher ({asked})", "one that labels or the data give")
+            raise ConfigurationError(where, [problem], remedy="a control that learns without the teacher needs a loss")
+        return Objective(terms)
 
     def check(self, student: Outputs, teacher: Outputs, labels: Any = None) -> None:
         """Computes every term once, without gradients, before the first step.

@@ -1,0 +1,179 @@
+"""What a student learns from: batches with what the teacher says of them. And how one is trained on it."""
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from isthmus.distill.account import Progress
+from isthmus.distill.loop import Training
+from isthmus.distill.outputs.outputs import TeacherOutputs
+from isthmus.distill.settings import Settings
+from isthmus.distill.split import Index
+from isthmus.distill.task import Task, answers, asked_all
+from isthmus.distill.transfer.objective import Objective
+from isthmus.features.contract import sha256
+
+HELD_BYTES = 256 << 20
+"""Outputs of a teacher that are not larger are held in memory while a student learns from them."""
+
+
+class Lesson(NamedTuple):
+    """A batch on the training's device."""
+
+    inputs: tuple[Tensor, ...]
+    labels: Tensor | None
+    taught: Mapping[str, Tensor]
+
+
+class Lessons:
+    """Rows to learn from, in the order of their numbers.
+
+    Args:
+        task: gives the batches.
+        rows: numbers of the rows.
+        outputs: of the teacher.
+        device: where a batch must be.
+        taught: whether the teacher's outputs are wanted at all.
+    """
+
+    def __init__(self, task: Task, rows: Index, outputs: TeacherOutputs, device: torch.device, *, taught: bool) -> None:
+        self._task, self._rows, self._outputs, self._device = task, torch.from_numpy(rows), outputs, device
+        self._taught = taught
+        self._held: dict[str, Tensor] | None = None
+        if taught and len(rows):
+            one = sum(tensor.nbytes for tensor in outputs[rows[:1]].values())
+            self._held = outputs[rows] if one * len(rows) <= HELD_BYTES else None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, places: Tensor) -> Lesson:
+        rows = self._rows[places]
+        inputs, labels = self._task.batch(rows)
+        taught: Mapping[str, Tensor] = {}
+        if self._held is not None:
+            taught = {key: tensor[places] for key, tensor in self._held.items()}
+        elif self._taught:
+            taught = self._outputs[rows.numpy()]
+        return Lesson(
+            tuple(self._there(tensor) for tensor in inputs),
+            None if labels is None else self._there(labels),
+            {key: self._there(tensor) for key, tensor in taught.items()},
+        )
+
+    def _there(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device, non_blocking=True)
+
+
+class _Pupil(nn.Module):
+    """A student with the parts of its objective that learn, too: one optimizer has the weights of both."""
+
+    def __init__(self, student: nn.Module, objective: Objective) -> None:
+        super().__init__()
+        self.student, self.objective = student, objective
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """What the student answers."""
+        return self.student(*inputs)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training that is over.
+
+    Attributes:
+        history: of each evaluation the step, the mean loss and terms since the one before, and the metric.
+        best: the metric of the weights that were kept, on the validation part.
+        steps: of the optimizer.
+        rows: that were learned from, each as often as it was.
+        flops: floating-point operations of all forward and backward passes, as torch counts them: those of products of
+            matrices and convolutions.
+        seconds: that it took; of a run that was stopped and went on, those since.
+    """
+
+    history: list[dict[str, float]]
+    best: float
+    steps: int
+    rows: int
+    flops: float
+    seconds: float
+
+
+def teach(
+    task: Task, student: nn.Module, objective: Objective, outputs: TeacherOutputs, settings: Settings,
+    accelerator: Accelerator, folder: Path, progress: Progress,
+) -> Run:  # fmt: skip
+    """Trains a student in place, and leaves it with the best weights on the CPU.
+
+    Raises:
+        ConfigurationError: settings, objective, student and teacher do not fit each other; said before the first step.
+        DependencyError: memory or the disk is full.
+        GateFailed: a loss, a gradient or an answer is not finite; the student keeps the best weights it had.
+        Stopped: by SIGINT or SIGTERM.
+    """
+    began, parts, device = time.monotonic(), task.material.parts, accelerator.device
+    where = task.material.declaration.where
+    data_id = sha256({"content": task.content(), "outputs": outputs.path.name, "terms": [*objective.terms]})
+    lessons = Lessons(task, parts.train, outputs, device, taught=objective.asks_teacher)
+    name = f"validation_{task.metric}"
+
+    def step(module: nn.Module, lesson: Lesson, done: float) -> tuple[Tensor, Mapping[str, Tensor]]:
+        found = answers(module(*lesson.inputs), task.keys)
+        loss, terms = objective(found, lesson.taught, lesson.labels, done)
+        return loss, terms
+
+    expected = {key: tensor.float().numpy() for key, tensor in outputs[parts.validation].items()}
+
+    def evaluate(module: nn.Module) -> dict[str, float]:
+        found = asked_all(task, module, parts.validation, device)
+        finite = all(np.isfinite(array).all() for array in found.values())
+        return {name: task.quality(found, parts.validation, expected)[task.metric] if finite else math.nan}
+
+    pupil = _Pupil(student, objective)
+    flops = _checked(pupil, lessons, objective, task, device)
+    try:
+        with threads(min(task.material.profile.threads, 1 + settings.batch // task.rows_per_thread)):
+            training = Training(pupil, lessons, step, settings, accelerator, evaluate, folder, data_id, where, progress)
+            history = training.run()
+    finally:
+        pupil.cpu()
+    metrics = [entry[name] for entry in history]
+    best, steps = max(metrics) if task.more else min(metrics), int(history[-1]["step"])
+    epochs, left = divmod(steps, math.ceil(len(lessons) / settings.batch))
+    rows = epochs * len(lessons) + left * settings.batch
+    return Run(history, best, steps, rows, flops * rows, round(time.monotonic() - began, 3))
+
+
+def _checked(pupil: _Pupil, lessons: Lessons, objective: Objective, task: Task, device: torch.device) -> float:
+    """Floating-point operations of learning from one row, counted on the first rows, with all that fits each other."""
+    pupil.to(device)
+    first = lessons[torch.arange(min(2, len(lessons)))]
+    state = {name: tensor.clone() for name, tensor in pupil.state_dict().items()}
+    with torch.random.fork_rng(), FlopCounterMode(display=False) as counter:
+        found = answers(pupil(*first.inputs), task.keys)
+        objective.check(found, first.taught, first.labels)
+        objective(found, first.taught, first.labels, 0.0)[0].backward()
+    pupil.zero_grad()
+    pupil.load_state_dict(state)  # a batch norm counts what it sees
+    return float(counter.get_total_flops()) / len(first.inputs[0])
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Torch computes with so many threads within the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,152 @@
+"""The task of tables: gradient boosting on all features teaches a small network that a device can have."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from onnx import ModelProto
+from torch import nn
+
+from isthmus.distill.boosting import Boosting
+from isthmus.distill.dataset import columns, tensors
+from isthmus.distill.declaration import Tabular
+from isthmus.distill.evaluate import metrics, sigmoid
+from isthmus.distill.graph import graph
+from isthmus.distill.outputs.form import Form
+from isthmus.distill.preparation import FILE, Prepare, compiled
+from isthmus.distill.split import Index, binary_labels
+from isthmus.distill.student import RECORD, Student, StudentRecord
+from isthmus.distill.task import Answers, Array, Batch, Material, Task
+from isthmus.distill.teachers.teacher import Teacher
+from isthmus.distill.transfer.logits import binary_hard_targets, binary_soft_targets
+from isthmus.distill.transfer.objective import Objective, Term
+from isthmus.features.manifest import Feeds, ModelInput, feeds
+
+
+class TabularTask(Task):
+    """Yes or no, from a row of features."""
+
+    metric = "auc"
+    about: Mapping[str, str] = {
+        "teacher": "all server-side features",
+        "reference": "the teacher's learner on the student's features",
+    }
+    at_once = 65_536
+    # With batches of 1024 rows two threads gain nothing on two free cores, and are ten times slower when another
+    # process holds one of them.
+    rows_per_thread = 4096
+    form = Form("float32")
+    """Half precision would make ties of different scores."""
+
+    def __init__(self, material: Material) -> None:
+        super().__init__(material)
+        declared = material.declaration.task
+        assert isinstance(declared, Tabular)  # noqa: S101 - that is why this task was chosen
+        self.declared = declared
+        self.labels = binary_labels(material.table, material.label, material.parts)
+        self._data = tensors(material.table, material.student_inputs)
+        preparation = material.learn(declared.plan(material.student_inputs), material.parts.boundaries[0])
+        self._prepare = Prepare(preparation, compiled(preparation))
+        self._numbers, self._places = map(torch.from_numpy, self._prepare(self._data))
+        self._targets = torch.from_numpy(self.labels).float()
+
+    def teacher(self) -> Teacher:
+        """Boosting on all that the teacher sees."""
+        return self._boosting("teacher", self.material.teacher_inputs)
+
+    def references(self) -> Mapping[str, Teacher]:
+        """The same learner on what the student sees."""
+        return {"reference": self._boosting("reference", self.material.student_inputs)}
+
+    def _boosting(self, name: str, inputs: Sequence[ModelInput]) -> Boosting:
+        material = self.material
+        return Boosting(
+            name,
+            lambda: tensors(material.table, inputs),
+            self.labels,
+            material.parts.train,
+            rounds=self.declared.teacher_rounds,
+            learning_rate=self.declared.teacher_learning_rate,
+            threads=material.profile.threads,
+            recipe={
+                "training_set": material.training_set,
+                "label": material.label,
+                "split": list(material.declaration.split),
+                "inputs": [[item.name, item.dtype.name] for item in inputs],
+            },
+        )
+
+    def identities(self) -> Array:
+        """The rows' numbers: a teacher that learned from one table is asked about that table only."""
+        names = np.zeros((self.material.table.num_rows, 2), np.int64)
+        names[:, 1] = np.arange(len(names))
+        return names.view(np.uint8)
+
+    def asked(self, rows: Index) -> Any:
+        """Their numbers: the teacher has the table."""
+        return rows
+
+    def student(self) -> nn.Module:
+        """A small network."""
+        return Student(self._prepare, self.declared.hidden, self.declared.dropout)
+
+    def batch(self, rows: torch.Tensor) -> Batch:
+        """Prepared rows."""
+        return Batch((self._numbers[rows], self._places[rows]), self._targets[rows])
+
+    def objective(self) -> Objective:
+        """Labels and soft targets (Hinton, Vinyals and Dean, 2015, arXiv:1503.02531)."""
+        soft, weight = partial(binary_soft_targets, temperature=self.declared.temperature), self.declared.soft_weight
+        return Objective({
+            "labels": Term(binary_hard_targets, 1 - weight, student="student.logits", labels="labels"),
+            "soft": Term(soft, weight, student="student.logits", teacher="teacher.logits"),
+        })  # fmt: skip
+
+    def quality(self, answers: Answers, rows: Index, _taught: Answers) -> dict[str, float]:
+        """AUC, log loss, calibration error and Brier score."""
+        return metrics(self.labels[rows], sigmoid(answers["logits"]))
+
+    def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+        """The share of the reference's lift over chance that the student keeps."""
+        lift = quality["reference"]["auc"] - 0.5
+        return {"lift_kept": (quality["student"]["auc"] - 0.5) / lift} if lift > 0 else {}
+
+    def model(self, student: nn.Module) -> ModelProto:
+        """Request transforms, preparation and network."""
+        assert isinstance(student, Student)  # noqa: S101 - it is one of its own
+        return graph(student, self.material.head)
+
+    def feeds(self, rows: Index) -> Feeds:
+        """Raw values."""
+        fed = self.material.head.fed(self.material.student_inputs)
+        return feeds(fed, columns(self.material.table.take(rows), fed))
+
+    def content(self) -> str:
+        """What the network sees, byte by byte: what an engine learns may differ in the last bit."""
+        found = hashlib.sha256()
+        for column in (self._numbers, self._places, self._targets):
+            found.update(f"{column.dtype} {tuple(column.shape)}".encode())
+            found.update(column.contiguous().numpy().data)
+        return found.hexdigest()
+
+    def files(self, identity: str) -> dict[str, bytes]:
+        """The preparation, and everything about the student but its weights."""
+        material = self.material
+        record = StudentRecord(
+            id=identity,
+            name=material.declaration.name,
+            contract=material.contract,
+            training_set=material.training_set,
+            label=material.label,
+            inputs=tuple((item.name, item.dtype.name) for item in material.student_inputs),
+            split=material.declaration.split,
+            boundaries=material.parts.boundaries,
+            hidden=tuple(self.declared.hidden),
+            dropout=self.declared.dropout,
+            preparation=self._prepare.preparation,
+        )
+        return {FILE: self._prepare.graph, RECORD: msgspec.json.format(msgspec.json.encode(record))}

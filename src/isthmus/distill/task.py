@@ -1,0 +1,184 @@
+"""What is particular to a kind of model: its batches, its teacher, its student, what that is taught, how good it is.
+
+All else is the same for all: the split, the cache of the teacher's outputs, seeds, the control, the loop, the report.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from onnx import ModelProto
+from torch import Tensor, nn
+
+from isthmus.distill.declaration import Distillation
+from isthmus.distill.evaluate import agreement, cosine
+from isthmus.distill.head import Head
+from isthmus.distill.outputs.form import Form
+from isthmus.distill.outputs.identity import identities
+from isthmus.distill.preparation import Learn
+from isthmus.distill.split import Index, Split
+from isthmus.distill.teachers.teacher import Teacher
+from isthmus.distill.transfer.objective import Objective
+from isthmus.features.manifest import Feeds, ModelInput
+from isthmus.features.profiles import TrainingProfile
+
+Array = np.ndarray[Any, Any]
+Answers = Mapping[str, Array]
+"""What a model says of n rows, (n, ...) by key."""
+
+
+@dataclass(frozen=True, eq=False)
+class Material:
+    """What a task is made of.
+
+    Attributes:
+        declaration: of the distillation.
+        table: the training set: a column per input, `event_timestamp`, `known_at` and the label.
+        parts: which of its rows are learned from, which decide, and which are for the report.
+        teacher_inputs: what the teacher sees.
+        student_inputs: what the student and the control see.
+        label: the label's column.
+        training_set: what identifies the table.
+        contract: hash of the contract of the features.
+        profile: device, precision and threads.
+        head: the request transforms in the student's graph.
+        learn: learns a preparation from the training part, by the project's engine.
+    """
+
+    declaration: Distillation
+    table: pa.Table
+    parts: Split
+    teacher_inputs: Sequence[ModelInput]
+    student_inputs: Sequence[ModelInput]
+    label: str
+    training_set: str
+    contract: str
+    profile: TrainingProfile
+    head: Head
+    learn: Learn
+
+
+class Batch(NamedTuple):
+    """Rows as a student takes them: the arguments of its `forward`, and the labels if its objective asks for them."""
+
+    inputs: tuple[Tensor, ...]
+    labels: Tensor | None = None
+
+
+class Task(ABC):
+    """A kind of model. It is made once for each distillation, and asked for rows of the training set by their number.
+
+    Attributes:
+        metric: the measure of `quality` that decides which weights are kept, and that reports lead with.
+        more: whether more of it is better.
+        keys: what the student's outputs are called, if its `forward` gives a tensor or a tuple of them.
+        about: what each model is, in a line; models that are not named have the usual one.
+        at_once: rows of which a teacher or a student is asked at once, where nothing is learned.
+        rows_per_thread: rows of a batch that are worth a thread.
+        form: how the teacher's outputs are kept.
+    """
+
+    metric: str
+    more = True
+    keys: Sequence[str] = ("logits",)
+    about: Mapping[str, str] = {}
+    at_once = 256
+    rows_per_thread = 1
+    form = Form()
+
+    def __init__(self, material: Material) -> None:
+        self.material = material
+
+    @abstractmethod
+    def teacher(self) -> Teacher:
+        """Who is learned from."""
+
+    def references(self) -> Mapping[str, Teacher]:
+        """Others that the report measures beside it."""
+        return {}
+
+    @abstractmethod
+    def asked(self, rows: Index) -> Any:
+        """Some rows as teacher and references take them."""
+
+    @abstractmethod
+    def student(self) -> nn.Module:
+        """A new student, its weights drawn by torch's own generator."""
+
+    @abstractmethod
+    def batch(self, rows: Tensor) -> Batch:
+        """Some rows, int64 (n,), as the student takes them, on the CPU."""
+
+    @abstractmethod
+    def objective(self) -> Objective:
+        """What the student is trained for. The control is trained for its terms that do not ask the teacher."""
+
+    @abstractmethod
+    def quality(self, answers: Answers, rows: Index, taught: Answers) -> dict[str, float]:
+        """How good answers are, by name; NaN where these rows do not say.
+
+        Args:
+            answers: of these rows.
+            rows: their numbers.
+            taught: what the teacher says of the same rows.
+        """
+
+    @abstractmethod
+    def model(self, student: nn.Module) -> ModelProto:
+        """The graph that a device runs."""
+
+    @abstractmethod
+    def feeds(self, rows: Index) -> Feeds:
+        """What the graph is fed for some rows."""
+
+    def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
+        """How like the teacher's answers on the same rows a student's are."""
+        key = next(iter(student))
+        if key == "logits":
+            return agreement(student[key], teacher[key])
+        return {"cosine": cosine(*(array.reshape(len(array), -1) for array in (student[key], teacher[key])))}
+
+    def sliced(self, rows: Index) -> pa.Table:
+        """The columns by whose values the report looks for slices where the student loses: all of its inputs."""
+        return self.material.table.select([item.name for item in self.material.student_inputs]).take(rows)
+
+    def identities(self) -> Array:
+        """Which row is which for the teacher, (n, 16) uint8: by default what the columns of its inputs hold."""
+        return identities(self.material.table.select([item.name for item in self.material.teacher_inputs]))
+
+    def options(self) -> dict[str, Any]:
+        """What else the teacher's outputs depend on, as plain data."""
+        return {}
+
+    def content(self) -> str:
+        """A digest of all that the student learns from and its teacher's outputs do not tell."""
+        return self.material.training_set
+
+    def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:  # noqa: ARG002 - for others
+        """What else the report says, from the quality of each model."""
+        return {}
+
+    def files(self, identity: str) -> dict[str, bytes]:  # noqa: ARG002 - for others
+        """What is written beside the weights of a student with this identity."""
+        return {}
+
+
+def answers(outputs: Any, keys: Sequence[str]) -> Mapping[str, Any]:
+    """A module's outputs by key."""
+    if isinstance(outputs, Mapping):
+        return outputs
+    return dict(zip(keys, outputs if isinstance(outputs, tuple) else (outputs,), strict=True))
+
+
+def asked_all(task: Task, module: nn.Module, rows: Index, device: torch.device) -> dict[str, Array]:
+    """What a module in eval mode says of rows, a part of them at a time."""
+    parts: list[Mapping[str, Tensor]] = []
+    with torch.inference_mode():
+        for begin in range(0, len(rows), task.at_once):
+            batch = task.batch(torch.from_numpy(rows[begin : begin + task.at_once]))
+            parts.append(answers(module(*(tensor.to(device) for tensor in batch.inputs)), task.keys))
+    return {key: torch.cat([part[key] for part in parts]).float().cpu().numpy() for key in parts[0]}

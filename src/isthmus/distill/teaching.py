@@ -1,0 +1,62 @@
+"""What a teacher says of the rows of a task, kept, and what it costs to ask it."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+from threadpoolctl import threadpool_limits
+
+from isthmus.distill.account import Progress
+from isthmus.distill.evaluate import latency
+from isthmus.distill.lessons import threads
+from isthmus.distill.outputs.outputs import TeacherOutputs
+from isthmus.distill.split import Index
+from isthmus.distill.task import Task
+from isthmus.distill.teachers.teacher import Teacher
+from isthmus.features.files import write_atomically
+
+FACTS = "facts.json"
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What a teacher costs.
+
+    Attributes:
+        parameters: and `bytes`, where they can be counted.
+        bytes: of the parameters.
+        p50_us: median time of one row on one thread, in microseconds.
+        p99_us: 99th percentile of it.
+        runtime: what computed.
+    """
+
+    parameters: int | None
+    bytes: int | None
+    p50_us: float
+    p99_us: float
+    runtime: str
+
+
+def taught(task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress) -> tuple[TeacherOutputs, Facts]:
+    """The outputs of a teacher for some rows, by their place among them, and what it costs.
+
+    Both are kept: what is kept is not computed again, and a teacher of which all is kept is not even loaded.
+    """
+    outputs = TeacherOutputs(
+        cache, teacher, task.identities()[rows], lambda places: task.asked(rows[places]),
+        contract=task.material.contract, form=task.form, options=task.options(), batch=task.at_once,
+        note=lambda text: progress(text, 0.0),
+    )  # fmt: skip
+    if outputs.missing:
+        outputs.fill(progress)
+    else:
+        progress(f"kept outputs {outputs.path.name[:12]}", 1.0)
+    file = outputs.path / FACTS
+    with suppress(OSError, msgspec.MsgspecError):
+        return outputs, msgspec.json.decode(file.read_bytes(), type=Facts)
+    with threadpool_limits(1), threads(1):
+        one = task.asked(rows[:1])
+        times = latency(lambda: teacher.ask(one), calls=200)
+    parameters, size = teacher.size() or (None, None)
+    facts = Facts(parameters, size, times["p50_us"], times["p99_us"], f"{teacher.runtime}, 1 thread")
+    write_atomically(file, msgspec.json.encode(facts))
+    return outputs, facts
