@@ -1,15 +1,17 @@
 """A small training set with every awkward column, and the declaration that learns from it."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from isthmus.distill.declaration import Distillation, Plan
+from isthmus.distill.declaration import Distillation, Plan, Tabular
 from isthmus.distill.distillation import DistillationReport, distill
 from isthmus.distill.preparation import Learn, learned
+from isthmus.distill.settings import Settings
 from isthmus.features.manifest import ModelInput
 from isthmus.features.profiles import TrainingProfile
 from isthmus.features.spec import FeatureService, Field, Spine
@@ -61,9 +63,18 @@ def training_set(rows: int = 2000, seed: int = 0) -> pa.Table:
 
 
 def declaration(**changes: Any) -> Distillation:
+    """With values for the task, for the settings or for the distillation itself, by the names of their attributes."""
+    given = {"teacher_rounds": 10, "hidden": (16, 8), "learning_rate": 1e-2, "weight_decay": 1e-2, "batch": 64,
+             "seeds": 2, **changes}  # fmt: skip
+
+    def taken(kind: type) -> dict[str, Any]:
+        return {part.name: given.pop(part.name) for part in fields(kind) if part.name in given}
+
+    tabular = Tabular(**taken(Tabular))
+    own = taken(Distillation)
     nothing = FeatureService("features", [])
-    settings = {"teacher_rounds": 10, "hidden": (16, 8), "learning_rate": 1e-2, **changes}
-    return Distillation("late", Spine("flights", [], Field("late", Int64), []), nothing, nothing, **settings)
+    spine = Spine("flights", [], Field("late", Int64), [])
+    return Distillation("late", spine, nothing, nothing, **{"task": tabular, "settings": Settings(**given), **own})
 
 
 def learn(table: pa.Table) -> Learn:

@@ -1,8 +1,11 @@
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
+from isthmus.distill.declaration import TABLES, Gate
+from isthmus.features.profiles import TrainingProfile
 from tests.distill.support import declaration
 
 
@@ -19,22 +22,40 @@ def test_all_wrong_values_are_reported_at_once() -> None:
         learning_rate=float("nan"),
         weight_decay=-1,
         temperature=0,
-        soft_weight=1.1,
+        soft_weight=1.0,
         split=(0.5, 0.5, 0.5),
+        seeds=0,
         seed=-1,
+        gates=[Gate("taught")],
     )
     assert [problem.where.split(": ")[1] for problem in wrong.problems()] == [
-        "teacher_rounds",
-        "teacher_learning_rate",
+        "split",
+        "seeds",
+        "seed",
+        "gates",
         "hidden",
         "dropout",
-        "learning_rate",
-        "weight_decay",
         "temperature",
         "soft_weight",
-        "split",
-        "seed",
+        "teacher_rounds",
+        "teacher_learning_rate",
+        "learning_rate",
+        "weight_decay",
     ]
+
+
+def test_a_task_is_named_by_module_and_class() -> None:
+    assert declaration(task="search.task:Search").problems() == []
+    (problem,) = declaration(task="search.py").problems()
+    assert str(problem) == "distillation late: task: 'search.py'; expected a Tabular, or \"module:Class\""
+
+
+def test_the_profile_says_how_long_where_the_declaration_does_not() -> None:
+    profile = TrainingProfile(epochs=7, batch=32)
+    assert declaration(settings=None).trained(profile) == replace(TABLES, epochs=7, batch=32)
+    assert declaration(batch=16).trained(profile).epochs == 7
+    assert declaration(batch=16).trained(profile).batch == 16
+    assert declaration(steps=5).trained(profile).epochs is None
 
 
 @pytest.mark.parametrize("module", ["isthmus.distill", "isthmus.distill.declaration", "isthmus.features.manifest"])

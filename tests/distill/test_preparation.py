@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
 from isthmus.distill.dataset import Tensors
-from isthmus.distill.declaration import DEFAULT, Plan
+from isthmus.distill.declaration import DEFAULT, Plan, Tabular
 from isthmus.distill.preparation import Prepare, compiled, grouped, learned
 from isthmus.features.manifest import ModelInput
 from isthmus.features.types import Float32, Int64, String
@@ -205,8 +205,9 @@ INPUTS = [ModelInput("distance", Float32), ModelInput("hour", Int64), ModelInput
 def test_what_is_declared_is_found_by_name() -> None:
     declared = declaration(preparation={"dist*": [Log1p()], "*": [Impute("mean")], "carrier": OneHot(5)})
     assert not declaration(preparation={"dist*": [Log1p()], "carrier": OneHot(5)}).misfits(INPUTS)
-    assert declared.plan(INPUTS).numbers == {"distance": (Log1p(),), "hour": (Impute("mean"),)}
-    assert declaration().plan(INPUTS) == Plan(dict.fromkeys(["distance", "hour"], DEFAULT), {"carrier": Embed()})
+    assert isinstance(declared.task, Tabular)
+    assert declared.task.plan(INPUTS).numbers == {"distance": (Log1p(),), "hour": (Impute("mean"),)}
+    assert Tabular().plan(INPUTS) == Plan(dict.fromkeys(["distance", "hour"], DEFAULT), {"carrier": Embed()})
 
 
 @pytest.mark.parametrize(("preparation", "message"), [

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.distill.split import split, split_table
+from isthmus.distill.split import Index, binary_labels, split, split_table
 from isthmus.features.errors import DataError
 from tests.distill.support import training_set
 
@@ -53,6 +53,10 @@ def test_no_rows() -> None:
         split(np.array([], np.int64), np.array([], np.int64), SHARES)
 
 
+def split_and_labels(table: pa.Table, label: str) -> Index:
+    return binary_labels(table, label, split_table(table, SHARES))
+
+
 def changed(name: str, values: "pa.Array[Any] | pa.ChunkedArray[Any]", table: pa.Table | None = None) -> pa.Table:
     table = table or training_set(300)
     return table.set_column(table.column_names.index(name), name, values)
@@ -71,15 +75,15 @@ def changed(name: str, values: "pa.Array[Any] | pa.ChunkedArray[Any]", table: pa
 )
 def test_what_cannot_be_split_is_refused(column: str, values: "pa.Array[Any]", message: str) -> None:
     with pytest.raises(DataError, match=message):
-        split_table(changed(column, values), "late", SHARES)
+        split_and_labels(changed(column, values), "late")
 
 
 def test_a_missing_column_is_named() -> None:
     with pytest.raises(DataError, match="no column delayed"):
-        split_table(training_set(300), "delayed", SHARES)
+        split_and_labels(training_set(300), "delayed")
 
 
 def test_an_int32_label_is_read() -> None:
     table = training_set(300)
-    _, labels = split_table(changed("late", table["late"].cast(pa.int32()), table), "late", SHARES)
+    labels = split_and_labels(changed("late", table["late"].cast(pa.int32()), table), "late")
     assert labels.tolist() == table["late"].to_pylist()

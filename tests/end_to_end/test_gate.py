@@ -23,8 +23,8 @@ def test_a_student_below_its_gate_is_neither_packaged_nor_deployed(tmp_path: Pat
     assert "student/late_order: keeps_its_quality" in demo.stderr
     export = _isthmus("export", project=root)
     assert export.returncode == 1
-    assert "of the reference's lift" in export.stderr
-    assert "lower min_lift" in export.stderr
+    assert "lift_kept is" in export.stderr
+    assert "change the gates" in export.stderr
     assert "Traceback" not in demo.stderr + export.stderr
     assert not list((root / ".isthmus").glob("packages/*"))
     assert not (root / ".isthmus" / "deployment.json").exists()

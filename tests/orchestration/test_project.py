@@ -106,7 +106,8 @@ def test_all_problems_of_the_definitions_at_once(shop: Shop) -> None:
     shop.replace('Field("sold_1d", Int64, "device")', 'Field("sold_1d", int, "phone")')
     shop.replace('join_keys={"customer": Int64}', 'join_keys={"customer": Float64}')
     shop.replace("delay=timedelta(hours=1)", "delay=timedelta(hours=-1)")
-    shop.replace("teacher_rounds=8", "teacher_rounds=0, split=(0.5, 0.5, 0.5)")
+    shop.replace("teacher_rounds=8", "teacher_rounds=0")
+    shop.replace("seeds=1", "seeds=1, split=(0.5, 0.5, 0.5)")
     shop.append("second = FeatureService('on demand', features=[customer_orders, customer_orders])\n")
     found = "\n".join(problems(shop))
     for text in (

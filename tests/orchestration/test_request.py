@@ -60,7 +60,7 @@ def with_moment(shop: Shop) -> Shop:
 
 def learnable(shop: Shop) -> Shop:
     """The shop whose student is exported whatever it has learned."""
-    shop.replace("hidden=(16,)", "hidden=(16,), soft_weight=0.0, min_lift=0.0")
+    shop.replace('Gate("lift_kept", at_least=0.95)', "")
     shop.append("\n[profiles.serving]\nlatency_objective_ms = 1000\n", "isthmus.toml")
     return shop
 
@@ -186,7 +186,7 @@ def test_a_spine_may_leave_out_what_has_a_default(shop: Shop, project: Open) -> 
     learnable(with_moment(shop))
     shop.replace("\n\n@spine(entities=[customer, shelf]", EXTRA + "\n\n@spine(entities=[customer, shelf]")
     shop.replace("shelf_demand, basket, moment], description", "shelf_demand, basket, moment, offer], description")
-    shop.replace("min_lift=0.0", "min_lift=0.0, seed=2")
+    shop.replace("seeds=1", "seeds=1, seed=2")
     apply(project(shop))
     build(project(shop))
     materialize(project(shop))

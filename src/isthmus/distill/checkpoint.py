@@ -31,6 +31,7 @@ class Standing(msgspec.Struct, forbid_unknown_fields=True):
         sums: sum of the loss and of its terms since the last evaluation, over `summed` steps.
         summed: how many steps that are.
         history: what each evaluation gave: its step, means of loss and terms since the one before, and the metrics.
+        seconds: that all these steps took, those of stopped runs too.
     """
 
     step: int = 0
@@ -40,6 +41,7 @@ class Standing(msgspec.Struct, forbid_unknown_fields=True):
     sums: dict[str, float] = {}
     summed: int = 0
     history: list[dict[str, int | float]] = []
+    seconds: float = 0.0
 
 
 class _Record(msgspec.Struct, forbid_unknown_fields=True):

@@ -128,6 +128,7 @@ def distill(
         outputs[name], facts[name] = taught(task, teacher, rows, cache, stages.within(name, done))
         stages.done(name, done)
     _require_smaller(task, facts["teacher"])
+    task.objective().alone(declaration.where)  # refused now if there is nothing in it, not after the first student
 
     identity = _identity(task, settings, outputs["teacher"].path.name)
     seeds = range(declaration.seed, declaration.seed + declaration.seeds)

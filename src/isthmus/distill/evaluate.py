@@ -117,8 +117,9 @@ def _parts(student: Array, teacher: Array, kind: str, dimensions: tuple[int, ...
 
 
 def _log_softmax(logits: Array) -> Array:
-    shifted = logits - logits.max(1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    shifted: Array = logits - logits.max(1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(1, keepdims=True))
+    return shifted
 
 
 _ROUNDS = 5

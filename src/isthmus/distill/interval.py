@@ -27,8 +27,8 @@ class Interval(NamedTuple):
 def interval(values: Sequence[float]) -> Interval:
     """The mean of what the seeds gave, with Student's t interval (Student, 1908).
 
-    It is that of the mean over all seeds if seeds are drawn at random and their values are about normal. It says nothing
-    of other rows. For values of student and control hand in their differences, seed by seed.
+    It is that of the mean over all seeds, if their values are about normal; it says nothing of other rows. Of two
+    models hand in the differences, seed by seed.
 
     Raises:
         DataError: there is no value, or one is not finite.

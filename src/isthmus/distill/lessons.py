@@ -1,7 +1,6 @@
 """What a student learns from: batches with what the teacher says of them. And how one is trained on it."""
 
 import math
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -98,7 +97,7 @@ class Run:
         rows: that were learned from, each as often as it was.
         flops: floating-point operations of all forward and backward passes, as torch counts them: those of products of
             matrices and convolutions.
-        seconds: that it took; of a run that was stopped and went on, those since.
+        seconds: that all these steps took.
     """
 
     history: list[dict[str, float]]
@@ -121,7 +120,7 @@ def teach(
         GateFailed: a loss, a gradient or an answer is not finite; the student keeps the best weights it had.
         Stopped: by SIGINT or SIGTERM.
     """
-    began, parts, device = time.monotonic(), task.material.parts, accelerator.device
+    parts, device = task.material.parts, accelerator.device
     where = task.material.declaration.where
     data_id = sha256({"content": task.content(), "outputs": outputs.path.name, "terms": [*objective.terms]})
     lessons = Lessons(task, parts.train, outputs, device, taught=objective.asks_teacher)
@@ -151,7 +150,7 @@ def teach(
     best, steps = max(metrics) if task.more else min(metrics), int(history[-1]["step"])
     epochs, left = divmod(steps, math.ceil(len(lessons) / settings.batch))
     rows = epochs * len(lessons) + left * settings.batch
-    return Run(history, best, steps, rows, flops * rows, round(time.monotonic() - began, 3))
+    return Run(history, best, steps, rows, flops * rows, round(training.standing.seconds, 3))
 
 
 def _checked(pupil: _Pupil, lessons: Lessons, objective: Objective, task: Task, device: torch.device) -> float:

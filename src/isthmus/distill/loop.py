@@ -153,6 +153,7 @@ class Training:
             self.account.begin(self.standing.step)
         self.module.train()
         self.saved = time.monotonic()
+        self.begun = self.saved - self.standing.seconds
 
     def _batches(self) -> Iterator[torch.Tensor]:
         """The rows of each step that is left: every epoch has an order that follows from the seed and its number."""
@@ -280,6 +281,7 @@ class Training:
 
     def _save(self) -> None:
         """Writes a checkpoint: one process for all of them."""
+        self.standing.seconds = time.monotonic() - self.begun
         if self.checkpoints is None:
             return
         device = self.accelerator.device

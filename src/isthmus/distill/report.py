@@ -1,6 +1,7 @@
 """What is said of a distillation: all models side by side, over all seeds."""
 
 import dataclasses
+import math
 import platform
 import resource
 import sys
@@ -103,8 +104,7 @@ def report(
         }
         for name in PUPILS
     }  # fmt: skip
-    gaps = _gaps(task, of_each, seeds)
-    return {
+    found: dict[str, Any] = _finite({
         "format": FORMAT,
         "id": identity,
         "name": declared.name,
@@ -121,7 +121,7 @@ def report(
             }
             for (name, seed), one in trained.items()
         ],
-        **gaps,
+        **_gaps(task, of_each, seeds),
         "measures": task.measures(quality),
         "agreement": {name: task.agreement(said[name, shipped], said["teacher", None]) for name in PUPILS},
         "slices": [
@@ -140,7 +140,17 @@ def report(
         "boundaries": [clock.moment(boundary).isoformat() for boundary in parts.boundaries],
         "seconds": dict(seconds),
         "training": _training(task, [one.run for one in trained.values()]),
-    }  # fmt: skip
+    })  # fmt: skip
+    return found
+
+
+def _finite(value: Any) -> Any:
+    """The same data with None for every number that JSON lacks."""
+    if isinstance(value, Mapping):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _kept(outputs: TeacherOutputs, rows: Index) -> Answers:

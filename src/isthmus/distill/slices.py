@@ -3,11 +3,13 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from isthmus.distill.evaluate import Array
 from isthmus.distill.split import Index
 from isthmus.features.errors import DataError
 
@@ -89,15 +91,15 @@ def _coded(name: str, column: pa.ChunkedArray) -> tuple[list[str | None], Index]
     if pa.types.is_floating(kind):
         column = pc.if_else(pc.is_nan(column), None, column)
     missing = pc.is_null(column).to_numpy()
-    known = column.drop_null().to_numpy()
     words: list[str]
     if pa.types.is_boolean(kind):
-        words, places = ["false", "true"], known.astype(np.int64)
+        words, places = ["false", "true"], column.drop_null().to_numpy().astype(np.int64)
     elif pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        found = pc.unique(column.drop_null()).sort()
-        words, places = found.to_pylist(), pc.index_in(column.drop_null(), value_set=found).to_numpy().astype(np.int64)
+        texts = column.drop_null().cast(pa.large_string())
+        found = pc.unique(texts).sort()
+        words, places = found.to_pylist(), pc.index_in(texts, value_set=found).to_numpy().astype(np.int64)
     elif pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        words, places = _quarters(known)
+        words, places = _quarters(column.drop_null().to_numpy())
     else:
         raise DataError(f"slices by {name}", f"a column of type {kind}", expected="text, booleans or numbers")
     codes = np.full(len(column), len(words), np.int64)
@@ -105,11 +107,11 @@ def _coded(name: str, column: pa.ChunkedArray) -> tuple[list[str | None], Index]
     return [*words, None], codes
 
 
-def _quarters(numbers: np.ndarray) -> tuple[list[str], Index]:  # type: ignore[type-arg]
+def _quarters(numbers: Array) -> tuple[list[str], Index]:
     """Quarters of some numbers: their edges in words, and the quarter of each number.
 
-    An edge is one of the numbers and belongs to the quarter that it ends. Quarters that equal edges leave empty are left
-    out.
+    An edge is one of the numbers and belongs to the quarter that it ends. Quarters that equal edges leave empty are
+    left out.
     """
     if not len(numbers):
         return [], np.empty(0, np.int64)
@@ -119,11 +121,11 @@ def _quarters(numbers: np.ndarray) -> tuple[list[str], Index]:  # type: ignore[t
     return words, np.searchsorted(ends, numbers, side="left").astype(np.int64)
 
 
-def _edges(lowest: object, ends: np.ndarray) -> list[str]:  # type: ignore[type-arg]
+def _edges(lowest: object, ends: Array) -> list[str]:
     edges = [lowest, *ends]
     texts = [f"{edge:.6g}" for edge in edges]
     # Digits that tell all edges apart, and whole numbers whole.
     if ends.dtype.kind in "iu" or len(set(texts)) < len(set(edges)):
         texts = [str(edge) for edge in edges]
     first = texts[1] if lowest == ends[0] else f"{texts[0]} to {texts[1]}"
-    return [first, *(f"over {low} to {high}" for low, high in zip(texts[1:-1], texts[2:], strict=True))]
+    return [first, *(f"over {low} to {high}" for low, high in pairwise(texts[1:]))]

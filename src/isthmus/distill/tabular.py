@@ -52,7 +52,7 @@ class TabularTask(Task):
         preparation = material.learn(declared.plan(material.student_inputs), material.parts.boundaries[0])
         self._prepare = Prepare(preparation, compiled(preparation))
         self._numbers, self._places = map(torch.from_numpy, self._prepare(self._data))
-        self._targets = torch.from_numpy(self.labels).float()
+        self._targets = torch.tensor(self.labels, dtype=torch.float32)
 
     def teacher(self) -> Teacher:
         """Boosting on all that the teacher sees."""

@@ -25,6 +25,7 @@ from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.transfer.objective import Objective
 from isthmus.features.manifest import Feeds, ModelInput
 from isthmus.features.profiles import TrainingProfile
+from isthmus.features.types import UnixTimestamp
 
 Array = np.ndarray[Any, Any]
 Answers = Mapping[str, Array]
@@ -143,8 +144,9 @@ class Task(ABC):
         return {"cosine": cosine(*(array.reshape(len(array), -1) for array in (student[key], teacher[key])))}
 
     def sliced(self, rows: Index) -> pa.Table:
-        """The columns by whose values the report looks for slices where the student loses: all of its inputs."""
-        return self.material.table.select([item.name for item in self.material.student_inputs]).take(rows)
+        """The columns by whose values the report looks for slices where the student loses: its inputs but times."""
+        inputs = [item.name for item in self.material.student_inputs if item.dtype != UnixTimestamp]
+        return self.material.table.select(inputs).take(rows)
 
     def identities(self) -> Array:
         """Which row is which for the teacher, (n, 16) uint8: by default what the columns of its inputs hold."""

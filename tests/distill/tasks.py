@@ -1,0 +1,132 @@
+"""A task of one's own: a small network learns a number, with what a larger one says of it."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from isthmus.distill.split import Index
+from isthmus.distill.task import Answers, Batch, Material, Task
+from isthmus.distill.teachers.network import NetworkTeacher
+from isthmus.distill.teachers.teacher import Teacher
+from isthmus.distill.transfer.objective import Objective, Term
+from isthmus.features.manifest import Feeds
+
+
+class Line(nn.Module):
+    """Answers with what its objective calls `value`."""
+
+    def __init__(self, units: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2, units), nn.Tanh(), nn.Dropout(0.1), nn.Linear(units, 1))
+
+    def forward(self, numbers: Tensor) -> dict[str, Tensor]:
+        return {"value": self.layers(numbers)[:, 0]}
+
+
+class Lines(Task):
+    """`secret` from `distance` and `hour`."""
+
+    metric = "error"
+    more = False
+    keys = ("value",)
+    at_once = 100
+    units = 3
+
+    def __init__(self, material: Material) -> None:
+        super().__init__(material)
+        table = material.table
+        distance = np.nan_to_num(table["distance"].to_numpy(zero_copy_only=False).astype(np.float32)) / 800
+        hour = table["hour"].to_numpy().astype(np.float32) / 24
+        self.numbers = torch.from_numpy(np.stack([distance, hour], 1))
+        self.wanted = self.numbers.sum(1).sin()
+
+    def teacher(self) -> Teacher:
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            return NetworkTeacher(Line(64).requires_grad_(False).eval(), ["value"], name="line")
+
+    def asked(self, rows: Index) -> Any:
+        return self.numbers[torch.from_numpy(rows)]
+
+    def student(self) -> nn.Module:
+        return Line(self.units)
+
+    def batch(self, rows: Tensor) -> Batch:
+        return Batch((self.numbers[rows],), self.wanted[rows])
+
+    def objective(self) -> Objective:
+        return Objective({
+            "labels": Term(mse_loss, 0.9, input="student.value", target="labels"),
+            "teacher": Term(partial(mse_loss, reduction="mean"), 0.1, input="student.value", target="teacher.value"),
+        })  # fmt: skip
+
+    def quality(self, answers: Answers, rows: Index, taught: Answers) -> dict[str, float]:
+        found, theirs = answers["value"].astype(np.float64), taught["value"]
+        wanted = self.wanted[torch.from_numpy(rows)].numpy()
+        return {"error": float(np.square(found - wanted).mean()), "from_teacher": float(np.abs(found - theirs).mean())}
+
+    def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
+        return {"difference": float(np.abs(student["value"] - teacher["value"]).mean())}
+
+    def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+        return {"halved": quality["control"]["error"] / quality["student"]["error"]}
+
+    def model(self, student: nn.Module) -> onnx.ModelProto:
+        weights = {name.split(".", 1)[1]: tensor.numpy() for name, tensor in student.state_dict().items()}
+        nodes = [
+            helper.make_node("Gemm", ["numbers", "0.weight", "0.bias"], ["a"], transB=1),
+            helper.make_node("Tanh", ["a"], ["b"]),
+            helper.make_node("Gemm", ["b", "3.weight", "3.bias"], ["value"], transB=1),
+        ]
+        graph = helper.make_graph(
+            nodes,
+            "line",
+            [helper.make_tensor_value_info("numbers", TensorProto.FLOAT, ["N", 2])],
+            [helper.make_tensor_value_info("value", TensorProto.FLOAT, ["N", 1])],
+            [numpy_helper.from_array(array, name) for name, array in weights.items()],
+        )
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+    def feeds(self, rows: Index) -> Feeds:
+        return {"numbers": self.numbers[torch.from_numpy(rows)].numpy()}
+
+
+class Obedient(Lines):
+    """Learns from the teacher only."""
+
+    def objective(self) -> Objective:
+        return Objective({"teacher": Term(mse_loss, input="student.value", target="teacher.value")})
+
+
+class Large(Lines):
+    """Its student has the teacher's size."""
+
+    units = 64
+
+
+class Wrong(Lines):
+    """Its objective asks for what nobody gives."""
+
+    def objective(self) -> Objective:
+        return Objective({
+            "labels": Term(mse_loss, input="student.logits", target="labels"),
+            "teacher": Term(mse_loss, input="student.value", target="teacher.hidden"),
+        })  # fmt: skip
+
+
+class Broken(Lines):
+    """A label of its is no number."""
+
+    def __init__(self, material: Material) -> None:
+        super().__init__(material)
+        self.wanted[int(material.parts.train[3])] = torch.nan
+
+
+NOTHING = 3

@@ -1,0 +1,161 @@
+"""A task of one's own, from its declaration to the student's folder."""
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from isthmus.distill.device import resolve
+from isthmus.distill.distillation import DistillationReport
+from isthmus.features.errors import ConfigurationError, DependencyError, GateFailed, Stopped
+from tests.distill.support import PROFILE, run, training_set
+from tests.distill.tasks import Line
+
+
+@pytest.fixture(scope="module")
+def lines(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> DistillationReport:
+    return trained(tmp_path_factory.mktemp("lines"), table)
+
+
+def trained(folder: Path, table: pa.Table, kind: str = "Lines", **changes: object) -> DistillationReport:
+    return run(folder, table, task=f"tests.distill.tasks:{kind}", seeds=3, **changes)
+
+
+def test_models_stand_side_by_side_over_all_seeds(lines: DistillationReport) -> None:
+    report = lines.data
+    assert [*report["models"]] == ["teacher", "student", "control"]
+    assert (report["metric"], report["more"], report["seeds"]) == ("error", False, [0, 1, 2])
+    assert {(one["model"], one["seed"]) for one in report["runs"]} == {
+        (name, seed) for name in ("student", "control") for seed in range(3)
+    }
+    for name in ("student", "control"):
+        errors = [one["quality"]["error"] for one in report["runs"] if one["model"] == name]
+        assert len(set(errors)) == 3
+        assert report["models"][name]["quality"]["error"] == pytest.approx(sum(errors) / 3)
+        low, high = report["models"][name]["intervals"]["error"]
+        assert low < sum(errors) / 3 < high
+    # The teacher knows nothing here: what it adds is a loss, and there is no way to it that could be closed.
+    assert report["taught"]["value"] < 0
+    assert report["gap_closed"] is None
+    assert report["measures"].keys() == {"halved"}
+    assert report["agreement"]["student"]["difference"] < report["agreement"]["control"]["difference"]
+    assert report["training"]["steps"] == sum(one["steps"] for one in report["runs"])
+    # Of a row: a product of 2 and 3 numbers and one of 3 and 1, forward and twice backward, without that for the input.
+    assert report["training"]["flops"] == report["training"]["rows"] * 2 * (3 * 9 - 6)
+    assert 0 < report["training"]["seconds"] < sum(report["seconds"].values())
+
+
+def test_the_best_seed_is_shipped(lines: DistillationReport) -> None:
+    best = {
+        one["seed"]: min(entry["validation_error"] for entry in one["history"])
+        for one in lines.data["runs"]
+        if one["model"] == "student"
+    }
+    assert lines.data["shipped"] == min(best, key=lambda seed: best[seed])
+    assert {file.name for file in lines.path.iterdir()} == {"student.safetensors", "control.safetensors", "report.json"}
+    assert json.loads((lines.path / "report.json").read_bytes()) == lines.data
+    Line(3).load_state_dict(load_file(lines.path / "student.safetensors"))
+
+
+def test_seeds_do_not_depend_on_what_ran_before(lines: DistillationReport, table: pa.Table, tmp_path: Path) -> None:
+    torch.rand(3)
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    again = trained(tmp_path, table)
+    assert (torch.get_num_threads(), torch.equal(torch.get_rng_state(), state)) == (threads, True)
+    assert again.id == lines.id
+    for name in ("student", "control"):
+        file = f"{name}.safetensors"
+        assert (again.path / file).read_bytes() == (lines.path / file).read_bytes()
+    alone = run(tmp_path / "alone", table, task="tests.distill.tasks:Lines", seeds=1, seed=2)
+    wanted = {one["model"]: one for one in lines.data["runs"] if one["seed"] == 2}
+    for one in alone.data["runs"]:
+        assert one["history"] == wanted[one["model"]]["history"]
+    assert alone.data["models"]["student"]["intervals"] == {}
+    assert alone.data["taught"]["low"] is None
+
+
+@pytest.mark.parametrize("moment", ["student-0, epoch 2", "control-1, epoch 1", "student-2, epoch 4"])
+def test_stopped_anywhere_it_goes_on(lines: DistillationReport, table: pa.Table, tmp_path: Path, moment: str) -> None:
+    def stopping(text: str) -> None:
+        if text.startswith(moment):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Stopped, match="distillation late: stopped by SIGTERM after step"):
+        trained(tmp_path, table, told=stopping)
+    assert not (tmp_path / "models").exists()
+    notes: list[str] = []
+    again = trained(tmp_path, table, notes=notes)
+    assert any(note.startswith(f"{moment.split(',')[0]}, goes on after step") for note in notes)
+    for name in ("student", "control"):
+        file = f"{name}.safetensors"
+        assert (again.path / file).read_bytes() == (lines.path / file).read_bytes()
+
+
+def test_outputs_are_computed_once(table: pa.Table, tmp_path: Path) -> None:
+    notes: list[str] = []
+    trained(tmp_path, table, notes=notes)
+    assert any("2,000 of 2,000 rows" in note for note in notes)
+    notes.clear()
+    # Other rows of the same content have the same outputs; new ones are computed alone.
+    trained(tmp_path, pa.concat_tables([table, table.slice(0, 10)]), notes=notes)
+    assert any(note.startswith("teacher, kept outputs") for note in notes)
+    trained(tmp_path, pa.concat_tables([table, training_set(30, seed=1)]), notes=notes)
+    assert [note for note in notes if "of 2,030 rows" in note] == [
+        note for note in notes if note.startswith("teacher, teacher outputs: 2,030 of 2,030 rows")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("Obedient", r"every term asks the teacher \(teacher\); expected one that labels or the data give"),
+        ("Large", r"student: its weights: 1,028 bytes; expected less than the teacher's 1,028"),
+        (
+            "Wrong",
+            r"term labels: outputs: input: student has value; expected logits[\s\S]*teacher has value",
+        ),
+        ("NOTHING", r"tests.distill.tasks:NOTHING: is 3; expected a subclass of isthmus.distill.task.Task"),
+        ("None_", r"is None"),
+    ],
+)
+def test_what_does_not_fit_is_said_before_a_step(
+    table: pa.Table, tmp_path: Path, kind: str, words: str
+) -> None:
+    notes: list[str] = []
+    with pytest.raises(ConfigurationError, match=words):
+        trained(tmp_path, table, kind, notes=notes)
+    assert not any("epoch" in note for note in notes)
+    assert not (tmp_path / "models").exists()
+
+
+def test_a_module_that_cannot_be_imported_is_named(table: pa.Table, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"nowhere:Task: cannot be imported \(No module named 'nowhere'\)"):
+        run(tmp_path, table, task="nowhere:Task")
+
+
+def test_a_loss_that_is_not_finite_stops(table: pa.Table, tmp_path: Path) -> None:
+    with pytest.raises(GateFailed, match=r"term labels: the value is nan; expected a finite value"):
+        trained(tmp_path, table, "Broken")
+
+
+def test_a_device_or_a_precision_that_is_missing_is_said(table: pa.Table, tmp_path: Path) -> None:
+    profile = replace(PROFILE, device="cuda")
+    if torch.cuda.is_available():
+        assert trained(tmp_path, table, profile=profile).data["training"]["device"] == "cuda"
+        assert resolve(replace(PROFILE, device="auto"))[0].type == "cuda"
+    else:
+        with pytest.raises(DependencyError, match='torch sees no CUDA device[^.]*.*Set device = "cpu"'):
+            trained(tmp_path, table, profile=profile)
+        assert resolve(replace(PROFILE, device="auto"))[0].type == "cpu"
+    profile = replace(PROFILE, precision="bf16")
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        assert trained(tmp_path, table, profile=profile).data["training"]["precision"] == "bf16"
+    else:
+        with pytest.raises(DependencyError, match='Set precision = "fp32"'):
+            trained(tmp_path, table, profile=profile)
