@@ -21,7 +21,7 @@ from tests.distill.support import PROFILE, STUDENT, TEACHER, run, training_set
 def test_all_four_stand_side_by_side(trained: DistillationReport) -> None:
     assert tuple(trained.models) == MODELS
     for measured in trained.models.values():
-        assert measured.keys() == {"auc", "log_loss", "ece", "parameters", "bytes", "p50_us", "p99_us"}
+        assert measured.keys() == {"auc", "log_loss", "brier", "ece", "parameters", "bytes", "p50_us", "p99_us"}
         assert 0.5 < measured["auc"] < 1
     assert trained.models["teacher"]["auc"] > trained.models["reference"]["auc"] + 0.05
     assert trained.lift_kept is not None

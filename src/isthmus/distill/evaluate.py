@@ -1,20 +1,24 @@
-"""How good a model is, and how fast it answers one row."""
+"""How good a model is, how much it is like its teacher, and how fast it answers one row."""
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+
+from isthmus.features.errors import DataError
 
 Array = np.ndarray[Any, Any]
 BINS = 15
 
 
 def metrics(labels: Array, probabilities: Array) -> dict[str, float]:
-    """AUC, log loss and expected calibration error of (n,) probabilities against (n,) labels of both classes."""
+    """AUC, log loss, Brier score and calibration error of (n,) probabilities against (n,) labels of both classes."""
     return {
         "auc": auc(labels, probabilities),
         "log_loss": log_loss(labels, probabilities),
+        "brier": brier(labels, probabilities),
         "ece": calibration_error(labels, probabilities),
     }
 
@@ -33,6 +37,11 @@ def log_loss(labels: Array, probabilities: Array) -> float:
     return float(-np.where(labels == 1, np.log(clipped), np.log1p(-clipped)).mean())
 
 
+def brier(labels: Array, probabilities: Array) -> float:
+    """Mean squared distance of (n,) probabilities from (n,) labels of 0 and 1 (Brier, 1950): 0 is best, 1 worst."""
+    return float(np.square(probabilities.astype(np.float64) - labels).mean())
+
+
 def calibration_error(labels: Array, probabilities: Array) -> float:
     """Expected calibration error over 15 bins of equal mass (Naeini et al., 2015; Nixon et al., 2019).
 
@@ -43,8 +52,80 @@ def calibration_error(labels: Array, probabilities: Array) -> float:
     return float(sum(abs(part.sum()) for part in np.array_split(gap, BINS)) / len(gap))
 
 
+_ELEMENTS = 1 << 18
+"""Numbers of a part that is compared at a time: 2 MB as float64, however many rows and classes there are."""
+
+
+def agreement(student: Array, teacher: Array) -> dict[str, float]:
+    """How like the logits of student and teacher are.
+
+    Args:
+        student: logits: (n,) of the second of two classes, or (n, c) of c classes.
+        teacher: the teacher's, of the same shape.
+
+    Returns:
+        `agreement`, the share of rows to which both give the same class (of equal logits the first class is meant), and
+        `kl`, the mean of KL(teacher || student) in nats, computed in float64.
+
+    Raises:
+        DataError: shapes differ, there is no row, or a logit is not finite.
+    """
+    same, divergence, rows = 0, 0.0, len(teacher)
+    for ours, theirs in _parts(student, teacher, "logits", dimensions=(1, 2)):
+        if ours.ndim == 1:
+            # Two classes whose logits are 0 and x.
+            ours, theirs = (np.stack([np.zeros_like(x), x], 1) for x in (ours, theirs))
+        same += int((ours.argmax(1) == theirs.argmax(1)).sum())
+        ours, theirs = _log_softmax(ours), _log_softmax(theirs)
+        # Rounding may take a row of equal distributions below 0, which no divergence is.
+        divergence += float((np.exp(theirs) * (theirs - ours)).sum(1).clip(0).sum())
+    return {"agreement": same / rows, "kl": divergence / rows}
+
+
+def cosine(student: Array, teacher: Array) -> float:
+    """Mean cosine of the (n, d) embeddings of student and teacher, row by row, in float64.
+
+    Raises:
+        DataError: shapes differ, there is no row, a number is not finite, or an embedding is zero and has no direction.
+    """
+    total = 0.0
+    for pair in _parts(student, teacher, "embeddings", dimensions=(2,)):
+        # Divided by their largest, so that no square leaves the range of floats.
+        largest = [np.abs(part).max(1, keepdims=True) for part in pair]
+        if not all(part.all() for part in largest):
+            raise DataError("embeddings", "one is zero in every place", expected="embeddings that have a direction")
+        ours, theirs = (part / most for part, most in zip(pair, largest, strict=True))
+        lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+        total += float(((ours * theirs).sum(1) / lengths).sum())
+    return total / len(teacher)
+
+
+def _parts(student: Array, teacher: Array, kind: str, dimensions: tuple[int, ...]) -> Iterator[tuple[Array, Array]]:
+    """Both as float64, so many rows at a time that they fit into little memory."""
+    if student.shape != teacher.shape or student.ndim not in dimensions or 0 in student.shape:
+        shapes = " or ".join(("(n,)", "(n, c)")[number - 1] for number in dimensions)
+        found = f"{student.shape} of the student and {teacher.shape} of the teacher"
+        raise DataError(kind, found, expected=f"one shape {shapes} for both, with at least one row")
+    rows = max(1, _ELEMENTS // math.prod(student.shape[1:]))
+    for start in range(0, len(student), rows):
+        parts = [values[start : start + rows].astype(np.float64) for values in (student, teacher)]
+        for name, part in zip(("student", "teacher"), parts, strict=True):
+            if not np.isfinite(part).all():
+                row = start + int(np.argwhere(~np.isfinite(part))[0][0])
+                raise DataError(f"{kind} of the {name}, row {row}", "not finite", expected="finite numbers")
+        yield parts[0], parts[1]
+
+
+def _log_softmax(logits: Array) -> Array:
+    shifted: Array = logits - logits.max(1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(1, keepdims=True))
+    return shifted
+
+
 _ROUNDS = 5
 _SECONDS = 0.5
+_FEWEST = 20
+"""Calls of a round, however slow."""
 
 
 def latency(call: Callable[[], object], *, calls: int = 1000) -> dict[str, float]:
@@ -53,18 +134,53 @@ def latency(call: Callable[[], object], *, calls: int = 1000) -> dict[str, float
     Short calls are measured in several rounds, of which the one with the least p99 counts: what else a machine does can
     only add to it.
     """
-    for _ in range(calls // 10):
-        call()
-    rounds: list[np.ndarray[tuple[int], np.dtype[np.float64]]] = []
+    _spent(call, calls // 10)
+    rounds: list[Array] = []
     started = time.perf_counter()
     while not rounds or (len(rounds) < _ROUNDS and time.perf_counter() - started < _SECONDS):
-        spent = np.empty(calls)
-        for number in range(calls):
-            start = time.perf_counter_ns()
-            call()
-            spent[number] = time.perf_counter_ns() - start
-        rounds.append(np.percentile(spent, (50, 99)) / 1000)
-    p50, p99 = min(rounds, key=lambda percentiles: percentiles[1])
+        rounds.append(_spent(call, calls))
+    return _quietest(rounds)
+
+
+def interleaved(
+    models: Mapping[str, Callable[[], object]], *, calls: int = 1000, rounds: int = _ROUNDS, seconds: float = 2.0
+) -> dict[str, dict[str, float]]:
+    """p50 and p99 of one call of each model in microseconds, measured as `latency` does, but in turn.
+
+    Every model is warmed up, then in each round every model is called, so that what else the machine does meets all of
+    them alike. Of each model its quietest round counts.
+
+    Args:
+        models: what is called, by name.
+        calls: of each model in a round.
+        rounds: how many.
+        seconds: after which a slow model's part of a round ends, with fewer calls but at least 20. Of fewer than a
+            hundred calls the p99 is close to the slowest one.
+    """
+    for call in models.values():
+        _spent(call, calls // 10, seconds / 10)
+    spent: dict[str, list[Array]] = {name: [] for name in models}
+    for _ in range(rounds):
+        for name, call in models.items():
+            spent[name].append(_spent(call, calls, seconds))
+    return {name: _quietest(parts) for name, parts in spent.items()}
+
+
+def _spent(call: Callable[[], object], calls: int, seconds: float = math.inf) -> Array:
+    """Nanoseconds of each of some calls; of fewer if they take longer than `seconds`."""
+    spent = np.empty(calls)
+    until = time.perf_counter_ns() + seconds * 1e9
+    for number in range(calls):
+        start = time.perf_counter_ns()
+        if number >= _FEWEST and start > until:
+            return spent[:number]
+        call()
+        spent[number] = time.perf_counter_ns() - start
+    return spent
+
+
+def _quietest(rounds: list[Array]) -> dict[str, float]:
+    p50, p99 = min((np.percentile(spent, (50, 99)) / 1000 for spent in rounds), key=lambda both: both[1])
     return {"p50_us": round(float(p50), 1), "p99_us": round(float(p99), 1)}
 
 

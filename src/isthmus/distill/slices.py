@@ -1,0 +1,131 @@
+"""Where a student loses most against its teacher: slices of the test rows by the values of their features."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from isthmus.distill.evaluate import Array
+from isthmus.distill.split import Index
+from isthmus.features.errors import DataError
+
+Measure = Callable[[Index], Mapping[str, float]]
+"""The metric of "teacher", "student" and, where there is one, "control" on some rows; NaN where it has no value."""
+
+_QUARTERS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The test rows with one value of a feature.
+
+    Attributes:
+        column: the feature.
+        value: in words; None for the rows that have none.
+        rows: how many.
+        teacher: its metric on them.
+        student: the student's.
+        control: the control's; None if it has none here.
+    """
+
+    column: str
+    value: str | None
+    rows: int
+    teacher: float
+    student: float
+    control: float | None
+
+
+def worst_slices(
+    table: pa.Table, measure: Measure, *, least: int, count: int = 10, higher_is_better: bool = True
+) -> list[Slice]:
+    """The slices in which the student loses most against the teacher, the largest loss first.
+
+    A text makes a slice of each of its values, a boolean of both, a number of its four quarters (fewer where many rows
+    have one value). Rows without a value are a slice of their own; NaN is no value.
+
+    Args:
+        table: the columns of the test rows by which they are sliced.
+        measure: is asked with ascending places in the table.
+        least: rows that a slice must have.
+        count: of slices, at most.
+        higher_is_better: of the metric: an AUC, not a log loss.
+
+    Raises:
+        DataError: a column is neither text, boolean nor number.
+    """
+    found = []
+    for name in table.column_names:
+        for value, rows in _slices(name, table[name], least):
+            measured = measure(rows)
+            teacher, student = float(measured["teacher"]), float(measured["student"])
+            control = float(measured.get("control", math.nan))
+            if math.isfinite(teacher) and math.isfinite(student):
+                worth = control if math.isfinite(control) else None
+                found.append(Slice(name, value, len(rows), teacher, student, worth))
+    sign = 1 if higher_is_better else -1
+    # Of equal losses that of an earlier column, and an earlier value: the sort is stable.
+    return sorted(found, key=lambda one: sign * (one.student - one.teacher))[:count]
+
+
+def _slices(name: str, column: pa.ChunkedArray, least: int) -> Iterator[tuple[str | None, Index]]:
+    """Value and rows of each slice that is large enough, and is not all rows: that is no slice."""
+    values, codes = _coded(name, column)
+    order = np.argsort(codes, kind="stable")
+    ends = np.searchsorted(codes[order], np.arange(len(values) + 1), side="left")
+    for value, start, end in zip(values, ends[:-1].tolist(), ends[1:].tolist(), strict=True):
+        if max(least, 1) <= end - start < len(codes):
+            yield value, order[start:end].astype(np.int64)
+
+
+def _coded(name: str, column: pa.ChunkedArray) -> tuple[list[str | None], Index]:
+    """The values of a column in words, the missing one last, and the place of each row's among them."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.cast(kind.value_type)
+        kind = kind.value_type
+    if pa.types.is_floating(kind):
+        column = pc.if_else(pc.is_nan(column), None, column)
+    missing = pc.is_null(column).to_numpy()
+    words: list[str]
+    if pa.types.is_boolean(kind):
+        words, places = ["false", "true"], column.drop_null().to_numpy().astype(np.int64)
+    elif pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        texts = column.drop_null().cast(pa.large_string())
+        found = pc.unique(texts).sort()
+        words, places = found.to_pylist(), pc.index_in(texts, value_set=found).to_numpy().astype(np.int64)
+    elif pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        words, places = _quarters(column.drop_null().to_numpy())
+    else:
+        raise DataError(f"slices by {name}", f"a column of type {kind}", expected="text, booleans or numbers")
+    codes = np.full(len(column), len(words), np.int64)
+    codes[~missing] = places
+    return [*words, None], codes
+
+
+def _quarters(numbers: Array) -> tuple[list[str], Index]:
+    """Quarters of some numbers: their edges in words, and the quarter of each number.
+
+    An edge is one of the numbers and belongs to the quarter that it ends. Quarters that equal edges leave empty are
+    left out.
+    """
+    if not len(numbers):
+        return [], np.empty(0, np.int64)
+    ordered = np.sort(numbers)
+    ends = np.unique(ordered[[(len(ordered) * part - 1) // _QUARTERS for part in range(1, _QUARTERS + 1)]])
+    words = _edges(ordered[0], ends)
+    return words, np.searchsorted(ends, numbers, side="left").astype(np.int64)
+
+
+def _edges(lowest: object, ends: Array) -> list[str]:
+    edges = [lowest, *ends]
+    texts = [f"{edge:.6g}" for edge in edges]
+    # Digits that tell all edges apart, and whole numbers whole.
+    if ends.dtype.kind in "iu" or len(set(texts)) < len(set(edges)):
+        texts = [str(edge) for edge in edges]
+    first = texts[1] if lowest == ends[0] else f"{texts[0]} to {texts[1]}"
+    return [first, *(f"over {low} to {high}" for low, high in pairwise(texts[1:]))]
