@@ -61,8 +61,8 @@ class Tabular:
     dropout: float = 0.1
     temperature: float = 2.0
     soft_weight: float = 0.7
-    teacher_rounds: int = 60
-    teacher_learning_rate: float = 0.15
+    teacher_rounds: int = 40
+    teacher_learning_rate: float = 0.2
     preparation: Mapping[str, Sequence[Step] | Text] = field(default_factory=dict)
 
     def plan(self, inputs: Sequence[Named]) -> Plan:

@@ -136,7 +136,7 @@ def teach(
     def evaluate(module: nn.Module) -> dict[str, float]:
         found = asked_all(task, module, parts.validation, device)
         finite = all(np.isfinite(array).all() for array in found.values())
-        return {name: task.quality(found, parts.validation, expected)[task.metric] if finite else math.nan}
+        return {name: task.score(found, parts.validation, expected) if finite else math.nan}
 
     pupil = _Pupil(student, objective)
     flops = _checked(pupil, lessons, objective, task, device)

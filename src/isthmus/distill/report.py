@@ -72,12 +72,11 @@ def report(
     }
     said |= {key: asked_all(task, one.model, parts.test, torch.device("cpu")) for key, one in trained.items()}
 
-    def measured(key: tuple[str, int | None], places: Index) -> dict[str, float]:
+    def score(key: tuple[str, int | None], places: Index) -> float:
         mine, theirs = ({part: array[places] for part, array in said[one].items()} for one in (key, ("teacher", None)))
-        return task.quality(mine, parts.test[places], theirs)
+        return task.score(mine, parts.test[places], theirs)
 
-    everything = np.arange(len(parts.test))
-    of_each = {key: measured(key, everything) for key in said}
+    of_each = {key: task.quality(answers, parts.test, said["teacher", None]) for key, answers in said.items()}
     quality = {name: of_each[name, None] for name in outputs}
     spread = {
         name: {
@@ -129,8 +128,8 @@ def report(
             for one in worst_slices(
                 task.sliced(parts.test),
                 lambda places: {
-                    "teacher": measured(("teacher", None), places)[task.metric],
-                    **{name: measured((name, shipped), places)[task.metric] for name in PUPILS},
+                    "teacher": score(("teacher", None), places),
+                    **{name: score((name, shipped), places) for name in PUPILS},
                 },
                 least=LEAST_ROWS,
                 higher_is_better=task.more,

@@ -14,7 +14,7 @@ from torch import nn
 from isthmus.distill.boosting import Boosting
 from isthmus.distill.dataset import columns, tensors
 from isthmus.distill.declaration import Tabular
-from isthmus.distill.evaluate import metrics, sigmoid
+from isthmus.distill.evaluate import auc, metrics, sigmoid
 from isthmus.distill.graph import graph
 from isthmus.distill.outputs.form import Form
 from isthmus.distill.preparation import FILE, Prepare, compiled
@@ -109,6 +109,10 @@ class TabularTask(Task):
     def quality(self, answers: Answers, rows: Index, _taught: Answers) -> dict[str, float]:
         """AUC, log loss, calibration error and Brier score."""
         return metrics(self.labels[rows], sigmoid(answers["logits"]))
+
+    def score(self, answers: Answers, rows: Index, _taught: Answers) -> float:
+        """AUC."""
+        return auc(self.labels[rows], answers["logits"])
 
     def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         """The share of the reference's lift over chance that the student keeps."""
