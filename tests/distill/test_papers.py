@@ -19,7 +19,17 @@ from isthmus import DataError, GateFailed
 from isthmus.distill.papers import boundary_card, model_card, page, require_boundary
 from isthmus.distill.papers.markdown import paragraph, table, text
 from isthmus.distill.papers.plots import Axis, axis
-from isthmus.distill.papers.report import read_report
+from isthmus.distill.papers.report import (
+    Estimate,
+    Gate,
+    Model,
+    Report,
+    Run,
+    ServingHalf,
+    TrainingHalf,
+    WorstSlice,
+    read_report,
+)
 from isthmus.distill.papers.words import duration, measure, money, number, scaled, share
 from tests.distill.reports import HOSTILE, empty, hostile, report, sparse
 
@@ -232,6 +242,13 @@ def test_what_is_no_report_is_refused(changed: dict[str, Any], found: str) -> No
 
 def test_what_later_versions_add_is_no_error() -> None:
     assert read_report({**report(), "more": 1}) == read_report(report())
+
+
+def test_the_documentation_names_every_part_of_a_report() -> None:
+    written = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(\w+)`", written.split("## report.json")[1]))
+    for part in (Report, Model, Run, Estimate, WorstSlice, Gate, TrainingHalf, ServingHalf):
+        assert set(part.__struct_fields__) <= named
 
 
 def test_numbers_in_words() -> None:
