@@ -157,6 +157,7 @@ def test_the_model_card_says_what_the_report_says() -> None:
         "* Latencies are those of a host (x86_64, 2 cores), not of a device.",
     ):
         assert sentence in card
+    assert "holds 0" not in card
 
 
 def test_limits_are_told() -> None:
@@ -179,7 +180,27 @@ def test_limits_are_told() -> None:
     assert '<span class="good">passed</span>' in page(report())
 
 
-TEXTS = st.text(st.one_of(st.sampled_from("\\`*_[]<>|#&~!$-+=1.)( \n\ta:/"), st.characters()), max_size=30)
+MARKS = [
+    "&amp;",
+    "&#33;",
+    "_a_",
+    "__a__",
+    "*a*",
+    "<b>",
+    "<!--",
+    "![x](y)",
+    "[x]: y",
+    "---",
+    "1. ",
+    "- ",
+    "# ",
+    "~~~",
+    "a|b",
+]
+TEXTS = st.lists(
+    st.one_of(st.sampled_from(MARKS), st.text(st.sampled_from("\\`*_[]<>|#&~!$-+=1.)( \n\ta:/")), st.text(max_size=5)),
+    max_size=6,
+).map("".join)
 
 
 @given(TEXTS)

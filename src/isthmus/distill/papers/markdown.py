@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterable, Sequence
 
-_MARKS = re.compile(r"""[\\`*\[\]<>|#&~!$]|(?<![^\W_])_|_(?![^\W_])""")
+# An underscore within a word is none: `late_arrival` stays readable.
+_MARKS = re.compile(r"""[\\`*\[\]<>|#&~!$]|_(?![^\W_])""")
 _SPACE = re.compile(r"\s+")
 _START = re.compile(r"^([-+=]+|\d+[.)])(?=\s|$)")
 
