@@ -121,6 +121,14 @@ def test_a_slice_on_which_the_metric_has_no_value_is_left_out() -> None:
     assert found == [Slice("c", "a", 2, 1.0, 0.0, None), Slice("c", "b", 2, 1.0, 0.0, None)]
 
 
+@pytest.mark.parametrize("model", ["teacher", "student"])
+def test_a_slice_without_a_loss_is_left_out(model: str) -> None:
+    worth = {"teacher": 0.5, "student": 0.5, "control": 0.5}
+    table = pa.table({"c": ["a", "b"]})
+    found = worst_slices(table, lambda rows: {**worth, model: math.nan} if rows[0] else worth, least=1)
+    assert [one.value for one in found] == ["a"]
+
+
 def test_of_a_metric_that_is_best_low_the_student_loses_upwards() -> None:
     table = pa.table({"c": ["a", "a", "b"]})
 

@@ -1,50 +1,19 @@
-"""A verdict as one HTML page that needs no network and no script, in light and dark, on a desk and on a phone."""
+"""A verdict as one HTML page."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 
 import numpy as np
 
 from isthmus.features import clock
+from isthmus.features.page import document, figure, table
 from isthmus.features.verdict import FeatureVerdict, Verdict
 
 MOST = 40
 """Differing features that are shown in full; of more, the numbers alone."""
 _SIDE, _EDGE = 200, 8
 _BARS = 25
-_STYLE = """\
-:root { color-scheme: light dark; --ink: #1d2430; --soft: #5b6675; --line: #d9dee5; --paper: #fff; --card: #f6f8fa;
-  --bad: #b3261e; --good: #1b7f4b; --mark: #b3261e; --base: #8a95a5 }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ee; --soft: #9aa6b5; --line: #333c48; --paper: #12161c;
-  --card: #1a2029; --bad: #ff8a80; --good: #6fd8a4; --mark: #ff8a80; --base: #75818f } }
-* { box-sizing: border-box }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 68rem; padding: 1rem; color: var(--ink);
-  background: var(--paper) }
-h1 { font-size: 1.5rem; margin: .5rem 0 } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem }
-h3 { font-size: 1rem; margin: 0 } p { margin: .3rem 0; color: var(--soft) }
-h1, h3, p, code, td:first-child { overflow-wrap: anywhere }
-.bad { color: var(--bad); font-weight: 600 } .good { color: var(--good) }
-.card { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: .8rem; margin: .8rem 0 }
-.wide { overflow-x: auto } .plots { display: flex; flex-wrap: wrap; gap: .8rem; margin: .6rem 0 }
-figure { margin: 0; flex: 0 1 200px; min-width: 130px } figcaption { font-size: .8rem; color: var(--soft) }
-table { border-collapse: collapse; width: 100%; font-size: .9rem }
-td, th { padding: .2rem .6rem .2rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top }
-th { color: var(--soft); font-weight: 500 } .n { text-align: right; font-variant-numeric: tabular-nums }
-td.v { font-family: ui-monospace, monospace; overflow-wrap: anywhere; min-width: 6rem }
-svg { display: block; background: var(--paper); border: 1px solid var(--line); width: 100%; height: auto }
-svg .base { stroke: var(--base); stroke-dasharray: 3 3 } svg circle { fill: var(--mark); fill-opacity: .5 }
-svg rect { fill: var(--mark) }
-.share { background: var(--good); height: .5rem; min-width: 2.5rem; margin-top: .5rem; border-radius: 4px }
-.share i { display: block; background: var(--bad); height: 100%; border-radius: 4px }
-summary { cursor: pointer; color: var(--soft) } a { color: inherit }
-@media (max-width: 40rem) { body { padding: .6rem; font-size: 14px } .card { padding: .6rem }
-  .plots { flex-wrap: nowrap } .views td:nth-child(2), .views th:nth-child(2) { display: none }
-  .sides th { display: none }
-  .sides td { display: grid; grid-template-columns: 7.5rem 1fr; border: 0; text-align: left }
-  .sides td::before { content: attr(data-of); color: var(--soft); font-family: system-ui, sans-serif }
-  .sides tr + tr td:first-child { border-top: 1px solid var(--line) } }
-"""
 
 
 def page(verdict: Verdict, project: str) -> str:
@@ -71,15 +40,9 @@ def page(verdict: Verdict, project: str) -> str:
         parts += [_card(name, one) for name, one in list(differing.items())[:MOST]]
         if len(differing) > MOST:
             rest = [[escape(name), *_figures(one)] for name, one in list(differing.items())[MOST:]]
-            parts.append(_table(["", *_COLUMNS], rest, numbers=_COLUMNS))
+            parts.append(table(["", *_COLUMNS], rest, numbers=_COLUMNS))
     parts.append(_passed({name: one for name, one in verdict.named().items() if not one.differing}))
-    body = "\n".join(part for part in parts if part)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>Verdict of {escape(project)}</title>\n<style>\n{_STYLE}</style></head>\n"
-        f"<body>\n{body}\n</body></html>\n"
-    )
+    return document(f"Verdict of {project}", parts)
 
 
 _COLUMNS = ("compared", "equal", "differing", "worst", "tolerance")
@@ -99,7 +62,7 @@ def _overview(verdict: Verdict) -> str:
         mark = f'<span class="bad">{differing:,}</span>' if differing else "0"
         rows.append([escape(name), f"{len(features)}", f"{compared:,}", mark, share])
     numbers = ("features", "compared", "differing")
-    return f'<div class="views">{_table(["", *numbers, "share"], rows, numbers=numbers)}</div>'
+    return f'<div class="views">{table(["", *numbers, "share"], rows, numbers=numbers)}</div>'
 
 
 def _card(name: str, one: FeatureVerdict) -> str:
@@ -117,7 +80,7 @@ def _card(name: str, one: FeatureVerdict) -> str:
         for e in one.examples
     ]
     columns = ["key", "event time", "offline", "online", "online - offline"]
-    values = f'<div class="sides">{_table(columns, rows, numbers=columns[4:], code=columns[2:4])}</div>'
+    values = f'<div class="sides">{table(columns, rows, numbers=columns[4:], code=columns[2:4])}</div>'
     return f'<section class="card"><h3 class="bad">{escape(name)}</h3><p>{sentence}</p>{_plots(one)}{values}</section>'
 
 
@@ -141,7 +104,7 @@ def _plots(one: FeatureVerdict) -> str:
     line = f'<line class="base" x1="{_EDGE}" y1="{_SIDE - _EDGE}" x2="{_SIDE - _EDGE}" y2="{_EDGE}"/>'
     shown = f"{len(one.pairs):,} differing numbers"
     span = f"both from {8 * low:.12g} to {8 * high:.12g}"
-    scatter = _figure(points + line, "online over offline", f"online (up) over offline (right), {span}: {shown}")
+    scatter = figure(points + line, "online over offline", f"online (up) over offline (right), {span}: {shown}")
     gaps = online - offline
     least, most = float(gaps.min()), float(gaps.max())
     counts = np.histogram(gaps, _BARS, (least, most))[0].tolist() if least < most else [0, len(gaps), 0]
@@ -152,14 +115,7 @@ def _plots(one: FeatureVerdict) -> str:
         for n, count in enumerate(counts)
     )
     told = f"online - offline, from {8 * least:.6g} to {8 * most:.6g}"
-    return f'<div class="plots">{scatter}{_figure(bars, "differences", told)}</div>'
-
-
-def _figure(content: str, label: str, caption: str) -> str:
-    box = f'viewBox="0 0 {_SIDE} {_SIDE}"'
-    return (
-        f'<figure><svg {box} role="img" aria-label="{label}">{content}</svg><figcaption>{caption}</figcaption></figure>'
-    )
+    return f'<div class="plots">{scatter}{figure(bars, "differences", told)}</div>'
 
 
 def _passed(equal: Mapping[str, FeatureVerdict]) -> str:
@@ -170,27 +126,13 @@ def _passed(equal: Mapping[str, FeatureVerdict]) -> str:
     rows = [
         [escape(name), f"{one.compared:,}", _number(one.worst), _number(one.tolerance)] for name, one in equal.items()
     ]
-    table = _table(["", *columns], rows, numbers=columns)
-    return f"<h2>What is equal</h2>\n<details><summary>{len(equal)} comparisons</summary>{table}</details>"
+    shown = table(["", *columns], rows, numbers=columns)
+    return f"<h2>What is equal</h2>\n<details><summary>{len(equal)} comparisons</summary>{shown}</details>"
 
 
 def _figures(one: FeatureVerdict) -> list[str]:
     equal = one.compared - one.differing
     return [f"{one.compared:,}", f"{equal:,}", f"{one.differing:,}", _number(one.worst), _number(one.tolerance)]
-
-
-def _table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[str] = (), code: Sequence[str] = ()
-) -> str:
-    kinds = [' class="n"' if c in numbers else ' class="v"' if c in code else "" for c in columns]
-
-    def line(tag: str, cells: Sequence[str]) -> str:
-        # On a phone a cell stands below the last, and says itself of what it is.
-        names = [f' data-of="{column}"' if tag == "td" and column else "" for column in columns]
-        return "".join(f"<{tag}{kind}{of}>{cell}</{tag}>" for kind, of, cell in zip(kinds, names, cells, strict=True))
-
-    body = "\n".join(f"<tr>{line('td', row)}</tr>" for row in rows)
-    return f'<div class="wide"><table>\n<tr>{line("th", columns)}</tr>\n{body}\n</table></div>'
 
 
 def _time(at: int) -> str:

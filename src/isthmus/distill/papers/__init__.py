@@ -1,0 +1,7 @@
+"""What is told of a run, from its `report.json` alone: an HTML page, a model card and a boundary card."""
+
+from isthmus.distill.papers.boundarycard import boundary_card, require_boundary
+from isthmus.distill.papers.modelcard import model_card
+from isthmus.distill.papers.page import page
+
+__all__ = ["boundary_card", "model_card", "page", "require_boundary"]

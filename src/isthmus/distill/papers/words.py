@@ -1,0 +1,63 @@
+"""Numbers of a report in words; "-" for one that is not known."""
+
+import math
+
+UNKNOWN = "-"
+_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """Whole numbers in full, others with some significant digits."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    if value == int(value) or abs(value) >= 10**digits:
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+def measure(value: float | None) -> str:
+    """Of a metric: with zeros at its end, so that those of a table stand below each other."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    size = abs(value)
+    if 0 < size < 1e-3 or size >= 1e15:
+        return f"{value:.3g}"
+    return f"{value:,.{4 if size < 10 else 2 if size < 1000 else 0}f}"
+
+
+def money(value: float, currency: str) -> str:
+    """With three significant digits, however little it is, and with two places at least."""
+    places = 2 if value == 0 else max(2, 2 - math.floor(math.log10(abs(value))))
+    whole, _, part = f"{value:,.{places}f}".partition(".")
+    return f"{whole}.{part.rstrip('0').ljust(2, '0')} {currency}".strip()
+
+
+def share(value: float | None) -> str:
+    """Of one, in percent."""
+    return UNKNOWN if value is None or not math.isfinite(value) else f"{100 * value:.3g} %"
+
+
+def scaled(value: float | None, unit: str) -> str:
+    """With the prefix that leaves one to three digits before the point: 120 GFLOP, 225 kB."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    power = 0
+    while abs(value) >= 999.5 and power < len(_PREFIXES) - 1:
+        value, power = value / 1000, power + 1
+    return f"{value:.3g} {_PREFIXES[power]}{unit}"
+
+
+def duration(microseconds: float | None) -> str:
+    """In microseconds, milliseconds or seconds."""
+    if microseconds is None or not math.isfinite(microseconds):
+        return UNKNOWN
+    for unit in ("µs", "ms"):
+        if microseconds < 999.5:
+            return f"{microseconds:.3g} {unit}"
+        microseconds /= 1000
+    return f"{number(microseconds, 3)} s"
+
+
+def between(low: float | None, high: float | None) -> str:
+    """An interval; nothing if there is none."""
+    return "" if low is None or high is None else f"{measure(low)} to {measure(high)}"
