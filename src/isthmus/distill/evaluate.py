@@ -142,6 +142,15 @@ def latency(call: Callable[[], object], *, calls: int = 1000) -> dict[str, float
     return _quietest(rounds)
 
 
+def throughput(call: Callable[[], object], seconds: float = 0.5) -> float:
+    """Calls a second, one after the other."""
+    began, calls = time.perf_counter(), 0
+    while (spent := time.perf_counter() - began) < seconds:
+        call()
+        calls += 1
+    return round(calls / spent, 1)
+
+
 def interleaved(
     models: Mapping[str, Callable[[], object]], *, calls: int = 1000, rounds: int = _ROUNDS, seconds: float = 2.0
 ) -> dict[str, dict[str, float]]:

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pyarrow as pa
 
 from isthmus.distill.account import Progress
 from isthmus.distill.dataset import Array, Tensors, columns, seen, tensors
-from isthmus.distill.evaluate import auc, latency, sigmoid
+from isthmus.distill.evaluate import auc, latency, sigmoid, throughput
 from isthmus.distill.footprint import footprint
 from isthmus.distill.golden import ROWS, edges, join, plain, spread, take
 from isthmus.distill.graph import OUTPUT, graph
@@ -59,6 +60,8 @@ class ExportReport:
             test part.
         auc: on the test part, per model file.
         latency: p50_us and p99_us of one row with the runtime, precision and threads of the serving profile.
+        requests_per_second: of one row each, one after the other, with the same.
+        runtime: what answered.
         memory_mb: MiB by which a process grows when it opens that model and answers one row.
         seconds: of the whole step.
     """
@@ -70,6 +73,8 @@ class ExportReport:
     worst: dict[str, float]
     auc: dict[str, float]
     latency: dict[str, float]
+    requests_per_second: float
+    runtime: str
     memory_mb: float
     seconds: float
 
@@ -137,7 +142,7 @@ def export(
         variants.append(_variant(file, model, answers, expected, labels[parts.test]))
         outputs[file] = tuple(answers["golden"].astype(float).tolist())
     progress("compared", 0.7)
-    timing, memory = _budgets(models[f"model.{profile.precision}.ort"], feeds(fed, take(kept, slice(1))), profile)
+    timing, rate, memory = _budgets(models[f"model.{profile.precision}.ort"], feeds(fed, take(kept, slice(1))), profile)
     progress("measured", 0.9)
 
     inputs = _inputs(fed)
@@ -162,6 +167,8 @@ def export(
         {variant.file: variant.worst for variant in variants},
         {variant.file: variant.auc for variant in variants},
         timing,
+        rate,
+        f"ONNX Runtime {onnxruntime.__version__}",
         memory,
         round(time.perf_counter() - started, 3),
     )
@@ -237,9 +244,10 @@ def _variant(
     )
 
 
-def _budgets(model: bytes, row: Feeds, profile: ServingProfile) -> tuple[dict[str, float], float]:
+def _budgets(model: bytes, row: Feeds, profile: ServingProfile) -> tuple[dict[str, float], float, float]:
     opened = session(model, profile.threads)
     timing = latency(lambda: predict(opened, row), calls=2000)
+    rate = throughput(lambda: predict(opened, row))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.ort"
         file.write_bytes(model)
@@ -259,7 +267,7 @@ def _budgets(model: bytes, row: Feeds, profile: ServingProfile) -> tuple[dict[st
             expected=f"at most {profile.memory_mb} MiB",
             remedy="make `hidden` smaller or allow more memory",
         )
-    return timing, memory
+    return timing, rate, memory
 
 
 def _inputs(inputs: Sequence[ModelInput]) -> tuple[Input, ...]:

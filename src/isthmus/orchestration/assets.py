@@ -17,6 +17,7 @@ from isthmus.features.verdict import Difference
 from isthmus.orchestration import (
     materialization,
     models,
+    papers,
     quality,
     registration,
     release,
@@ -209,7 +210,9 @@ def _student(project: Project, declared: Distillation, watch: tables.Progress) -
         result = _result(lambda: models.distill(project, declared.name, progress=_log(context, watch)).as_dict())
         report = models.last_report(project, declared)
         plotted = {name: value for name, value in figures(report).items() if value is not None}
-        return dg.MaterializeResult(metadata={**(result.metadata or {}), **plotted, "models": _models(report)})
+        page = dg.MetadataValue.path(str(models.last_model(project, declared) / papers.PAGE))
+        metadata = {**(result.metadata or {}), **plotted, "models": _models(report), "page": page}
+        return dg.MaterializeResult(metadata=metadata)
 
     return student
 

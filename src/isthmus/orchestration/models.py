@@ -14,6 +14,7 @@ from isthmus.features.errors import ContractMismatch, DataError, DependencyError
 from isthmus.features.files import read_pointer, write_atomically
 from isthmus.features.manifest import ModelInput, read_contract, read_package
 from isthmus.features.verdict import FeatureVerdict
+from isthmus.orchestration import papers
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables import Progress, silent
 from isthmus.orchestration.trainingrecord import DATA, TrainingSet
@@ -65,6 +66,7 @@ def distill(project: Project, name: str | None = None, *, progress: Progress = s
             head=Head.of(contract, declared.student.name),
             progress=progress,
         )
+    papers.write(project, declared, report.path)
     write_atomically(_models(project, declared) / "latest", report.id.encode())
     return report
 
@@ -119,6 +121,8 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
         head=Head.of(contract, declared.student.name),
         progress=progress,
     )
+    papers.measured(project, model, report)
+    papers.write(project, declared, model)
     write_atomically(_latest_package(project, declared), report.path.name.encode())
     return report
 
@@ -180,9 +184,22 @@ def require_quality(project: Project, declared: Distillation) -> dict[str, float
 
 
 def last_report(project: Project, declared: Distillation) -> dict[str, Any]:
-    """What the last distillation reported."""
-    report: dict[str, Any] = json.loads((last_model(project, declared) / "report.json").read_bytes())
-    return report
+    """What the last distillation reported, and the last package that was made of it."""
+    return papers.read(last_model(project, declared))
+
+
+def require_boundary(project: Project, declared: Distillation) -> None:
+    """Refuses a package of whose costs a half has not been measured.
+
+    Raises:
+        GateFailed: with what is missing.
+    """
+    from isthmus.distill.papers import require_boundary as require
+
+    report = last_report(project, declared)
+    if report["serving"] and report["serving"]["package"] != last_package(project, declared).name:
+        report["serving"] = None
+    require(report)
 
 
 def last_package(project: Project, declared: Distillation) -> Path:

@@ -103,6 +103,18 @@ class ProfilesTable(_Table):
     serving: ServingProfile = ServingProfile()
 
 
+class PricesTable(_Table):
+    """`[prices]`: what the boundary card multiplies measured times with.
+
+    Attributes:
+        currency: what prices are in.
+        hour: price of an hour of a device, by its name there: "cpu" or "cuda".
+    """
+
+    currency: str = ""
+    hour: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}
+
+
 class ServerTable(_Table):
     """`[server]`: where the API listens, and its limits. Not on Feast's 6566: browsers refuse to open that port."""
 
@@ -130,6 +142,7 @@ class Settings(BaseSettings):
     engine: Annotated[str, AfterValidator(_engine)] = "sail"
     stores: StoresTable = StoresTable()
     profiles: ProfilesTable = ProfilesTable()
+    prices: PricesTable = PricesTable()
     server: ServerTable = ServerTable()
     dev: DevTable = DevTable()
 

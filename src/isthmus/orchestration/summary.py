@@ -182,7 +182,7 @@ def show_distillation(report: Mapping[str, Any]) -> None:
     """Prints the report of a distillation."""
     console = new_console()
     _show_models(console, report)
-    console.print(f"Student: {report['path']}", highlight=False, soft_wrap=True)
+    console.print(f"Student, with report.html: {report['path']}", highlight=False, soft_wrap=True)
 
 
 def _show_models(console: Console, report: Mapping[str, Any]) -> None:
