@@ -98,15 +98,16 @@ def test_a_range_of_changed_sources(reaching: Shop, project: Open) -> None:
     assert same_bits(stored(reaching, project)[0].filter(inside), after.filter(inside))
 
 
-@pytest.mark.parametrize("reach", ["0", "1", "3", "6"])
-def test_a_lookback_that_is_too_short_is_refused(reaching: Shop, project: Open, reach: str) -> None:
+@pytest.mark.parametrize(("reach", "told"), [("0", "0"), ("1", "1 day"), ("3", "3 days"), ("6", "6 days")])
+def test_a_lookback_that_is_too_short_is_refused(reaching: Shop, project: Open, reach: str, told: str) -> None:
     """It would give wrong rows: the engine reads no more than it says."""
     expected = stored(reaching, project)
     reaching.replace("lookback=timedelta(days=7)", f"lookback=timedelta(days={reach})")
     apply(project(reaching))
     build(project(reaching), [ORDERS_VIEW])
     for within in (Days(FIRST + 10, FIRST + 11), Days(FIRST - 40, FIRST + 60)):
-        with pytest.raises(DataError, match=r"customer_orders: reaches further than its lookback of .* at customer="):
+        sentence = rf"customer_orders: reaches further than its lookback of {told}: with more of it, .* at customer="
+        with pytest.raises(DataError, match=sentence):
             build_range(project(reaching), [ORDERS_VIEW], within=within, step=50)
         assert stored(reaching, project)[1] == expected[1]
 
@@ -253,8 +254,11 @@ def test_a_source_that_changed_under_us(reaching: Shop, project: Open) -> None:
                                         r"customer_orders was built.*`isthmus build customer_orders`"):  # fmt: skip
         build_range(project(reaching), [ORDERS_VIEW], within=YEAR)
     pq.write_table(orders.drop_columns(["cents"]), reaching.orders)
-    with pytest.raises(DataError, match=r"view customer_orders .*cents"):
+    sentence = "source orders, column cents: is gone; view customer_orders .*; expected bigint, as when customer"
+    with pytest.raises(DataError, match=sentence):
         build_range(project(reaching), [ORDERS_VIEW], within=YEAR)
+    with pytest.raises(DataError, match=sentence):
+        build(project(reaching))
     pq.write_table(orders.drop_columns(["ordered_at"]), reaching.orders)
     with pytest.raises(ConfigurationError, match="source orders, timestamp: no column 'ordered_at'"):
         build_range(project(reaching), [ORDERS_VIEW], within=YEAR)

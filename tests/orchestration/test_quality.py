@@ -13,12 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from isthmus import DataError, GateFailed, RequestError
+from isthmus.features.connection import connect
 from isthmus.features.days import Days
 from isthmus.features.offline import OfflineStore
 from isthmus.features.pointintime import History
 from isthmus.features.statistics import measure, read
 from isthmus.orchestration import gate
 from isthmus.orchestration.assets import build_definitions
+from isthmus.orchestration.materialization import materialize
 from isthmus.orchestration.quality import QualityReport, quality, require_quality
 from isthmus.orchestration.qualitypage import page
 from isthmus.orchestration.reference import FILE, TrainingStatistics
@@ -119,6 +121,21 @@ def test_a_range_that_breaks_a_promise_says_which_days_were_not_written(promisin
     first = START // (24 * HOUR)
     with pytest.raises(GateFailed, match="of 2024-02-10 to 2024-03-01, nothing was written"):
         build_range(project(promising), ["customer_orders"], within=Days(first, first + 60), step=20)
+
+
+def test_a_table_that_breaks_a_promise_is_not_served(promising: Shop, project: Open) -> None:
+    """Every step of a range kept what each row must hold; there are too many rows all the same."""
+    change(promising, doubled(order_rows()))
+    first = START // (24 * HOUR)
+    assert build_range(project(promising), ["customer_orders"], within=Days(first, first + 60))["customer_orders"].added
+    with project(promising).redis() as url, connect(url) as client:
+        before = {name: client.dump(name) for name in client.scan_iter()}
+        sentence = "materialize: view customer_orders: 7,200 rows; expected rows from 2000 to 5000.*nothing was written"
+        with pytest.raises(GateFailed, match=sentence):
+            materialize(project(promising))
+        assert {name: client.dump(name) for name in client.scan_iter()} == before
+        assert len(before) > 0
+    materialize(project(promising), ["shelf_demand", "customer_facts"])
 
 
 def test_on_the_command_line(promising: Shop) -> None:

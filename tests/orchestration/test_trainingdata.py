@@ -35,6 +35,7 @@ from isthmus.orchestration.tables import build
 from isthmus.orchestration.trainingdata import TrainingData, repeat
 from isthmus.orchestration.trainingset import chosen, training_set
 from tests.orchestration.shop import START, Open, Shop, files, order_rows
+from tests.orchestration.test_cli import run
 
 FEATURES = "customer_orders:orders_7d,customer_orders:late_rate_7d,customer_facts:city"
 SQL = "SELECT customer, ordered_at AS event_timestamp, late FROM orders ORDER BY event_timestamp"
@@ -150,6 +151,15 @@ def test_texts_of_several_lines_in_a_csv(built: Shop, tmp_path: Path) -> None:
 
 def _changed(name: str, column: Any) -> Callable[[Path], pa.Table]:
     return lambda _: _spine().set_column(_spine().column_names.index(name), name, column)
+
+
+def test_an_empty_cell_of_a_csv_is_a_null_and_nothing_else_is(built: Shop, tmp_path: Path) -> None:
+    """A default would not stand in for an empty text; an Expect.present would let it pass."""
+    times = pa.array([START] * 5).cast(pa.timestamp("us", tz="UTC"))
+    spine = pa.table({"store": ["north", None, None, "NA", "null"], "product": pa.array([1] * 5, pa.int32())})
+    spine = spine.append_column("event_timestamp", times).append_column("note", spine["store"])
+    joined = isthmus.training_data(built.root, "shelf_demand", _written(spine, tmp_path / "spine.csv")).table()
+    assert joined["store"].to_pylist() == joined["note"].to_pylist() == spine["store"].to_pylist()
 
 
 def _text(text: str, name: str = "spine.csv") -> Callable[[Path], Path]:
@@ -372,6 +382,21 @@ def test_the_command_line(built: Shop, tmp_path: Path) -> None:
         assert refused.returncode == 2
         assert "its options do not go together" in refused.stderr
     assert run("late_order", "--like", "x").returncode == 2
+
+
+def test_the_screen_says_of_each_feature_how_serving_differed(built: Shop, tmp_path: Path) -> None:
+    path = _written(_spine(), tmp_path / "spine.parquet")
+    done = run(
+        "training-set", "--spine", str(path), "--features", FEATURES, "--as-served", "--out", "x", cwd=built.root
+    )
+    assert done.returncode == 0, done.stderr
+    lag = json.loads((built.root / "x" / "_record.json").read_text())["lag"]
+    lines = {words[0]: words[1:] for line in done.stdout.splitlines() if (words := line.split())}
+    for name in FEATURES.split(","):
+        view, feature = name.split(":")
+        told = lag[view][feature]
+        assert lines[name][:2] == [f"{told['compared']:,}", f"{told['differing']:,}"]
+        assert lines[name][2] == ("-" if told["lag_seconds"] is None else f"{told['lag_seconds']:,.1f}")
 
 
 def _hard_spine() -> pa.Table:

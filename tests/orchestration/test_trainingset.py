@@ -10,6 +10,7 @@ import pytest
 from isthmus import DataError, RequestError
 from isthmus.features.offline import OfflineStore
 from isthmus.features.pointintime import join_naively
+from isthmus.orchestration.registration import apply
 from isthmus.orchestration.tables import build
 from isthmus.orchestration.trainingset import last_training_set, training_set
 from tests.orchestration.shop import VIEWS, Open, Shop, cut, files
@@ -85,3 +86,8 @@ def test_a_training_set_that_is_damaged(built: Shop, project: Open) -> None:
 def test_unknown_distillation(built: Shop, project: Open) -> None:
     with pytest.raises(RequestError, match="distillation: 'early' is not declared; expected one of late_order"):
         training_set(project(built), "early")
+    text = (built.root / "definitions.py").read_text()
+    (built.root / "definitions.py").write_text(text + "\ndel late_order\n")
+    apply(project(built))
+    with pytest.raises(RequestError, match=r"the definitions declare none.*`isthmus training-set --spine`"):
+        training_set(project(built))

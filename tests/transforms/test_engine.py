@@ -263,3 +263,12 @@ def test_a_spark_connect_server_elsewhere(data: Path, computed: dict[str, Comput
         server.communicate("done\n")
     assert server.returncode == 0
     assert there.carriers.equals(compute("sail", data, computed).carriers)
+
+
+def test_a_server_that_is_gone_is_waited_for_for_about_a_minute() -> None:
+    """PySpark's own policy waits for ten, in every call, and once more when the session ends."""
+    with engine.session("sail") as spark:
+        session: Any = spark  # typed as a session of Spark's own JVM, which has no client
+        states = [policy.to_state() for policy in session.client.get_retry_policies()]
+        waits = [wait for state in states for wait in iter(state.next_attempt, None)]
+    assert 30_000 < sum(waits) < 90_000

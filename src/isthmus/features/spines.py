@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.dataset as ds
 
@@ -110,7 +111,8 @@ def _file(path: Path, keys: Mapping[str, pa.DataType]) -> SpineRows:
                 parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
                 convert_options=pyarrow.csv.ConvertOptions(column_types=types),
             )
-            return _dataset(ds.dataset(path, format=form), path)
+            rows = _dataset(ds.dataset(path, format=form), path)
+            return SpineRows(rows.schema, lambda: map(_without_blanks, rows.batches()), path=path)
         data = ds.dataset(path, format="parquet", partitioning="hive")
         if not data.files:
             raise DataError("spine", f"{path} holds no Parquet file")
@@ -121,6 +123,15 @@ def _dataset(data: ds.Dataset, path: Path | None) -> SpineRows:
     return SpineRows(
         data.schema, lambda: data.to_batches(batch_size=BATCH, batch_readahead=4, fragment_readahead=1), path=path
     )
+
+
+def _without_blanks(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """An empty cell is no text. Arrow would take "NA" for none, too, which is a key like any other."""
+    columns = [
+        pc.if_else(pc.equal(column, ""), None, column) if pa.types.is_string(column.type) else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
 def _lazy(frame: Any) -> SpineRows:

@@ -184,7 +184,12 @@ def training_set(
             _project(project), name, spine=spine, features=features, like=like, out=out, status=status,
             as_served=as_served, join=join, progress=bar,
         )  # fmt: skip
-    _report(made.as_dict(), as_json=as_json)
+    if as_json:
+        write_json(made.as_dict())
+    else:
+        from isthmus.orchestration.summary import show_training_set
+
+        show_training_set(made.as_dict())
 
 
 @app.command()

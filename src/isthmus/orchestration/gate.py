@@ -1,6 +1,6 @@
-"""The gate before the offline tables: rows that break what their view promises are not written."""
+"""The gate before both stores: rows that break what their view promises are written to neither."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -8,6 +8,8 @@ import pyarrow.dataset as ds
 from isthmus.features.days import Days
 from isthmus.features.errors import GateFailed
 from isthmus.features.findings import Finding, by_row, check
+from isthmus.features.offline import OfflineStore
+from isthmus.features.pointintime import History
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.reference import references
 
@@ -25,6 +27,29 @@ def require(found: Sequence[Finding], part: Days | None = None) -> None:
     if broken := [str(finding) for finding in found if not finding.passed]:
         kept = "nothing was written" if part is None else f"of {part}, nothing was written"
         raise failure("build", broken, f"correct the transform, its sources or the expectation; {kept}")
+
+
+def require_online(project: Project, offline: OfflineStore, histories: Mapping[str, History]) -> None:
+    """Refuses tables that are about to be served if they do not hold what their views promise.
+
+    A build of a range sees some days only, and what was fresh when it was written may be old today.
+
+    Args:
+        project: the project.
+        offline: where the tables are.
+        histories: view to its table.
+
+    Raises:
+        GateFailed: they do not; every expectation that is broken is named.
+        DataError: a table is damaged.
+    """
+    broken: list[str] = []
+    for name, history in histories.items():
+        with offline.reading(history.view.table):
+            broken += [str(finding) for finding in findings(project, name, history.data) if not finding.passed]
+    if broken:
+        remedy = "see `isthmus quality`; correct what is in the table, or the expectation; nothing was written"
+        raise failure("materialize", broken, remedy)
 
 
 def findings(project: Project, view: str, data: pa.Table | ds.Dataset | None, *, part: bool = False) -> list[Finding]:

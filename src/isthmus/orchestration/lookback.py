@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from isthmus.features.columns import from_arrow
 from isthmus.features.contract import Column, ViewContract
+from isthmus.features.contractdiff import duration
 from isthmus.features.days import DAY, Days, day_name
 from isthmus.features.errors import DataError
 from isthmus.features.spec import FeatureView
@@ -52,9 +53,10 @@ def require_enough(view: FeatureView, contract: ViewContract, frames: Frames, ro
     twice = _sorted(contract, list(stream_view(view, contract, wider, (day.first * DAY, day.end * DAY))))
     found = _difference(contract, once, twice)
     if found:
+        reach = duration(contract.lookback) if contract.lookback else "0"
         raise DataError(
             f"view {view.name}",
-            f"reaches further than its lookback of {view.lookback}: with more of it, on {day_name(days[0])}, {found}",
+            f"reaches further than its lookback of {reach}: with more of it, on {day_name(days[0])}, {found}",
             expected="the same rows",
             remedy="declare a longer lookback, or none; or mend what in its function depends on chance",
         )  # fmt: skip

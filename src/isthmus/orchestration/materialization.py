@@ -13,6 +13,7 @@ from isthmus.features.contract import Contract
 from isthmus.features.offline import OfflineStore
 from isthmus.features.online import OnlineStore, WriteCounts
 from isthmus.features.publishing import Materialized, Send, publish, require_same
+from isthmus.orchestration import gate
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables import Progress, selected, silent
 from isthmus.transforms import changes, engine, pointintime
@@ -29,12 +30,16 @@ def materialize(
         full: compare every row with Redis, replace whatever differs and remove what the view lacks, also what claims to
             be newer.
         progress: told the view at hand and the share that is done.
+
+    Raises:
+        GateFailed: a table breaks an expectation of its view; nothing was written.
     """
     contract = project.applied()
     names = selected(project, views)
     offline = OfflineStore(project.offline)
     # Every table is opened before the first row is written.
     histories = {name: offline.history(contract.views[name]) for name in names}
+    gate.require_online(project, offline, histories)
     done = {}
     with project.redis() as url, connect(url) as client, _executors(project, contract, offline, url) as send:
         store = OnlineStore(client, contract)

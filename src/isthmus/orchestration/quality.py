@@ -118,7 +118,7 @@ def quality(
     for n, name in enumerate(chosen):
         progress(f"measuring {name}", n / len(chosen))
         history = offline.history(contract.views[name])
-        with offline.reading(name):
+        with offline.reading(history.view.table):
             measured = view_statistics(history.view, history.data, history.version, offline.fingerprint(history))
             drifts = [_drift(history, then, after, end) for then in references(project, history.view) if drift]
             found[name] = ViewQuality(

@@ -41,6 +41,20 @@ def show_report(report: Mapping[str, Any]) -> None:
         console.print(f"[dim]{key:>16}[/]  {_cell(value)}", highlight=False, soft_wrap=True)
 
 
+def show_training_set(report: Mapping[str, Any]) -> None:
+    """Prints the report of a training set; of one as served, how each feature differs from the ideal join, too."""
+    lag = report["lag"]
+    show_report({name: value for name, value in report.items() if name != "lag" or not lag})
+    if lag:
+        table = new_table("as served", "compared", "differing", "older, seconds")
+        for view, features in lag.items():
+            for feature, one in features.items():
+                seconds = one["lag_seconds"]
+                older = "-" if seconds is None else f"{seconds:,.1f}"
+                table.add_row(f"{view}:{feature}", _cell(one["compared"]), _cell(one["differing"]), older)
+        new_console().print(table)
+
+
 FEATURE_COLUMNS = ("feature", "type", "nulls", "distinct", "low", "median", "high", "mean")
 
 

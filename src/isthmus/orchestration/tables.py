@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import pyarrow as pa
 
@@ -55,7 +55,7 @@ def build(project: Project, views: Sequence[str] | None = None, *, progress: Pro
             for n, view in enumerate(chosen):
                 progress(f"computing {view.name}", n / len(chosen))
                 compiled, origin = contract.views[view.name], _origin(view, frames, contents)
-                with _spooled(stream_view(view, compiled, frames)) as rows:
+                with _spooled(_computed(store, view, compiled, frames, origin)) as rows:
                     ready = held.enter_context(store.prepare(compiled, rows, origin=origin, now=now))
                     found += gate.findings(project, view.name, pa.concat_tables(rows.groups()))
                 _tell_ahead(ready, progress, n / len(chosen))
@@ -158,7 +158,8 @@ class _Run:
     def _compute(self, frames: Frames, days: Days) -> Iterator[pa.Table]:
         if (reach := self.compiled.lookback) is not None:
             frames = lookback.narrowed(self.view, frames, days, reach)
-        return stream_view(self.view, self.compiled, frames, (days.first * DAY, days.end * DAY))
+        within = (days.first * DAY, days.end * DAY)
+        return _computed(self.store, self.view, self.compiled, frames, self.origin, within)
 
 
 def _passes(view: FeatureView, parts: Sequence[Days]) -> Iterator[Sequence[Days]]:
@@ -189,6 +190,35 @@ def _refuse_retyped(view: FeatureView, before: Commit | None, origin: Origin) ->
                     f"source {source}, column {column}", f"has type {dtype} and had {was} when {view.name} was built",
                     expected=was, remedy=f"correct the source, or run `isthmus build {view.name}` without a range",
                 )  # fmt: skip
+
+
+def _computed(
+    store: OfflineStore,
+    view: FeatureView,
+    contract: ViewContract,
+    frames: Frames,
+    origin: Origin,
+    within: tuple[int, int] | None = None,
+) -> Iterator[pa.Table]:
+    """The rows of a view. A column that the engine misses is named with its source, if the table was built from it."""
+    try:
+        yield from stream_view(view, contract, frames, within)
+    except DataError as error:
+        for source, column, dtype in _gone(store, contract, origin):
+            if column in error.found:
+                found = f"is gone; {error.where}: {error.found}"
+                raise DataError(f"source {source}, column {column}", found, remedy=error.remedy,
+                                expected=f"{dtype}, as when {view.name} was built") from error  # fmt: skip
+        raise
+
+
+def _gone(store: OfflineStore, view: ViewContract, origin: Origin) -> Iterator[tuple[str, str, str]]:
+    """The columns of sources that were there when the table was built and are no more, with their types."""
+    with suppress(DataError):
+        before = store.commit(view)
+        for source, types in before.origin.schemas.items() if before else ():
+            for column in types.keys() - origin.schemas.get(source, types).keys():
+                yield source, column, types[column]
 
 
 def _contents(project: Project, views: Iterable[FeatureView]) -> Mapping[str, str | None]:

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from isthmus.distill.declaration import Distillation
 from isthmus.features.columns import ARROW
-from isthmus.features.contract import Column, Contract, optional
+from isthmus.features.contract import Column, Contract, one_of, optional
 from isthmus.features.errors import DataError, RequestError
 from isthmus.features.files import read_pointer, write_atomically
 from isthmus.features.offline import OfflineStore
@@ -175,7 +175,10 @@ def distillation(project: Project, name: str | None) -> Distillation:
         return next(iter(known.values()))
     if name is None or name not in known:
         found = "none is named" if name is None else f"{name!r} is not declared"
-        raise RequestError("distillation", found, expected="one of " + (", ".join(known) or "none: none is declared"))
+        if not known:
+            raise RequestError("distillation", f"{found}, and the definitions declare none",
+                               remedy="declare one; `isthmus training-set --spine` needs none")  # fmt: skip
+        raise RequestError("distillation", found, expected=one_of(known))
     return known[name]
 
 

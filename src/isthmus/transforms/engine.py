@@ -32,6 +32,9 @@ _CONNECT_PORT = 15002
 _JAVA = 17
 _PATIENCE = 5.0
 """Seconds that a Spark Connect server has to answer."""
+_RETRIES = 6
+"""How often a call is tried again, in about a minute. PySpark's own 15 times take ten: a server that is gone by then
+has lost the session with it."""
 _LISTENS = 1.0
 """Seconds after which Sail's server is taken not to listen for signals."""
 
@@ -76,6 +79,7 @@ def is_apache(spark: "SparkSession") -> bool:
 def _connect(url: str) -> "Iterator[SparkSession]":
     from pyspark.errors import PySparkException
     from pyspark.logger import PySparkLogger
+    from pyspark.sql.connect.client.retries import DefaultPolicy
     from pyspark.sql.connect.session import SparkSession as Session
 
     # It repeats each error of the engine on stderr, with its stack; the error itself says enough.
@@ -83,6 +87,7 @@ def _connect(url: str) -> "Iterator[SparkSession]":
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
     # A session of our own, also where the user's code around us has one already.
     spark = Session.builder.remote(url).create()
+    spark.client.set_retry_policies([DefaultPolicy(max_retries=_RETRIES)])
     try:
         try:
             spark.conf.set("spark.sql.session.timeZone", "UTC")
