@@ -205,7 +205,11 @@ class Distillation:
         found = _problems(self, self.where, checks)
         if isinstance(self.task, Tabular):
             found += self.task.problems(self.where)
-        return found + (self._timed(self.settings, 1).problems(self.where) if self.settings else [])
+        if self.settings is None:
+            return found
+        if self.settings.gate is not None:
+            found.append(Problem(f"{self.where}: gate", repr(self.settings.gate), "None: the task's metric decides"))
+        return found + replace(self._timed(self.settings, 1), gate="the task's").problems(self.where)
 
     def trained(self, profile: TrainingProfile) -> Settings:
         """How student and control are trained under a profile."""

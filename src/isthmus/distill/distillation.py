@@ -23,13 +23,14 @@ from isthmus.distill.device import accelerator
 from isthmus.distill.head import Head
 from isthmus.distill.lessons import teach
 from isthmus.distill.preparation import Learn
+from isthmus.distill.rehearsal import rehearse
 from isthmus.distill.report import PUPILS, Trained, report
 from isthmus.distill.settings import Settings
 from isthmus.distill.split import split_table
 from isthmus.distill.tabular import TabularTask
 from isthmus.distill.task import Material, Task
 from isthmus.distill.teachers.fingerprint import fingerprint
-from isthmus.distill.teaching import Facts, taught
+from isthmus.distill.teaching import taught
 from isthmus.features.contract import sha256
 from isthmus.features.errors import ConfigurationError, DependencyError, Problem
 from isthmus.features.files import publish
@@ -127,8 +128,7 @@ def distill(
     for name, teacher, rows, done in asked:
         outputs[name], facts[name] = taught(task, teacher, rows, cache, stages.within(name, done))
         stages.done(name, done)
-    _require_smaller(task, facts["teacher"])
-    task.objective().alone(declaration.where)  # refused now if there is nothing in it, not after the first student
+    rehearse(task, outputs["teacher"], facts["teacher"], settings, [name for name in outputs if name != "teacher"])
 
     identity = _identity(task, settings, outputs["teacher"].path.name)
     seeds = range(declaration.seed, declaration.seed + declaration.seeds)
@@ -156,7 +156,8 @@ def distill(
     for old in runs.glob("*/*"):
         discard(old)
     found = data["models"]["student"]["quality"][task.metric]
-    progress(f"student {identity}: test {task.metric} {found:.4f}", 1.0)
+    shown = "not known" if found is None else f"{found:.4f}"
+    progress(f"student {identity}: test {task.metric} {shown}", 1.0)
     return DistillationReport(folder / identity, data)
 
 
@@ -203,18 +204,6 @@ def _identity(task: Task, settings: Settings, outputs: str) -> str:
     })[:12]  # fmt: skip
 
 
-def _require_smaller(task: Task, teacher: Facts) -> None:
-    """Refuses a student that is no smaller than its teacher, where that can be counted."""
-    with torch.device("meta"):
-        size = sum(weights.nbytes for weights in task.student().parameters())
-    if teacher.bytes is not None and size >= teacher.bytes:
-        where = f"{task.material.declaration.where}: student"
-        raise ConfigurationError(
-            where, [Problem("its weights", f"{size:,} bytes", f"less than the teacher's {teacher.bytes:,}")],
-            remedy="make the student smaller: nothing would be gained by it",
-        )  # fmt: skip
-
-
 class _Stages:
     """Seconds per stage, and the share of the whole that is done."""
 
@@ -241,5 +230,7 @@ def _write(
     for name, content in files.items():
         (folder / name).write_bytes(content)
     for name, student in students.items():
-        save_file(student.state_dict(), folder / f"{name}.safetensors")
+        # Copies, laid out as a file takes them: a student may share weights between layers.
+        weights = {key: value.clone().contiguous() for key, value in student.state_dict().items()}
+        save_file(weights, folder / f"{name}.safetensors")
     (folder / "report.json").write_text(json.dumps(data, indent=2, allow_nan=False), encoding="utf-8")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from isthmus.distill.account import Progress
+from isthmus.distill.device import enough_memory
 from isthmus.distill.loop import Training
 from isthmus.distill.outputs.outputs import TeacherOutputs
 from isthmus.distill.settings import Settings
@@ -21,6 +22,7 @@ from isthmus.distill.split import Index
 from isthmus.distill.task import Task, answers, asked_all
 from isthmus.distill.transfer.objective import Objective
 from isthmus.features.contract import sha256
+from isthmus.features.errors import ConfigurationError, Problem
 
 HELD_BYTES = 256 << 20
 """Outputs of a teacher that are not larger are held in memory while a student learns from them."""
@@ -98,6 +100,7 @@ class Run:
         flops: floating-point operations of all forward and backward passes, as torch counts them: those of products of
             matrices and convolutions.
         seconds: that all these steps took.
+        threads: of the CPU, that it used.
     """
 
     history: list[dict[str, float]]
@@ -106,6 +109,7 @@ class Run:
     rows: int
     flops: float
     seconds: float
+    threads: int
 
 
 def teach(
@@ -127,7 +131,7 @@ def teach(
     name = f"validation_{task.metric}"
 
     def step(module: nn.Module, lesson: Lesson, done: float) -> tuple[Tensor, Mapping[str, Tensor]]:
-        found = answers(module(*lesson.inputs), task.keys)
+        found = answers(task, module(*lesson.inputs))
         loss, terms = objective(found, lesson.taught, lesson.labels, done)
         return loss, terms
 
@@ -139,9 +143,10 @@ def teach(
         return {name: task.score(found, parts.validation, expected) if finite else math.nan}
 
     pupil = _Pupil(student, objective)
-    flops = _checked(pupil, lessons, objective, task, device)
+    flops = _checked(pupil, lessons, objective, task, settings, device)
+    used = min(task.material.profile.threads, 1 + settings.batch // task.rows_per_thread)
     try:
-        with threads(min(task.material.profile.threads, 1 + settings.batch // task.rows_per_thread)):
+        with threads(used):
             training = Training(pupil, lessons, step, settings, accelerator, evaluate, folder, data_id, where, progress)
             history = training.run()
     finally:
@@ -150,21 +155,46 @@ def teach(
     best, steps = max(metrics) if task.more else min(metrics), int(history[-1]["step"])
     epochs, left = divmod(steps, math.ceil(len(lessons) / settings.batch))
     rows = epochs * len(lessons) + left * settings.batch
-    return Run(history, best, steps, rows, flops * rows, round(training.standing.seconds, 3))
+    return Run(history, best, steps, rows, flops * rows, round(training.standing.seconds, 3), used)
 
 
-def _checked(pupil: _Pupil, lessons: Lessons, objective: Objective, task: Task, device: torch.device) -> float:
-    """Floating-point operations of learning from one row, counted on the first rows, with all that fits each other."""
+def _checked(
+    pupil: _Pupil, lessons: Lessons, objective: Objective, task: Task, settings: Settings, device: torch.device
+) -> float:
+    """Floating-point operations of learning from one row, counted halfway on the first rows, where all fits each other.
+
+    The smallest part of an epoch is tried, too: a batch norm takes no single row, some losses need neighbors.
+    """
+    where = task.material.declaration.where
+    full, rest = min(settings.batch, len(lessons)), len(lessons) % settings.batch or settings.batch
+    rows = math.ceil(full / min(settings.accumulation, full))
+    least = min(count // min(settings.accumulation, count) for count in (full, min(rest, full)))
     pupil.to(device)
-    first = lessons[torch.arange(min(2, len(lessons)))]
     state = {name: tensor.clone() for name, tensor in pupil.state_dict().items()}
-    with torch.random.fork_rng(), FlopCounterMode(display=False) as counter:
-        found = answers(pupil(*first.inputs), task.keys)
-        objective.check(found, first.taught, first.labels)
-        objective(found, first.taught, first.labels, 0.0)[0].backward()
+    with torch.random.fork_rng(), enough_memory(f"{where}: step 1", device, settings, rows):
+        first = lessons[torch.arange(rows)]
+        with torch.no_grad():
+            objective.check(answers(task, pupil(*first.inputs)), first.taught, first.labels)
+        with FlopCounterMode(display=False) as counter:
+            objective(answers(task, pupil(*first.inputs)), first.taught, first.labels, 0.5)[0].backward()
+        if least < rows:
+            _require_least(pupil, lessons[torch.arange(least)], objective, task, least)
     pupil.zero_grad()
     pupil.load_state_dict(state)  # a batch norm counts what it sees
-    return float(counter.get_total_flops()) / len(first.inputs[0])
+    return float(counter.get_total_flops()) / rows
+
+
+def _require_least(pupil: _Pupil, lesson: Lesson, objective: Objective, task: Task, rows: int) -> None:
+    """Refuses a part of an epoch that is too small, where a larger one has been found to fit."""
+    place, remedy = f"parts of an epoch: the smallest, of {rows}", "set another batch or accumulation"
+    try:
+        with torch.no_grad():
+            objective.check(answers(task, pupil(*lesson.inputs)), lesson.taught, lesson.labels)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error.where}: {place}", error.problems, remedy=remedy) from error
+    except (ValueError, RuntimeError) as error:  # of the student's modules
+        where = f"{task.material.declaration.where}: student"
+        raise ConfigurationError(where, [Problem(place, str(error))], remedy=remedy) from error
 
 
 @contextmanager

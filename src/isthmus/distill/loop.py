@@ -119,7 +119,7 @@ class Training:
             self.trained.values(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
         )
         self.epoch_steps = math.ceil(len(self.data) / settings.batch)
-        self.total = settings.steps or (settings.epochs or 0) * self.epoch_steps
+        self.total = settings.total(len(self.data))
         self.standing, self.kept = Standing(), copied(self.module)
         self.pending: list[torch.Tensor] = []
         self.names: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from isthmus.distill.evaluate import interleaved
-from isthmus.distill.interval import interval
+from isthmus.distill.interval import Interval, interval
 from isthmus.distill.lessons import Run
 from isthmus.distill.outputs.outputs import TeacherOutputs
 from isthmus.distill.runtime import predict, session
@@ -25,6 +25,7 @@ from isthmus.distill.split import PARTS, Index
 from isthmus.distill.task import Answers, Task, asked_all
 from isthmus.distill.teaching import Facts
 from isthmus.features import clock
+from isthmus.features.errors import DataError
 
 PUPILS = ("student", "control")
 FORMAT = 1
@@ -76,12 +77,11 @@ def report(
         mine, theirs = ({part: array[places] for part, array in said[one].items()} for one in (key, ("teacher", None)))
         return task.score(mine, parts.test[places], theirs)
 
+    _require_finite(said, parts.test, declared.where)
     of_each = {key: task.quality(answers, parts.test, said["teacher", None]) for key, answers in said.items()}
     quality = {name: of_each[name, None] for name in outputs}
     spread = {
-        name: {
-            measure: interval([of_each[name, seed][measure] for seed in seeds]) for measure in of_each[name, seeds[0]]
-        }
+        name: {measure: _over([of_each[name, seed][measure] for seed in seeds]) for measure in of_each[name, seeds[0]]}
         for name in PUPILS
     }
     quality |= {name: {measure: found.value for measure, found in of.items()} for name, of in spread.items()}
@@ -143,6 +143,20 @@ def report(
     return found
 
 
+def _require_finite(said: Mapping[tuple[str, int | None], Answers], rows: Index, where: str) -> None:
+    for (name, seed), answers in said.items():
+        for key, array in answers.items():
+            wrong = np.argwhere(~np.isfinite(array))
+            if len(wrong):
+                whose = name if seed is None else f"{name} of seed {seed}"
+                raise DataError(
+                    f"{where}: {whose}, output {key}",
+                    f"row {rows[wrong[0][0]]} of the training set is {array[tuple(wrong[0])]}",
+                    expected="finite values",
+                    remedy="look at the inputs of this row",
+                )
+
+
 def _finite(value: Any) -> Any:
     """The same data with None for every number that JSON lacks."""
     if isinstance(value, Mapping):
@@ -164,8 +178,14 @@ def _gaps(
     value = {key: sign * measured[task.metric] for key, measured in of_each.items()}
     taught = [value["student", seed] - value["control", seed] for seed in seeds]
     ways = [value["teacher", None] - value["control", seed] for seed in seeds]
-    closed = [gain / way for gain, way in zip(taught, ways, strict=True)] if all(way > 0 for way in ways) else None
-    return {"taught": interval(taught)._asdict(), "gap_closed": closed and interval(closed)._asdict()}
+    there = all(0 < way < math.inf for way in ways)
+    closed = [gain / way for gain, way in zip(taught, ways, strict=True)] if there else None
+    return {"taught": _over(taught)._asdict(), "gap_closed": closed and _over(closed)._asdict()}
+
+
+def _over(values: Sequence[float]) -> Interval:
+    """What the seeds say together; nothing where one of them says nothing."""
+    return interval(values) if all(map(math.isfinite, values)) else Interval(math.nan, None, None)
 
 
 def _served(task: Task, models: Mapping[str, nn.Module]) -> tuple[dict[str, int], dict[str, dict[str, float]]]:
@@ -187,7 +207,7 @@ def _training(task: Task, runs: Sequence[Run]) -> dict[str, Any]:
         "device": "cuda" if profile.device != "cpu" and torch.cuda.is_available() else "cpu",
         "host": f"{platform.machine()}, torch {torch.__version__}",
         "precision": profile.precision,
-        "threads": profile.threads,
+        "threads": max(run.threads for run in runs),
         "rows": rows,
         "steps": sum(run.steps for run in runs),
         "seconds": round(seconds, 3),

@@ -76,6 +76,10 @@ class Settings:
         plain = dataclasses.asdict(self)
         return {key: value for key, value in plain.items() if not key.startswith("checkpoint")}
 
+    def total(self, rows: int) -> int:
+        """Steps of the optimizer, of so many rows."""
+        return self.steps or (self.epochs or 0) * math.ceil(rows / self.batch)
+
     def rate(self, step: int, total: int) -> float:
         """Share of the largest learning rate at a step: a linear rise, then down to zero unless it is constant."""
         rise = round(self.warm_up * total)

@@ -3,6 +3,7 @@
 All else is the same for all: the split, the cache of the teacher's outputs, seeds, the control, the loop, the report.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +22,9 @@ from isthmus.distill.outputs.form import Form
 from isthmus.distill.outputs.identity import identities
 from isthmus.distill.preparation import Learn
 from isthmus.distill.split import Index, Split
-from isthmus.distill.teachers.teacher import Teacher
+from isthmus.distill.teachers.teacher import Teacher, named
 from isthmus.distill.transfer.objective import Objective
+from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.manifest import Feeds, ModelInput
 from isthmus.features.profiles import TrainingProfile
 from isthmus.features.types import UnixTimestamp
@@ -141,11 +143,21 @@ class Task(ABC):
         """What the graph is fed for some rows."""
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
-        """How like the teacher's answers on the same rows a student's are."""
-        key = next(iter(student))
-        if key == "logits":
-            return agreement(student[key], teacher[key])
-        return {"cosine": cosine(*(array.reshape(len(array), -1) for array in (student[key], teacher[key])))}
+        """How like the teacher's answers on the same rows a student's are, by the first that both give.
+
+        Of logits of several positions in a row, every position counts. NaN where an answer has no direction.
+        """
+        if "logits" in student and "indexes" in teacher:
+            return {"agreement": float((student["logits"].argmax(-1) == teacher["indexes"][..., 0]).mean())}
+        both = [key for key in student if key in teacher and student[key].shape == teacher[key].shape]
+        if not both:
+            return {}
+        ours, theirs = student[both[0]], teacher[both[0]]
+        if both[0] == "logits":
+            pair = [array.reshape(-1, array.shape[-1]) if array.ndim > 2 else array for array in (ours, theirs)]
+            return agreement(*pair)
+        flat = [array.reshape(len(array), -1) for array in (ours, theirs)]
+        return {"cosine": cosine(*flat) if all(array.any(1).all() for array in flat) else math.nan}
 
     def sliced(self, rows: Index) -> pa.Table:
         """The columns by whose values the report looks for slices where the student loses: its inputs but times."""
@@ -173,18 +185,33 @@ class Task(ABC):
         return {}
 
 
-def answers(outputs: Any, keys: Sequence[str]) -> Mapping[str, Any]:
-    """A module's outputs by key."""
-    if isinstance(outputs, Mapping):
-        return outputs
-    return dict(zip(keys, outputs if isinstance(outputs, tuple) else (outputs,), strict=True))
+def answers(task: Task, outputs: Any) -> Mapping[str, Any]:
+    """A module's outputs by key.
+
+    Raises:
+        ConfigurationError: there are not as many as the task has keys.
+    """
+    return named(outputs, task.keys, f"{task.material.declaration.where}: student")
 
 
 def asked_all(task: Task, module: nn.Module, rows: Index, device: torch.device) -> dict[str, Array]:
-    """What a module in eval mode says of rows, a part of them at a time."""
-    parts: list[Mapping[str, Tensor]] = []
+    """What a module in eval mode says of rows, a part of them at a time. Lists of layers are for objectives alone.
+
+    Raises:
+        ConfigurationError: an answer has other sizes in one part than in another.
+    """
+    parts: list[dict[str, Tensor]] = []
     with torch.inference_mode():
         for begin in range(0, len(rows), task.at_once):
             batch = task.batch(torch.from_numpy(rows[begin : begin + task.at_once]))
-            parts.append(answers(module(*(tensor.to(device) for tensor in batch.inputs)), task.keys))
+            given = answers(task, module(*(tensor.to(device) for tensor in batch.inputs)))
+            parts.append({key: value for key, value in given.items() if isinstance(value, Tensor)})
+    sizes = {key: sorted({tuple(part[key].shape[1:]) for part in parts}) for key in parts[0]}
+    problems = [
+        Problem(f"output {key}", f"sizes {found[0]} and {found[1]}", "the same for all rows: pad to one length")
+        for key, found in sizes.items()
+        if len(found) > 1
+    ]
+    if problems:
+        raise ConfigurationError(f"{task.material.declaration.where}: student", problems)
     return {key: torch.cat([part[key] for part in parts]).float().cpu().numpy() for key in parts[0]}

@@ -50,14 +50,19 @@ class HiddenStates(nn.Module):
             }
         )
 
-    def forward(self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, student: Sequence[Tensor], teacher: Sequence[Tensor] | Tensor, mask: Tensor | None = None
+    ) -> Tensor:
         """The loss of one batch.
 
         Args:
             student: all of the student's states, each (..., width), for a sequence (batch, tokens, width).
-            teacher: all of the teacher's states; get no gradient.
+            teacher: all of the teacher's states; get no gradient. As one tensor, (batch, states, ...), if they were
+                kept.
             mask: (...) true where a position counts, as an attention mask. If none counts, the loss is 0.
         """
+        if isinstance(teacher, Tensor) and teacher.ndim > 1:
+            teacher = teacher.unbind(1)
         counts = [
             Problem(party, f"{len(states)} states", str(len(self.widths[party])))
             for party, states in (("student", student), ("teacher", teacher))

@@ -152,6 +152,21 @@ class Objective(nn.Module):
             raise ConfigurationError(where, [problem], remedy="a control that learns without the teacher needs a loss")
         return Objective(terms)
 
+    def require_weight(self, steps: int, where: str) -> None:
+        """Refuses a training of so many steps in one of which every term has weight 0.
+
+        Args:
+            steps: of the training.
+            where: what is trained, for a message.
+
+        Raises:
+            ConfigurationError: there is such a step, or a weight is not finite.
+        """
+        for step in range(steps):
+            if not any(term.weight_at(step / steps) for term in self.terms.values()):
+                problem = Problem(f"weight of {', '.join(self.terms)}", f"0 at step {step + 1} of {steps}", "another")
+                raise ConfigurationError(where, [problem], remedy="let something be learned at every step")
+
     def check(self, student: Outputs, teacher: Outputs, labels: Any = None) -> None:
         """Computes every term once, without gradients, before the first step.
 
