@@ -58,6 +58,12 @@ def test_the_profile_says_how_long_where_the_declaration_does_not() -> None:
     assert declaration(steps=5).trained(profile).epochs is None
 
 
+def test_the_metric_of_the_task_is_the_gate_of_the_training() -> None:
+    assert declaration(patience=2).problems() == []
+    (problem,) = declaration(gate="loss", patience=2).problems()
+    assert str(problem) == "distillation late: gate: 'loss'; expected None: the task's metric decides"
+
+
 @pytest.mark.parametrize("module", ["isthmus.distill", "isthmus.distill.declaration", "isthmus.features.manifest"])
 def test_no_learning_library_is_imported(module: str) -> None:
     heavy = "{'torch', 'sklearn', 'onnx', 'onnxruntime'}"

@@ -1,5 +1,6 @@
 """Tasks of other kinds than tables and lines, to the end; what does not fit is said before a step."""
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 from isthmus.distill.declaration import Gate
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.split import split_table
-from isthmus.features.errors import ConfigurationError, DataError
+from isthmus.features.errors import ConfigurationError, DataError, DependencyError
 from tests.distill.kinds import Convolved, Twice
 from tests.distill.support import run, training_set
 
@@ -66,6 +67,23 @@ def test_a_measure_without_a_value_is_not_known(few: pa.Table, tmp_path: Path) -
 def test_a_row_without_a_finite_answer_is_named(few: pa.Table, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"student of seed 0, output logits: row \d+ of the training set is nan"):
         trained(tmp_path, few, "Infinite")
+
+
+def test_a_full_disk_at_the_end_is_said(few: pa.Table, tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def told(text: str) -> None:
+        if text.startswith("control-0 done"):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (128, before[1]))
+
+    try:
+        with pytest.raises(DependencyError, match=r"student \w+ cannot be written: .*Make room there"):
+            trained(tmp_path, few, "Classes", told=told)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    notes: list[str] = []
+    trained(tmp_path, few, "Classes", notes=notes)
+    assert any(note.startswith("control-0, goes on after step") for note in notes)
 
 
 @pytest.mark.parametrize(

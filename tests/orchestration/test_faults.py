@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
-from isthmus import ContractMismatch, GateFailed
+from isthmus import ContractMismatch, DataError, GateFailed
 from isthmus.distill.golden import spread
 from isthmus.distill.runtime import ort_format
 from isthmus.features.columns import Values, from_arrow, micros
@@ -92,6 +92,37 @@ def test_a_project_without_faults_passes(exported: Shop, project: Open) -> None:
         "shelf_demand__sold_1d", "shelf_demand__distance", "store", "product", "hour", "weight",
     }  # fmt: skip
     assert deploy(project(exported)).verdict.compared == verdict.compared
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, r"the serving half is missing"),
+        ({"package": "late_order-0"}, r"measured with package late_order-0; expected package late_order-\w+"),
+        ({"precision": "fp32"}, r"measured with precision fp32; expected precision int8.*isthmus export"),
+        ({"threads": 9}, r"measured with threads 9; expected threads 1"),
+        ({"memory_mb": None}, r"the serving half lacks memory_mb"),
+    ],
+)
+def test_what_was_not_measured_is_not_deployed(
+    exported: Shop, project: Open, change: dict[str, Any], words: str
+) -> None:
+    (file,) = exported.state.glob("models/late_order/*/serving.json")
+    half = json.loads(file.read_bytes())
+    file.write_text(json.dumps({**half, **change}) if change else "null")
+    if not change:
+        file.unlink()
+    with pytest.raises(GateFailed, match=words):
+        deploy(project(exported))
+    file.write_bytes(b"{")
+    with pytest.raises(DataError, match=r"serving.json: cannot be read.*isthmus export"):
+        deploy(project(exported))
+
+
+def test_a_student_below_a_gate_of_today_is_not_deployed(exported: Shop, project: Open) -> None:
+    exported.replace("gates=[]", 'gates=[Gate("lift_kept", at_least=2.0)]')
+    with pytest.raises(GateFailed, match=r"student of late_order: lift_kept is [\d.]+; expected lift_kept at least 2"):
+        deploy(project(exported))
 
 
 def rewrite(shop: Shop, project: Open, name: str, change: Change) -> None:

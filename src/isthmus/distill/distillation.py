@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
@@ -151,7 +152,14 @@ def distill(
             stages.done(place, done)
     data = report(task, identity, trained, outputs, facts, stages.seconds)
     chosen = {name: trained[name, data["shipped"]].model for name in PUPILS}
-    publish(folder / identity, lambda fresh: _write(fresh, chosen, data, task.files(identity)))
+    try:
+        publish(folder / identity, lambda fresh: _write(fresh, chosen, data, task.files(identity)))
+    except (OSError, SafetensorError) as error:
+        raise DependencyError(
+            str(folder),
+            f"student {identity} cannot be written: {error}",
+            remedy="make room there; the same command goes on from where training ended",
+        ) from error
     # Those of earlier settings, too: they are large, and nothing goes on from them any more.
     for old in runs.glob("*/*"):
         discard(old)

@@ -10,7 +10,14 @@ from isthmus.distill.gates import held
 from isthmus.distill.head import Head
 from isthmus.features.contract import Contract
 from isthmus.features.contractdiff import service_differences
-from isthmus.features.errors import ContractMismatch, DataError, DependencyError, GateFailed
+from isthmus.features.errors import (
+    ConfigurationError,
+    ContractMismatch,
+    DataError,
+    DependencyError,
+    GateFailed,
+    Problem,
+)
 from isthmus.features.files import read_pointer, write_atomically
 from isthmus.features.manifest import ModelInput, read_contract, read_package
 from isthmus.features.verdict import FeatureVerdict
@@ -66,8 +73,9 @@ def distill(project: Project, name: str | None = None, *, progress: Progress = s
             head=Head.of(contract, declared.student.name),
             progress=progress,
         )
-    papers.write(project, declared, report.path)
+    # First: a gate about a figure that is not there can be mended without training again.
     write_atomically(_models(project, declared) / "latest", report.id.encode())
+    papers.write(project, declared, report.path)
     return report
 
 
@@ -99,6 +107,9 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
     except ImportError as error:
         raise _missing("mobile", error) from error
     declared = distillation(project, name)
+    if isinstance(declared.task, str):
+        problem = Problem("task", repr(declared.task), "a Tabular: packages are made of tables only")
+        raise ConfigurationError(declared.where, [problem])
     contract = project.applied()
     require_quality(project, declared)
     model, examples = last_model(project, declared), last_training_set(project, declared)
@@ -189,16 +200,26 @@ def last_report(project: Project, declared: Distillation) -> dict[str, Any]:
 
 
 def require_boundary(project: Project, declared: Distillation) -> None:
-    """Refuses a package of whose costs a half has not been measured.
+    """Refuses a package of whose costs a half has not been measured, as it will be served.
 
     Raises:
         GateFailed: with what is missing.
     """
     from isthmus.distill.papers import require_boundary as require
 
-    report = last_report(project, declared)
-    if report["serving"] and report["serving"]["package"] != last_package(project, declared).name:
-        report["serving"] = None
+    report, profile = last_report(project, declared), project.settings.profiles.serving
+    served = {
+        "package": last_package(project, declared).name, "precision": profile.precision, "threads": profile.threads,
+    }  # fmt: skip
+    if half := report["serving"]:
+        other = [name for name, value in served.items() if half.get(name) != value]
+        if other:
+            raise GateFailed(
+                f"boundary card of {declared.name}",
+                f"the serving half was measured with {', '.join(f'{name} {half.get(name)}' for name in other)}",
+                expected=", ".join(f"{name} {served[name]}" for name in other),
+                remedy="run `isthmus export`",
+            )
     require(report)
 
 

@@ -6,7 +6,10 @@ import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from isthmus.distill.gates import held
+from isthmus.features.errors import DataError
 from isthmus.features.files import write_atomically
 from isthmus.orchestration.project import Project
 
@@ -19,11 +22,21 @@ PAGE, MODEL_CARD, BOUNDARY_CARD = "report.html", "MODEL_CARD.md", "BOUNDARY.md"
 
 
 def read(model: Path) -> dict[str, Any]:
-    """The report of a student, with its serving half once a package was made of it."""
-    report: dict[str, Any] = json.loads((model / REPORT).read_bytes())
-    measured = model / SERVING
-    report["serving"] = json.loads(measured.read_bytes()) if measured.exists() else None
+    """The report of a student, with its serving half once a package was made of it.
+
+    Raises:
+        DataError: one of both is damaged.
+    """
+    report = _read(model / REPORT, "distill")
+    report["serving"] = _read(model / SERVING, "export") if (model / SERVING).exists() else None
     return report
+
+
+def _read(file: Path, verb: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise DataError(str(file), f"cannot be read: {error}", remedy=f"run `isthmus {verb}` again") from error
 
 
 def measured(project: Project, model: Path, exported: "ExportReport") -> None:

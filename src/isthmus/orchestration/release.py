@@ -7,7 +7,7 @@ import msgspec
 from isthmus.features import clock
 from isthmus.features.offline import OfflineStore
 from isthmus.features.verdict import Verdict
-from isthmus.orchestration.models import last_package, require_boundary
+from isthmus.orchestration.models import last_package, require_boundary, require_quality
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.trainingset import distillation
 from isthmus.orchestration.verification import verdict_file
@@ -23,12 +23,13 @@ def deploy(project: Project, name: str | None = None) -> Deployment:
         name: the distillation; may be left out where there is only one.
 
     Raises:
-        GateFailed: there is no passing verdict for this package under this contract, or what it costs to train or to
-            serve it has not been measured.
+        GateFailed: there is no passing verdict for this package under this contract, what it costs to train or to
+            serve it has not been measured, or a gate does not hold.
         PackageError: the package is damaged or altered.
     """
     declared = distillation(project, name)
     require_boundary(project, declared)
+    require_quality(project, declared)
     contract, store = project.applied(), OfflineStore(project.offline)
     views = [contract.view(view) for view in {view for view, _ in contract.read(declared.student.name)}]
     file = verdict_file(project, declared)

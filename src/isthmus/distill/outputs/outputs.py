@@ -18,7 +18,7 @@ from isthmus.distill.outputs.form import Form
 from isthmus.distill.outputs.shards import Shard
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.features.contract import sha256
-from isthmus.features.errors import ConfigurationError, DataError, Problem
+from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem
 from isthmus.features.files import write_atomically
 
 SHARD_BYTES = 64 << 20
@@ -152,6 +152,7 @@ class TeacherOutputs:
         Raises:
             ConfigurationError: as `outputs[indexes]` does.
             DataError: the same.
+            DependencyError: the disk is full.
         """
         self.refresh()
         todo = self._in_order(np.flatnonzero(self._shard < 0))
@@ -170,11 +171,22 @@ class TeacherOutputs:
         self.flush()
 
     def flush(self) -> None:
-        """Publishes what waits in memory."""
+        """Publishes what waits in memory.
+
+        Raises:
+            DependencyError: the disk is full, or the folder cannot be written; what is kept there stays.
+        """
         if self._open is None:
             return
         waiting = self._open
-        name = shards.write(self.path, waiting.shard())
+        try:
+            name = shards.write(self.path, waiting.shard())
+        except OSError as error:
+            raise DependencyError(
+                str(self.path),
+                f"outputs of the teacher cannot be written: {error}",
+                remedy="make room there; rows whose outputs are kept are not computed again",
+            ) from error
         self._open = None
         self._published[name] = waiting.number
         with suppress(FileNotFoundError):  # pruned by another process: what is in memory stays
