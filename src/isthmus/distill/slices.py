@@ -46,8 +46,9 @@ def worst_slices(
 ) -> list[Slice]:
     """The slices in which the student loses most against the teacher, the largest loss first.
 
-    Of slices with the same rows only the first counts. A text makes a slice of each of its values, a boolean of both, a number of its four quarters (fewer where many rows
-    have one value). Rows without a value are a slice of their own; NaN is no value.
+    Of slices with the same rows only the first counts. A text makes a slice of each of its values, a boolean of both, a
+    number of its four quarters (fewer where many rows have one value). Rows without a value are a slice of their own;
+    NaN is no value.
 
     Args:
         table: the columns of the test rows by which they are sliced.
@@ -62,7 +63,7 @@ def worst_slices(
     found, known = [], set()
     for name in table.column_names:
         for value, rows in _slices(name, table[name], least):
-            if (same := hashlib.sha256(rows).digest()) in known:
+            if (same := hashlib.sha256(rows.tobytes()).digest()) in known:
                 continue
             known.add(same)
             measured = measure(rows)
