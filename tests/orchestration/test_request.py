@@ -146,6 +146,14 @@ REFUSED = {
     "casts of casts": (
         "weight > 3", "reduce(lambda x, n: x.cast(('float', 'double')[n % 2]), range(99), weight) > 3", "each other"
     ),
+    "what doubles": (
+        "weight > 3", "reduce(lambda x, _: x + x, range(25), weight) > 3",
+        r"moment \(definitions.py:\d+\): field heavy: up to here it is 65,535 expressions.* expected at most 50,000",
+    ),
+    "a long expression": (
+        "weight > 3", "F.soundex(F.concat(*[F.lit('a' * 50)] * 100)) == 'S'",
+        "soundex.concat.{100,300} … .{100,200}: graphs have no soundex",
+    ),
     "endless depth": ("weight > 3", "sum([weight] * 5000, F.lit(0.0)) > 3", "field heavy: too many"),
     "code that fails": ("weight > 3", "weight > 1 // 0", r"failed in line \d+ with ZeroDivisionError"),
 }  # fmt: skip

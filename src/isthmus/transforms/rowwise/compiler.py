@@ -1,7 +1,7 @@
 """From PySpark columns to one ONNX graph."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import onnx
@@ -76,19 +76,32 @@ class _Compiler:
             name: Value(kind, rows[name], None if name in plain else mask)
             for (name, kind), mask in zip(inputs.items(), masks, strict=True)
         }
-        self._known: dict[Node, Value] = {}
+        self._numbers: dict[int, int] = {}
+        self._distinct: dict[tuple[object, ...], int] = {}
+        self._known: dict[int, Value] = {}
         self._arrays: dict[str, Value] = {}
         self._bound: dict[str, Value] = {}
 
     def value(self, node: Node) -> Value:
         """The value of an expression; the same one is computed once."""
-        # Where it stands does not change what it is.
-        bare = _bare(node)
         if self._bound:
             return self._computed(node)
-        if bare not in self._known:
-            self._known[bare] = self._computed(node)
-        return self._known[bare]
+        number = self._number(node)
+        if number not in self._known:
+            self._known[number] = self._computed(node)
+        return self._known[number]
+
+    def _number(self, node: Node) -> int:
+        """The same for expressions that are the same: where one stands does not change what it is.
+
+        A number for each keeps it short: hashes of whole expressions take as long again for every one around them.
+        """
+        if id(node) not in self._numbers:
+            # To Python, 0.0 and -0.0 are equal.
+            value = repr(node.value) if node.name == "literal" else node.value
+            said = (node.name, value, node.kind, *map(self._number, node.arguments))
+            self._numbers[id(node)] = self._distinct.setdefault(said, len(self._distinct))
+        return self._numbers[id(node)]
 
     def _computed(self, node: Node) -> Value:
         graph = self._graph
@@ -189,12 +202,6 @@ def _by_element(kinds: Mapping[str, SqlType]) -> dict[str, tuple[str, ...]]:
 
 def _described(name: str, tensor: int, rows: int) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, tensor, [rows, "N"])
-
-
-def _bare(node: Node) -> Node:
-    # To Python, 0.0 and -0.0 are equal.
-    value = repr(node.value) if node.name == "literal" else node.value
-    return replace(node, value=value, place="", arguments=tuple(map(_bare, node.arguments)))
 
 
 def _nearest(name: str) -> str:

@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.connect.proto import DataType as TypeProto
     from pyspark.sql.connect.proto import Expression as Proto
+    from pyspark.sql.connect.proto import Origin
+
+MOST = 50_000
+"""Expressions of one field: two seconds to compile. A cosine of arrays of 1,000 elements has half of them."""
+
+
+_SHOWN = 400
+"""Characters of an expression that a message shows."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,10 @@ class NotCompilableError(Exception):
     def problem(self, where: str) -> Problem:
         """It as one of the problems of a project."""
         place = f"{where} ({self.node.place})" if self.node.place else where
-        return Problem(place, f"{self.node}: {self.found}", self.instead)
+        said = str(self.node)
+        if len(said) > _SHOWN:
+            said = f"{said[: _SHOWN // 2]} … {said[-_SHOWN // 2 :]}"
+        return Problem(place, f"{said}: {self.found}", self.instead)
 
 
 @contextmanager
@@ -93,13 +104,14 @@ def node_of(column: "Column", name: str = "column") -> Node:
         name: what to call it in a message.
 
     Raises:
-        NotCompilableError: a part of it is not a plain expression of one row, or it is too deep.
+        NotCompilableError: a part of it is not a plain expression of one row, or it is too deep or too large.
     """
     from google.protobuf.message import DecodeError
     from pyspark.sql.connect import proto
 
     expression: Any = column._expr  # a column of Spark Connect
     try:
+        _written_out(expression, name, {})
         found = expression.to_plan(None)
         # As an engine is sent it, which takes messages in messages to a depth of 100.
         plan = proto.Plan()
@@ -111,6 +123,24 @@ def node_of(column: "Column", name: str = "column") -> Node:
             "halves of halves: (a + b) + (c + d) for a + b + c + d",
         ) from None  # fmt: skip
     return _node(found)
+
+
+def _written_out(expression: Any, name: str, known: dict[int, int]) -> int:
+    """How many expressions an engine is sent: one that is used twice in Python, twice.
+
+    Counted on PySpark's objects, which are shared, before they are written out: what doubles 25 times would not end.
+    """
+    if id(expression) not in known:
+        count = 1 + sum(_written_out(child, name, known) for child in expression.children)
+        if count > MOST:
+            origin = expression.origin
+            raise NotCompilableError(
+                Node("column", value=name, place=_site(origin) if origin is not None else ""),
+                f"up to here it is {count:,} expressions, since engines are sent twice what is used twice",
+                f"at most {MOST:,}",
+            )
+        known[id(expression)] = count
+    return known[id(expression)]
 
 
 def _node(proto: "Proto", around: str = "") -> Node:
@@ -159,7 +189,11 @@ def _node(proto: "Proto", around: str = "") -> Node:
 
 
 def _place(proto: "Proto") -> str:
-    site = proto.common.origin.python_origin.call_site
+    return _site(proto.common.origin)
+
+
+def _site(origin: "Origin") -> str:
+    site = origin.python_origin.call_site
     # "module.py:12" behind any words of PySpark's own.
     path, _, line = site.strip().rpartition(":")
     return f"{Path(path).name}:{line}" if line.isdigit() else ""
