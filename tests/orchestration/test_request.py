@@ -168,6 +168,27 @@ def test_what_cannot_be_compiled_is_refused_with_its_place(shop: Shop, project: 
     assert re.search(r"definitions\.py:\d+|parameter|definitions.py\)", str(raised.value))
 
 
+@pytest.mark.parametrize(
+    ("called", "instead"),
+    [
+        ("F.initcap(store)", "startswith, .*, or a lookup in create_map"),
+        ("F.date_format(F.timestamp_seconds(hour), 'E')", "year, month, day, "),
+        ("F.from_utc_timestamp(F.timestamp_seconds(hour), 'CET')", "a request field with the local time"),
+        ("F.max(store)", "a transform of a view"),
+        ("store.cast('binary')", r"CAST\(store AS binary\): there is no binary in a graph"),
+        ("F.lpad(store, 3, ' ')", "one of the functions of docs/row-functions.md"),
+    ],
+)
+def test_a_function_that_graphs_lack_is_refused_with_its_line_and_what_there_is(
+    shop: Shop, project: Open, called: str, instead: str
+) -> None:
+    with_moment(shop).replace('F.upper(F.concat(store, F.lit("-"), F.when(hour < 12, "am").otherwise("pm")))', called)
+    lines = shop.definitions.read_text().splitlines()
+    line = 1 + next(n for n, text in enumerate(lines) if called in text)
+    with pytest.raises(ConfigurationError, match=rf"moment \(definitions.py:{line}\): .*{instead}"):
+        apply(project(shop))
+
+
 def test_a_student_may_not_compute_of_what_a_device_cannot_have(shop: Shop, project: Open) -> None:
     with_moment(shop)
     shop.replace("inputs=[basket, shelf_demand]", "inputs=[basket, shelf_demand, customer_orders]")

@@ -204,12 +204,37 @@ def _described(name: str, tensor: int, rows: int) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, tensor, [rows, "N"])
 
 
+_NEAREST = {
+    "texts": ("startswith, endswith, contains, like, ==, isin, or a lookup in create_map",
+              ("length", "char_length", "character_length", "octet_length", "substring", "substr", "left", "right",
+               "trim", "ltrim", "rtrim", "split", "initcap", "instr", "locate", "replace", "translate", "rlike", "regexp",
+               "regexp_like", "regexp_extract", "regexp_replace", "levenshtein", "soundex", "ilike")),
+    "numbers of texts": ("Hashed among the steps of a student's preparation, or pmod of a whole number",
+                         ("hash", "xxhash64", "crc32", "md5", "sha1", "sha2")),
+    "now": ("a request field with the moment of the question",
+            ("current_date", "current_timestamp", "now", "localtimestamp", "curdate")),
+    "zones": ("a request field with the local time, or hours added to unix_seconds",
+              ("from_utc_timestamp", "to_utc_timestamp", "convert_timezone")),
+    "parts of times": ("year, month, day, dayofweek, hour, minute, second",
+                       ("date_format", "to_char", "date_part", "datepart", "extract", "monthname", "dayname")),
+    "seconds": ("unix_seconds", ("unix_timestamp",)),
+    "times": ("timestamp_seconds, timestamp_millis, timestamp_micros of a number, or a field of type UnixTimestamp",
+              ("to_timestamp", "from_unixtime", "make_timestamp")),
+    "buckets": ("least(greatest(floor((x - low) / width) + 1, 0), n + 1), or when", ("width_bucket",)),
+    "other rows": ("a transform of a view, which may look at many rows",
+                   ("avg", "mean", "sum", "count", "min", "max", "first", "last", "stddev", "variance", "median",
+                    "collect_list", "collect_set", "percentile_approx")),
+    "chance": ("a request field", ("rand", "randn", "uuid", "uniform")),
+}  # fmt: skip
+"""What stands in for what graphs lack, where it is not called alike."""
+
+
 def _nearest(name: str) -> str:
     import difflib
 
+    for instead, names in _NEAREST.values():
+        if name in names:
+            return instead
     close = difflib.get_close_matches(name, RULES, 3, 0.6)
-    return (
-        f"one of the functions that graphs have, for example {', '.join(close)}"
-        if close
-        else "one of the functions that graphs have"
-    )
+    example = f", for example {', '.join(close)}" if close else ""
+    return f"one of the functions of docs/row-functions.md{example}"
