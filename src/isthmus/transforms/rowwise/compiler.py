@@ -207,8 +207,8 @@ def _described(name: str, tensor: int, rows: int) -> onnx.ValueInfoProto:
 _NEAREST = {
     "texts": ("startswith, endswith, contains, like, ==, isin, or a lookup in create_map",
               ("length", "char_length", "character_length", "octet_length", "substring", "substr", "left", "right",
-               "trim", "ltrim", "rtrim", "split", "initcap", "instr", "locate", "replace", "translate", "rlike", "regexp",
-               "regexp_like", "regexp_extract", "regexp_replace", "levenshtein", "soundex", "ilike")),
+               "trim", "ltrim", "rtrim", "split", "initcap", "instr", "locate", "replace", "translate", "rlike",
+               "regexp", "regexp_like", "regexp_extract", "regexp_replace", "levenshtein", "soundex", "ilike")),
     "numbers of texts": ("Hashed among the steps of a student's preparation, or pmod of a whole number",
                          ("hash", "xxhash64", "crc32", "md5", "sha1", "sha2")),
     "now": ("a request field with the moment of the question",
