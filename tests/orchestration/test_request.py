@@ -75,6 +75,7 @@ def test_one_definition_gives_the_same_values_to_training_the_api_and_the_packag
     package = export(project(shop)).path
     verdict = require_passed(verify(project(shop), every=True))
     assert {name: one.compared for name, one in verdict.views["moment"].items()} == dict.fromkeys(FIELDS, len(table))
+    assert {name: one.compared for name, one in verdict.views["API moment"].items()} == dict.fromkeys(FIELDS, 2000)
     deploy(project(shop))
 
     manifest = read_package(package)
@@ -226,6 +227,22 @@ def test_a_spine_may_leave_out_what_has_a_default(shop: Shop, project: Open) -> 
     verdict = require_passed(verify(project(shop), every=True))
     assert verdict.views["offer"]["deal"].compared == len(table)
     deploy(project(shop))
+
+
+def test_what_no_training_set_has_is_said_not_to_be_compared(shop: Shop, project: Open) -> None:
+    with_moment(shop).replace("\n\n@spine(entities=[customer, shelf]", EXTRA + "\n\n@spine(entities=[customer, shelf]")
+    apply(project(shop))
+    build(project(shop))
+    materialize(project(shop))
+    skipped = verify(project(shop)).skipped
+    assert skipped["offer"].startswith("no service of late_order has it, so no training set has")
+    assert skipped["moment"] == "there is no training set in which an engine computed it"
+    text = shop.definitions.read_text()
+    shop.definitions.write_text(text[: text.index("late_order = Distillation(")])
+    apply(project(shop))
+    skipped = verify(project(shop)).skipped
+    assert set(skipped) == {"offer", "extra", "moment"}
+    assert skipped["moment"].startswith("no distillation has it in a service")
 
 
 def test_functions_may_import_what_lies_beside_the_definitions(shop: Shop, project: Open) -> None:
