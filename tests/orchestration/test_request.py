@@ -107,6 +107,13 @@ def test_one_definition_gives_the_same_values_to_training_the_api_and_the_packag
         assert columns["moment__per_sold"]["values"] == pytest.approx(expected, rel=1e-15)
         answer = http.post("/predict", json={"entities": keys, "request": request}).json()
         assert len(answer["predictions"]) == 3
+        (model,) = http.get("/models").json()["models"]
+        assert [item["name"] for item in model["inputs"]] == list(
+            dict.fromkeys(item.name for item in manifest.inputs)
+        )  # one that the model reads and a request transform takes is named once
+        wrong = http.post("/get-online-features", json=asked | {"entities": keys | request | {"hours": [1, 2, 3]}})
+        assert (wrong.status_code, wrong.json()["where"]) == (422, "entities.hours")
+        assert wrong.json()["expected"] == "one of customer, hour, product, store, weight"
         missing = http.post("/predict", json={"entities": keys, "request": {"hour": request["hour"]}})
         assert (missing.status_code, missing.json()["where"]) == (422, "request.weight")
 
