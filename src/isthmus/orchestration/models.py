@@ -189,15 +189,20 @@ def last_report(project: Project, declared: Distillation) -> dict[str, Any]:
 
 
 def require_boundary(project: Project, declared: Distillation) -> None:
-    """Refuses a package of whose costs a half has not been measured.
+    """Refuses the last package if a half of what it costs has not been measured.
 
     Raises:
+        DataError: there is no package, or its student is gone.
         GateFailed: with what is missing.
     """
     from isthmus.distill.papers import require_boundary as require
 
-    report = last_report(project, declared)
-    if report["serving"] and report["serving"]["package"] != last_package(project, declared).name:
+    package = last_package(project, declared)
+    student = _models(project, declared) / read_package(package).model
+    if not student.exists():
+        raise DataError(str(student), "is gone, with what the package cost", remedy="run `isthmus distill` and export")
+    report = papers.read(student)
+    if report["serving"] and report["serving"]["package"] != package.name:
         report["serving"] = None
     require(report)
 
