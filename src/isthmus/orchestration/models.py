@@ -121,8 +121,8 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
         head=Head.of(contract, declared.student.name),
         progress=progress,
     )
-    papers.measured(project, model, report)
-    papers.write(project, declared, model)
+    papers.measured(project, report)
+    papers.write(project, declared, model, report.path)
     write_atomically(_latest_package(project, declared), report.path.name.encode())
     return report
 
@@ -184,7 +184,7 @@ def require_quality(project: Project, declared: Distillation) -> dict[str, float
 
 
 def last_report(project: Project, declared: Distillation) -> dict[str, Any]:
-    """What the last distillation reported, and the last package that was made of it."""
+    """What the last distillation reported."""
     return papers.read(last_model(project, declared))
 
 
@@ -201,10 +201,7 @@ def require_boundary(project: Project, declared: Distillation) -> None:
     student = _models(project, declared) / read_package(package).model
     if not student.exists():
         raise DataError(str(student), "is gone, with what the package cost", remedy="run `isthmus distill` and export")
-    report = papers.read(student)
-    if report["serving"] and report["serving"]["package"] != package.name:
-        report["serving"] = None
-    require(report)
+    require(papers.read(student, package))
 
 
 def last_package(project: Project, declared: Distillation) -> Path:

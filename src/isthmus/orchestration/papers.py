@@ -14,23 +14,22 @@ if TYPE_CHECKING:
     from isthmus.distill.declaration import Distillation
     from isthmus.distill.export import ExportReport
 
-REPORT, SERVING = "report.json", "serving.json"
+REPORT = "report.json"
 PAGE, MODEL_CARD, BOUNDARY_CARD = "report.html", "MODEL_CARD.md", "BOUNDARY.md"
 
 
-def read(model: Path) -> dict[str, Any]:
-    """The report of a student, with its serving half once a package was made of it."""
+def read(model: Path, package: Path | None = None) -> dict[str, Any]:
+    """The report of a student, with the serving half that was measured with a package of it."""
     report: dict[str, Any] = json.loads((model / REPORT).read_bytes())
-    measured = model / SERVING
-    report["serving"] = json.loads(measured.read_bytes()) if measured.exists() else None
+    measured = None if package is None else _serving(package)
+    report["serving"] = json.loads(measured.read_bytes()) if measured and measured.exists() else None
     return report
 
 
-def measured(project: Project, model: Path, exported: "ExportReport") -> None:
-    """Keeps what the package of a student cost where it was measured: the serving half of the boundary."""
+def measured(project: Project, exported: "ExportReport") -> None:
+    """Keeps what a package cost where it was measured: the serving half of the boundary."""
     profile = project.settings.profiles.serving
     half = {
-        "package": exported.path.name,
         "runtime": exported.runtime,
         "precision": profile.precision,
         "threads": profile.threads,
@@ -40,14 +39,19 @@ def measured(project: Project, model: Path, exported: "ExportReport") -> None:
         "device": "cpu",
         "host": f"{platform.machine()}, {os.cpu_count()} cores",
     }
-    write_atomically(model / SERVING, json.dumps(half, indent=2).encode())
+    write_atomically(_serving(exported.path), json.dumps(half, indent=2).encode())
 
 
-def write(project: Project, declared: "Distillation", model: Path) -> None:
+def _serving(package: Path) -> Path:
+    """Not in the package: figures inside would make its bytes differ from one export to the next."""
+    return package.parents[1] / "serving" / f"{package.name}.json"
+
+
+def write(project: Project, declared: "Distillation", model: Path, package: Path | None = None) -> None:
     """Writes all papers of a student anew, from what is known of it now."""
     from isthmus.distill.papers import boundary_card, model_card, page
 
-    report, prices = read(model), project.settings.prices
+    report, prices = read(model, package), project.settings.prices
     report["description"] = declared.description
     report["gates"] = [
         {
