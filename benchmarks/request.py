@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import FunctionType
 from typing import Any, cast
 
@@ -41,8 +42,10 @@ from isthmus.features.contract import Column, TransformContract, request_column
 from isthmus.features.rowgraph import RowGraph
 from isthmus.features.spec import Field, RequestSource, RequestTransform
 from isthmus.features.types import Bool, DataType, Float64, Int32, Int64, String, UnixTimestamp
+from isthmus.orchestration.project import Project
 from isthmus.transforms.request import compiled
 
+FLIGHTS = Path(__file__).parents[1] / "examples" / "flights"
 SIZES = (1, 10, 100, 1000)
 BARS = {1: 50.0, 1000: 2.0}
 """Microseconds a row."""
@@ -183,7 +186,26 @@ def main() -> int:
             found.append(
                 less(rows, "µs a row", each["Isthmus"], each[alone], f"Feast, {mode} mode, its function alone")
             )
+    found += example(rounds, seconds)
     return report("request", found, as_json=asked.json, quick=asked.quick)
+
+
+def example(rounds: int, seconds: float) -> list[Comparison]:
+    """The request transform of the flights, which is what a project has, beside the dozen, which is all kinds."""
+    transform = Project(FLIGHTS).definitions.contract.transforms["moment"]
+    graph, found = RowGraph(transform), []
+    for size, bar in BARS.items():
+        chance = np.random.default_rng(size)
+        columns = {name: Values(chance.random(size, np.float32), np.ones(size, bool)) for name in transform.taken}
+        columns |= {
+            column.name: Values(chance.integers(1, 1440, size), np.ones(size, bool)) for column in transform.request
+        }
+        times = timed({"Isthmus": (lambda columns=columns: columns, graph.run)}, rounds, seconds)  # type: ignore[misc]
+        each = round(1e6 * times["Isthmus"] / size, 3)
+        note(f"{len(transform.fields)} features of the flights, {size} rows: {each}")
+        rows = f"the flights' {len(transform.fields)} features, {size} row{'s' if size > 1 else ''}"
+        found.append(at_most(rows, "µs a row", each, bar))
+    return found
 
 
 def ours() -> RowGraph:

@@ -58,8 +58,9 @@ def naively(rows: Rows, measure: Measure, least: int) -> list[Slice]:
         if None in groups:
             found.append((column, groups[None]))
     slices = []
-    for column, group in found:
-        if len(group) >= least and len(group) < len(rows):
+    for number, (column, group) in enumerate(found):
+        first = group not in [other for _, other in found[:number]]
+        if first and least <= len(group) < len(rows):
             worth = measure(np.array(group))
             control = None if math.isnan(worth["control"]) else worth["control"]
             slices.append(Slice(column, None, len(group), worth["teacher"], worth["student"], control))

@@ -277,10 +277,10 @@ def test_a_signal_ends_a_training_with_one_line_and_the_same_command_goes_on(
 ) -> None:
     assert run("training-set", cwd=built.root).returncode == 0
     longer = {**os.environ, "ISTHMUS_PROFILES__TRAINING__EPOCHS": "2000"}
-    for begins in ("student, epoch 1 of", "student, goes on after step"):
+    for begins in ("student-0, epoch 1 of", "student-0, goes on after step"):
         child = subprocess.Popen([SCRIPT, "distill"], cwd=built.root, stderr=subprocess.PIPE, text=True, env=longer)
         assert child.stderr is not None
-        assert begins in next(line for line in child.stderr if "student, " in line)
+        assert begins in next(line for line in child.stderr if "student-0, " in line)
         child.send_signal(number)
         _, said = child.communicate(timeout=30)
         *before, last = said.splitlines()

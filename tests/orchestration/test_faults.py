@@ -27,15 +27,17 @@ from isthmus.features.offline import OfflineStore
 from isthmus.features.online import OnlineStore
 from isthmus.features.publishing import key_values
 from isthmus.features.verdict import Verdict
+from isthmus.orchestration.api import private_api
 from isthmus.orchestration.assets import build_definitions
 from isthmus.orchestration.materialization import materialize
 from isthmus.orchestration.models import distill, export
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.recomputation import recompute
 from isthmus.orchestration.registration import apply
 from isthmus.orchestration.release import deploy
 from isthmus.orchestration.tables import build
 from isthmus.orchestration.trainingrecord import RECORD
-from isthmus.orchestration.trainingset import training_set
+from isthmus.orchestration.trainingset import distillation, training_set
 from isthmus.orchestration.verification import PREDICT, require_passed, verify
 from tests.orchestration import shop as shops
 from tests.orchestration.shop import HOUR, Open, Shop
@@ -98,7 +100,6 @@ def test_a_project_without_faults_passes(exported: Shop, project: Open) -> None:
     ("change", "words"),
     [
         ({}, r"the serving half is missing"),
-        ({"package": "late_order-0"}, r"measured with package late_order-0; expected package late_order-\w+"),
         ({"precision": "fp32"}, r"measured with precision fp32; expected precision int8.*isthmus export"),
         ({"threads": 9}, r"measured with threads 9; expected threads 1"),
         ({"memory_mb": None}, r"the serving half lacks memory_mb"),
@@ -107,7 +108,7 @@ def test_a_project_without_faults_passes(exported: Shop, project: Open) -> None:
 def test_what_was_not_measured_is_not_deployed(
     exported: Shop, project: Open, change: dict[str, Any], words: str
 ) -> None:
-    (file,) = exported.state.glob("models/late_order/*/serving.json")
+    (file,) = exported.state.glob("serving/late_order-*.json")
     half = json.loads(file.read_bytes())
     file.write_text(json.dumps({**half, **change}) if change else "null")
     if not change:
@@ -115,7 +116,7 @@ def test_what_was_not_measured_is_not_deployed(
     with pytest.raises(GateFailed, match=words):
         deploy(project(exported))
     file.write_bytes(b"{")
-    with pytest.raises(DataError, match=r"serving.json: cannot be read.*isthmus export"):
+    with pytest.raises(DataError, match=r"cannot be read.*isthmus export"):
         deploy(project(exported))
 
 
@@ -295,12 +296,32 @@ def test_a_graph_that_computes_something_else_than_the_engine_did(exported: Shop
     told["computed"]["moment"]["hash"] = project(exported).applied().transforms["moment"].hash
     record.write_text(json.dumps(told))
     named, verdict = found(exported, project)
-    assert set(named) == {name}
+    assert set(named) == {name, f"API {name}"}
     view, field = name.split(".")
     example = verdict.views[view][field].examples[0]
     assert "store" in example.key
     assert example.event_timestamp
     assert verdict.views[view][field].tolerance == (1e-15 if field == "per_sold" else 0)
+
+
+def test_a_server_that_computes_something_else(exported: Shop, project: Open, tmp_path: Path) -> None:
+    """Its graph is another one than that which was compared with the engine."""
+    other = Shop(Path(shutil.copytree(exported.root, tmp_path / "other")))
+    other.replace("F.coalesce(shelf_demand__sold_1d, F.lit(1))", "F.coalesce(shelf_demand__sold_1d, F.lit(2))")
+    apply(project(other))
+    declared = distillation(project(exported), None)
+    found = []
+    for asked in (project(exported), project(other)):
+        with asked.redis() as url, private_api(asked, asked.applied(), url, asked.now()) as api:
+            compared, _ = recompute(project(exported), project(exported).applied(), declared, None, api, 2000)
+        found.append({f"{view}.{name}": one.differing for view, one_view in compared.items()
+                      for name, one in one_view.items() if one.differing})  # fmt: skip
+        assert {one.compared for one in compared["API moment"].values()} == {2000}
+    assert found[0] == {}
+    assert list(found[1]) == ["API moment.per_sold"]
+    (example, *_) = compared["API moment"]["per_sold"].examples
+    assert example.online == pytest.approx(example.offline / 2)
+    assert example.event_timestamp
 
 
 def package(shop: Shop) -> Path:

@@ -75,6 +75,7 @@ def test_one_definition_gives_the_same_values_to_training_the_api_and_the_packag
     package = export(project(shop)).path
     verdict = require_passed(verify(project(shop), every=True))
     assert {name: one.compared for name, one in verdict.views["moment"].items()} == dict.fromkeys(FIELDS, len(table))
+    assert {name: one.compared for name, one in verdict.views["API moment"].items()} == dict.fromkeys(FIELDS, 2000)
     deploy(project(shop))
 
     manifest = read_package(package)
@@ -106,6 +107,13 @@ def test_one_definition_gives_the_same_values_to_training_the_api_and_the_packag
         assert columns["moment__per_sold"]["values"] == pytest.approx(expected, rel=1e-15)
         answer = http.post("/predict", json={"entities": keys, "request": request}).json()
         assert len(answer["predictions"]) == 3
+        (model,) = http.get("/models").json()["models"]
+        assert [item["name"] for item in model["inputs"]] == list(
+            dict.fromkeys(item.name for item in manifest.inputs)
+        )  # one that the model reads and a request transform takes is named once
+        wrong = http.post("/get-online-features", json=asked | {"entities": keys | request | {"hours": [1, 2, 3]}})
+        assert (wrong.status_code, wrong.json()["where"]) == (422, "entities.hours")
+        assert wrong.json()["expected"] == "one of customer, hour, product, store, weight"
         missing = http.post("/predict", json={"entities": keys, "request": {"hour": request["hour"]}})
         assert (missing.status_code, missing.json()["where"]) == (422, "request.weight")
 
@@ -146,6 +154,14 @@ REFUSED = {
     "casts of casts": (
         "weight > 3", "reduce(lambda x, n: x.cast(('float', 'double')[n % 2]), range(99), weight) > 3", "each other"
     ),
+    "what doubles": (
+        "weight > 3", "reduce(lambda x, _: x + x, range(25), weight) > 3",
+        r"moment \(definitions.py:\d+\): field heavy: up to here it is 65,535 expressions.* expected at most 50,000",
+    ),
+    "a long expression": (
+        "weight > 3", "F.soundex(F.concat(*[F.lit('a' * 50)] * 100)) == 'S'",
+        "soundex.concat.{100,300} … .{100,200}: graphs have no soundex",
+    ),
     "endless depth": ("weight > 3", "sum([weight] * 5000, F.lit(0.0)) > 3", "field heavy: too many"),
     "code that fails": ("weight > 3", "weight > 1 // 0", r"failed in line \d+ with ZeroDivisionError"),
 }  # fmt: skip
@@ -158,6 +174,27 @@ def test_what_cannot_be_compiled_is_refused_with_its_place(shop: Shop, project: 
     with pytest.raises(ConfigurationError, match=message) as raised:
         apply(project(shop))
     assert re.search(r"definitions\.py:\d+|parameter|definitions.py\)", str(raised.value))
+
+
+@pytest.mark.parametrize(
+    ("called", "instead"),
+    [
+        ("F.initcap(store)", "startswith, .*, or a lookup in create_map"),
+        ("F.date_format(F.timestamp_seconds(hour), 'E')", "year, month, day, "),
+        ("F.from_utc_timestamp(F.timestamp_seconds(hour), 'CET')", "a request field with the local time"),
+        ("F.max(store)", "a transform of a view"),
+        ("store.cast('binary')", r"CAST\(store AS binary\): there is no binary in a graph"),
+        ("F.lpad(store, 3, ' ')", "one of the functions of docs/row-functions.md"),
+    ],
+)
+def test_a_function_that_graphs_lack_is_refused_with_its_line_and_what_there_is(
+    shop: Shop, project: Open, called: str, instead: str
+) -> None:
+    with_moment(shop).replace('F.upper(F.concat(store, F.lit("-"), F.when(hour < 12, "am").otherwise("pm")))', called)
+    lines = shop.definitions.read_text().splitlines()
+    line = 1 + next(n for n, text in enumerate(lines) if called in text)
+    with pytest.raises(ConfigurationError, match=rf"moment \(definitions.py:{line}\): .*{instead}"):
+        apply(project(shop))
 
 
 def test_a_student_may_not_compute_of_what_a_device_cannot_have(shop: Shop, project: Open) -> None:
@@ -197,6 +234,22 @@ def test_a_spine_may_leave_out_what_has_a_default(shop: Shop, project: Open) -> 
     verdict = require_passed(verify(project(shop), every=True))
     assert verdict.views["offer"]["deal"].compared == len(table)
     deploy(project(shop))
+
+
+def test_what_no_training_set_has_is_said_not_to_be_compared(shop: Shop, project: Open) -> None:
+    with_moment(shop).replace("\n\n@spine(entities=[customer, shelf]", EXTRA + "\n\n@spine(entities=[customer, shelf]")
+    apply(project(shop))
+    build(project(shop))
+    materialize(project(shop))
+    skipped = verify(project(shop)).skipped
+    assert skipped["offer"].startswith("no service of late_order has it, so no training set has")
+    assert skipped["moment"] == "there is no training set in which an engine computed it"
+    text = shop.definitions.read_text()
+    shop.definitions.write_text(text[: text.index("late_order = Distillation(")])
+    apply(project(shop))
+    skipped = verify(project(shop)).skipped
+    assert set(skipped) == {"offer", "extra", "moment"}
+    assert skipped["moment"].startswith("no distillation has it in a service")
 
 
 def test_functions_may_import_what_lies_beside_the_definitions(shop: Shop, project: Open) -> None:

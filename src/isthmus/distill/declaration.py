@@ -5,15 +5,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from isthmus.distill.settings import Settings
 from isthmus.features.contract import one_of
 from isthmus.features.errors import Problem
-from isthmus.features.profiles import TrainingProfile
 from isthmus.features.spec import FeatureService, Spine
 from isthmus.features.types import DataType, String
 from isthmus.transforms.steps import Embed, Impute, Standardize, Step, Text
+
+if TYPE_CHECKING:
+    # Definitions import no third-party library.
+    from isthmus.features.profiles import TrainingProfile
 
 DEFAULT: tuple[Step, ...] = (Standardize(), Impute(0.0))
 """What is done to a number, unless something else is declared."""
@@ -211,7 +214,7 @@ class Distillation:
             found.append(Problem(f"{self.where}: gate", repr(self.settings.gate), "None: the task's metric decides"))
         return found + replace(self._timed(self.settings, 1), gate="the task's").problems(self.where)
 
-    def trained(self, profile: TrainingProfile) -> Settings:
+    def trained(self, profile: "TrainingProfile") -> Settings:
         """How student and control are trained under a profile."""
         return self._timed(self.settings or replace(TABLES, batch=profile.batch), profile.epochs)
 

@@ -46,7 +46,7 @@ class DistillationReport:
 
     Attributes:
         path: folder of the student.
-        data: everything it says, as plain data (docs/report.md).
+        data: everything it says, as plain data (docs/evaluation.md).
     """
 
     path: Path

@@ -55,7 +55,7 @@ def report(
     facts: Mapping[str, Facts],
     seconds: Mapping[str, float],
 ) -> dict[str, Any]:
-    """The report as plain data; docs/report.md says what each part is.
+    """The report as plain data; docs/evaluation.md says what each part is.
 
     Args:
         task: what was trained.

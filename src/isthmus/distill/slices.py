@@ -1,5 +1,6 @@
 """Where a student loses most against its teacher: slices of the test rows by the values of their features."""
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -45,8 +46,9 @@ def worst_slices(
 ) -> list[Slice]:
     """The slices in which the student loses most against the teacher, the largest loss first.
 
-    A text makes a slice of each of its values, a boolean of both, a number of its four quarters (fewer where many rows
-    have one value). Rows without a value are a slice of their own; NaN is no value.
+    Of slices with the same rows only the first counts. A text makes a slice of each of its values, a boolean of both, a
+    number of its four quarters (fewer where many rows have one value). Rows without a value are a slice of their own;
+    NaN is no value.
 
     Args:
         table: the columns of the test rows by which they are sliced.
@@ -58,9 +60,12 @@ def worst_slices(
     Raises:
         DataError: a column is neither text, boolean nor number.
     """
-    found = []
+    found, known = [], set()
     for name in table.column_names:
         for value, rows in _slices(name, table[name], least):
+            if (same := hashlib.sha256(rows.tobytes()).digest()) in known:
+                continue
+            known.add(same)
             measured = measure(rows)
             teacher, student = float(measured["teacher"]), float(measured["student"])
             control = float(measured.get("control", math.nan))

@@ -208,7 +208,7 @@ def compare(
     if not len(keys) == len(offline.data) == len(online.data):
         raise ValueError(f"{len(keys)} keys, {len(offline.data)} offline and {len(online.data)} online values")
     if dtype.numpy is not None:
-        same = _same(offline.data, online.data)
+        same = identical(offline.data, online.data)
     elif dtype.element is not None and dtype.element.numpy is not None:
         pairs = zip(offline.data, online.data, strict=True)
         same = np.array([a is not None and b is not None and _same_array(a, b) for a, b in pairs], bool)
@@ -264,7 +264,7 @@ def _pairs(left: Values, right: Values, differing: np.ndarray[Any, Any], dtype: 
     return list(zip(*(side[some].tolist() for side in sides), strict=True))
 
 
-def _same(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def identical(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Which of two fixed-width columns' values are the same."""
     bits = f"<u{left.dtype.itemsize}"
     same: np.ndarray[Any, np.dtype[np.bool_]]
@@ -273,7 +273,7 @@ def _same(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> np.ndarray
 
 
 def _same_array(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> bool:
-    return len(left) == len(right) and (left.tobytes() == right.tobytes() or bool(_same(left, right).all()))
+    return len(left) == len(right) and (left.tobytes() == right.tobytes() or bool(identical(left, right).all()))
 
 
 def _only(values: Values, rows: np.ndarray[Any, Any]) -> Values:
@@ -292,7 +292,7 @@ def _worst(left: Values, right: Values, dtype: DataType) -> float:
         return math.inf
     # Of the elements that are the same, two infinities or two NaNs have no difference.
     flat, other = np.concatenate(left.data.tolist()), np.concatenate(right.data.tolist())
-    differing = ~_same(flat, other)
+    differing = ~identical(flat, other)
     return _gap(flat[differing], other[differing])
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -52,14 +53,19 @@ class Api:
         self._open: http.client.HTTPConnection | None = None
 
     def lookup(
-        self, features: Sequence[tuple[str, str]], keys: Mapping[str, Sequence[KeyValue]], rows: int
+        self,
+        features: Sequence[tuple[str, str]],
+        keys: Mapping[str, Sequence[KeyValue]],
+        rows: int,
+        request: Mapping[str, Column] = MappingProxyType({}),
     ) -> pa.Table:
         """The answer to a lookup, as Arrow: columns by their full names, and per view its status and event time.
 
         Args:
-            features: pairs (view, feature).
+            features: pairs (view, feature), and (request transform, field).
             keys: join key to its values, one per row.
             rows: how many.
+            request: the request fields that the request transforms take.
 
         Raises:
             DependencyError: the server does not run, or Redis does not answer it.
@@ -67,7 +73,8 @@ class Api:
             DataError: what it answers is not what was asked for.
         """
         few = max(1, self._limits.values)
-        parts = [self._lookup(features[n : n + few], keys, rows) for n in range(0, len(features), few)]
+        given = {name: _plain(dtype, values) for name, (dtype, values) in request.items()}
+        parts = [self._lookup(features[n : n + few], keys, given, rows) for n in range(0, len(features), few)]
         whole = parts[0]
         for part in parts[1:]:
             for name in part.column_names:
@@ -76,14 +83,18 @@ class Api:
         return whole
 
     def _lookup(
-        self, features: Sequence[tuple[str, str]], keys: Mapping[str, Sequence[KeyValue]], rows: int
+        self,
+        features: Sequence[tuple[str, str]],
+        keys: Mapping[str, Sequence[KeyValue]],
+        request: Mapping[str, Sequence[Any]],
+        rows: int,
     ) -> pa.Table:
         schema = self._schema(features, list(keys))
         most = min(LOT, self._limits.rows, max(1, self._limits.values // len(features)))
         asked = {"features": [f"{view}:{feature}" for view, feature in features], "full_feature_names": True}
         parts = [schema.empty_table()]
         for start in range(0, rows, most):
-            some = {name: column[start : start + most] for name, column in keys.items()}
+            some = {name: column[start : start + most] for name, column in {**keys, **request}.items()}
             for body in self._bodies(asked, {"entities": some}, min(most, rows - start)):
                 answer = self._answer("/get-online-features", body, Format.ARROW)
                 table = pa.ipc.open_stream(answer).read_all()
@@ -94,8 +105,10 @@ class Api:
                                         expected=str(field.type))  # fmt: skip
                 parts.append(table.select(schema.names).cast(schema))
         whole = pa.concat_tables(parts)
+        if len(whole) != rows:
+            raise DataError("the API", f"the answer has {len(whole)} rows", expected=str(rows))
         for name, column in keys.items():
-            if len(whole) != rows or not whole[name].equals(pa.chunked_array([_arrow(column, schema, name)])):
+            if not whole[name].equals(pa.chunked_array([_arrow(column, schema, name)])):
                 raise DataError(f"the API, join key {name}", "the answer is about other rows than those asked for")
         return whole
 
@@ -127,11 +140,13 @@ class Api:
 
     def _schema(self, features: Sequence[tuple[str, str]], keys: Sequence[str]) -> pa.Schema:
         """What the answer to a lookup must have."""
-        views = {name: self._contract.views[name] for name, _ in features}
-        types = {column.name: ARROW[column.dtype.name] for view in views.values() for column in view.keys}
+        views = {name: self._contract.views[name] for name, _ in features if name in self._contract.views}
+        # What a request transform takes may be of views that are not answered themselves.
+        known = (*self._contract.views.values(), *views.values())
+        types = {column.name: ARROW[column.dtype.name] for view in known for column in view.keys}
         columns = {name: types[name] for name in keys}
         for pair in features:
-            column = self._contract.stored(pair)
+            column = self._contract.stored(pair) if pair[0] in views else self._contract.computed(pair)
             columns[column.name] = ARROW[column.dtype.name]
         for view in views:
             columns[f"{view}{SEPARATOR}{STATUS}"] = pa.dictionary(pa.int8(), pa.string())

@@ -1,7 +1,7 @@
 """`distill` and `export`: from a training set to a student, from a student to a package."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,8 +132,8 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
         head=Head.of(contract, declared.student.name),
         progress=progress,
     )
-    papers.measured(project, model, report)
-    papers.write(project, declared, model)
+    papers.measured(project, report)
+    papers.write(project, declared, model, report.path)
     write_atomically(_latest_package(project, declared), report.path.name.encode())
     return report
 
@@ -183,7 +183,11 @@ def require_quality(project: Project, declared: Distillation) -> dict[str, float
         ConfigurationError: a gate is about nothing that the report has.
         GateFailed: with every gate that does not hold.
     """
-    found = held(last_report(project, declared), declared.gates, declared.where)
+    return _require_gates(declared, last_report(project, declared))
+
+
+def _require_gates(declared: Distillation, report: Mapping[str, Any]) -> dict[str, float | None]:
+    found = held(report, declared.gates, declared.where)
     if failed := [one for one in found if not one.holds]:
         raise GateFailed(
             f"student of {declared.name}",
@@ -195,32 +199,51 @@ def require_quality(project: Project, declared: Distillation) -> dict[str, float
 
 
 def last_report(project: Project, declared: Distillation) -> dict[str, Any]:
-    """What the last distillation reported, and the last package that was made of it."""
+    """What the last distillation reported."""
     return papers.read(last_model(project, declared))
 
 
 def require_boundary(project: Project, declared: Distillation) -> None:
-    """Refuses a package of whose costs a half has not been measured, as it will be served.
+    """Refuses the last package if a half of what it costs has not been measured, as it will be served.
 
     Raises:
+        DataError: there is no package, or its student is gone.
         GateFailed: with what is missing.
     """
     from isthmus.distill.papers import require_boundary as require
 
-    report, profile = last_report(project, declared), project.settings.profiles.serving
-    served = {
-        "package": last_package(project, declared).name, "precision": profile.precision, "threads": profile.threads,
-    }  # fmt: skip
-    if half := report["serving"]:
-        other = [name for name, value in served.items() if half.get(name) != value]
-        if other:
-            raise GateFailed(
-                f"boundary card of {declared.name}",
-                f"the serving half was measured with {', '.join(f'{name} {half.get(name)}' for name in other)}",
-                expected=", ".join(f"{name} {served[name]}" for name in other),
-                remedy="run `isthmus export`",
-            )
+    report, profile = _packaged_report(project, declared), project.settings.profiles.serving
     require(report)
+    served = {"precision": profile.precision, "threads": profile.threads}
+    half = report["serving"]
+    if other := [name for name, value in served.items() if half[name] != value]:
+        raise GateFailed(
+            f"boundary card of {declared.name}",
+            f"the serving half was measured with {', '.join(f'{name} {half[name]}' for name in other)}",
+            expected=", ".join(f"{name} {served[name]}" for name in other),
+            remedy="run `isthmus export`",
+        )
+
+
+def require_release(project: Project, declared: Distillation) -> None:
+    """Refuses the last package if what it costs is not known, or if its student does not reach the gates of today.
+
+    Raises:
+        ConfigurationError: a gate is about nothing that the report has.
+        DataError: there is no package, or its student is gone.
+        GateFailed: with what is missing.
+    """
+    require_boundary(project, declared)
+    _require_gates(declared, _packaged_report(project, declared))
+
+
+def _packaged_report(project: Project, declared: Distillation) -> dict[str, Any]:
+    """What was reported of the student in the last package."""
+    package = last_package(project, declared)
+    student = _models(project, declared) / read_package(package).model
+    if not student.exists():
+        raise DataError(str(student), "is gone, with what the package cost", remedy="run `isthmus distill` and export")
+    return papers.read(student, package)
 
 
 def last_package(project: Project, declared: Distillation) -> Path:

@@ -17,18 +17,19 @@ if TYPE_CHECKING:
     from isthmus.distill.declaration import Distillation
     from isthmus.distill.export import ExportReport
 
-REPORT, SERVING = "report.json", "serving.json"
+REPORT = "report.json"
 PAGE, MODEL_CARD, BOUNDARY_CARD = "report.html", "MODEL_CARD.md", "BOUNDARY.md"
 
 
-def read(model: Path) -> dict[str, Any]:
-    """The report of a student, with its serving half once a package was made of it.
+def read(model: Path, package: Path | None = None) -> dict[str, Any]:
+    """The report of a student, with the serving half that was measured with a package of it.
 
     Raises:
         DataError: one of both is damaged.
     """
     report = _read(model / REPORT, "distill")
-    report["serving"] = _read(model / SERVING, "export") if (model / SERVING).exists() else None
+    measured = None if package is None else _serving(package)
+    report["serving"] = _read(measured, "export") if measured and measured.exists() else None
     return report
 
 
@@ -39,11 +40,10 @@ def _read(file: Path, verb: str) -> dict[str, Any]:
         raise DataError(str(file), f"cannot be read: {error}", remedy=f"run `isthmus {verb}` again") from error
 
 
-def measured(project: Project, model: Path, exported: "ExportReport") -> None:
-    """Keeps what the package of a student cost where it was measured: the serving half of the boundary."""
+def measured(project: Project, exported: "ExportReport") -> None:
+    """Keeps what a package cost where it was measured: the serving half of the boundary."""
     profile = project.settings.profiles.serving
     half = {
-        "package": exported.path.name,
         "runtime": exported.runtime,
         "precision": profile.precision,
         "threads": profile.threads,
@@ -53,14 +53,19 @@ def measured(project: Project, model: Path, exported: "ExportReport") -> None:
         "device": "cpu",
         "host": f"{platform.machine()}, {os.cpu_count()} cores",
     }
-    write_atomically(model / SERVING, json.dumps(half, indent=2).encode())
+    write_atomically(_serving(exported.path), json.dumps(half, indent=2).encode())
 
 
-def write(project: Project, declared: "Distillation", model: Path) -> None:
+def _serving(package: Path) -> Path:
+    """Not in the package: figures inside would make its bytes differ from one export to the next."""
+    return package.parents[1] / "serving" / f"{package.name}.json"
+
+
+def write(project: Project, declared: "Distillation", model: Path, package: Path | None = None) -> None:
     """Writes all papers of a student anew, from what is known of it now."""
     from isthmus.distill.papers import boundary_card, model_card, page
 
-    report, prices = read(model), project.settings.prices
+    report, prices = read(model, package), project.settings.prices
     report["description"] = declared.description
     report["gates"] = [
         {

@@ -7,7 +7,7 @@ import msgspec
 from isthmus.features import clock
 from isthmus.features.offline import OfflineStore
 from isthmus.features.verdict import Verdict
-from isthmus.orchestration.models import last_package, require_boundary, require_quality
+from isthmus.orchestration.models import last_package, require_release
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.trainingset import distillation
 from isthmus.orchestration.verification import verdict_file
@@ -28,8 +28,7 @@ def deploy(project: Project, name: str | None = None) -> Deployment:
         PackageError: the package is damaged or altered.
     """
     declared = distillation(project, name)
-    require_boundary(project, declared)
-    require_quality(project, declared)
+    require_release(project, declared)
     contract, store = project.applied(), OfflineStore(project.offline)
     views = [contract.view(view) for view in {view for view, _ in contract.read(declared.student.name)}]
     file = verdict_file(project, declared)

@@ -56,8 +56,9 @@ def verify(project: Project, name: str | None = None, *, every: bool = False, pr
 
     The offline side is the point-in-time join at the project's present; the online side is what a server of the project
     answers. What the engine computed by request transforms for the last training set is compared with what their graphs
-    compute. Once a package of the distillation is exported: what each of its model files answers, with its student;
-    what its graph is fed by offline values, with what it is fed by served ones; and what a server predicts with it.
+    compute, here and behind that server. Once a package of the distillation is exported: what each of its model files
+    answers, with its student; what its graph is fed by offline values, with what it is fed by served ones; and what a
+    server predicts with it.
 
     Args:
         project: the project, materialized.
@@ -110,11 +111,11 @@ def verify(project: Project, name: str | None = None, *, every: bool = False, pr
                 pushed = newer(history, keys)
                 views[view.name] = compare_view(history, keys, trained, _served(answer, history), ~pushed)
                 ahead[view.name] = int(np.count_nonzero(pushed))
-            if declared:
-                progress("comparing request transforms", 0.85)
-                computed, older = recompute(project, contract, declared, None if every else SAMPLE)
-                views |= computed
-                skipped |= older
+            progress("comparing request transforms", 0.85)
+            some, asked = (None, CHECKED_ROWS) if every else (SAMPLE, SAMPLE)
+            computed, older = recompute(project, contract, declared, some, api, asked)
+            views |= computed
+            skipped |= older
             if declared and package:
                 progress("comparing the package with its student", 0.9)
                 files = check_last_package(project, declared)

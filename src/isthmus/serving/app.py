@@ -167,7 +167,8 @@ class Api:
             threads=deployment.threads,
             deployed_at=deployment.deployed_at,
             current=outdated is None,
-            inputs=[ModelInput(item.name, item.dtype.name) for item in model.inputs],
+            # What the model reads itself and a request transform takes, too, is one input to who asks.
+            inputs=list(dict.fromkeys(ModelInput(item.name, item.dtype.name) for item in model.inputs)),
             outdated=None if outdated is None else str(outdated),
         )
         return _answer(msgspec.json.encode(Models([described], state.refused)))

@@ -81,6 +81,10 @@ def entities(
         if name not in given and name not in optional:
             raise RequestError(f"entities.{name}", "is missing, which a request transform takes",
                                expected=f"a list of {_WORDS[column.dtype.name]} ({column.dtype.name})")  # fmt: skip
+    for name in given:
+        if request and name not in known and name not in request:
+            raise RequestError(f"entities.{name}", "is no join key, and no request field of what is asked for",
+                               expected=_one_of({*known, *request}))  # fmt: skip
     found = keys({name: raw for name, raw in given.items() if name in known or name not in request}, known)
     fields = {name: found[name] if name in found else field(given[name], column, "entities")
               for name, column in request.items() if name in given}  # fmt: skip

@@ -143,7 +143,7 @@ class PredictAnswer(Struct):
     statuses: dict[str, list[FieldStatus]]
 
 
-class ModelInput(Struct):
+class ModelInput(Struct, frozen=True):
     """A value that a model reads."""
 
     name: str

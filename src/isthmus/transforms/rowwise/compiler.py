@@ -1,7 +1,7 @@
 """From PySpark columns to one ONNX graph."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import onnx
@@ -76,19 +76,32 @@ class _Compiler:
             name: Value(kind, rows[name], None if name in plain else mask)
             for (name, kind), mask in zip(inputs.items(), masks, strict=True)
         }
-        self._known: dict[Node, Value] = {}
+        self._numbers: dict[int, int] = {}
+        self._distinct: dict[tuple[object, ...], int] = {}
+        self._known: dict[int, Value] = {}
         self._arrays: dict[str, Value] = {}
         self._bound: dict[str, Value] = {}
 
     def value(self, node: Node) -> Value:
         """The value of an expression; the same one is computed once."""
-        # Where it stands does not change what it is.
-        bare = _bare(node)
         if self._bound:
             return self._computed(node)
-        if bare not in self._known:
-            self._known[bare] = self._computed(node)
-        return self._known[bare]
+        number = self._number(node)
+        if number not in self._known:
+            self._known[number] = self._computed(node)
+        return self._known[number]
+
+    def _number(self, node: Node) -> int:
+        """The same for expressions that are the same: where one stands does not change what it is.
+
+        A number for each keeps it short: hashes of whole expressions take as long again for every one around them.
+        """
+        if id(node) not in self._numbers:
+            # To Python, 0.0 and -0.0 are equal.
+            value = repr(node.value) if node.name == "literal" else node.value
+            said = (node.name, value, node.kind, *map(self._number, node.arguments))
+            self._numbers[id(node)] = self._distinct.setdefault(said, len(self._distinct))
+        return self._numbers[id(node)]
 
     def _computed(self, node: Node) -> Value:
         graph = self._graph
@@ -191,18 +204,37 @@ def _described(name: str, tensor: int, rows: int) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, tensor, [rows, "N"])
 
 
-def _bare(node: Node) -> Node:
-    # To Python, 0.0 and -0.0 are equal.
-    value = repr(node.value) if node.name == "literal" else node.value
-    return replace(node, value=value, place="", arguments=tuple(map(_bare, node.arguments)))
+_NEAREST = {
+    "texts": ("startswith, endswith, contains, like, ==, isin, or a lookup in create_map",
+              ("length", "char_length", "character_length", "octet_length", "substring", "substr", "left", "right",
+               "trim", "ltrim", "rtrim", "split", "initcap", "instr", "locate", "replace", "translate", "rlike",
+               "regexp", "regexp_like", "regexp_extract", "regexp_replace", "levenshtein", "soundex", "ilike")),
+    "numbers of texts": ("Hashed among the steps of a student's preparation, or pmod of a whole number",
+                         ("hash", "xxhash64", "crc32", "md5", "sha1", "sha2")),
+    "now": ("a request field with the moment of the question",
+            ("current_date", "current_timestamp", "now", "localtimestamp", "curdate")),
+    "zones": ("a request field with the local time, or hours added to unix_seconds",
+              ("from_utc_timestamp", "to_utc_timestamp", "convert_timezone")),
+    "parts of times": ("year, month, day, dayofweek, hour, minute, second",
+                       ("date_format", "to_char", "date_part", "datepart", "extract", "monthname", "dayname")),
+    "seconds": ("unix_seconds", ("unix_timestamp",)),
+    "times": ("timestamp_seconds, timestamp_millis, timestamp_micros of a number, or a field of type UnixTimestamp",
+              ("to_timestamp", "from_unixtime", "make_timestamp")),
+    "buckets": ("least(greatest(floor((x - low) / width) + 1, 0), n + 1), or when", ("width_bucket",)),
+    "other rows": ("a transform of a view, which may look at many rows",
+                   ("avg", "mean", "sum", "count", "min", "max", "first", "last", "stddev", "variance", "median",
+                    "collect_list", "collect_set", "percentile_approx")),
+    "chance": ("a request field", ("rand", "randn", "uuid", "uniform")),
+}  # fmt: skip
+"""What stands in for what graphs lack, where it is not called alike."""
 
 
 def _nearest(name: str) -> str:
     import difflib
 
+    for instead, names in _NEAREST.values():
+        if name in names:
+            return instead
     close = difflib.get_close_matches(name, RULES, 3, 0.6)
-    return (
-        f"one of the functions that graphs have, for example {', '.join(close)}"
-        if close
-        else "one of the functions that graphs have"
-    )
+    example = f", for example {', '.join(close)}" if close else ""
+    return f"one of the functions of docs/row-functions.md{example}"

@@ -1,10 +1,12 @@
 """A PySpark column as data: what Spark Connect would send to a server, read without one."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from isthmus.features.errors import Problem
@@ -15,6 +17,14 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.connect.proto import DataType as TypeProto
     from pyspark.sql.connect.proto import Expression as Proto
+    from pyspark.sql.connect.proto import Origin
+
+MOST = 50_000
+"""Expressions of one field: two seconds to compile. A cosine of arrays of 1,000 elements has half of them."""
+
+
+_SHOWN = 400
+"""Characters of an expression that a message shows."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +35,7 @@ class Node:
         name: Spark's name of the function, or "column", "literal", "cast", "lambda" or "variable".
         arguments: what it is applied to.
         value: of a column or a variable its name, of a literal its value as a tensor holds it, of a lambda function the
-            names of its variables.
+            names of its variables, of a cast to what graphs lack that.
         kind: of a literal or a cast, its type.
         place: where in the user's file it stands, "" if nobody knows.
     """
@@ -45,7 +55,7 @@ class Node:
             case "literal":
                 return "NULL" if self.value is None else repr(self.value)
             case "cast":
-                return f"CAST({self.arguments[0]} AS {self.kind})"
+                return f"CAST({self.arguments[0]} AS {self.kind or self.value})"
             case name if not name.isidentifier() and len(self.arguments) == 2:
                 return f"({self.arguments[0]} {name} {self.arguments[1]})"
         return f"{self.name}({', '.join(map(str, self.arguments))})"
@@ -67,22 +77,37 @@ class NotCompilableError(Exception):
     def problem(self, where: str) -> Problem:
         """It as one of the problems of a project."""
         place = f"{where} ({self.node.place})" if self.node.place else where
-        return Problem(place, f"{self.node}: {self.found}", self.instead)
+        said = str(self.node)
+        if len(said) > _SHOWN:
+            said = f"{said[: _SHOWN // 2]} … {said[-_SHOWN // 2 :]}"
+        return Problem(place, f"{said}: {self.found}", self.instead)
 
 
 @contextmanager
 def traced() -> Iterator[None]:
-    """Within the block every column notes where in the user's code it was made."""
-    import pyspark.errors.utils as origins
-
+    """Within the block every expression notes where in the user's code it was made."""
     # Columns of Spark Connect, also where no session has been yet.
     os.environ.setdefault("SPARK_CONNECT_MODE_ENABLED", "1")
-    before = origins._enable_debugging_cache
-    origins._enable_debugging_cache = True  # type: ignore[assignment]  # None until somebody asks
+    from pyspark.sql.connect import expressions
+
+    # PySpark itself notes it of what methods of columns make, and not of what functions do.
+    before = expressions.current_origin  # type: ignore[attr-defined]  # imported there
+    expressions.current_origin = _here  # type: ignore[attr-defined, assignment]
     try:
         yield
     finally:
-        origins._enable_debugging_cache = before
+        expressions.current_origin = before  # type: ignore[attr-defined]
+
+
+def _here() -> SimpleNamespace:
+    """The line that is being run outside PySpark, as PySpark notes it."""
+    import pyspark
+
+    root = str(Path(pyspark.__file__).parent)
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(root):
+        frame = frame.f_back
+    return SimpleNamespace(fragment="", call_site=f"{frame.f_code.co_filename}:{frame.f_lineno}")
 
 
 def node_of(column: "Column", name: str = "column") -> Node:
@@ -93,13 +118,14 @@ def node_of(column: "Column", name: str = "column") -> Node:
         name: what to call it in a message.
 
     Raises:
-        NotCompilableError: a part of it is not a plain expression of one row, or it is too deep.
+        NotCompilableError: a part of it is not a plain expression of one row, or it is too deep or too large.
     """
     from google.protobuf.message import DecodeError
     from pyspark.sql.connect import proto
 
     expression: Any = column._expr  # a column of Spark Connect
     try:
+        _written_out(expression, name, {})
         found = expression.to_plan(None)
         # As an engine is sent it, which takes messages in messages to a depth of 100.
         plan = proto.Plan()
@@ -111,6 +137,24 @@ def node_of(column: "Column", name: str = "column") -> Node:
             "halves of halves: (a + b) + (c + d) for a + b + c + d",
         ) from None  # fmt: skip
     return _node(found)
+
+
+def _written_out(expression: Any, name: str, known: dict[int, int]) -> int:
+    """How many expressions an engine is sent: one that is used twice in Python, twice.
+
+    Counted on PySpark's objects, which are shared, before they are written out: what doubles 25 times would not end.
+    """
+    if id(expression) not in known:
+        count = 1 + sum(_written_out(child, name, known) for child in expression.children)
+        if count > MOST:
+            origin = expression.origin
+            raise NotCompilableError(
+                Node("column", value=name, place=_site(origin) if origin is not None else ""),
+                f"up to here it is {count:,} expressions, since engines are sent twice what is used twice",
+                f"at most {MOST:,}",
+            )
+        known[id(expression)] = count
+    return known[id(expression)]
 
 
 def _node(proto: "Proto", around: str = "") -> Node:
@@ -127,8 +171,7 @@ def _node(proto: "Proto", around: str = "") -> Node:
             return _literal(proto, place)
         case "cast":
             child = _node(proto.cast.expr, place)
-            node = Node("cast", (child,), place=place)
-            return Node("cast", (child,), kind=_type(proto, node), place=place)
+            return Node("cast", (child,), kind=_type(proto, child, place), place=place)
         case "unresolved_function":
             function = proto.unresolved_function
             node = Node(
@@ -159,7 +202,11 @@ def _node(proto: "Proto", around: str = "") -> Node:
 
 
 def _place(proto: "Proto") -> str:
-    site = proto.common.origin.python_origin.call_site
+    return _site(proto.common.origin)
+
+
+def _site(origin: "Origin") -> str:
+    site = origin.python_origin.call_site
     # "module.py:12" behind any words of PySpark's own.
     path, _, line = site.strip().rpartition(":")
     return f"{Path(path).name}:{line}" if line.isdigit() else ""
@@ -190,12 +237,13 @@ _WORDS = {
 }  # fmt: skip
 
 
-def _type(proto: "Proto", node: Node) -> SqlType:
+def _type(proto: "Proto", child: Node, place: str) -> SqlType:
     cast = proto.cast
-    if cast.eval_mode == cast.EVAL_MODE_TRY:
-        raise NotCompilableError(node, "is a try_cast", "a cast, where values fit")
     word = cast.type_str.strip().lower() if cast.WhichOneof("cast_to_type") == "type_str" else _word(cast.type)
     word = _WORDS.get(word, word)
+    node = Node("cast", (child,), value=word, place=place)
+    if cast.eval_mode == cast.EVAL_MODE_TRY:
+        raise NotCompilableError(node, "is a try_cast", "a cast, where values fit")
     if word not in types.TYPES:
         raise NotCompilableError(node, f"there is no {word} in a graph", f"one of {', '.join(types.TYPES)}")
     return types.TYPES[word]
