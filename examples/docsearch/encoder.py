@@ -72,7 +72,9 @@ def student(
     head = nn.Linear(width, width)
     theirs, ours = teacher.embeddings, own.embeddings
     with torch.no_grad():
-        for weights, factor in zip((tokens, matrix), factorised(theirs.word_embeddings.weight, counts, rank), strict=True):
+        for weights, factor in zip(
+            (tokens, matrix), factorised(theirs.word_embeddings.weight, counts, rank), strict=True
+        ):
             weights.weight.copy_(factor)
         ours.position_embeddings.weight.copy_(theirs.position_embeddings.weight[:positions])
         nn.init.eye_(head.weight)
@@ -98,10 +100,11 @@ def factorised(embeddings: Tensor, counts: Array, rank: int) -> tuple[Tensor, Te
     Returns:
         (tokens, rank) and (width, rank).
     """
-    table = embeddings.detach().numpy()  # computed by NumPy: the student may be asked for without its numbers
-    _, directions = np.linalg.eigh((table * (counts + 1)[:, None]).T.astype(np.float64) @ table)
-    kept = directions[:, ::-1][:, :rank].astype(np.float32)
-    return torch.from_numpy(table @ kept), torch.from_numpy(kept.copy())
+    table = embeddings.detach()
+    weights = torch.from_numpy(counts + 1.0)[:, None]
+    _, directions = torch.linalg.eigh((table.double() * weights).T @ table.double())
+    kept = directions.flip(1)[:, :rank].float()
+    return table @ kept, kept
 
 
 def _narrowed(teacher: BertModel, place: int, inner: int) -> nn.Module:

@@ -41,7 +41,7 @@ class DocSearch(Task):
     keys = ("question", "passage")
     at_once = 64
     rows_per_thread = 8
-    shape: Mapping[str, Any] = {"rank": 120, "layers": (0,), "inner": 1536}
+    shape: Mapping[str, Any] = {"rank": 128, "layers": (0,), "inner": 768}
     """Of the student: see `encoder.student`."""
 
     def __init__(self, material: Material) -> None:
@@ -50,8 +50,10 @@ class DocSearch(Task):
         self.tokenizer = AutoTokenizer.from_pretrained(self.folder)
         self.sentences = pretrained(self.folder, ["embedding"])
         table = material.table
-        self.tokens = {"question": self._tokens(table["question"], QUESTION),
-                       "passage": self._tokens(table["passages__text"], PASSAGE)}
+        self.tokens = {
+            "question": self._tokens(table["question"], QUESTION),
+            "passage": self._tokens(table["passages__text"], PASSAGE),
+        }
 
     def weights(self) -> Path:
         """The folder of the teacher."""
@@ -84,6 +86,7 @@ class DocSearch(Task):
         return NetworkTeacher(Pairs(Embedder(self.sentences.module)), self.keys, name="all-MiniLM-L6-v2")
 
     def asked(self, rows: Index) -> Any:
+        """Tokens and masks of questions and passages."""
         places = torch.from_numpy(rows)
         return (*self._read("question", places), *self._read("passage", places))
 
@@ -97,10 +100,16 @@ class DocSearch(Task):
         return (self.folder / "tokenizer.json").read_bytes()
 
     def student(self) -> nn.Module:
-        """One of the teacher's layers over embeddings of a third of its width; none of it is the teacher's to change."""
-        return Pairs(student(self.sentences.module, positions=max(QUESTION, PASSAGE), counts=self._counts, **self.shape))
+        """One of the teacher's layers, half as wide within, over embeddings of a third of its width.
+
+        The control begins with the same: what the report calls taught is what the teacher's answers add to that.
+        """
+        return Pairs(
+            student(self.sentences.module, positions=max(QUESTION, PASSAGE), counts=self._counts, **self.shape)
+        )
 
     def batch(self, rows: Tensor) -> Batch:
+        """The same."""
         return Batch((*self._read("question", rows), *self._read("passage", rows)))
 
     def objective(self) -> Objective:
@@ -116,24 +125,8 @@ class DocSearch(Task):
         })  # fmt: skip
 
     def quality(self, answers: Answers, rows: Index, taught: Answers) -> dict[str, float]:  # noqa: ARG002 - the answers say
-        """What is found for each question among the passages of these rows.
-
-        * recall_at_10: the share of the ten passages nearest by the teacher that are among the ten nearest here.
-        * recall_at_10_of_its_index: the same, with the teacher's vectors of the passages.
-        * mrr: the mean of 1 / the place of the passage that answers the question.
-        """
-        if len(answers["question"]) <= NEAREST:
-            return dict.fromkeys((self.metric, f"{self.metric}_of_its_index", "mrr"), math.nan)
-        question, passage, asked, said = (
-            torch.from_numpy(one[key]) for one in (answers, taught) for key in self.keys
-        )
-        wanted, scores = nearest(asked @ said.T), question @ passage.T
-        places = 1 + (scores > scores.diagonal()[:, None]).sum(1)
-        return {
-            self.metric: shared(nearest(scores), wanted),
-            f"{self.metric}_of_its_index": shared(nearest(question @ said.T), wanted),
-            "mrr": float((1 / places).mean()),
-        }
+        """What is found for each question among the passages of these rows."""
+        return searched(answers, taught)
 
     def sliced(self, rows: Index) -> pa.Table:
         """By package."""
@@ -162,6 +155,25 @@ def nearness(question: Tensor, passage: Tensor, taught_question: Tensor, taught_
 def own(question: Tensor, passage: Tensor) -> Tensor:
     """That the passage of a question is its own, among those of a batch (InfoNCE, 2018, arXiv:1807.03748)."""
     return cross_entropy(question @ passage.T / TEMPERATURE, torch.arange(len(question), device=question.device))
+
+
+def searched(answers: Answers, taught: Answers) -> dict[str, float]:
+    """How good a search is, of n questions among n passages; NaN if there are not more than ten.
+
+    * recall_at_10: the share of the ten passages nearest by the teacher that are among the ten nearest here;
+    * recall_at_10_of_its_index: the same, with the teacher's vectors of the passages;
+    * mrr: the mean of 1 / the place of the passage that answers the question.
+    """
+    names = (f"recall_at_{NEAREST}", f"recall_at_{NEAREST}_of_its_index", "mrr")
+    if len(answers["question"]) <= NEAREST:
+        return dict.fromkeys(names, math.nan)
+    question, passage, asked, said = (
+        torch.from_numpy(one[key]) for one in (answers, taught) for key in ("question", "passage")
+    )
+    wanted, scores = nearest(asked @ said.T), question @ passage.T
+    places = 1 + (scores > scores.diagonal()[:, None]).sum(1)
+    values = (shared(nearest(scores), wanted), shared(nearest(question @ said.T), wanted), (1 / places).mean().item())
+    return dict(zip(names, values, strict=True))
 
 
 def nearest(scores: Tensor) -> Tensor:

@@ -205,7 +205,7 @@ def _identity(task: Task, settings: Settings, outputs: str) -> str:
 
 def _require_smaller(task: Task, teacher: Facts) -> None:
     """Refuses a student that is no smaller than its teacher, where that can be counted."""
-    with torch.device("meta"):
+    with torch.random.fork_rng(devices=[]):
         size = sum(weights.nbytes for weights in task.student().parameters())
     if teacher.bytes is not None and size >= teacher.bytes:
         where = f"{task.material.declaration.where}: student"
