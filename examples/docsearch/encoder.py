@@ -123,13 +123,14 @@ def _narrowed(teacher: BertModel, place: int, inner: int) -> nn.Module:
 
 def exported(embedder: Embedder) -> onnx.ModelProto:
     """The graph of an embedder: `input_ids` and `attention_mask`, int64 (N, P), to `vector`, float32 (N, width)."""
-    one = torch.ones((2, 8), dtype=torch.int64)
+    # Two tensors: of one that is given twice the exporter makes one input.
+    tokens, mask = (torch.ones((2, 8), dtype=torch.int64) for _ in range(2))
     sizes = {0: torch.export.Dim("N"), 1: torch.export.Dim("P", max=embedder.encoder.config.max_position_embeddings)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own
         program = torch.onnx.export(
-            embedder.eval(), (one, one), dynamo=True, opset_version=OPSET, verbose=False, dynamic_shapes=(sizes, sizes),
-            input_names=["input_ids", "attention_mask"], output_names=["vector"], external_data=False,
+            embedder.eval(), (tokens, mask), dynamo=True, opset_version=OPSET, verbose=False, external_data=False,
+            dynamic_shapes=(sizes, sizes), input_names=["input_ids", "attention_mask"], output_names=["vector"],
         )  # fmt: skip
     assert program is not None  # noqa: S101 - with dynamo
     return program.model_proto
