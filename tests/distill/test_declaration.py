@@ -50,6 +50,12 @@ def test_a_task_is_named_by_module_and_class() -> None:
     assert str(problem) == "distillation late: task: 'search.py'; expected a Tabular, or \"module:Class\""
 
 
+def test_a_table_is_split_by_time() -> None:
+    assert declaration(task="search:Search", split_by="question").problems() == []
+    (problem,) = declaration(split_by="carrier").problems()
+    assert "split_by: 'carrier'; expected None: what prepares a table is learned" in str(problem)
+
+
 def test_the_profile_says_how_long_where_the_declaration_does_not() -> None:
     profile = TrainingProfile(epochs=7, batch=32)
     assert declaration(settings=None).trained(profile) == replace(TABLES, epochs=7, batch=32)

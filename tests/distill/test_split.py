@@ -87,3 +87,35 @@ def test_an_int32_label_is_read() -> None:
     table = training_set(300)
     labels = split_and_labels(changed("late", table["late"].cast(pa.int32()), table), "late")
     assert labels.tolist() == table["late"].to_pylist()
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=80), st.sampled_from([SHARES, (0.4, 0.3, 0.3)]))
+def test_rows_of_one_value_are_in_one_part(values: list[int], shares: tuple[float, float, float]) -> None:
+    table = pa.table({"value": pa.array(values, pa.int64())})
+    # What is enough of every part.
+    table = pa.concat_tables([table, pa.table({"value": pa.array(range(100, 300), pa.int64())})])
+    values = table["value"].to_pylist()
+    parts = split_table(table, shares, "value")
+    assert parts.boundaries is None
+    found = [{values[row] for row in rows} for rows in (parts.train, parts.validation, parts.test)]
+    assert sum(map(len, found)) == len(set(values))
+    assert sorted([*parts.train, *parts.validation, *parts.test]) == list(range(len(values)))
+    # The part of a value does not depend on the rows around it.
+    more = split_table(pa.table({"value": pa.array([*range(300, 310), *values], pa.int64())}), shares, "value")
+    assert [row - 10 for row in more.test if row >= 10] == parts.test.tolist()
+    assert [row - 10 for row in more.train if row >= 10] == parts.train.tolist()
+
+
+def test_the_shares_are_those_of_the_values() -> None:
+    table = pa.table({"word": [f"word {number}" for number in range(20_000)], "late": [None] * 20_000})
+    parts = split_table(table, SHARES, "word")
+    found = [len(rows) / 20_000 for rows in (parts.train, parts.validation, parts.test)]
+    assert found == pytest.approx(SHARES, abs=0.015)
+    with pytest.raises(DataError, match="column late: 20000 nulls"):
+        split_table(table, SHARES, "late")
+    with pytest.raises(DataError, match="no column wort; expected the values to split by"):
+        split_table(table, SHARES, "wort")
+    with pytest.raises(DataError, match="no rows among 3 with 1 values"):
+        split_table(pa.table({"same": [1, 1, 1]}), SHARES, "same")
+    with pytest.raises(DataError, match="no rows among 0"):
+        split_table(table.slice(0, 0), SHARES, "word")

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from isthmus.distill.device import resolve
 from isthmus.distill.distillation import DistillationReport
-from isthmus.features.errors import ConfigurationError, DependencyError, GateFailed, Stopped
+from isthmus.features.errors import ConfigurationError, DataError, DependencyError, GateFailed, Stopped
 from tests.distill.support import PROFILE, run, training_set
 from tests.distill.tasks import Line
 
@@ -136,6 +136,18 @@ def test_what_does_not_fit_is_said_before_a_step(table: pa.Table, tmp_path: Path
 def test_a_module_that_cannot_be_imported_is_named(table: pa.Table, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere:Task: cannot be imported \(No module named 'nowhere'\)"):
         run(tmp_path, table, task="nowhere:Task")
+
+
+def test_rows_without_times_are_split_by_a_column(table: pa.Table, tmp_path: Path) -> None:
+    timeless = table.set_column(0, "event_timestamp", pa.array([0] * table.num_rows, pa.timestamp("us", tz="UTC")))
+    with pytest.raises(DataError, match="train part: no rows"):
+        trained(tmp_path, timeless)
+    shares = (0.5, 0.25, 0.25)
+    report = run(tmp_path, timeless, task="tests.distill.tasks:Lines", seeds=1, split=shares, split_by="hour")
+    assert report.data["boundaries"] is None
+    assert sum(report.data["rows"].values()) == table.num_rows
+    other = run(tmp_path, timeless, task="tests.distill.tasks:Lines", seeds=1, split=shares, split_by="scheduled")
+    assert other.id != report.id
 
 
 def test_a_loss_that_is_not_finite_stops(table: pa.Table, tmp_path: Path) -> None:

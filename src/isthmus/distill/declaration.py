@@ -152,6 +152,8 @@ class Distillation:
         settings: how student and control are trained; if it names neither epochs nor steps, as many epochs as
             `[profiles.training]` says. None also takes the batch from there, with the settings of `TABLES`.
         split: shares of the training, validation and test parts, in order of event time.
+        split_by: a column of the training set whose values are divided among the parts instead, each with all its
+            rows; for rows without times, and only with a task of your own.
         seeds: how many students and controls are trained, each with weights, order of rows and dropout of its own.
         seed: the first of the seeds.
         gates: what the student must reach to be packaged.
@@ -165,6 +167,7 @@ class Distillation:
     task: Tabular | str = field(default_factory=Tabular)
     settings: Settings | None = None
     split: tuple[float, float, float] = (0.7, 0.1, 0.2)
+    split_by: str | None = None
     seeds: int = 3
     seed: int = 0
     gates: Sequence[Gate] = (Gate("taught", at_least=0.0),)
@@ -196,6 +199,11 @@ class Distillation:
                 "split",
                 len(self.split) == 3 and all(share > 0 for share in self.split) and math.isclose(sum(self.split), 1),
                 "three shares above 0 whose sum is 1",
+            ),
+            (
+                "split_by",
+                self.split_by is None or not isinstance(self.task, Tabular),
+                "None: what prepares a table is learned from the rows before a time",
             ),
             ("seeds", self.seeds >= 1, "at least 1"),
             ("seed", 0 <= self.seed < 2**32, "0 to 2**32 - 1"),

@@ -118,8 +118,8 @@ def distill(
         )
     stages, settings = _Stages(progress), declaration.trained(profile)
     material = Material(
-        declaration, table, split_table(table, declaration.split), teacher_inputs, student_inputs, label, training_set,
-        contract, profile, head or Head(), learn,
+        declaration, table, split_table(table, declaration.split, declaration.split_by), teacher_inputs, student_inputs,
+        label, training_set, contract, profile, head or Head(), learn,
     )  # fmt: skip
     task = _kind(declaration)(material)
     stages.done("prepare", 0.1)
@@ -202,7 +202,7 @@ def _identity(task: Task, settings: Settings, outputs: str) -> str:
         "training_set": material.training_set,
         "label": material.label,
         "inputs": [[item.name, item.dtype.name] for item in material.student_inputs],
-        "split": list(declared.split),
+        "split": [*declared.split, declared.split_by],
         "seeds": [declared.seed, declared.seeds],
         "settings": settings.identity(),
         "task": kind,

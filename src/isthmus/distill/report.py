@@ -136,7 +136,7 @@ def report(
             )
         ],
         "rows": {name: len(getattr(parts, name)) for name in PARTS},
-        "boundaries": [clock.moment(boundary).isoformat() for boundary in parts.boundaries],
+        "boundaries": parts.boundaries and [clock.moment(boundary).isoformat() for boundary in parts.boundaries],
         "seconds": dict(seconds),
         "training": _training(task, [one.run for one in trained.values()]),
     })  # fmt: skip

@@ -1,4 +1,4 @@
-"""The time-based split: what is learned from lies before what is tested on, and was known by then."""
+"""The split: by time, what is learned from lies before what is tested on, and was known by then; or by a column."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from isthmus.distill.outputs.identity import identities
 from isthmus.features import clock
 from isthmus.features.errors import DataError
 
@@ -19,13 +20,14 @@ class Split:
     """Row numbers of each part, ascending, and the two boundaries in microseconds since 1970 UTC.
 
     Training rows lie before the first boundary, validation rows before the second, test rows from it on. A training or
-    validation row whose label became known after the boundary that ends its part is in no part.
+    validation row whose label became known after the boundary that ends its part is in no part. A split by a column has
+    no boundaries: every row is in a part.
     """
 
     train: Index
     validation: Index
     test: Index
-    boundaries: tuple[int, int]
+    boundaries: tuple[int, int] | None
 
 
 def split(event: Index, known: Index, shares: tuple[float, float, float]) -> Split:
@@ -63,12 +65,46 @@ def split(event: Index, known: Index, shares: tuple[float, float, float]) -> Spl
     return parts
 
 
-def split_table(table: pa.Table, shares: tuple[float, float, float]) -> Split:
-    """The split of a training set with the columns `event_timestamp` and `known_at`.
+def split_by_value(values: pa.ChunkedArray, shares: tuple[float, float, float]) -> Split:
+    """The split of rows by a value of theirs: rows of one value are in one part, whatever other rows there are.
+
+    A value is as good as a number drawn between 0 and 1: the first 64 bits of a SHA-256. Where that lies among the
+    shares is its part.
+
+    Args:
+        values: (n,) one of each row, without nulls.
+        shares: of the values, and about those of the rows.
+
+    Raises:
+        DataError: a part is empty.
+    """
+    first, second = (int(share * 2**64) for share in (shares[0], shares[0] + shares[1]))
+    drawn = identities({"value": values})[:, :8].copy().view(">u8")[:, 0] if len(values) else np.array([], np.uint64)
+    parts = Split(
+        np.flatnonzero(drawn < first),
+        np.flatnonzero((drawn >= first) & (drawn < second)),
+        np.flatnonzero(drawn >= second),
+        None,
+    )
+    for name in PARTS:
+        if not len(getattr(parts, name)):
+            raise DataError(
+                f"training set: {name} part",
+                f"no rows among {len(values):,} with {pc.count_distinct(values)} values",
+                expected="at least one row",
+                remedy="split by a column with more values, or by other shares",
+            )
+    return parts
+
+
+def split_table(table: pa.Table, shares: tuple[float, float, float], by: str | None = None) -> Split:
+    """The split of a training set by a column, or with the columns `event_timestamp` and `known_at` by time.
 
     Raises:
         DataError: a column is missing or has nulls, or a part is empty.
     """
+    if by is not None:
+        return split_by_value(_column(table, by, "the values to split by"), shares)
     moments = pa.timestamp("us", tz="UTC")
     return split(_integers(table, "event_timestamp", moments), _integers(table, "known_at", moments), shares)
 
@@ -95,12 +131,17 @@ def binary_labels(table: pa.Table, label: str, parts: Split) -> Index:
     return labels
 
 
-def _integers(table: pa.Table, name: str, dtype: pa.DataType) -> Index:
+def _column(table: pa.Table, name: str, expected: str) -> pa.ChunkedArray:
     if name not in table.column_names:
-        raise DataError("training set", f"no column {name}", expected=f"{name} of type {dtype}")
+        raise DataError("training set", f"no column {name}", expected=expected)
     column = table[name]
     if column.null_count:
         raise DataError(f"column {name}", f"{column.null_count} nulls", expected="a value in every row")
+    return column
+
+
+def _integers(table: pa.Table, name: str, dtype: pa.DataType) -> Index:
+    column = _column(table, name, f"{name} of type {dtype}")
     try:
         values: Index = pc.cast(pc.cast(column, dtype), pa.int64()).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid as error:

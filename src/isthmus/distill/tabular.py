@@ -46,10 +46,11 @@ class TabularTask(Task):
         super().__init__(material)
         declared = material.declaration.task
         assert isinstance(declared, Tabular)  # noqa: S101 - that is why this task was chosen
-        self.declared = declared
+        assert material.parts.boundaries is not None  # noqa: S101 - the declaration was checked: it is split by time
+        self.declared, self._boundaries = declared, material.parts.boundaries
         self.labels = binary_labels(material.table, material.label, material.parts)
         self._data = tensors(material.table, material.student_inputs)
-        preparation = material.learn(declared.plan(material.student_inputs), material.parts.boundaries[0])
+        preparation = material.learn(declared.plan(material.student_inputs), self._boundaries[0])
         self._prepare = Prepare(preparation, compiled(preparation))
         self._numbers, self._places = map(torch.from_numpy, self._prepare(self._data))
         self._targets = torch.tensor(self.labels, dtype=torch.float32)
@@ -148,7 +149,7 @@ class TabularTask(Task):
             label=material.label,
             inputs=tuple((item.name, item.dtype.name) for item in material.student_inputs),
             split=material.declaration.split,
-            boundaries=material.parts.boundaries,
+            boundaries=self._boundaries,
             hidden=tuple(self.declared.hidden),
             dropout=self.declared.dropout,
             preparation=self._prepare.preparation,

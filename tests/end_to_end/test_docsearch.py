@@ -1,0 +1,180 @@
+"""The project of the document search, from docstrings to a student, with a teacher of a few weights."""
+
+import importlib
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import BertConfig, BertModel, BertTokenizer
+
+from isthmus.distill.distillation import DistillationReport
+from isthmus.distill.runtime import predict, session
+from isthmus.orchestration.models import distill
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.registration import apply
+from isthmus.orchestration.tables import build
+from isthmus.orchestration.trainingset import training_set
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "docsearch"
+TINY = '''\
+"""The same task with another teacher."""
+
+from pathlib import Path
+
+from search import DocSearch
+
+
+class Tiny(DocSearch):
+    shape = {"rank": 6, "layers": (1,), "inner": 24}
+
+    def weights(self):
+        return Path(__file__).parent / "teacher"
+'''
+
+
+@pytest.fixture(scope="module")
+def example() -> Iterator[dict[str, ModuleType]]:
+    """The modules of the example."""
+    sys.path.insert(0, str(EXAMPLE))
+    names = ("corpus", "encoder", "search")
+    try:
+        yield {name: importlib.import_module(name) for name in names}
+    finally:
+        sys.path.remove(str(EXAMPLE))
+        for name in names:
+            sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, example: dict[str, ModuleType]) -> Path:
+    """A project with the corpus of one package, and a teacher that was drawn at random."""
+    root = tmp_path_factory.mktemp("docsearch")
+    for name in ("definitions.py", "encoder.py", "search.py", "isthmus.toml"):
+        shutil.copy(EXAMPLE / name, root / name)
+    (root / "tiny.py").write_text(TINY)
+    definitions = (root / "definitions.py").read_text().replace("search:DocSearch", "tiny:Tiny")
+    definitions = definitions.replace("    settings=Settings(", "    seeds=1,\n    settings=Settings(")
+    (root / "definitions.py").write_text(definitions.replace("steps=", "steps=25 or "))
+    table = example["corpus"].corpus(("networkx",)).slice(0, 400)
+    (root / "data").mkdir()
+    pq.write_table(table, root / "data" / "docstrings.parquet")
+    _teacher(root / "teacher", " ".join([*table["question"].to_pylist(), *table["text"].to_pylist()]))
+    return root
+
+
+def _teacher(folder: Path, text: str) -> None:
+    letters = sorted(set(text.lower()))
+    words = sorted(set(text.lower().split()), key=lambda word: (-text.lower().count(word), word))[:400]
+    within = [f"##{letter}" for letter in letters]
+    vocabulary = [*dict.fromkeys(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *within, *words])]
+    config = BertConfig(
+        vocab_size=len(vocabulary), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=64,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        BertModel(config).save_pretrained(folder)
+    BertTokenizer(vocab={word: place for place, word in enumerate(vocabulary)}).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def distilled(folder: Path) -> DistillationReport:
+    project = Project(folder)
+    apply(project)
+    build(project)
+    training_set(project)
+    return distill(project)
+
+
+def test_a_passage_is_prose(example: dict[str, ModuleType]) -> None:
+    cleaned = example["corpus"].cleaned
+    assert cleaned("See :func:`~numpy.sum` and :class:`an array <numpy.ndarray>`,\n``axis``.\n\n>>> 1 + 1\n2") == (
+        "See numpy.sum and an array, axis . 2"
+    )
+    assert cleaned("Parameters\n----------\nx : int\n\n.. versionadded:: 1.2\n") == "Parameters x : int"
+
+
+def test_the_corpus_is_the_same_each_time(example: dict[str, ModuleType]) -> None:
+    table = example["corpus"].corpus(("networkx",))
+    assert table.equals(example["corpus"].corpus(("networkx",)))
+    names, texts = table["name"].to_pylist(), table["text"].to_pylist()
+    assert names == sorted(set(names))
+    assert len(set(texts)) == len(texts) > 500
+    assert not any(".tests." in name or "._" in name.rsplit(".", 1)[1] for name in names)
+    with pytest.raises(SystemExit, match="nothing_such is not installed"):
+        example["corpus"].corpus(("nothing_such",))
+
+
+def test_the_student_learns_where_the_teacher_puts_texts(distilled: DistillationReport) -> None:
+    report = json.loads((distilled.path / "report.json").read_bytes())
+    assert report["boundaries"] is None
+    assert report["models"]["teacher"]["quality"]["recall_at_10"] == 1
+    student, control = (report["models"][name]["quality"] for name in ("student", "control"))
+    assert student["recall_at_10"] > control["recall_at_10"]
+    assert student["recall_at_10_of_its_index"] > control["recall_at_10_of_its_index"]
+    assert report["agreement"]["student"]["cosine"] > report["agreement"]["control"]["cosine"]
+    assert (distilled.path / "tokenizer.json").read_bytes()
+
+
+def test_the_graph_says_what_the_student_says(
+    distilled: DistillationReport, folder: Path, example: dict[str, ModuleType]
+) -> None:
+    encoder = example["encoder"]
+    teacher = BertModel.from_pretrained(folder / "teacher")
+    counts = np.zeros(teacher.config.vocab_size)
+    pupil = encoder.Pairs(encoder.student(teacher, rank=6, layers=(1,), inner=24, positions=48, counts=counts))
+    pupil.load_state_dict(load_file(distilled.path / "student.safetensors"))
+    pupil.requires_grad_(False).train(False)
+    graph = session(encoder.exported(pupil.embedder).SerializeToString(), 1)
+    draw = torch.Generator().manual_seed(5)
+    for rows, positions in ((1, 1), (1, 7), (5, 32), (3, 48)):
+        tokens = torch.randint(1, teacher.config.vocab_size, (rows, positions), generator=draw)
+        mask = (torch.arange(positions) < torch.randint(1, positions + 1, (rows, 1), generator=draw)).long()
+        found = predict(graph, {"input_ids": tokens.numpy(), "attention_mask": mask.numpy()})
+        with torch.inference_mode():
+            expected = pupil.embedder(tokens, mask)
+        torch.testing.assert_close(torch.from_numpy(np.asarray(found)), expected, atol=1e-6, rtol=0)
+        assert np.linalg.norm(found, axis=-1) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_student_of_all_ranks_begins_as_its_teacher(folder: Path, example: dict[str, ModuleType]) -> None:
+    encoder = example["encoder"]
+    teacher: Any = BertModel.from_pretrained(folder / "teacher")
+    teacher.eval()
+    counts = np.arange(teacher.config.vocab_size)
+    whole = encoder.student(teacher, rank=32, layers=(0, 1), inner=64, positions=48, counts=counts).eval()
+    tokens = torch.arange(5, 25).reshape(2, 10)
+    mask = torch.ones_like(tokens)
+    with torch.inference_mode():
+        torch.testing.assert_close(whole(tokens, mask), encoder.Embedder(teacher)(tokens, mask), atol=1e-5, rtol=0)
+
+
+def test_the_nearest_are_those_of_a_search_by_hand(example: dict[str, ModuleType]) -> None:
+    search = example["search"]
+    draw = np.random.default_rng(1)
+    answers, taught = (
+        {key: draw.normal(size=(30, 8)).astype(np.float32) for key in ("question", "passage")} for _ in range(2)
+    )
+    found = search.searched(answers, taught)
+
+    def ten(question: np.ndarray, passage: np.ndarray) -> list[set[int]]:
+        return [set(sorted(range(30), key=lambda place: -float(one @ passage[place]))[:10]) for one in question]
+
+    wanted = ten(taught["question"], taught["passage"])
+    for name, passage in (("recall_at_10", answers["passage"]), ("recall_at_10_of_its_index", taught["passage"])):
+        shared = [len(mine & theirs) for mine, theirs in zip(ten(answers["question"], passage), wanted, strict=True)]
+        assert found[name] == pytest.approx(np.mean(shared) / 10)
+    places = [
+        1 + sum(float(one @ other) > float(one @ answers["passage"][row]) for other in answers["passage"])
+        for row, one in enumerate(answers["question"])
+    ]
+    assert found["mrr"] == pytest.approx(np.mean([1 / place for place in places]))
