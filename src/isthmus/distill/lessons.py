@@ -63,7 +63,7 @@ class Lessons:
         inputs, labels = self._task.batch(rows)
         taught: Mapping[str, Tensor] = {}
         if self._held is not None:
-            taught = {key: tensor[places] for key, tensor in self._held.items()}
+            taught = {key: tensor.index_select(0, places) for key, tensor in self._held.items()}
         elif self._taught:
             taught = self._outputs[rows.numpy()]
         return Lesson(

@@ -7,7 +7,7 @@ import msgspec
 from threadpoolctl import threadpool_limits
 
 from isthmus.distill.account import Progress
-from isthmus.distill.evaluate import latency
+from isthmus.distill.evaluate import interleaved
 from isthmus.distill.lessons import threads
 from isthmus.distill.outputs.outputs import TeacherOutputs
 from isthmus.distill.split import Index
@@ -55,7 +55,8 @@ def taught(task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Pro
         return outputs, msgspec.json.decode(file.read_bytes(), type=Facts)
     with threadpool_limits(1), threads(1):
         one = task.asked(rows[:1])
-        times = latency(lambda: teacher.ask(one), calls=200)
+        # Large teachers take seconds for a row: fewer calls then.
+        (times,) = interleaved({"": lambda: teacher.ask(one)}, calls=200, rounds=1, seconds=0.5).values()
     parameters, size = teacher.size() or (None, None)
     facts = Facts(parameters, size, times["p50_us"], times["p99_us"], f"{teacher.runtime}, 1 thread")
     write_atomically(file, msgspec.json.encode(facts))
