@@ -176,7 +176,7 @@ def test_very_many_expressions_of_expressions(spark: "SparkSession") -> None:
 @pytest.mark.parametrize(
     ("column", "found", "instead"),
     [
-        (lambda: F.sha2("s", 256), "graphs have no sha2", "one of the functions"),
+        (lambda: F.sha2("s", 256), "graphs have no sha2", "Hashed among the steps"),
         (lambda: F.expr("a + 1"), "SQL text", "functions of pyspark"),
         (lambda: F.col("nowhere"), "none of the inputs", "one of a, d, s"),
         (lambda: F.col("s") < "b", "do not order texts", "== or isin"),
