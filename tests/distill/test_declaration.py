@@ -44,6 +44,13 @@ def test_all_wrong_values_are_reported_at_once() -> None:
     ]
 
 
+def test_without_gates_the_teacher_must_help_and_tables_keep_their_lift() -> None:
+    helped, kept = Gate("taught", at_least=0.0), Gate("lift_kept", at_least=0.95)
+    assert declaration().required == (helped, kept)
+    assert declaration(task="search.task:Search").required == (helped,)
+    assert declaration(gates=[]).required == []
+
+
 def test_a_task_is_named_by_module_and_class() -> None:
     assert declaration(task="search.task:Search").problems() == []
     (problem,) = declaration(task="search.py").problems()

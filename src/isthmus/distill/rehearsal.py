@@ -54,7 +54,9 @@ def rehearse(
     known = {f"{model}.{figure}" for model in ("teacher", *references) for figure in (*quality, *_MEASURED)}
     known |= {f"{model}.{figure}" for model in ("student", "control") for figure in pupils}
     # What the task's own measures will be called is known at the end only.
-    wrong = [gate.metric for gate in task.material.declaration.gates if "." in gate.metric and gate.metric not in known]
+    wrong = [
+        gate.metric for gate in task.material.declaration.required if "." in gate.metric and gate.metric not in known
+    ]
     if wrong:
         raise ConfigurationError(where, [Problem("gate", repr(metric), one_of(sorted(known))) for metric in wrong])
     predict(session(task.model(student).SerializeToString(), 1), task.feeds(rows[:1]))

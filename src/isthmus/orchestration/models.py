@@ -187,7 +187,7 @@ def require_quality(project: Project, declared: Distillation) -> dict[str, float
 
 
 def _require_gates(declared: Distillation, report: Mapping[str, Any]) -> dict[str, float | None]:
-    found = held(report, declared.gates, declared.where)
+    found = held(report, declared.required, declared.where)
     if failed := [one for one in found if not one.holds]:
         raise GateFailed(
             f"student of {declared.name}",

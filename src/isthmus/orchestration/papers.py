@@ -75,7 +75,7 @@ def write(project: Project, declared: "Distillation", model: Path, package: Path
             "found": one.found,
             "holds": one.holds,
         }
-        for one in held(report, declared.gates, declared.where)
+        for one in held(report, declared.required, declared.where)
     ]
     write_atomically(model / PAGE, page(report, prices.hour, prices.currency).encode())
     write_atomically(model / MODEL_CARD, model_card(report).encode())
