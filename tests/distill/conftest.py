@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -6,7 +7,7 @@ import pytest
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.export import ExportReport, export
 from isthmus.features.profiles import ServingProfile
-from tests.distill.support import CONTRACT, run, training_set
+from tests.distill.support import material, run, training_set
 
 SERVING = ServingProfile(latency_objective_ms=50)
 
@@ -26,7 +27,11 @@ def exported(table: pa.Table, trained: DistillationReport, tmp_path_factory: pyt
     return make_package(trained.path, table, tmp_path_factory.mktemp("packages"))
 
 
-def make_package(model: Path, table: pa.Table, packages: Path, profile: ServingProfile = SERVING) -> ExportReport:
+def make_package(
+    model: Path, table: pa.Table, packages: Path, profile: ServingProfile = SERVING, **changes: Any
+) -> ExportReport:
+    """Of a student that lies where `run` put it."""
     return export(
-        model, table, packages, contract={"views": {}}, contract_hash=CONTRACT, service="device", profile=profile
-    )
+        material(table, **changes), model, packages, contract={"views": {}}, profile=profile,
+        cache=model.parents[1] / "cache",
+    )  # fmt: skip

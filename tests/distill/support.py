@@ -10,8 +10,10 @@ import pyarrow as pa
 
 from isthmus.distill.declaration import Distillation, Plan, Tabular
 from isthmus.distill.distillation import DistillationReport, distill
+from isthmus.distill.head import Head
 from isthmus.distill.preparation import Learn, learned
 from isthmus.distill.settings import Settings
+from isthmus.distill.task import Material
 from isthmus.features.manifest import ModelInput
 from isthmus.features.profiles import TrainingProfile
 from isthmus.features.spec import FeatureService, Field, Spine
@@ -87,21 +89,20 @@ def learn(table: pa.Table) -> Learn:
     return learned_by_engine
 
 
+def material(table: pa.Table, profile: TrainingProfile = PROFILE, **changes: Any) -> Material:
+    contract, training_set = changes.pop("contract", CONTRACT), changes.pop("training_set", "set-1")
+    return Material(
+        declaration(**changes), table, TEACHER, STUDENT, "late", training_set, contract, profile, Head(), learn(table)
+    )
+
+
 def run(folder: Path, table: pa.Table, profile: TrainingProfile = PROFILE, **changes: Any) -> DistillationReport:
     notes: list[str] = changes.pop("notes", [])
     told: Callable[[str], None] = changes.pop("told", notes.append)
     return distill(
-        declaration(**changes),
-        table,
-        teacher_inputs=TEACHER,
-        student_inputs=STUDENT,
-        label="late",
-        profile=profile,
+        material(table, profile, **changes),
         folder=folder / "models",
         cache=folder / "cache",
         runs=folder / "runs",
-        contract=CONTRACT,
-        training_set="set-1",
-        learn=learn(table),
         progress=lambda text, _done: told(text),
     )

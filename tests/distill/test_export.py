@@ -12,18 +12,20 @@ from isthmus.distill.dataset import Tensors
 from isthmus.distill.declaration import DEFAULT
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.evaluate import sigmoid
-from isthmus.distill.export import TOLERANCE, ExportReport, export
+from isthmus.distill.export import ExportReport, difference
 from isthmus.distill.flatbuffer import canonical
 from isthmus.distill.graph import graph
 from isthmus.distill.preparation import Prepare, compiled
-from isthmus.distill.runtime import ort_format, predict, session
+from isthmus.distill.runtime import ask, ort_format, predict, session
 from isthmus.distill.student import Student
+from isthmus.distill.task import Task
 from isthmus.features.errors import ContractMismatch, DataError, GateFailed, PackageError
-from isthmus.features.manifest import SUMS, feeds, package_digest, read_golden, read_package
+from isthmus.features.golden import read_golden
+from isthmus.features.manifest import SUMS, feeds, package_digest, read_package
 from isthmus.transforms.fitting import FittedNumber, FittedText, Preparation
 from isthmus.transforms.steps import Embed, described
 from tests.distill.conftest import SERVING, make_package
-from tests.distill.support import CONTRACT, STUDENT, run, training_set
+from tests.distill.support import CONTRACT, STUDENT, material, run
 
 
 def test_the_package_is_whole(exported: ExportReport, trained: DistillationReport) -> None:
@@ -39,15 +41,17 @@ def test_the_package_is_whole(exported: ExportReport, trained: DistillationRepor
     }
     assert exported.path.name == f"late-{exported.digest[:12]}"
     assert exported.digest == package_digest(exported.path)
-    assert (manifest.model, manifest.contract, manifest.service) == (trained.id, CONTRACT, "device")
+    assert (manifest.model, manifest.contract, manifest.service) == (trained.id, CONTRACT, "features")
     assert manifest.model_inputs == STUDENT
     assert max(exported.bytes.values()) < 200_000
 
 
 def test_every_variant_keeps_its_tolerance(exported: ExportReport) -> None:
     for variant in read_package(exported.path).variants:
-        assert variant.worst <= variant.tolerance == TOLERANCE[variant.precision]
-        assert abs(variant.auc - read_package(exported.path).variant("fp32").auc) < 0.01
+        assert variant.worst <= variant.tolerance == Task.tolerance[variant.precision]
+        found, whole = (one.quality["auc"] for one in (variant, read_package(exported.path).variant("fp32")))
+        assert found is not None
+        assert whole == pytest.approx(found, abs=0.01)
 
 
 def test_the_same_student_gives_the_same_bytes(
@@ -62,15 +66,20 @@ def test_the_same_student_gives_the_same_bytes(
 
 
 def test_golden_rows_hold_the_edges(exported: ExportReport) -> None:
-    golden, manifest = read_golden(exported.path), read_package(exported.path)
-    assert len(golden.rows) == 69
-    assert (None,) * len(STUDENT) in golden.rows
-    assert any(value == float(np.finfo(np.float32).max) for row in golden.rows for value in row)
-    fed = feeds(manifest.model_inputs, golden.columns(manifest.model_inputs))
-    assert "\x7fnever in training" in fed["categories"]
-    for variant in manifest.variants:
-        opened = session((exported.path / variant.file).read_bytes(), 1)
-        np.testing.assert_allclose(predict(opened, fed), golden.outputs[variant.file], atol=1e-6)
+    manifest = read_package(exported.path)
+    usual, extremes = read_golden(exported.path, manifest).cases
+    assert (len(usual.rows), len(extremes.rows)) == (64, 5)
+    assert (None,) * len(STUDENT) in extremes.rows
+    assert any(value == float(np.finfo(np.float32).max) for row in extremes.rows for value in row)
+    assert "\x7fnever in training" in extremes.feeds["categories"]
+    for case in (usual, extremes):
+        fed = feeds(STUDENT, read_golden(exported.path, manifest).columns(case, STUDENT))
+        for name, tensor in case.feeds.items():
+            np.testing.assert_array_equal(fed[name], tensor)
+        for variant in manifest.variants:
+            opened = session((exported.path / variant.file).read_bytes(), 1)
+            expected = {name: kept.array for name, kept in case.outputs[variant.file].items()}
+            assert difference(expected, ask(opened, case.feeds)) <= 1e-6
 
 
 def test_the_readme_runs(exported: ExportReport, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +93,7 @@ def test_the_readme_runs(exported: ExportReport, monkeypatch: pytest.MonkeyPatch
 def test_the_package_answers_as_the_student(
     exported: ExportReport, trained: DistillationReport, table: pa.Table, tmp_path: Path
 ) -> None:
-    result = check_package(exported.path, trained.path, table, 500)
+    result = check_package(material(table), exported.path, trained.path, rows=500)
     assert set(result) == {f"model.{precision}.{form}" for precision in ("fp32", "int8") for form in ("onnx", "ort")}
     assert {(one.compared, one.differing) for one in result.values()} == {(500 + 69, 0)}
     for variant in read_package(exported.path).variants:
@@ -92,10 +101,10 @@ def test_the_package_answers_as_the_student(
         assert result[variant.file].worst <= (1e-5 if variant.precision == "fp32" else variant.tolerance)
     other = run(tmp_path, table, seed=1)
     with pytest.raises(PackageError, match="made from student"):
-        check_package(exported.path, other.path, table, 5)
+        check_package(material(table, seed=1), exported.path, other.path, rows=5)
     # A student swapped behind the same record is what the comparison is for.
-    shutil.copy(trained.path / "student.json", other.path)
-    wrong = check_package(exported.path, other.path, table, 500)
+    shutil.copy(trained.path / "report.json", other.path)
+    wrong = check_package(material(table), exported.path, other.path, rows=500)
     assert all(one.differing > 0 for one in wrong.values())
     first = wrong["model.fp32.onnx"].examples[0]
     assert first.key.startswith("row ")
@@ -107,11 +116,21 @@ def test_what_must_not_be_exported(trained: DistillationReport, table: pa.Table,
         make_package(trained.path, table, tmp_path, replace(SERVING, latency_objective_ms=1e-6))
     with pytest.raises(GateFailed, match="session of the model takes"):
         make_package(trained.path, table, tmp_path, replace(SERVING, memory_mb=0))
-    with pytest.raises(ContractMismatch, match="trained under contract cccccccccccc; expected dddddddddddd"):
-        export(trained.path, table, tmp_path, contract={}, contract_hash="d" * 64, service="device", profile=SERVING)
-    with pytest.raises(DataError, match="training set set-1 of student"):
-        make_package(trained.path, training_set(seed=5), tmp_path)
+    with pytest.raises(ContractMismatch, match="trained with contract cccccccccccc; expected contract dddddddddddd"):
+        make_package(trained.path, table, tmp_path, contract="d" * 64)
+    with pytest.raises(ContractMismatch, match="trained with training set set-1; expected training set set-2"):
+        make_package(trained.path, table, tmp_path, training_set="set-2")
+    with pytest.raises(ContractMismatch, match="what is declared of it has changed since it was trained"):
+        make_package(trained.path, table, tmp_path, hidden=(16, 9))
+    with pytest.raises(DataError, match=r"student\.safetensors: cannot be read"):
+        make_package(damaged(trained.path, tmp_path.parent / "cut" / "x"), table, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def damaged(model: Path, copy: Path) -> Path:
+    shutil.copytree(model, copy)
+    (copy / "student.safetensors").write_bytes((model / "student.safetensors").read_bytes()[:100])
+    return copy
 
 
 @pytest.mark.parametrize(("numbers", "words"), [(2, ()), (0, (("a", "é"),)), (1, ((), ("x",)))])

@@ -1,13 +1,16 @@
 import hashlib
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from isthmus.distill.export import ExportReport
 from isthmus.features.errors import PackageError
-from isthmus.features.manifest import SUMS, package_digest, read_golden, read_package
+from isthmus.features.golden import read_golden
+from isthmus.features.manifest import SUMS, package_digest, read_package
 
 
 @pytest.fixture
@@ -69,8 +72,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "listed twice": (lambda p: (p / SUMS).write_bytes((p / SUMS).read_bytes() * 2), "is listed twice"),
     "golden unlisted": (unlisted, r"golden\.json: missing; expected listed"),
     "version": (
-        lambda p: rewrite(p, "manifest.json", lambda d: d.replace(b'"format_version": 1', b'"format_version": 9')),
-        r"manifest\.json: format version 9; expected 1. Use the release",
+        lambda p: rewrite(p, "manifest.json", lambda d: d.replace(b'"format_version": 2', b'"format_version": 9')),
+        r"manifest\.json: format version 9; expected 2. Use the release",
     ),
     "not JSON": (lambda p: rewrite(p, "manifest.json", lambda d: d[:-20]), r"manifest\.json: .*expected a manifest"),
     "contract not JSON": (lambda p: rewrite(p, "contract.json", lambda _: b"{"), r"contract\.json: "),
@@ -91,11 +94,35 @@ def test_a_damaged_package_is_refused_with_its_reason(package: Path, damage: str
         read_package(package)
 
 
+def first(golden: dict[str, Any]) -> dict[str, Any]:
+    """The answers of one file in the first case."""
+    return golden["cases"][0]["outputs"]["model.fp32.onnx"]  # type: ignore[no-any-return]
+
+
+GOLDEN_DAMAGE: dict[Callable[[dict[str, Any]], object], str] = {
+    lambda g: first(g)["probability"].update(shape=[63], data=first(g)["probability"]["data"][:336]): "without an out",
+    lambda g: first(g)["probability"].update(shape=[7]): "cannot reshape",
+    lambda g: first(g)["probability"].update(element="half"): "elements of kind half",
+    lambda g: first(g)["probability"].update(data="?"): "base64",
+    lambda g: first(g).update(more=first(g)["probability"]): "an incomplete case",
+    lambda g: g["cases"][1]["tensors"].popitem(): "an incomplete case",
+    lambda g: g["cases"][1].pop("rows"): "an incomplete case",
+    lambda g: g["cases"][1]["rows"][0].pop(): "rows of unequal length",
+    lambda g: g.update(inputs=["x", *g["inputs"][1:]]): "no input carrier",
+    lambda g: g.update(cases=[]): "no case",
+}
+
+
 def test_golden_rows_that_do_not_fit(package: Path) -> None:
-    rewrite(package, "golden.json", lambda data: data.replace(b'"outputs":{"model.fp32.onnx":[', b'"outputs":{"x":[0,'))
-    read_package(package)
-    with pytest.raises(PackageError, match="rows without an output"):
-        read_golden(package)
+    manifest = read_package(package)
+    whole = (package / "golden.json").read_bytes()
+    for change, message in GOLDEN_DAMAGE.items():
+        golden = json.loads(whole)
+        change(golden)
+        rewrite(package, "golden.json", lambda _: json.dumps(golden).encode())  # noqa: B023 - called at once
+        read_package(package)
+        with pytest.raises(PackageError, match=message):
+            read_golden(package, manifest)
     (package / SUMS).unlink()
     with pytest.raises(PackageError, match="cannot be read"):
         package_digest(package)

@@ -85,8 +85,9 @@ def found(shop: Shop, project: Open) -> tuple[dict[str, int], Verdict]:
 def test_a_project_without_faults_passes(exported: Shop, project: Open) -> None:
     verdict = require_passed(verify(project(exported), every=True))
     assert set(verdict.files) == {name.removeprefix("file ") for name in FILES} | {PREDICT}
+    golden = json.loads((package(exported) / "golden.json").read_text())["cases"]
     assert {name: one.compared for name, one in verdict.files.items() if name != PREDICT} == dict.fromkeys(
-        set(verdict.files) - {PREDICT}, 2000 + len(json.loads((package(exported) / "golden.json").read_text())["rows"])
+        set(verdict.files) - {PREDICT}, 2000 + sum(len(case["rows"]) for case in golden)
     )
     assert {one.compared for one in verdict.inputs.values()} == {2000}
     assert 0 < verdict.files[PREDICT].compared <= 2000

@@ -24,7 +24,8 @@ from isthmus.features.columns import from_python
 from isthmus.features.connection import connect
 from isthmus.features.contract import Column, Contract, ServiceContract, ViewContract
 from isthmus.features.files import write_atomically
-from isthmus.features.manifest import Golden, Input, Manifest, Variant, package_digest
+from isthmus.features.golden import Case, Golden, Kept
+from isthmus.features.manifest import Input, Manifest, Tensor, Variant, feeds, package_digest
 from isthmus.features.online import OnlineStore
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import (
@@ -154,10 +155,10 @@ def make_package(
     golden = [
         weight * sum(x for x in row if isinstance(x, int | float)) + sum(1.0 for x in row if x == "UA") for row in rows
     ]
-    outputs = {file.name: tuple(float(1 / (1 + np.exp(-x))) + shift for x in golden)}
+    answers = np.array([1 / (1 + np.exp(-x)) + shift for x in golden], np.float32)
     positions = {name: position for group in (numbers, texts) for position, name in enumerate(group)}
     manifest = Manifest(
-        format_version=1,
+        format_version=2,
         name="late",
         contract=contract.hash,
         service="late",
@@ -167,13 +168,24 @@ def make_package(
             Input(name, dtype.name, "categories" if dtype is String else "numeric", positions[name])
             for name, dtype in inputs
         ),
-        output="probability",
-        variants=(Variant(file.name, "int8", "ort", file.stat().st_size, _sum(file), 1e-5, 0.0, 0.5),),
+        task="tabular",
+        metric="auc",
+        tensors=(
+            *((Tensor("numeric", "float", ("N", len(numbers))),) if numbers else ()),
+            *((Tensor("categories", "string", ("N", len(texts))),) if texts else ()),
+        ),
+        outputs=(Tensor("probability", "float", ("N",)),),
+        files={},
+        variants=(Variant(file.name, "int8", "ort", file.stat().st_size, _sum(file), 1e-5, 0.0, {"auc": 0.5}),),
     )
     (folder / "manifest.json").write_bytes(msgspec.json.encode(manifest))
     (folder / "contract.json").write_bytes(contract.dumps())
     names = tuple(name for name, _ in inputs)
-    (folder / "golden.json").write_bytes(msgspec.json.encode(Golden(names, rows, outputs)))
+    case = Case({}, {file.name: {"probability": Kept.of(answers)}}, rows)
+    columns = Golden(names, (case,)).columns(case, manifest.model_inputs)
+    fed = {name: Kept.of(tensor) for name, tensor in feeds(manifest.model_inputs, columns).items()}
+    golden_file = Golden(names, (msgspec.structs.replace(case, tensors=fed),))
+    (folder / "golden.json").write_bytes(msgspec.json.encode(golden_file))
     sums = [f"{_sum(entry)}  {entry.name}\n" for entry in sorted(folder.iterdir())]
     (folder / "SHA256SUMS").write_text("".join(sums))
     return folder

@@ -1,66 +1,90 @@
 """Whether a package answers as the student it was made from: a part of the verdict."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
-from isthmus.distill.dataset import columns, tensors
-from isthmus.distill.evaluate import sigmoid
+from isthmus.distill.dataset import columns
 from isthmus.distill.golden import spread
-from isthmus.distill.runtime import predict, session
-from isthmus.distill.student import load_student, read_record
+from isthmus.distill.kind import restored
+from isthmus.distill.runtime import ask, session
+from isthmus.distill.task import Answers, Array, Material
 from isthmus.features.columns import Values, micros
 from isthmus.features.errors import PackageError
-from isthmus.features.manifest import feeds, read_golden, read_package
+from isthmus.features.golden import read_golden
+from isthmus.features.manifest import feeds, read_package
 from isthmus.features.types import Float64
 from isthmus.features.verdict import FeatureVerdict, compare
 
 
 def check_package(
-    package: Path, model_folder: Path, table: pa.Table, rows: int, keys: Sequence[str] = ()
+    material: Material, package: Path, model_folder: Path, keys: Sequence[str] = (), rows: int | None = None
 ) -> dict[str, FeatureVerdict]:
-    """Compares each model file of a package with the student in torch, and with its own golden rows.
+    """Compares each model file of a package with the student in torch, and with its own golden cases.
 
-    On up to `rows` rows spread over the table every model file must give the student's probability; on the golden
-    rows every model file must give the recorded one. Each within the tolerance of the file.
+    On rows spread over the training set every model file must give what the student says; in the golden cases every
+    model file must give what is recorded. A model of rows is fed as the manifest says that its columns are. Each within
+    the tolerance of the file. Of an output with many numbers in a row, the one that differs most is shown.
 
     Args:
+        material: what the student was trained with.
         package: its folder.
         model_folder: the student's.
-        table: rows that the student learned from.
-        rows: how many of them to compare.
-        keys: columns of the table that name its rows in examples.
+        keys: columns of the training set that name its rows in examples.
+        rows: how many of them to compare; by default what the task says.
 
     Returns:
         Model file to its comparison; its worst difference counts all rows.
 
     Raises:
         PackageError: the package is damaged, or was made from another student.
-        DataError: the student or the table cannot be read.
+        ContractMismatch: the student was trained with something else.
+        DataError: the student cannot be read.
     """
-    manifest, record = read_package(package), read_record(model_folder)
-    if manifest.model != record.id:
+    manifest, found = read_package(package), restored(material, model_folder)
+    if manifest.model != found.id:
         raise PackageError(
-            str(package), f"made from student {manifest.model}", expected=record.id, remedy="export the student again"
+            str(package), f"made from student {manifest.model}", expected=found.id, remedy="export the student again"
         )
-    golden = read_golden(package)
+    task, golden, table = found.task, read_golden(package, manifest), material.table
+    some = spread(table.num_rows, task.compared if rows is None else rows)
+    named = table.take(some).select(list(keys)).to_pylist() if keys else [f"row {n}" for n in range(len(some))]
+    names, times = [*map(str, named)], micros(table["event_timestamp"].take(some)).tolist()
+    parts = [some[begin : begin + task.at_once] for begin in range(0, len(some), task.at_once)]
     inputs = manifest.model_inputs
-    some = table.take(spread(table.num_rows, rows)) if table.num_rows else table
-    named = some.select(list(keys)).to_pylist() if keys else [f"row {n}" for n in range(some.num_rows)]
-    names = [*map(str, named), *(f"golden row {n}" for n in range(len(golden.rows)))]
-    times = [*micros(some["event_timestamp"]).tolist(), *[None] * len(golden.rows)]
-    parts = [feeds(inputs, golden.columns(inputs))]
-    student = np.empty(0)
-    if some.num_rows:
-        student = sigmoid(load_student(model_folder).logits(tensors(some, record.model_inputs)))
-        parts.insert(0, feeds(inputs, columns(some, inputs)))
-    found = {}
+    asked = [
+        (case.expected, feeds(inputs, columns(table.take(part), inputs)) if inputs else case.feeds)
+        for part in parts
+        for case in (task.case(found.student, part),)
+    ]
+    recorded = [(case, feeds(inputs, golden.columns(case, inputs)) if inputs else case.feeds) for case in golden.cases]
+    compared = {}
     for variant in manifest.variants:
         opened = session((package / variant.file).read_bytes(), 1)
-        answers = np.concatenate([predict(opened, part) for part in parts])
-        expected = np.concatenate([student, golden.outputs[variant.file]])
-        sides = [Values(side.astype(np.float64), np.ones(len(names), bool)) for side in (expected, answers)]
-        found[variant.file] = compare(names, sides[0], sides[1], Float64, variant.tolerance, times)
-    return found
+        sides = [_worst(expected, ask(opened, fed)) for expected, fed in asked]
+        told, when = list(names), list(times)
+        for number, (case, fed) in enumerate(recorded):
+            kept = {name: tensor.array for name, tensor in case.outputs[variant.file].items()}
+            sides.append(_worst(kept, ask(opened, fed)))
+            told += [f"golden case {number}, row {row}" for row in range(len(sides[-1][0]))]
+            when += [None] * len(sides[-1][0])
+        both = [np.concatenate(side) for side in zip(*sides, strict=True)]
+        expected, answers = (Values(side, np.ones(len(told), bool)) for side in both)
+        compared[variant.file] = compare(told, expected, answers, Float64, variant.tolerance, when)
+    return compared
+
+
+def _worst(expected: Answers, found: Mapping[str, Array]) -> tuple[Array, Array]:
+    """Of each row the number that differs most, as it is expected and as it was found; (n,) each."""
+    rows = len(next(iter(expected.values())))
+    pairs = [[side.reshape(rows, -1).astype(np.float64) for side in (values, found[name])]
+             for name, values in expected.items()]  # fmt: skip
+    ours, theirs = (np.concatenate(side, 1) for side in zip(*pairs, strict=True))
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(ours - theirs)
+    # A number that only one side has differs most of all; where both have none they agree.
+    apart = np.where(np.isnan(ours) & np.isnan(theirs), 0.0, np.where(np.isnan(apart), np.inf, apart))
+    place = apart.argmax(1)
+    chosen = np.arange(rows)
+    return ours[chosen, place], theirs[chosen, place]

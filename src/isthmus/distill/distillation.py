@@ -1,17 +1,15 @@
 """The step: a teacher, and over several seeds a student and the same student without the teacher, side by side."""
 
 import dataclasses
-import importlib
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -19,25 +17,17 @@ from torch import nn
 
 from isthmus.distill.account import Progress
 from isthmus.distill.checkpoint import discard
-from isthmus.distill.declaration import Distillation, Tabular
 from isthmus.distill.device import accelerator
-from isthmus.distill.head import Head
+from isthmus.distill.kind import described, made
 from isthmus.distill.lessons import teach
-from isthmus.distill.preparation import Learn
 from isthmus.distill.rehearsal import rehearse
 from isthmus.distill.report import PUPILS, Trained, report
 from isthmus.distill.settings import Settings
-from isthmus.distill.split import split_table
-from isthmus.distill.tabular import TabularTask
 from isthmus.distill.task import Material, Task
-from isthmus.distill.teachers.fingerprint import fingerprint
 from isthmus.distill.teaching import taught
 from isthmus.features.contract import sha256
-from isthmus.features.errors import ConfigurationError, DependencyError, Problem
+from isthmus.features.errors import ConfigurationError, DependencyError
 from isthmus.features.files import publish
-from isthmus.features.manifest import ModelInput
-from isthmus.features.profiles import TrainingProfile
-from isthmus.transforms.steps import described
 
 
 @dataclass(frozen=True)
@@ -64,40 +54,16 @@ class DistillationReport:
 
 
 def distill(
-    declaration: Distillation,
-    table: pa.Table,
-    *,
-    teacher_inputs: Sequence[ModelInput],
-    student_inputs: Sequence[ModelInput],
-    label: str,
-    profile: TrainingProfile,
-    folder: Path,
-    cache: Path,
-    runs: Path,
-    contract: str,
-    training_set: str,
-    learn: Learn,
-    head: Head | None = None,
-    progress: Progress = lambda _text, _done: None,
+    material: Material, *, folder: Path, cache: Path, runs: Path, progress: Progress = lambda _text, _done: None
 ) -> DistillationReport:
     """Trains students and controls, measures all models, and writes the best student to `folder/<id>`.
 
     Args:
-        declaration: how.
-        table: the training set: a column per input, `event_timestamp`, `known_at` (when the label became known) and
-            the label.
-        teacher_inputs: what the teacher sees.
-        student_inputs: what the student, the control and the references see.
-        label: column of the label.
-        profile: device, precision, batch, epochs and threads.
+        material: what to learn from, and how.
         folder: of the trained students.
         cache: of the outputs of teachers and references.
         runs: event files of each training for TensorBoard, in `<id>/<model>-<seed>`, and its checkpoints until all is
             done.
-        contract: hash of the contract of the features.
-        training_set: what identifies the table; the same identity must mean the same rows.
-        learn: what learns the student's preparation from the training part.
-        head: the request transforms in the student's graph; None if it has none.
         progress: is told what is done and the share of all that is done.
 
     Raises:
@@ -107,6 +73,7 @@ def distill(
         GateFailed: a loss is not finite.
         Stopped: by SIGINT or SIGTERM while a model learned; the same call goes on from there.
     """
+    declaration, profile = material.declaration, material.profile
     if problems := declaration.problems():
         raise ConfigurationError(declaration.where, problems)
     if (processes := os.environ.get("WORLD_SIZE", "1")) != "1":
@@ -117,13 +84,9 @@ def distill(
             remedy="launch a script of your own that runs a Training (docs/training.md)",
         )
     stages, settings = _Stages(progress), declaration.trained(profile)
-    material = Material(
-        declaration, table, split_table(table, declaration.split, declaration.split_by), teacher_inputs, student_inputs,
-        label, training_set, contract, profile, head or Head(), learn,
-    )  # fmt: skip
-    task = _kind(declaration)(material)
+    task = made(material)
     stages.done("prepare", 0.1)
-    asked = [("teacher", task.teacher(), np.arange(table.num_rows), 0.35)]
+    asked = [("teacher", task.teacher(), np.arange(material.table.num_rows), 0.35)]
     asked += [(name, other, material.parts.test, 0.5) for name, other in task.references().items()]
     outputs, facts = {}, {}
     for name, teacher, rows, done in asked:
@@ -169,43 +132,13 @@ def distill(
     return DistillationReport(folder / identity, data)
 
 
-def _kind(declaration: Distillation) -> type[Task]:
-    """The task's class."""
-    if isinstance(declaration.task, Tabular):
-        return TabularTask
-    module, _, name = declaration.task.partition(":")
-    where = f"{declaration.where}: task"
-    try:
-        found = getattr(importlib.import_module(module), name, None)
-    except ImportError as error:
-        raise ConfigurationError(where, [Problem(declaration.task, f"cannot be imported ({error})")]) from error
-    if not (isinstance(found, type) and issubclass(found, Task)):
-        raise ConfigurationError(
-            where, [Problem(declaration.task, f"is {found!r}", "a subclass of isthmus.distill.task.Task")]
-        )
-    return found
-
-
 def _identity(task: Task, settings: Settings, outputs: str) -> str:
     """Of a student: a digest of everything it depends on."""
-    material, declared = task.material, task.material.declaration
-    kind: Any = fingerprint(type(task))
-    if isinstance(declared.task, Tabular):
-        plan = declared.task.plan(material.student_inputs)
-        steps = {name: [described(step) for step in chain] for name, chain in plan.numbers.items()}
-        kind = {
-            **dataclasses.asdict(dataclasses.replace(declared.task, preparation={})),
-            "preparation": {**steps, **{name: described(text) for name, text in plan.texts.items()}},
-        }
+    material = task.material
     return sha256({
-        "contract": material.contract,
-        "training_set": material.training_set,
-        "label": material.label,
-        "inputs": [[item.name, item.dtype.name] for item in material.student_inputs],
-        "split": [*declared.split, declared.split_by],
-        "seeds": [declared.seed, declared.seeds],
+        "kind": described(task),
+        "seeds": [material.declaration.seed, material.declaration.seeds],
         "settings": settings.identity(),
-        "task": kind,
         "outputs": outputs,
         "profile": dataclasses.asdict(material.profile),
         "torch": torch.__version__,

@@ -1,6 +1,6 @@
 """What a student must reach, held against its report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,13 @@ def held(report: Mapping[str, Any], gates: Sequence[Gate], where: str) -> list[H
     if unknown:
         problems = [Problem(f"{where}: gate", repr(metric), one_of(known)) for metric in unknown]
         raise ConfigurationError(where, problems)
-    return [Held(gate, known[gate.metric], _holds(gate, known[gate.metric])) for gate in gates]
+    return against(known, gates)
+
+
+def against(known: Mapping[str, float | None], gates: Iterable[Gate]) -> list[Held]:
+    """The gates about figures that are known, held against them."""
+    own = [(gate, known[gate.metric]) for gate in gates if gate.metric in known]
+    return [Held(gate, found, _holds(gate, found)) for gate, found in own]
 
 
 def figures(report: Mapping[str, Any]) -> dict[str, float | None]:

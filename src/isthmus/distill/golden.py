@@ -11,7 +11,6 @@ from isthmus.features.columns import Values, from_python
 from isthmus.features.manifest import ModelInput
 from isthmus.features.types import DataType, Float64
 
-ROWS = 64
 UNSEEN = "\x7fnever in training"
 
 Columns = Mapping[str, Values]
@@ -44,16 +43,6 @@ def edges(row: Columns, types: Mapping[str, DataType]) -> dict[str, Values]:
 def take(columns: Columns, rows: Index | np.ndarray[Any, np.dtype[np.bool_]] | slice) -> dict[str, Values]:
     """Some of the rows."""
     return {name: Values(values.data[rows], values.valid[rows]) for name, values in columns.items()}
-
-
-def join(first: Columns, second: Columns) -> dict[str, Values]:
-    """The rows of both."""
-    return {
-        name: Values(
-            np.concatenate([values.data, second[name].data]), np.concatenate([values.valid, second[name].valid])
-        )
-        for name, values in first.items()
-    }
 
 
 def spread(count: int, wanted: int) -> Index:

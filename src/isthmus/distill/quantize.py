@@ -1,6 +1,7 @@
 """INT8 by static quantization."""
 
 import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import onnx
@@ -11,20 +12,21 @@ from onnxruntime.quantization import (
     quantize_static,
 )
 
+from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.manifest import Feeds
 
 
 class _Calibration(CalibrationDataReader):  # type: ignore[misc]
-    """One batch of training rows."""
+    """Training rows, a batch at a time."""
 
-    def __init__(self, feeds: Feeds) -> None:
-        self._batches = iter([feeds])
+    def __init__(self, feeds: Iterable[Feeds]) -> None:
+        self._batches = iter(feeds)
 
     def get_next(self) -> Feeds | None:
         return next(self._batches, None)
 
 
-def quantize(model: onnx.ModelProto, calibration: Feeds) -> bytes:
+def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Sequence[str]) -> bytes:
     """The model with INT8 weights, one scale per output channel, and INT8 inputs of every layer but the last.
 
     Static and not dynamic: a dynamic scale comes from the whole batch, so the answer for one row would depend on the
@@ -33,13 +35,20 @@ def quantize(model: onnx.ModelProto, calibration: Feeds) -> bytes:
 
     Args:
         model: float32.
-        calibration: rows from which the ranges of the layer inputs are taken.
+        calibration: rows from which the ranges of the layer inputs are taken, in parts.
+        operators: what is a layer.
+
+    Raises:
+        ConfigurationError: the graph has no such layer.
     """
+    layers = [node.name for node in model.graph.node if node.op_type in operators]
+    if not layers:
+        problem = Problem("quantized", ", ".join(operators), "an operator that the student's graph has")
+        raise ConfigurationError("task", [problem])
     source = onnx.ModelProto()
     source.CopyFrom(model)
     # The graph is built with known shapes and nothing to fold; without the mark the quantizer asks for its own pass.
     onnx.helper.set_model_props(source, {"onnx.quant.pre_process": "onnxruntime.quant"})
-    last = [node.name for node in model.graph.node if node.op_type == "Gemm"][-1]
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "model.onnx"
         quantize_static(
@@ -50,7 +59,7 @@ def quantize(model: onnx.ModelProto, calibration: Feeds) -> bytes:
             activation_type=QuantType.QInt8,
             weight_type=QuantType.QInt8,
             per_channel=True,
-            op_types_to_quantize=["Gemm"],
-            nodes_to_exclude=[last],
+            op_types_to_quantize=[*operators],
+            nodes_to_exclude=layers[-1:],
         )
         return target.read_bytes()

@@ -2,13 +2,15 @@
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
+import onnx
 import onnxruntime as ort
 
 from isthmus.distill.dataset import Array
 from isthmus.distill.flatbuffer import canonical
 from isthmus.features.errors import DependencyError
-from isthmus.features.manifest import Feeds
+from isthmus.features.manifest import Feeds, Tensor
 
 
 def session(model: bytes, threads: int) -> ort.InferenceSession:
@@ -18,9 +20,37 @@ def session(model: bytes, threads: int) -> ort.InferenceSession:
 
 
 def predict(opened: ort.InferenceSession, feeds: Feeds) -> Array:
-    """Float32 probabilities (n,)."""
+    """The first output."""
     result: Array = opened.run(None, feeds)[0]
     return result
+
+
+def ask(opened: ort.InferenceSession, feeds: Feeds) -> dict[str, Array]:
+    """All outputs by name."""
+    names = [output.name for output in opened.get_outputs()]
+    return dict(zip(names, opened.run(names, feeds), strict=True))
+
+
+_ELEMENTS: dict[int, Any] = {
+    onnx.TensorProto.BOOL: "bool", onnx.TensorProto.UINT8: "uint8", onnx.TensorProto.INT32: "int32",
+    onnx.TensorProto.INT64: "int64", onnx.TensorProto.FLOAT: "float", onnx.TensorProto.DOUBLE: "double",
+    onnx.TensorProto.STRING: "string",
+}  # fmt: skip
+
+
+def described(value: onnx.ValueInfoProto) -> Tensor:
+    """An input or output of a graph.
+
+    Raises:
+        DependencyError: no package holds such elements.
+    """
+    kind = value.type.tensor_type
+    if kind.elem_type not in _ELEMENTS:
+        found = onnx.TensorProto.DataType.Name(kind.elem_type)
+        raise DependencyError(f"tensor {value.name}", f"has elements of kind {found}",
+                              expected="|".join(_ELEMENTS.values()), remedy="cast it within the graph")  # fmt: skip
+    shape = tuple(size.dim_param or int(size.dim_value) for size in kind.shape.dim)
+    return Tensor(value.name, _ELEMENTS[kind.elem_type], shape)
 
 
 def _options(threads: int) -> ort.SessionOptions:

@@ -1,7 +1,7 @@
 """The task of tables: gradient boosting on all features teaches a small network that a device can have."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,19 +12,21 @@ from onnx import ModelProto
 from torch import nn
 
 from isthmus.distill.boosting import Boosting
-from isthmus.distill.dataset import columns, tensors
+from isthmus.distill.dataset import Tensors, columns, seen, tensors
 from isthmus.distill.declaration import Tabular
 from isthmus.distill.evaluate import auc, metrics, sigmoid
-from isthmus.distill.graph import graph
+from isthmus.distill.golden import Columns, edges, plain, take
+from isthmus.distill.graph import OUTPUT, graph
 from isthmus.distill.outputs.form import Form
 from isthmus.distill.preparation import FILE, Prepare, compiled
 from isthmus.distill.split import Index, binary_labels
 from isthmus.distill.student import RECORD, Student, StudentRecord
-from isthmus.distill.task import Answers, Array, Batch, Material, Task
+from isthmus.distill.task import Answers, Array, Batch, Case, Material, Task
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.transfer.logits import binary_hard_targets, binary_soft_targets
 from isthmus.distill.transfer.objective import Objective, Term
 from isthmus.features.manifest import Feeds, ModelInput, feeds
+from isthmus.transforms.fitting import LEARNED
 
 
 class TabularTask(Task):
@@ -39,6 +41,7 @@ class TabularTask(Task):
     # With batches of 1024 rows two threads gain nothing on two free cores, and are ten times slower when another
     # process holds one of them.
     rows_per_thread = 4096
+    quantized = ("Gemm",)
     form = Form("float32")
     """Half precision would make ties of different scores."""
 
@@ -54,6 +57,7 @@ class TabularTask(Task):
         self._prepare = Prepare(preparation, compiled(preparation))
         self._numbers, self._places = map(torch.from_numpy, self._prepare(self._data))
         self._targets = torch.tensor(self.labels, dtype=torch.float32)
+        self._fed = material.head.fed(material.student_inputs)
 
     def teacher(self) -> Teacher:
         """Boosting on all that the teacher sees."""
@@ -131,8 +135,39 @@ class TabularTask(Task):
 
     def feeds(self, rows: Index) -> Feeds:
         """Raw values."""
-        fed = self.material.head.fed(self.material.student_inputs)
-        return feeds(fed, columns(self.material.table.take(rows), fed))
+        return feeds(self._fed, self._raw(rows))
+
+    def _raw(self, rows: Index) -> Columns:
+        """The columns that the graph is fed."""
+        return columns(self.material.table.take(rows), self._fed)
+
+    def case(self, student: nn.Module, rows: Index) -> Case:
+        """Raw values, and the student's probabilities."""
+        return self._case(student, self._raw(rows), self._data[rows])
+
+    def edges(self, student: nn.Module) -> Sequence[Case]:
+        """The extremes of all types. Where a request transform is not defined, the model has no answer."""
+        material = self.material
+        extremes = edges(self._raw(material.parts.train[:1]), {item.name: item.dtype for item in self._fed})
+        complete, refused = material.head.complete(extremes)
+        there = ~refused
+        network = seen(take(complete, there), material.student_inputs, int(there.sum()))
+        return [self._case(student, take(extremes, there), network)]
+
+    def _case(self, student: nn.Module, raw: Columns, data: Tensors) -> Case:
+        assert isinstance(student, Student)  # noqa: S101 - it is one of its own
+        return Case(feeds(self._fed, raw), {OUTPUT: sigmoid(student.logits(data))}, plain(raw, self._fed))
+
+    def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
+        """Logits of the probabilities."""
+        chances = run(self.feeds(rows))[OUTPUT].astype(np.float64)
+        with np.errstate(divide="ignore"):
+            return {"logits": np.log(chances) - np.log1p(-chances)}
+
+    def shipped(self) -> Mapping[str, tuple[bytes, str]]:
+        """What the training part taught about the inputs."""
+        learned = msgspec.json.encode(self._prepare.preparation) + b"\n"
+        return {LEARNED: (learned, "what the training part taught about the inputs, which is inside the graph")}
 
     def content(self) -> str:
         """What the network sees, byte by byte: what an engine learns may differ in the last bit."""

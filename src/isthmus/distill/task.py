@@ -5,8 +5,9 @@ All else is the same for all: the split, the cache of the teacher's outputs, see
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from isthmus.distill.head import Head
 from isthmus.distill.outputs.form import Form
 from isthmus.distill.outputs.identity import identities
 from isthmus.distill.preparation import Learn
-from isthmus.distill.split import Index, Split
+from isthmus.distill.split import Index, Split, split_table
 from isthmus.distill.teachers.teacher import Teacher, named
 from isthmus.distill.transfer.objective import Objective
 from isthmus.features.errors import ConfigurationError, Problem
@@ -40,12 +41,12 @@ class Material:
 
     Attributes:
         declaration: of the distillation.
-        table: the training set: a column per input, `event_timestamp`, `known_at` and the label.
-        parts: which of its rows are learned from, which decide, and which are for the report.
+        table: the training set: a column per input, `event_timestamp`, `known_at` (when the label became known) and
+            the label.
         teacher_inputs: what the teacher sees.
-        student_inputs: what the student and the control see.
+        student_inputs: what the student, the control and the references see.
         label: the label's column.
-        training_set: what identifies the table.
+        training_set: what identifies the table; the same identity must mean the same rows.
         contract: hash of the contract of the features.
         profile: device, precision and threads.
         head: the request transforms in the student's graph.
@@ -54,7 +55,6 @@ class Material:
 
     declaration: Distillation
     table: pa.Table
-    parts: Split
     teacher_inputs: Sequence[ModelInput]
     student_inputs: Sequence[ModelInput]
     label: str
@@ -64,12 +64,32 @@ class Material:
     head: Head
     learn: Learn
 
+    @cached_property
+    def parts(self) -> Split:
+        """Which of its rows are learned from, which decide, and which are for the report."""
+        return split_table(self.table, self.declaration.split, self.declaration.split_by)
+
 
 class Batch(NamedTuple):
     """Rows as a student takes them: the arguments of its `forward`, and the labels if its objective asks for them."""
 
     inputs: tuple[Tensor, ...]
     labels: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """What a student's graph is fed at once, and what it must answer.
+
+    Attributes:
+        feeds: tensors by name.
+        expected: what the student says in torch, by output of the graph.
+        rows: of a model of rows, what the tensors are made of, as golden cases keep it.
+    """
+
+    feeds: Feeds
+    expected: Answers
+    rows: Sequence[tuple[Any, ...]] = ()
 
 
 class Task(ABC):
@@ -83,6 +103,10 @@ class Task(ABC):
         at_once: rows of which a teacher or a student is asked at once, where nothing is learned.
         rows_per_thread: rows of a batch that are worth a thread.
         form: how the teacher's outputs are kept.
+        tolerance: the largest absolute difference between the answers of a package in each precision and the student's.
+        quantized: the operators whose weights and inputs are whole numbers in an INT8 graph.
+        golden: test rows in a package, with its answers.
+        compared: rows on which the verdict compares a package with its student, at most.
     """
 
     metric: str
@@ -92,6 +116,10 @@ class Task(ABC):
     at_once = 256
     rows_per_thread = 1
     form = Form()
+    tolerance: Mapping[str, float] = {"fp32": 1e-5, "int8": 0.05}
+    quantized: Sequence[str] = ("Conv", "Gemm", "MatMul")
+    golden = 64
+    compared = 2000
 
     def __init__(self, material: Material) -> None:
         self.material = material
@@ -141,6 +169,39 @@ class Task(ABC):
     @abstractmethod
     def feeds(self, rows: Index) -> Feeds:
         """What the graph is fed for some rows."""
+
+    def expected(self, student: nn.Module, feeds: Feeds) -> Answers:
+        """What a student in eval mode says in torch of what its graph is fed, by output of the graph.
+
+        By default the tensors are the arguments of its `forward`, in order.
+        """
+        return {
+            key: value.numpy()
+            for key, value in answers(self, student(*map(torch.from_numpy, feeds.values()))).items()
+            if isinstance(value, Tensor)
+        }
+
+    def case(self, student: nn.Module, rows: Index) -> Case:
+        """Some rows."""
+        fed = self.feeds(rows)
+        return Case(fed, self.expected(student, fed))
+
+    def edges(self, student: nn.Module) -> Sequence[Case]:  # noqa: ARG002 - for others
+        """What no row may hold, and a device may be fed all the same: nothing by default."""
+        return ()
+
+    def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
+        """What a graph says of rows, by the student's keys and as `quality` takes it; by default, its outputs.
+
+        Args:
+            run: the graph, from tensors to outputs by name.
+            rows: their numbers, not more than `at_once`.
+        """
+        return run(self.feeds(rows))
+
+    def shipped(self) -> Mapping[str, tuple[bytes, str]]:
+        """What else a device needs, by the name of its file: the content, and what it is for."""
+        return {}
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
         """How like the teacher's answers on the same rows a student's are, by the first that both give.

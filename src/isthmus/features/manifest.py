@@ -1,4 +1,4 @@
-"""A model package as its readers see it: the manifest, the sums, the golden rows and the tensors the model is fed.
+"""A model package as its readers see it: the manifest, the sums and the tensors the model is fed.
 
 Training, export, verification and serving all build their tensors with `feeds`, so a value is cast in one place only.
 """
@@ -12,15 +12,15 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from isthmus.features.columns import Values, from_python
+from isthmus.features.columns import Values
 from isthmus.features.contract import Contract, one_of
 from isthmus.features.errors import ContractMismatch, DataError, PackageError
 from isthmus.features.rowgraph import Layout, given
 from isthmus.features.types import TYPES, DataType, String, is_input
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 SUMS = "SHA256SUMS"
-_REMEDY = "export the model again, or copy the package folder again from where it was made"
+REMEDY = "export the model again, or copy the package folder again from where it was made"
 
 Feeds = dict[str, np.ndarray[Any, Any]]
 
@@ -93,8 +93,16 @@ def feeds(inputs: Sequence[ModelInput], columns: Mapping[str, Values]) -> Feeds:
     return tensors | Layout.of(taken).feeds(columns) if taken else tensors
 
 
+class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A tensor that a graph is fed or gives; a size that differs from call to call has a name."""
+
+    name: str
+    element: Literal["bool", "uint8", "int32", "int64", "float", "double", "string"]
+    shape: tuple[int | str, ...]
+
+
 class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An input as the manifest writes it: `position` is its column in the tensor "numeric" or "categories".
+    """A column that a graph of rows is fed: `position` is its column in the tensor "numeric" or "categories".
 
     Of an input that a request transform takes, it is its row in the tensor, which is one of those that `rowgraph` tells
     of. Such inputs stand in the order of their rows in "given_valid".
@@ -110,9 +118,9 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One model file.
 
     Attributes:
-        tolerance: largest absolute difference of probability from the trained model that export let through.
-        worst: the largest difference it measured on the golden rows.
-        auc: on the test part.
+        tolerance: largest absolute difference from the trained model that export let through.
+        worst: the largest difference it measured on the golden cases and on test rows.
+        quality: of the file's own answers on the test part, by measure; None where they do not say.
     """
 
     file: str
@@ -122,11 +130,20 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str
     tolerance: float
     worst: float
-    auc: float
+    quality: dict[str, float | None]
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a package holds and which contract its inputs come from."""
+    """What a package holds and which contract its inputs come from.
+
+    Attributes:
+        task: "tabular", or the class that made it.
+        metric: the measure of quality that counts.
+        inputs: the columns of which the tensors are made; none if only the task can make them.
+        tensors: what the graph is fed.
+        outputs: what it gives.
+        files: what else is there, each with what it is for.
+    """
 
     format_version: int
     name: str
@@ -134,9 +151,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     service: str
     model: str
     training_set: str
+    task: str
+    metric: str
     inputs: tuple[Input, ...]
-    output: str
+    tensors: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
     variants: tuple[Variant, ...]
+    files: dict[str, str]
 
     @property
     def model_inputs(self) -> tuple[ModelInput, ...]:
@@ -150,29 +171,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for variant in self.variants:
             if (variant.precision, variant.format) == (precision, format):
                 return variant
-        raise PackageError(f"package {self.name}", f"no {precision} model in {format} format", remedy=_REMEDY)
-
-
-class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Rows with their expected outputs: `rows[i][j]` is input j of row i, `outputs[file][i]` a probability.
-
-    A number that JSON lacks is "NaN", "Infinity" or "-Infinity".
-    """
-
-    inputs: tuple[str, ...]
-    rows: tuple[tuple[bool | int | float | str | None, ...], ...]
-    outputs: dict[str, tuple[float, ...]]
-
-    def columns(self, inputs: Sequence[ModelInput]) -> dict[str, Values]:
-        """The rows as columns for `feeds`."""
-        columns = {}
-        for item in inputs:
-            position = self.inputs.index(item.name)
-            values = [row[position] for row in self.rows]
-            if item.dtype.name.startswith("Float"):
-                values = [float(value) if isinstance(value, str) else value for value in values]
-            columns[item.name] = from_python(values, item.dtype)
-        return columns
+        raise PackageError(f"package {self.name}", f"no {precision} model in {format} format", remedy=REMEDY)
 
 
 def read_package(path: Path) -> Manifest:
@@ -184,23 +183,23 @@ def read_package(path: Path) -> Manifest:
     sums = _read_sums(path)
     for entry in sorted(path.rglob("*")):
         if entry.is_symlink() or not entry.is_file():
-            raise PackageError(str(entry), "not a plain file", expected="files only", remedy=_REMEDY)
+            raise PackageError(str(entry), "not a plain file", expected="files only", remedy=REMEDY)
         if entry.name not in {*sums, SUMS}:
-            raise PackageError(str(entry), f"not listed in {SUMS}", expected="no file but those listed", remedy=_REMEDY)
+            raise PackageError(str(entry), f"not listed in {SUMS}", expected="no file but those listed", remedy=REMEDY)
     for name, expected in sums.items():
         file = path / name
         if not file.is_file():
-            raise PackageError(str(file), "missing", expected=f"a file with SHA-256 {expected}", remedy=_REMEDY)
+            raise PackageError(str(file), "missing", expected=f"a file with SHA-256 {expected}", remedy=REMEDY)
         found = hashlib.sha256(file.read_bytes()).hexdigest()
         if found != expected:
-            raise PackageError(str(file), f"SHA-256 {found}", expected=expected, remedy=_REMEDY)
+            raise PackageError(str(file), f"SHA-256 {found}", expected=expected, remedy=REMEDY)
     for name in ("manifest.json", "contract.json", "golden.json"):
         if name not in sums:
-            raise PackageError(str(path / name), "missing", expected=f"listed in {SUMS}", remedy=_REMEDY)
+            raise PackageError(str(path / name), "missing", expected=f"listed in {SUMS}", remedy=REMEDY)
     try:
         msgspec.json.decode((path / "contract.json").read_bytes(), type=dict[str, Any])
     except msgspec.MsgspecError as error:
-        raise PackageError(str(path / "contract.json"), str(error), expected="a contract", remedy=_REMEDY) from error
+        raise PackageError(str(path / "contract.json"), str(error), expected="a contract", remedy=REMEDY) from error
     return _read_manifest(path / "manifest.json", sums)
 
 
@@ -214,30 +213,16 @@ def read_contract(path: Path, manifest: Manifest) -> Contract:
     try:
         contract = Contract.loads(file.read_bytes(), str(file))
     except OSError as error:
-        raise PackageError(str(file), str(error), expected="a contract", remedy=_REMEDY) from error
+        raise PackageError(str(file), str(error), expected="a contract", remedy=REMEDY) from error
     except ContractMismatch as error:
-        raise PackageError(error.where, error.found, expected=error.expected, remedy=_REMEDY) from error
+        raise PackageError(error.where, error.found, expected=error.expected, remedy=REMEDY) from error
     if contract.hash != manifest.contract:
         found, expected = f"contract {contract.hash[:12]}", f"{manifest.contract[:12]}, as in the manifest"
-        raise PackageError(str(file), found, expected=expected, remedy=_REMEDY)
+        raise PackageError(str(file), found, expected=expected, remedy=REMEDY)
     if manifest.service not in contract.services:
         found = f"no service {manifest.service}"
-        raise PackageError(str(file), found, expected=one_of(contract.services), remedy=_REMEDY)
+        raise PackageError(str(file), found, expected=one_of(contract.services), remedy=REMEDY)
     return contract
-
-
-def read_golden(path: Path) -> Golden:
-    """The golden rows of a package whose sums hold."""
-    file = path / "golden.json"
-    try:
-        golden = msgspec.json.decode(file.read_bytes(), type=Golden)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise PackageError(str(file), str(error), expected="golden rows", remedy=_REMEDY) from error
-    if any(len(row) != len(golden.inputs) for row in golden.rows):
-        raise PackageError(str(file), "rows of unequal length", expected="a value per input", remedy=_REMEDY)
-    if any(len(output) != len(golden.rows) for output in golden.outputs.values()):
-        raise PackageError(str(file), "rows without an output", expected="an output per row", remedy=_REMEDY)
-    return golden
 
 
 def package_digest(path: Path) -> str:
@@ -245,24 +230,24 @@ def package_digest(path: Path) -> str:
     try:
         return hashlib.sha256((path / SUMS).read_bytes()).hexdigest()
     except OSError as error:
-        raise PackageError(str(path / SUMS), "cannot be read", expected="a package folder", remedy=_REMEDY) from error
+        raise PackageError(str(path / SUMS), "cannot be read", expected="a package folder", remedy=REMEDY) from error
 
 
 def _read_sums(path: Path) -> dict[str, str]:
     try:
         lines = (path / SUMS).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise PackageError(str(path / SUMS), "cannot be read", expected="a package folder", remedy=_REMEDY) from error
+        raise PackageError(str(path / SUMS), "cannot be read", expected="a package folder", remedy=REMEDY) from error
     sums: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         digest, _, name = line.partition("  ")
         where = f"{path / SUMS} line {number}"
         if len(digest) != 64 or not set(digest) <= set("0123456789abcdef") or not name:
-            raise PackageError(where, repr(line), expected="a SHA-256 sum and a file name", remedy=_REMEDY)
+            raise PackageError(where, repr(line), expected="a SHA-256 sum and a file name", remedy=REMEDY)
         if Path(name).name != name or name == "..":
-            raise PackageError(where, f"{name} leaves the package folder", expected="a file name", remedy=_REMEDY)
+            raise PackageError(where, f"{name} leaves the package folder", expected="a file name", remedy=REMEDY)
         if name in sums:
-            raise PackageError(where, f"{name} is listed twice", expected="one sum per file", remedy=_REMEDY)
+            raise PackageError(where, f"{name} is listed twice", expected="one sum per file", remedy=REMEDY)
         sums[name] = digest
     return sums
 
@@ -284,12 +269,14 @@ def _read_manifest(file: Path, sums: Mapping[str, str]) -> Manifest:
             )
         manifest = msgspec.json.decode(data, type=Manifest)
     except msgspec.MsgspecError as error:
-        raise PackageError(str(file), str(error), expected="a manifest", remedy=_REMEDY) from error
+        raise PackageError(str(file), str(error), expected="a manifest", remedy=REMEDY) from error
     for item in manifest.inputs:
         if item.dtype not in TYPES:
             raise PackageError(str(file), f"input {item.name} has type {item.dtype}", expected="|".join(TYPES))
+    if missing := [name for name in manifest.files if name not in sums]:
+        raise PackageError(str(file), f"{missing[0]} has no sum", expected=f"listed in {SUMS}", remedy=REMEDY)
     for variant in manifest.variants:
         if sums.get(variant.file) != variant.sha256:
             found = sums.get(variant.file, "no sum")
-            raise PackageError(f"{file}: {variant.file}", found, expected=variant.sha256, remedy=_REMEDY)
+            raise PackageError(f"{file}: {variant.file}", found, expected=variant.sha256, remedy=REMEDY)
     return manifest

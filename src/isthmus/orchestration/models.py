@@ -11,12 +11,9 @@ from isthmus.distill.head import Head
 from isthmus.features.contract import Contract
 from isthmus.features.contractdiff import service_differences
 from isthmus.features.errors import (
-    ConfigurationError,
-    ContractMismatch,
     DataError,
     DependencyError,
     GateFailed,
-    Problem,
 )
 from isthmus.features.files import read_pointer, write_atomically
 from isthmus.features.manifest import ModelInput, read_contract, read_package
@@ -32,10 +29,8 @@ from isthmus.transforms.compute import SPARK
 if TYPE_CHECKING:
     from isthmus.distill.distillation import DistillationReport
     from isthmus.distill.export import ExportReport
+    from isthmus.distill.task import Material
     from isthmus.transforms.fitting import Preparation
-
-CHECKED_ROWS = 2000
-"""Rows of the training set on which the verdict compares the package with its student."""
 
 
 def distill(project: Project, name: str | None = None, *, progress: Progress = silent) -> "DistillationReport":
@@ -51,32 +46,40 @@ def distill(project: Project, name: str | None = None, *, progress: Progress = s
     except ImportError as error:
         raise _missing("distill", error) from error
     declared = distillation(project, name)
-    contract = project.applied()
     examples = last_training_set(project, declared)
     # The task may be written beside the definitions.
     with project.importing():
         report = run(
-            declared,
-            examples.table(),
-            teacher_inputs=_inputs(contract, declared.teacher.name),
-            student_inputs=_inputs(contract, declared.student.name),
-            label=declared.spine.label.name,
-            profile=project.settings.profiles.training,
+            _material(project, declared, examples),
             folder=_models(project, declared),
-            cache=project.state / "teacher" / declared.name,
+            cache=_taught(project, declared),
             runs=project.state / "runs" / declared.name,
-            contract=contract.hash,
-            training_set=examples.id,
-            learn=lambda plan, before: _learned(
-                project, examples, _inputs(contract, declared.student.name), plan, before
-            ),
-            head=Head.of(contract, declared.student.name),
             progress=progress,
         )
     # First: a gate about a figure that is not there can be mended without training again.
     write_atomically(_models(project, declared) / "latest", report.id.encode())
     papers.write(project, declared, report.path)
     return report
+
+
+def _material(project: Project, declared: Distillation, examples: TrainingSet) -> "Material":
+    """What a student learns from."""
+    from isthmus.distill.task import Material
+
+    contract = project.applied()
+    inputs = _inputs(contract, declared.student.name)
+    return Material(
+        declared,
+        examples.table(),
+        teacher_inputs=_inputs(contract, declared.teacher.name),
+        student_inputs=inputs,
+        label=declared.spine.label.name,
+        training_set=examples.id,
+        contract=contract.hash,
+        profile=project.settings.profiles.training,
+        head=Head.of(contract, declared.student.name),
+        learn=lambda plan, before: _learned(project, examples, inputs, plan, before),
+    )
 
 
 def _learned(
@@ -103,35 +106,22 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
     """
     try:
         from isthmus.distill.export import export as run
-        from isthmus.distill.student import read_record
     except ImportError as error:
         raise _missing("mobile", error) from error
     declared = distillation(project, name)
-    if isinstance(declared.task, str):
-        problem = Problem("task", repr(declared.task), "a Tabular: packages are made of tables only")
-        raise ConfigurationError(declared.where, [problem])
     contract = project.applied()
     require_quality(project, declared)
     model, examples = last_model(project, declared), last_training_set(project, declared)
-    learned = read_record(model).training_set
-    if learned != examples.id:
-        raise ContractMismatch(
-            f"student of {declared.name}",
-            f"learned from training set {learned}",
-            expected=f"the last one, {examples.id}",
-            remedy="run `isthmus distill`",
+    with project.importing():
+        report = run(
+            _material(project, declared, examples),
+            model,
+            project.state / "packages",
+            contract=json.loads(contract.dumps()),
+            profile=project.settings.profiles.serving,
+            cache=_taught(project, declared),
+            progress=progress,
         )
-    report = run(
-        model,
-        examples.table(),
-        project.state / "packages",
-        contract=json.loads(contract.dumps()),
-        contract_hash=contract.hash,
-        service=declared.student.name,
-        profile=project.settings.profiles.serving,
-        head=Head.of(contract, declared.student.name),
-        progress=progress,
-    )
     papers.measured(project, report)
     papers.write(project, declared, model, report.path)
     write_atomically(_latest_package(project, declared), report.path.name.encode())
@@ -151,9 +141,10 @@ def check_last_package(project: Project, declared: Distillation) -> dict[str, Fe
         from isthmus.distill.check import check_package
     except ImportError as error:
         raise _missing("distill", error) from error
-    table = made_training_set(project, declared, read_package(package).training_set).table()
+    examples = made_training_set(project, declared, read_package(package).training_set)
     keys = [name for name, _ in project.applied().spines[declared.spine.name]["keys"]]
-    return check_package(package, model, table, CHECKED_ROWS, keys)
+    with project.importing():
+        return check_package(_material(project, declared, examples), package, model, keys)
 
 
 def is_exported(project: Project, declared: Distillation, contract: Contract) -> bool:
@@ -263,6 +254,11 @@ def _last(pointer: Path, what: str, declared: Distillation, verb: str) -> Path:
 
 def _models(project: Project, declared: Distillation) -> Path:
     return project.state / "models" / declared.name
+
+
+def _taught(project: Project, declared: Distillation) -> Path:
+    """Where the outputs of teachers and references are kept."""
+    return project.state / "teacher" / declared.name
 
 
 def _latest_package(project: Project, declared: Distillation) -> Path:

@@ -9,7 +9,7 @@ from isthmus.features.contract import Contract
 from isthmus.features.contractdiff import require_service
 from isthmus.features.errors import GateFailed, PackageError
 from isthmus.features.files import write_atomically
-from isthmus.features.manifest import package_digest, read_contract, read_package
+from isthmus.features.manifest import Manifest, package_digest, read_contract, read_package
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.verdict import Verdict
 
@@ -96,6 +96,7 @@ def deploy(
     where = f"package {manifest.name}"
     require_service(where, read_contract(package, manifest), contract, manifest.service)
     manifest.variant(profile.precision)
+    require_rows(manifest)
     verdict = _approve(where, digest, contract, verdict)
     _require_coverage(where, contract, manifest.service, verdict, tables)
     deployment = Deployment(
@@ -111,6 +112,23 @@ def deploy(
     )
     write_atomically(file, deployment.dumps())
     return deployment
+
+
+def require_rows(manifest: Manifest) -> str:
+    """What a model of rows is asked for: its only output.
+
+    Raises:
+        PackageError: features alone do not make what the package is fed, or it gives no one number for a row.
+    """
+    where = f"package {manifest.name}"
+    if not manifest.inputs:
+        fed = ", ".join(tensor.name for tensor in manifest.tensors)
+        raise PackageError(where, f"is fed {fed}, which no feature of {manifest.service} holds",
+                           expected="a package of rows of features", remedy="run it on a device")  # fmt: skip
+    if len(manifest.outputs) != 1 or len(manifest.outputs[0].shape) != 1:
+        found = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in manifest.outputs)
+        raise PackageError(where, f"gives {found}", expected="one number for a row", remedy="run it on a device")
+    return manifest.outputs[0].name
 
 
 def _require_coverage(

@@ -10,8 +10,9 @@ import onnxruntime
 
 from isthmus.features.columns import Values
 from isthmus.features.errors import PackageError
-from isthmus.features.manifest import feeds, package_digest, read_contract, read_golden, read_package
-from isthmus.serving.deployment import Deployment
+from isthmus.features.golden import read_golden
+from isthmus.features.manifest import feeds, package_digest, read_contract, read_package
+from isthmus.serving.deployment import Deployment, require_rows
 
 GOLDEN_TOLERANCE = 1e-5
 """Largest difference from the recorded outputs: the same file gives other last bits on another CPU."""
@@ -46,25 +47,26 @@ class Model:
         self.contract = read_contract(folder, manifest)
         self.inputs = manifest.model_inputs
         variant = manifest.variant(deployment.precision)
-        self._output = manifest.output
+        self._output = require_rows(manifest)
         try:
-            golden = read_golden(folder)
-            expected = np.array(golden.outputs[variant.file], np.float32)
+            golden = read_golden(folder, manifest)
+            cases = [golden.columns(case, self.inputs) for case in golden.cases]
+            expected = [case.outputs[variant.file][self._output].array for case in golden.cases]
             self._session = _session(folder / variant.file, deployment.threads)
-            found = self.predict(golden.columns(self.inputs))
+            found = [self.predict(columns) for columns in cases]
         except PackageError:
             raise
         except Exception as error:  # onnxruntime's exceptions have no base class of their own
             where = f"package {manifest.name}: {variant.file}"
             raise PackageError(where, f"onnxruntime refuses it ({error})", remedy="export the model again") from error
         # Written so that NaN, which compares as false, is refused.
-        if found.shape != expected.shape or not np.abs(found - expected).max(initial=0.0) <= GOLDEN_TOLERANCE:
+        if not all(map(_same, found, expected)):
             raise PackageError(
                 f"package {manifest.name}: {variant.file}", "does not reproduce its golden outputs",
                 expected=f"differences of at most {GOLDEN_TOLERANCE:g}", remedy="export it with this onnxruntime",
             )  # fmt: skip
 
-        self.seconds = self._time(golden.columns(self.inputs))
+        self.seconds = self._time(cases[0])
 
     @property
     def threads(self) -> int:
@@ -93,6 +95,10 @@ class Model:
             self.predict(row)
             durations.append(time.perf_counter() - start)
         return min(durations)
+
+
+def _same(found: Float32, expected: np.ndarray[Any, Any]) -> bool:
+    return found.shape == expected.shape and bool(np.abs(found - expected).max(initial=0.0) <= GOLDEN_TOLERANCE)
 
 
 def _session(file: Path, threads: int) -> onnxruntime.InferenceSession:

@@ -1,0 +1,134 @@
+"""Golden cases: what a model is fed and what each of its files answers, for a device to see that it answers so, too."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from isthmus.features.columns import Values, from_python
+from isthmus.features.errors import PackageError
+from isthmus.features.manifest import REMEDY, Feeds, Manifest, ModelInput
+
+GOLDEN = "golden.json"
+
+_LAID_OUT = {
+    "bool": "?", "uint8": "u1", "int32": "<i4", "int64": "<i8", "float": "<f4", "double": "<f8",
+}  # fmt: skip
+"""How the elements of a tensor lie in its bytes."""
+
+
+class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A tensor as JSON holds it: to the bit.
+
+    Attributes:
+        element: "bool", "uint8", "int32", "int64", "float", "double" or "string".
+        shape: its sizes.
+        data: its elements one after the other, the last dimension first, little-endian; in JSON as base64.
+        texts: its elements, if they are texts.
+    """
+
+    element: str
+    shape: tuple[int, ...]
+    data: bytes = b""
+    texts: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, array: "np.ndarray[Any, Any]") -> "Kept":
+        """What holds an array."""
+        if array.dtype == object:
+            return cls("string", array.shape, texts=tuple(map(str, array.ravel().tolist())))
+        kind = array.dtype.newbyteorder("<")
+        element = next(name for name, laid in _LAID_OUT.items() if np.dtype(laid) == kind)
+        return cls(element, array.shape, np.ascontiguousarray(array, kind).tobytes())
+
+    @property
+    def array(self) -> "np.ndarray[Any, Any]":
+        """The array.
+
+        Raises:
+            ValueError: there are not as many elements as the shape says, or they are of no known kind.
+        """
+        if self.element == "string":
+            return np.array(self.texts, object).reshape(self.shape)
+        if self.element not in _LAID_OUT:
+            raise ValueError(f"elements of kind {self.element}")
+        return np.frombuffer(self.data, _LAID_OUT[self.element]).reshape(self.shape)
+
+
+class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a model is fed at once, and what it answers.
+
+    Attributes:
+        tensors: what it is fed, by name.
+        outputs: of each file each output by name.
+        rows: of a model of rows, what the tensors are made of: `rows[i][j]` is input j of row i. A number that JSON
+            lacks is "NaN", "Infinity" or "-Infinity".
+    """
+
+    tensors: dict[str, Kept]
+    outputs: dict[str, dict[str, Kept]]
+    rows: tuple[tuple[bool | int | float | str | None, ...], ...] = ()
+
+    @property
+    def feeds(self) -> Feeds:
+        """The tensors as a runtime takes them."""
+        return {name: kept.array for name, kept in self.tensors.items()}
+
+
+class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `golden.json` holds.
+
+    Attributes:
+        inputs: of a model of rows, the names of the columns.
+        cases: what is asked at once, each.
+    """
+
+    inputs: tuple[str, ...]
+    cases: tuple[Case, ...]
+
+    def columns(self, case: Case, inputs: Sequence[ModelInput]) -> dict[str, Values]:
+        """The rows of a case as columns for `feeds`."""
+        columns = {}
+        for item in inputs:
+            position = self.inputs.index(item.name)
+            values = [row[position] for row in case.rows]
+            if item.dtype.name.startswith("Float"):
+                values = [float(value) if isinstance(value, str) else value for value in values]
+            columns[item.name] = from_python(values, item.dtype)
+        return columns
+
+
+def read_golden(path: Path, manifest: Manifest) -> Golden:
+    """The golden cases of a package whose sums hold.
+
+    Raises:
+        PackageError: they are damaged, or do not fit the manifest.
+    """
+    file = path / GOLDEN
+    try:
+        golden = msgspec.json.decode(file.read_bytes(), type=Golden)
+        for case in golden.cases:
+            for tensor in (*case.tensors.values(), *(one for of in case.outputs.values() for one in of.values())):
+                tensor.array  # noqa: B018 - raises if it cannot be had
+    except (OSError, ValueError) as error:  # msgspec's, too
+        raise PackageError(str(file), str(error), expected="golden cases", remedy=REMEDY) from error
+    if any(len(row) != len(golden.inputs) for case in golden.cases for row in case.rows):
+        raise PackageError(str(file), "rows of unequal length", expected="a value per input", remedy=REMEDY)
+    if lacking := {item.name for item in manifest.inputs}.difference(golden.inputs):
+        raise PackageError(str(file), f"no input {min(lacking)}", expected="every input", remedy=REMEDY)
+    fed, given = ({tensor.name for tensor in kinds} for kinds in (manifest.tensors, manifest.outputs))
+    files = {variant.file for variant in manifest.variants}
+    for case in golden.cases:
+        complete = case.tensors.keys() == fed and case.outputs.keys() == files
+        complete &= bool(case.rows) == bool(golden.inputs) and all(of.keys() == given for of in case.outputs.values())
+        if not complete:
+            expected = "what every model file is fed and every output of it"
+            raise PackageError(str(file), "an incomplete case", expected=expected, remedy=REMEDY)
+        answers = [kept for of in case.outputs.values() for kept in of.values()]
+        if case.rows and any(kept.shape[:1] != (len(case.rows),) for kept in answers):
+            raise PackageError(str(file), "rows without an output", expected="an output per row", remedy=REMEDY)
+    if not golden.cases:
+        raise PackageError(str(file), "no case", expected="at least one", remedy=REMEDY)
+    return golden
