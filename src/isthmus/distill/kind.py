@@ -30,7 +30,7 @@ class Restored:
 
     Attributes:
         task: its task.
-        student: it, in eval mode and on the CPU.
+        student: it, in eval mode, on the CPU, and without gradients.
         id: of it.
     """
 
@@ -92,7 +92,7 @@ def restored(material: Material, folder: Path) -> Restored:
         student.load_state_dict(load_file(file))
     except (OSError, RuntimeError, SafetensorError) as error:
         raise _unreadable(file, error) from error
-    return Restored(task, student.eval(), identity)
+    return Restored(task, student.eval().requires_grad_(requires_grad=False), identity)
 
 
 def origins(material: Material) -> dict[str, str]:
