@@ -4,6 +4,7 @@ import io
 import math
 import warnings
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,8 @@ class Classes(Task):
     def model(self, student: nn.Module) -> onnx.ModelProto:
         file, example = io.BytesIO(), torch.from_numpy(next(iter(self.feeds(np.arange(1)).values())))
         with warnings.catch_warnings(action="ignore"):
-            torch.onnx.export(Logits(student).eval(), (example,), file, input_names=["x"], dynamo=False)  # type: ignore[arg-type]
+            torch.onnx.export(Logits(student).eval(), (example,), file, input_names=["x"], output_names=[*self.keys],  # type: ignore[arg-type]
+                              dynamic_axes={"x": {0: "N"}, self.keys[0]: {0: "N"}}, dynamo=False)  # fmt: skip
         return onnx.load_from_string(file.getvalue())
 
     def feeds(self, rows: Index) -> Feeds:
@@ -303,3 +305,9 @@ class Black(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return images * self.weight[0]
+
+
+class Coarse(Classes):
+    """Asks of INT8 what it cannot give."""
+
+    tolerance = MappingProxyType({"fp32": 1e-5, "int8": 1e-12})

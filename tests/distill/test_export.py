@@ -2,6 +2,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -9,16 +10,17 @@ import pytest
 
 from isthmus.distill.check import check_package
 from isthmus.distill.dataset import Tensors
-from isthmus.distill.declaration import DEFAULT
+from isthmus.distill.declaration import DEFAULT, Gate
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.evaluate import sigmoid
-from isthmus.distill.export import ExportReport, difference
+from isthmus.distill.export import ExportReport
 from isthmus.distill.flatbuffer import canonical
 from isthmus.distill.graph import graph
 from isthmus.distill.preparation import Prepare, compiled
 from isthmus.distill.runtime import ask, ort_format, predict, session
 from isthmus.distill.student import Student
 from isthmus.distill.task import Task
+from isthmus.distill.trial import difference, precisions
 from isthmus.features.errors import ContractMismatch, DataError, GateFailed, PackageError
 from isthmus.features.golden import read_golden
 from isthmus.features.manifest import SUMS, feeds, package_digest, read_package
@@ -116,15 +118,53 @@ def test_what_must_not_be_exported(trained: DistillationReport, table: pa.Table,
         make_package(trained.path, table, tmp_path, replace(SERVING, latency_objective_ms=1e-6))
     with pytest.raises(GateFailed, match="session of the model takes"):
         make_package(trained.path, table, tmp_path, replace(SERVING, memory_mb=0))
-    with pytest.raises(ContractMismatch, match="trained with contract cccccccccccc; expected contract dddddddddddd"):
+    with pytest.raises(ContractMismatch, match="trained under contract cccccccccccc; expected dddddddddddd"):
         make_package(trained.path, table, tmp_path, contract="d" * 64)
-    with pytest.raises(ContractMismatch, match="trained with training set set-1; expected training set set-2"):
+    with pytest.raises(ContractMismatch, match="learned from training set set-1; expected set-2"):
         make_package(trained.path, table, tmp_path, training_set="set-2")
     with pytest.raises(ContractMismatch, match="what is declared of it has changed since it was trained"):
         make_package(trained.path, table, tmp_path, hidden=(16, 9))
     with pytest.raises(DataError, match=r"student\.safetensors: cannot be read"):
         make_package(damaged(trained.path, tmp_path.parent / "cut" / "x"), table, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def coarse(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> DistillationReport:
+    return run(tmp_path_factory.mktemp("coarse"), table, task="tests.distill.kinds:Coarse", seeds=1, epochs=1)
+
+
+def test_a_precision_that_is_too_coarse_is_left_out(
+    coarse: DistillationReport, table: pa.Table, tmp_path: Path
+) -> None:
+    def made(precision: Literal["fp32", "int8", "fastest"], **changes: Any) -> ExportReport:
+        profile = replace(SERVING, precision=precision)
+        own = {"task": "tests.distill.kinds:Coarse", "seeds": 1, "epochs": 1, **changes}
+        return make_package(coarse.path, table, tmp_path, profile, **own)
+
+    exported = made("fp32")
+    assert exported.left_out.keys() == {"int8"}
+    assert "expected at most 1e-12" in exported.left_out["int8"]
+    manifest = read_package(exported.path)
+    assert [variant.file for variant in manifest.variants] == ["model.fp32.onnx", "model.fp32.ort"]
+    assert (manifest.inputs, manifest.metric) == ((), "accuracy")
+    assert [(one.name, one.element, one.shape) for one in manifest.tensors] == [("x", "float", ("N", 2))]
+    assert [(one.name, one.element, one.shape) for one in manifest.outputs] == [("logits", "float", ("N", 5))]
+    assert made("fastest").served.precision == "fp32"
+    assert made("fastest").digest == exported.digest
+    with pytest.raises(GateFailed, match=r"model\.int8\.onnx: .* answers differ from the student's"):
+        made("int8")
+    with pytest.raises(GateFailed, match=r"model\.fp32\.onnx: student.accuracy is .*; expected student.acc"):
+        made("fastest", gates=[Gate("student.accuracy", at_least=1.5)])
+
+
+def test_the_fastest_precision_is_found_by_measuring(
+    exported: ExportReport, trained: DistillationReport, table: pa.Table, tmp_path: Path
+) -> None:
+    found = make_package(trained.path, table, tmp_path, replace(SERVING, precision="fastest"))
+    assert found.digest == exported.digest
+    assert found.served.precision in ("fp32", "int8")
+    assert precisions(["model.fp32.ort", "model.int8.ort", "model.int8.onnx"], SERVING) == ["int8"]
 
 
 def damaged(model: Path, copy: Path) -> Path:

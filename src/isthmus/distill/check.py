@@ -77,9 +77,9 @@ def check_package(
 
 def _worst(expected: Answers, found: Mapping[str, Array]) -> tuple[Array, Array]:
     """Of each row the number that differs most, as it is expected and as it was found; (n,) each."""
-    rows = len(next(iter(expected.values())))
-    pairs = [[side.reshape(rows, -1).astype(np.float64) for side in (values, found[name])]
-             for name, values in expected.items()]  # fmt: skip
+    rows = len(next(iter(found.values())))
+    pairs = [[side.reshape(rows, -1).astype(np.float64) for side in (expected[name], values)]
+             for name, values in found.items()]  # fmt: skip
     ours, theirs = (np.concatenate(side, 1) for side in zip(*pairs, strict=True))
     with np.errstate(invalid="ignore"):
         apart = np.abs(ours - theirs)

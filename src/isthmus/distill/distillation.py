@@ -18,7 +18,7 @@ from torch import nn
 from isthmus.distill.account import Progress
 from isthmus.distill.checkpoint import discard
 from isthmus.distill.device import accelerator
-from isthmus.distill.kind import described, made
+from isthmus.distill.kind import made, origins
 from isthmus.distill.lessons import teach
 from isthmus.distill.rehearsal import rehearse
 from isthmus.distill.report import PUPILS, Trained, report
@@ -136,7 +136,8 @@ def _identity(task: Task, settings: Settings, outputs: str) -> str:
     """Of a student: a digest of everything it depends on."""
     material = task.material
     return sha256({
-        "kind": described(task),
+        "contract": material.contract,
+        "made_of": origins(task),
         "seeds": [material.declaration.seed, material.declaration.seeds],
         "settings": settings.identity(),
         "outputs": outputs,

@@ -123,23 +123,8 @@ def _log_softmax(logits: Array) -> Array:
 
 
 _ROUNDS = 5
-_SECONDS = 0.5
 _FEWEST = 20
 """Calls of a round, however slow."""
-
-
-def latency(call: Callable[[], object], *, calls: int = 1000) -> dict[str, float]:
-    """p50 and p99 of one call in microseconds, after a tenth as many calls to warm up.
-
-    Short calls are measured in several rounds, of which the one with the least p99 counts: what else a machine does can
-    only add to it.
-    """
-    _spent(call, calls // 10)
-    rounds: list[Array] = []
-    started = time.perf_counter()
-    while not rounds or (len(rounds) < _ROUNDS and time.perf_counter() - started < _SECONDS):
-        rounds.append(_spent(call, calls))
-    return _quietest(rounds)
 
 
 def throughput(call: Callable[[], object], seconds: float = 0.5) -> float:
@@ -154,10 +139,11 @@ def throughput(call: Callable[[], object], seconds: float = 0.5) -> float:
 def interleaved(
     models: Mapping[str, Callable[[], object]], *, calls: int = 1000, rounds: int = _ROUNDS, seconds: float = 2.0
 ) -> dict[str, dict[str, float]]:
-    """p50 and p99 of one call of each model in microseconds, measured as `latency` does, but in turn.
+    """p50 and p99 of one call of each model in microseconds, measured in turn.
 
-    Every model is warmed up, then in each round every model is called, so that what else the machine does meets all of
-    them alike. Of each model its quietest round counts.
+    Every model is warmed up by a tenth as many calls, then in each round every model is called, so that what else the
+    machine does meets all of them alike. Of each model the round with the least p99 counts: what else a machine does
+    can only add to it.
 
     Args:
         models: what is called, by name.

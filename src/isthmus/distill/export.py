@@ -1,32 +1,25 @@
 """The step: a trained student becomes a package, if it agrees with itself and keeps to its budgets."""
 
 import dataclasses
-import hashlib
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnxruntime
 
 from isthmus.distill.account import Progress
-from isthmus.distill.evaluate import interleaved, throughput
-from isthmus.distill.footprint import footprint
-from isthmus.distill.gates import against
 from isthmus.distill.golden import spread
 from isthmus.distill.kind import Restored, restored
 from isthmus.distill.package import package_bytes, write_package
 from isthmus.distill.quantize import quantize
-from isthmus.distill.runtime import ask, described, ort_format, predict, session
+from isthmus.distill.runtime import described, ort_format
 from isthmus.distill.split import Index
-from isthmus.distill.task import Answers, Array, Case, Material, Task
-from isthmus.distill.teaching import taught
-from isthmus.features.errors import GateFailed
+from isthmus.distill.task import Array, Case, Material, Task
+from isthmus.distill.trial import Measured, Trial, fit, precisions
+from isthmus.features.errors import ContractMismatch, GateFailed
 from isthmus.features.golden import Case as GoldenCase
 from isthmus.features.golden import Golden, Kept
 from isthmus.features.manifest import (
@@ -56,10 +49,8 @@ class ExportReport:
         worst: largest difference from the student in torch, per model file, on the golden cases and on test rows.
         quality: on the test part, per model file, by measure.
         left_out: precision to why the package has no file of it.
-        latency: p50_us and p99_us of one row with the runtime, precision and threads of the serving profile.
-        requests_per_second: of one row each, one after the other, with the same.
+        served: what one row takes with the threads of the serving profile and its precision, or the fastest one.
         runtime: what answered.
-        memory_mb: MiB by which a process grows when it opens that model and answers one row.
         seconds: of the whole step.
     """
 
@@ -70,10 +61,8 @@ class ExportReport:
     worst: dict[str, float]
     quality: dict[str, dict[str, float | None]]
     left_out: dict[str, str]
-    latency: dict[str, float]
-    requests_per_second: float
+    served: Measured
     runtime: str
-    memory_mb: float
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
@@ -112,32 +101,42 @@ def export(
     """
     started = time.perf_counter()
     found = restored(material, model_folder)
+    if found.contract != material.contract:
+        raise ContractMismatch(
+            str(model_folder),
+            f"trained under contract {found.contract[:12]}",
+            expected=material.contract[:12],
+            remedy="run training-set and distill again",
+        )
     task, parts = found.task, material.parts
     progress("read", 0.1)
     edges = task.edges(found.student)
     models = _models(task, found, edges)
     progress("converted", 0.3)
     golden = [task.case(found.student, parts.test[spread(len(parts.test), task.golden)]), *edges]
-    check = _Check(task, found, golden, cache, profile)
+    trial = Trial(found, golden, cache, profile)
     variants: list[Variant] = []
     outputs: dict[str, list[dict[str, Array]]] = {}
-    left_out: dict[str, str] = {}
+    left_out: dict[str, GateFailed] = {}
     for precision in task.tolerance:
         files = {file: model for file, model in models.items() if file.split(".")[1] == precision}
         try:
-            checked = [check.of(file, model) for file, model in files.items()]
+            checked = [trial.of(file, model) for file, model in files.items()]
         except GateFailed as error:
             if precision == profile.precision:
                 raise
-            left_out[precision] = str(error)
+            left_out[precision] = error
             continue
         variants += [variant for variant, _ in checked]
         outputs |= {variant.file: answers for variant, answers in checked}
         progress(f"compared {precision}", 0.3 + 0.2 * len(variants) / 2)
-    timing, rate, memory = _budgets(models[f"model.{profile.precision}.ort"], task.feeds(parts.test[:1]), profile)
+    if not variants:
+        raise next(iter(left_out.values()))
+    kept = {variant.file: models[variant.file] for variant in variants}
+    measured = fit({one: kept[f"model.{one}.ort"] for one in precisions(kept, profile)}, _row(task), profile)
     progress("measured", 0.9)
 
-    example = onnx.load_model_from_string(models[f"model.{profile.precision}.onnx"])
+    example = onnx.load_model_from_string(models["model.fp32.onnx"])
     head = material.head.fed(material.student_inputs) if golden[0].rows else ()
     shipped = task.shipped()
     manifest = Manifest(
@@ -163,11 +162,9 @@ def export(
         )
         for place, case in enumerate(golden)
     )
-    kept = {variant.file: models[variant.file] for variant in variants}
     files = kept | {name: content for name, (content, _) in shipped.items()}
     columns = tuple(dict.fromkeys(item.name for item in head))
-    served = f"model.{profile.precision}.ort"
-    path = write_package(packages, manifest, contract, Golden(columns, cases), files, served)
+    path = write_package(packages, manifest, contract, Golden(columns, cases), files)
     report = ExportReport(
         path,
         package_digest(path),
@@ -175,11 +172,9 @@ def export(
         {precision: package_bytes(path, precision) for precision in task.tolerance if precision not in left_out},
         {variant.file: variant.worst for variant in variants},
         {variant.file: variant.quality for variant in variants},
-        left_out,
-        timing,
-        rate,
+        {precision: str(error) for precision, error in left_out.items()},
+        measured,
         f"ONNX Runtime {onnxruntime.__version__}",
-        memory,
         round(time.perf_counter() - started, 3),
     )
     progress(f"package {path.name}", 1.0)
@@ -211,103 +206,8 @@ def _in_parts(task: Task, rows: Index) -> list[Feeds]:
     return [task.feeds(rows[begin : begin + task.at_once]) for begin in range(0, len(rows), task.at_once)]
 
 
-class _Check:
-    """Compares model files with the student, and says how good they are."""
-
-    def __init__(
-        self, task: Task, found: Restored, golden: Sequence[Case], cache: Path, profile: ServingProfile
-    ) -> None:
-        self._task, self._golden, self._profile = task, golden, profile
-        test = task.material.parts.test
-        some = test[spread(len(test), task.compared)]
-        self._cases = [
-            task.case(found.student, some[begin : begin + task.at_once]) for begin in range(0, len(some), task.at_once)
-        ]
-        whole = np.arange(task.material.table.num_rows)
-        outputs, _ = taught(task, task.teacher(), whole, cache, lambda _text, _done: None)
-        self._taught = {key: tensor.float().numpy() for key, tensor in outputs[test].items()}
-
-    def of(self, file: str, model: bytes) -> tuple[Variant, list[dict[str, Array]]]:
-        """A file, and its answers in the golden cases.
-
-        Raises:
-            GateFailed: it differs too much from the student, or is not good enough.
-        """
-        task, (_, precision, form) = self._task, file.split(".")
-        run = partial(ask, session(model, self._profile.threads))
-        answers = [run(case.feeds) for case in self._golden]
-        pairs = [*zip(self._golden, answers, strict=True), *((case, run(case.feeds)) for case in self._cases)]
-        # NumPy's: Python's loses a NaN.
-        worst = float(np.max([difference(case.expected, found) for case, found in pairs]))
-        # `not <=` and not `>`: a NaN must not pass.
-        if not worst <= task.tolerance[precision]:
-            raise GateFailed(
-                f"{file}: golden cases and test part",
-                f"answers differ from the student's by up to {worst:.2g}",
-                expected=f"at most {task.tolerance[precision]}",
-                remedy="serve fp32, or train again" if precision == "int8" else "report this: the graph is wrong",
-            )
-        quality = self._quality(run)
-        self._require(file, quality)
-        return Variant(
-            file=file,
-            precision="int8" if precision == "int8" else "fp32",
-            format="ort" if form == "ort" else "onnx",
-            bytes=len(model),
-            sha256=hashlib.sha256(model).hexdigest(),
-            tolerance=task.tolerance[precision],
-            worst=worst,
-            quality={name: value if math.isfinite(value) else None for name, value in quality.items()},
-        ), answers
-
-    def _quality(self, run: Any) -> dict[str, float]:
-        task, test = self._task, self._task.material.parts.test
-        parts = [task.replies(run, test[begin : begin + task.at_once]) for begin in range(0, len(test), task.at_once)]
-        answers = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-        return task.quality(answers, test, self._taught)
-
-    def _require(self, file: str, quality: Mapping[str, float]) -> None:
-        """The gates about the student hold for its file, too."""
-        declared = self._task.material.declaration
-        found = against({f"student.{name}": value for name, value in quality.items()}, declared.required)
-        if failed := [one for one in found if not one.holds]:
-            raise GateFailed(
-                file,
-                "; ".join(map(str, failed)),
-                expected="; ".join(one.expected for one in failed),
-                remedy="serve another precision, train longer, or change the gates in the definitions",
-            )
-
-
-def difference(expected: Answers, found: Answers) -> float:
-    """The largest absolute difference between outputs of the same names; NaN if one lacks a number."""
-    if expected.keys() != found.keys() or any(values.shape != found[name].shape for name, values in expected.items()):
-        return math.nan
-    apart = [np.abs(values.astype(np.float64) - found[name]).max(initial=0.0) for name, values in expected.items()]
-    return float(np.max(apart))
-
-
-def _budgets(model: bytes, row: Feeds, profile: ServingProfile) -> tuple[dict[str, float], float, float]:
-    opened = session(model, profile.threads)
-    (timing,) = interleaved({"": partial(predict, opened, row)}, calls=2000).values()
-    rate = throughput(partial(predict, opened, row))
-    memory = footprint(model, row, profile.threads)
-    where = "profiles.serving"
-    if timing["p99_us"] > profile.latency_objective_ms * 1000:
-        raise GateFailed(
-            f"{where}.latency_objective_ms",
-            f"p99 of one row is {timing['p99_us'] / 1000:.3f} ms",
-            expected=f"at most {profile.latency_objective_ms} ms",
-            remedy="make the student smaller, allow more time, or measure on a machine that does nothing else",
-        )
-    if memory > profile.memory_mb:
-        raise GateFailed(
-            f"{where}.memory_mb",
-            f"a session of the model takes {memory} MiB",
-            expected=f"at most {profile.memory_mb} MiB",
-            remedy="make the student smaller or allow more memory",
-        )
-    return timing, rate, memory
+def _row(task: Task) -> Feeds:
+    return task.feeds(task.material.parts.test[:1])
 
 
 def _inputs(inputs: Sequence[ModelInput]) -> tuple[Input, ...]:

@@ -19,7 +19,7 @@ from isthmus.distill.task import Material, Task
 from isthmus.distill.teachers.fingerprint import fingerprint
 from isthmus.features.contract import sha256
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, Problem
-from isthmus.transforms import steps
+from isthmus.transforms.steps import described
 
 REPORT = "report.json"
 
@@ -32,11 +32,13 @@ class Restored:
         task: its task.
         student: it, in eval mode, on the CPU, and without gradients.
         id: of it.
+        contract: hash of the one that it was trained under.
     """
 
     task: Task
     student: nn.Module
     id: str
+    contract: str
 
 
 def made(material: Material) -> Task:
@@ -53,34 +55,30 @@ def restored(material: Material, folder: Path) -> Restored:
     """A student as it was trained: what its preparation learned is not learned again.
 
     Args:
-        material: what it was trained with; only `profile` may have changed since.
+        material: what it was trained with; the contract may have changed since, and the profile.
         folder: of the student.
 
     Raises:
-        ContractMismatch: it was trained with something else.
+        ContractMismatch: it was trained on other rows, or as another declaration.
         DataError: it cannot be read.
     """
     try:
         report = json.loads((folder / REPORT).read_bytes())
-        before, identity = report["made_of"], str(report["id"])
+        before, identity, contract = report["made_of"], str(report["id"]), str(report["contract"])
+        learned = str(before["training_set"])
     except (OSError, ValueError, LookupError) as error:
         raise _unreadable(folder / REPORT, error) from error
-    now = origins(material)
-    for name, found in now.items():
-        if before.get(name) != found:
-            raise ContractMismatch(
-                f"student {identity} of {material.declaration.name}",
-                f"was trained with {name} {str(before.get(name))[:12]}",
-                expected=f"{name} {str(found)[:12]}",
-                remedy="run training-set and distill again",
-            )
+    where = f"student {identity} of {material.declaration.name}"
+    if learned != material.training_set:
+        raise ContractMismatch(where, f"learned from training set {learned}", expected=material.training_set,
+                               remedy="run `isthmus distill`")  # fmt: skip
     if isinstance(material.declaration.task, Tabular):
         kept = read_record(folder).preparation
         material = replace(material, learn=lambda _plan, _before: kept)
     task = made(material)
-    if before["kind"] != sha256(described(task)):
+    if before != origins(task):
         raise ContractMismatch(
-            f"student {identity} of {material.declaration.name}",
+            where,
             "what is declared of it has changed since it was trained",
             expected="the same split, inputs and task",
             remedy="run `isthmus distill`",
@@ -92,32 +90,27 @@ def restored(material: Material, folder: Path) -> Restored:
         student.load_state_dict(load_file(file))
     except (OSError, RuntimeError, SafetensorError) as error:
         raise _unreadable(file, error) from error
-    return Restored(task, student.eval().requires_grad_(requires_grad=False), identity)
+    return Restored(task, student.eval().requires_grad_(requires_grad=False), identity, contract)
 
 
-def origins(material: Material) -> dict[str, str]:
-    """What a student was trained with, by name."""
-    return {"contract": material.contract, "training set": material.training_set}
-
-
-def described(task: Task) -> dict[str, Any]:
-    """All that a task is, and what it is about, as plain data."""
+def origins(task: Task) -> dict[str, str]:
+    """What a student is of: its training set, and a digest of the task and of what it is about."""
     material, declared = task.material, task.material.declaration
     kind: Any = fingerprint(type(task))
     if isinstance(declared.task, Tabular):
         plan = declared.task.plan(material.student_inputs)
-        numbers = {name: [steps.described(step) for step in chain] for name, chain in plan.numbers.items()}
+        numbers = {name: [described(step) for step in chain] for name, chain in plan.numbers.items()}
         kind = {
             **dataclasses.asdict(replace(declared.task, preparation={})),
-            "preparation": {**numbers, **{name: steps.described(text) for name, text in plan.texts.items()}},
+            "preparation": {**numbers, **{name: described(text) for name, text in plan.texts.items()}},
         }
-    return {
-        **origins(material),
+    about = {
         "task": kind,
         "label": material.label,
         "inputs": [[item.name, item.dtype.name] for item in material.student_inputs],
         "split": [*declared.split, declared.split_by],
     }
+    return {"training_set": material.training_set, "kind": sha256(about)}
 
 
 def _class(declaration: Distillation) -> type[Task]:

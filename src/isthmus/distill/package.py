@@ -20,7 +20,6 @@ def write_package(
     contract: Mapping[str, Any],
     golden: Golden,
     files: Mapping[str, bytes],
-    served: str,
 ) -> Path:
     """Writes a package and gives its folder, whose name ends in the digest of what it holds.
 
@@ -30,14 +29,13 @@ def write_package(
         contract: as plain data.
         golden: cases with the answers of all its model files.
         files: models and what else is shipped.
-        served: the model file that the README opens.
     """
     files = {
         **files,
         "manifest.json": json.dumps(msgspec.to_builtins(manifest), indent=2, sort_keys=True, allow_nan=False).encode(),
         "contract.json": json.dumps(contract, separators=(",", ":"), sort_keys=True).encode() + b"\n",
         GOLDEN: msgspec.json.encode(golden) + b"\n",
-        "README.md": readme(manifest, served).encode(),
+        "README.md": readme(manifest).encode(),
     }
     lines = [f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in sorted(files)]
     files[SUMS] = "".join(lines).encode()

@@ -132,14 +132,10 @@ Kotlin and the Swift have not.
 """
 
 
-def readme(manifest: Manifest, served: str) -> str:
-    """The text, in Markdown.
-
-    Args:
-        manifest: of the package.
-        served: the model file that the code opens.
-    """
-    opened = next(variant for variant in manifest.variants if variant.file == served)
+def readme(manifest: Manifest) -> str:
+    """The text, in Markdown. Its code opens the smallest model in ORT format."""
+    opened = min((variant for variant in manifest.variants if variant.format == "ort"), key=lambda one: one.bytes)
+    served = opened.file
     tensors = [[one.name, one.element, _shape(one)] for one in manifest.tensors]
     parts = [
         f"# {manifest.name}",

@@ -17,7 +17,7 @@ from torch import nn
 
 from isthmus.distill.evaluate import interleaved
 from isthmus.distill.interval import Interval, interval
-from isthmus.distill.kind import described, origins
+from isthmus.distill.kind import origins
 from isthmus.distill.lessons import Run
 from isthmus.distill.outputs.outputs import TeacherOutputs
 from isthmus.distill.runtime import predict, session
@@ -26,7 +26,6 @@ from isthmus.distill.split import PARTS, Index
 from isthmus.distill.task import Answers, Task, asked_all
 from isthmus.distill.teaching import Facts
 from isthmus.features import clock
-from isthmus.features.contract import sha256
 from isthmus.features.errors import DataError
 
 PUPILS = ("student", "control")
@@ -108,7 +107,8 @@ def report(
     found: dict[str, Any] = _finite({
         "format": FORMAT,
         "id": identity,
-        "made_of": {**origins(task.material), "kind": sha256(described(task))},
+        "contract": task.material.contract,
+        "made_of": origins(task),
         "name": declared.name,
         "task": declared.task if isinstance(declared.task, str) else "tabular",
         "metric": task.metric,

@@ -29,20 +29,24 @@ class TrainingProfile:
     compile: bool = False
 
 
+FASTEST = "fastest"
+
+
 @dataclass(frozen=True, slots=True)
 class ServingProfile:
     """How the student answers: latency matters.
 
     Attributes:
         runtime: what executes the exported graph.
-        precision: which variant of the package is deployed.
+        precision: which variant of the package is deployed; "fastest" is the one that answered sooner when it was
+            exported.
         threads: CPU threads of one prediction.
         latency_objective_ms: largest p99 of a one-row prediction, in milliseconds, that `export` lets through.
         memory_mb: largest resident memory of the model session, in MiB, that `export` lets through.
     """
 
     runtime: Literal["onnxruntime"] = "onnxruntime"
-    precision: Literal["fp32", "int8"] = "int8"
+    precision: Literal["fp32", "int8", "fastest"] = "int8"
     threads: _Count = 1
     latency_objective_ms: Annotated[float, Gt(0)] = 1.0
     memory_mb: _Count = 64

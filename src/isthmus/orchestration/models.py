@@ -122,7 +122,7 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
             cache=_taught(project, declared),
             progress=progress,
         )
-    papers.measured(project, report)
+    papers.measured(report)
     papers.write(project, declared, model, report.path)
     write_atomically(_latest_package(project, declared), report.path.name.encode())
     return report
@@ -203,7 +203,8 @@ def require_boundary(project: Project, declared: Distillation) -> None:
     """
     from isthmus.distill.papers import require_boundary as require
 
-    report, profile = _packaged_report(project, declared), project.settings.profiles.serving
+    report = _packaged_report(project, declared)
+    profile = papers.serving_profile(project, last_package(project, declared))
     require(report)
     served = {"precision": profile.precision, "threads": profile.threads}
     half = report["serving"]

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import msgspec
 from isthmus.distill.gates import held
 from isthmus.features.errors import DataError
 from isthmus.features.files import write_atomically
+from isthmus.features.profiles import FASTEST, ServingProfile
 from isthmus.orchestration.project import Project
 
 if TYPE_CHECKING:
@@ -40,20 +42,27 @@ def _read(file: Path, verb: str) -> dict[str, Any]:
         raise DataError(str(file), f"cannot be read: {error}", remedy=f"run `isthmus {verb}` again") from error
 
 
-def measured(project: Project, exported: "ExportReport") -> None:
+def measured(exported: "ExportReport") -> None:
     """Keeps what a package cost where it was measured: the serving half of the boundary."""
-    profile = project.settings.profiles.serving
     half = {
+        **msgspec.structs.asdict(exported.served),
         "runtime": exported.runtime,
-        "precision": profile.precision,
-        "threads": profile.threads,
-        **exported.latency,
-        "requests_per_second": exported.requests_per_second,
-        "memory_mb": exported.memory_mb,
         "device": "cpu",
         "host": f"{platform.machine()}, {os.cpu_count()} cores",
     }
     write_atomically(_serving(exported.path), json.dumps(half, indent=2).encode())
+
+
+def serving_profile(project: Project, package: Path) -> ServingProfile:
+    """How a package is served: where the profile asks for the fastest precision, in the one that was when exported.
+
+    Raises:
+        DataError: what was measured is not there.
+    """
+    profile = project.settings.profiles.serving
+    if profile.precision != FASTEST:
+        return profile
+    return replace(profile, precision=_read(_serving(package), "export")["precision"])
 
 
 def _serving(package: Path) -> Path:

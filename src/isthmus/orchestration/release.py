@@ -8,6 +8,7 @@ from isthmus.features import clock
 from isthmus.features.offline import OfflineStore
 from isthmus.features.verdict import Verdict
 from isthmus.orchestration.models import last_package, require_release
+from isthmus.orchestration.papers import serving_profile
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.trainingset import distillation
 from isthmus.orchestration.verification import verdict_file
@@ -33,11 +34,12 @@ def deploy(project: Project, name: str | None = None) -> Deployment:
     views = [contract.view(view) for view in {view for view, _ in contract.read(declared.student.name)}]
     file = verdict_file(project, declared)
     verdict = Verdict.loads(file.read_bytes(), str(file)) if file.exists() else None
+    package = last_package(project, declared)
     return deployment.deploy(
-        last_package(project, declared),
+        package,
         verdict,
         contract,
-        project.settings.profiles.serving,
+        serving_profile(project, package),
         project.deployment_file,
         tables={view.name: store.fingerprint(store.history(view)) for view in views},
         at=clock.now(),

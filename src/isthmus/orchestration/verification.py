@@ -30,6 +30,7 @@ from isthmus.features.types import String, UnixTimestamp
 from isthmus.features.verdict import FeatureVerdict, Verdict, compare, merged
 from isthmus.orchestration.api import Api, private_api
 from isthmus.orchestration.models import check_last_package, is_exported, last_package
+from isthmus.orchestration.papers import serving_profile
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recomputation import recompute
 from isthmus.orchestration.tables import Progress, silent
@@ -141,7 +142,7 @@ def verify(project: Project, name: str | None = None, *, every: bool = False, pr
 
 def _trial(project: Project, package: Path, at: int) -> Deployment:
     """What a server that nobody else asks is told to deploy, so that its predictions can be compared."""
-    manifest, profile = read_package(package), project.settings.profiles.serving
+    manifest, profile = read_package(package), serving_profile(project, package)
     manifest.variant(profile.precision)
     return Deployment(
         model=manifest.name,
@@ -174,7 +175,7 @@ def _feed(
     return compare_inputs(
         package,
         manifest,
-        manifest.variant(project.settings.profiles.serving.precision),
+        manifest.variant(serving_profile(project, package).precision),
         contract,
         made_training_set(project, declared, manifest.training_set).table(),
         [key for key, _ in contract.spines[declared.spine.name]["keys"]],

@@ -1,0 +1,167 @@
+"""Whether model files answer as the student does, are good enough, fast enough and small enough."""
+
+import hashlib
+import math
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from isthmus.distill.evaluate import interleaved, throughput
+from isthmus.distill.footprint import footprint
+from isthmus.distill.gates import against
+from isthmus.distill.golden import spread
+from isthmus.distill.kind import Restored
+from isthmus.distill.runtime import ask, predict, session
+from isthmus.distill.task import Answers, Array, Case
+from isthmus.distill.teaching import taught
+from isthmus.features.errors import ConfigurationError, GateFailed, Problem
+from isthmus.features.manifest import Feeds, Variant
+from isthmus.features.profiles import FASTEST, ServingProfile
+
+
+class Trial:
+    """Compares model files with a student, and says how good they are.
+
+    Args:
+        found: the student.
+        golden: cases of the package.
+        cache: of the teacher's outputs.
+        profile: how the package is served.
+    """
+
+    def __init__(self, found: Restored, golden: Sequence[Case], cache: Path, profile: ServingProfile) -> None:
+        task = found.task
+        self._task, self._golden, self._profile = task, golden, profile
+        test = task.material.parts.test
+        some = test[spread(len(test), task.compared)]
+        self._cases = [
+            task.case(found.student, some[begin : begin + task.at_once]) for begin in range(0, len(some), task.at_once)
+        ]
+        whole = np.arange(task.material.table.num_rows)
+        outputs, _ = taught(task, task.teacher(), whole, cache, lambda _text, _done: None)
+        self._taught = {key: tensor.float().numpy() for key, tensor in outputs[test].items()}
+
+    def of(self, file: str, model: bytes) -> tuple[Variant, list[dict[str, Array]]]:
+        """A file, and its answers in the golden cases.
+
+        Raises:
+            ConfigurationError: the student does not say all that its graph gives.
+            GateFailed: it differs too much from the student, or is not good enough.
+        """
+        task, (_, precision, form) = self._task, file.split(".")
+        run = partial(ask, session(model, self._profile.threads))
+        answers = [run(case.feeds) for case in self._golden]
+        if lacking := answers[0].keys() - self._golden[0].expected.keys():
+            said = ", ".join(self._golden[0].expected)
+            problem = Problem(f"output {min(lacking)} of its graph", f"the student says {said}", "what `expected` says")
+            raise ConfigurationError(task.material.declaration.where, [problem])
+        pairs = [*zip(self._golden, answers, strict=True), *((case, run(case.feeds)) for case in self._cases)]
+        # NumPy's: Python's loses a NaN.
+        worst = float(np.max([difference(case.expected, found) for case, found in pairs]))
+        # `not <=` and not `>`: a NaN must not pass.
+        if not worst <= task.tolerance[precision]:
+            raise GateFailed(
+                f"{file}: golden cases and test part",
+                f"answers differ from the student's by up to {worst:.2g}"
+                if math.isfinite(worst)
+                else "answers have other sizes than the student's, or are no numbers",
+                expected=f"at most {task.tolerance[precision]}",
+                remedy="serve fp32, or train again" if precision == "int8" else "report this: the graph is wrong",
+            )
+        quality = self._quality(run)
+        self._require(file, quality)
+        return Variant(
+            file=file,
+            precision="int8" if precision == "int8" else "fp32",
+            format="ort" if form == "ort" else "onnx",
+            bytes=len(model),
+            sha256=hashlib.sha256(model).hexdigest(),
+            tolerance=task.tolerance[precision],
+            worst=worst,
+            quality={name: value if math.isfinite(value) else None for name, value in quality.items()},
+        ), answers
+
+    def _quality(self, run: Any) -> dict[str, float]:
+        task, test = self._task, self._task.material.parts.test
+        parts = [task.replies(run, test[begin : begin + task.at_once]) for begin in range(0, len(test), task.at_once)]
+        answers = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+        return task.quality(answers, test, self._taught)
+
+    def _require(self, file: str, quality: Mapping[str, float]) -> None:
+        """The gates about the student hold for its file, too."""
+        declared = self._task.material.declaration
+        found = against({f"student.{name}": value for name, value in quality.items()}, declared.required)
+        if failed := [one for one in found if not one.holds]:
+            raise GateFailed(
+                file,
+                "; ".join(map(str, failed)),
+                expected="; ".join(one.expected for one in failed),
+                remedy="serve another precision, train longer, or change the gates in the definitions",
+            )
+
+
+def difference(expected: Answers, found: Answers) -> float:
+    """The largest absolute difference of outputs from what is expected of them; NaN if a number is missing."""
+    if any(values.shape != expected[name].shape for name, values in found.items()):
+        return math.nan
+    apart = [np.abs(values.astype(np.float64) - expected[name]).max(initial=0.0) for name, values in found.items()]
+    return float(np.max(apart))
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """What one answer takes on this host.
+
+    Attributes:
+        precision: of the model.
+        threads: that compute.
+        p50_us: the median, in microseconds.
+        p99_us: of a hundred the slowest.
+        requests_per_second: one after the other.
+        memory_mb: MiB by which a process grows when it opens the model and answers once.
+    """
+
+    precision: str
+    threads: int
+    p50_us: float
+    p99_us: float
+    requests_per_second: float
+    memory_mb: float
+
+
+def precisions(files: Collection[str], profile: ServingProfile) -> list[str]:
+    """Which precisions may be served."""
+    there = dict.fromkeys(file.split(".")[1] for file in files)
+    return [one for one in there if profile.precision in (one, FASTEST)]
+
+
+def fit(models: Mapping[str, bytes], row: Feeds, profile: ServingProfile) -> Measured:
+    """What one row takes: of several precisions, in the one with the smaller median, all measured in turn.
+
+    Raises:
+        GateFailed: it is slower or larger than the profile allows.
+    """
+    opened = {precision: session(model, profile.threads) for precision, model in models.items()}
+    times = interleaved({name: partial(predict, one, row) for name, one in opened.items()}, calls=2000)
+    chosen = min(times, key=lambda precision: times[precision]["p50_us"])
+    rate = throughput(partial(predict, opened[chosen], row))
+    memory = footprint(models[chosen], row, profile.threads)
+    where, slowest = "profiles.serving", times[chosen]["p99_us"] / 1000
+    if slowest > profile.latency_objective_ms:
+        raise GateFailed(
+            f"{where}.latency_objective_ms",
+            f"p99 of one row is {slowest:.3f} ms",
+            expected=f"at most {profile.latency_objective_ms} ms",
+            remedy="make the student smaller, allow more time, or measure on a machine that does nothing else",
+        )
+    if memory > profile.memory_mb:
+        raise GateFailed(
+            f"{where}.memory_mb",
+            f"a session of the model takes {memory} MiB",
+            expected=f"at most {profile.memory_mb} MiB",
+            remedy="make the student smaller or allow more memory",
+        )
+    return Measured(chosen, profile.threads, **times[chosen], requests_per_second=rate, memory_mb=memory)
