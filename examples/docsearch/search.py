@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer
 
+from isthmus.distill.outputs.outputs import TeacherOutputs
 from isthmus.distill.split import Index
 from isthmus.distill.task import Answers, Array, Batch, Case, Material, Task
 from isthmus.distill.teachers.network import NetworkTeacher
@@ -42,6 +43,8 @@ EDGES = (
 )
 """Texts as nobody writes them."""
 NEAREST = 10
+INDEXED = 5000
+"""Passages that the package can search, of those that nothing was learned from."""
 TEMPERATURE = 0.05
 """Of cosines, which differ by little."""
 
@@ -171,20 +174,30 @@ class DocSearch(Task):
         places = torch.from_numpy(rows)
         return {part: run(fed(self.tokens[part][places]))["vector"] for part in self.keys}
 
-    def shipped(self) -> Mapping[str, tuple[bytes, str]]:
-        """The tokenizer, and the tokens that it must give."""
+    def shipped(self, taught: TeacherOutputs) -> Mapping[str, tuple[bytes, str]]:
+        """The tokenizer, the tokens that it must give, and passages to search, with the teacher's vectors of them."""
         texts = [*self.material.table["question"].to_pylist()[: self.golden], *EDGES]
         tokens = [fed(self._tokens([text], QUESTION))["input_ids"][0].tolist() for text in texts]
         pairs = [{"text": text, "input_ids": ids} for text, ids in zip(texts, tokens, strict=True)]
-        said = f"texts and the tokens that must be made of them, of which no more than {QUESTION} are read"
+        rows = self.material.parts.test[:INDEXED]
+        vectors = (taught[rows]["passage"].float() * 127).round().to(torch.int8).numpy()
+        columns = self.material.table.select(["name", "passages__text"]).rename_columns(["name", "text"])
         return {
             "tokenizer.json": (self.vocabulary, "the tokenizer, as the library tokenizers reads it"),
-            "tokens.json": (json.dumps(pairs, ensure_ascii=False, indent=1).encode(), said),
-        }
+            "tokens.json": (_json({"most": QUESTION, "pairs": pairs}), "texts and the tokens that they must give"),
+            "passages.json": (_json(columns.take(rows).to_pylist()), "passages to search"),
+            "passages.i8": (
+                vectors.tobytes(), "the teacher's vectors of the passages, one after the other, times 127: Int8"
+            ),
+        }  # fmt: skip
 
     def files(self, identity: str) -> dict[str, bytes]:  # noqa: ARG002 - the same for all
         """The tokenizer."""
         return {"tokenizer.json": self.vocabulary}
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, indent=1).encode()
 
 
 def fed(tokens: Tensor) -> Feeds:

@@ -2,37 +2,28 @@
 
 import json
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from tests.orchestration import shop
 
 ISTHMUS = str(Path(sys.executable).with_name("isthmus"))
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 
 @pytest.fixture
-def page() -> Iterator[Page]:
-    """A page of the Chromium on PATH, else of the one Playwright installed."""
-    found = next(filter(None, map(shutil.which, CHROMIUM)), None)
-    with sync_playwright() as playwright:
-        if found is None and not Path(playwright.chromium.executable_path).exists():
-            pytest.fail("no Chromium: install the package chromium")
-        quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-        browser = playwright.chromium.launch(executable_path=found, args=quiet)
-        yield browser.new_page(viewport={"width": 1500, "height": 950})
-        browser.close()
+def page(browser: Browser) -> Page:
+    """As large as a screen."""
+    return browser.new_page(viewport={"width": 1500, "height": 950})
 
 
 def _free_port() -> int:

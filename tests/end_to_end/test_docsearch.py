@@ -4,7 +4,7 @@ import importlib
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from playwright.sync_api import Page, expect
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import BertConfig, BertModel, BertTokenizer
@@ -24,8 +25,10 @@ from isthmus.features.manifest import package_digest, read_package
 from isthmus.orchestration.models import check_last_package, distill, export
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.registration import apply
+from isthmus.orchestration.site import site
 from isthmus.orchestration.tables import build
 from isthmus.orchestration.trainingset import training_set
+from tests.end_to_end.files import served
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "docsearch"
 TINY = '''\
@@ -192,12 +195,14 @@ def test_the_package_holds_all_that_a_device_needs(distilled: DistillationReport
         ("input_ids", "int64", ("N", "P")), ("attention_mask", "int64", ("N", "P")),
     ]  # fmt: skip
     assert [(one.name, one.element, one.shape) for one in manifest.outputs] == [("vector", "float", ("N", 32))]
-    assert set(manifest.files) == {"tokenizer.json", "tokens.json"}
+    assert set(manifest.files) == {"tokenizer.json", "tokens.json", "passages.json", "passages.i8"}
+    passages = json.loads((package / "passages.json").read_bytes())
+    assert len((package / "passages.i8").read_bytes()) == 32 * len(passages)
     # A tokenizer of another library, that reads the file alone, gives the very tokens of the golden cases.
     tokenizer = Tokenizer.from_file(str(package / "tokenizer.json"))
     tokenizer.enable_truncation(32)
     tokenizer.no_padding()
-    pairs = json.loads((package / "tokens.json").read_bytes())
+    pairs = json.loads((package / "tokens.json").read_bytes())["pairs"]
     assert [tokenizer.encode(pair["text"]).ids for pair in pairs] == [pair["input_ids"] for pair in pairs]
     golden = read_golden(package, manifest)
     assert [case.feeds["input_ids"].tolist()[0] for case in golden.cases[1:]] == [
@@ -211,3 +216,31 @@ def test_the_package_holds_all_that_a_device_needs(distilled: DistillationReport
     assert {one.differing for one in compared.values()} == {0}
     assert {one.compared for one in compared.values()} == {256 + 16 + len(golden.cases) - 1}
     assert export(project).digest == package_digest(package)
+
+
+@pytest.mark.browser
+def test_the_page_finds_on_a_phone_what_python_finds(
+    distilled: DistillationReport,
+    folder: Path,
+    phone: Callable[[str], Page],
+    tmp_path: Path,
+) -> None:
+    project = Project(folder)
+    package = export(project).path
+    with served(site(project, None, tmp_path / "site")) as address:
+        page = phone(address)
+        expect(page.locator("#checks li.bad")).to_have_count(0)
+        assert float(page.locator("#checks").get_attribute("data-worst") or "nan") <= 1e-6
+        passages = json.loads((package / "passages.json").read_bytes())
+        vectors = np.frombuffer((package / "passages.i8").read_bytes(), np.int8).reshape(len(passages), -1)
+        tokenizer = Tokenizer.from_file(str(package / "tokenizer.json"))
+        tokenizer.enable_truncation(32)
+        tokenizer.no_padding()
+        graph = session((package / "model.int8.ort").read_bytes(), 1)
+        for question in ("shortest path between two nodes", "Zürich, naïve; 東京", "", "how many edges? " * 12):
+            ids = np.array([tokenizer.encode(question).ids])
+            scores = vectors @ predict(graph, {"input_ids": ids, "attention_mask": np.ones_like(ids)})[0]
+            expected = [passages[place]["name"] for place in np.argsort(-scores, kind="stable")[:10]]
+            page.get_by_label("Question").fill(question)
+            page.get_by_label("Question").dispatch_event("input")
+            expect(page.locator("#found li b")).to_have_text(expected)

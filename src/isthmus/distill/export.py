@@ -138,7 +138,7 @@ def export(
 
     example = onnx.load_model_from_string(models["model.fp32.onnx"])
     head = material.head.fed(material.student_inputs) if golden[0].rows else ()
-    shipped = task.shipped()
+    shipped = task.shipped(trial.taught)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         name=material.declaration.name,

@@ -18,6 +18,7 @@ from isthmus.distill.evaluate import auc, metrics, sigmoid
 from isthmus.distill.golden import Columns, edges, plain, take
 from isthmus.distill.graph import OUTPUT, graph
 from isthmus.distill.outputs.form import Form
+from isthmus.distill.outputs.outputs import TeacherOutputs
 from isthmus.distill.preparation import FILE, Prepare, compiled
 from isthmus.distill.split import Index, binary_labels
 from isthmus.distill.student import RECORD, Student, StudentRecord
@@ -164,7 +165,7 @@ class TabularTask(Task):
         with np.errstate(divide="ignore"):
             return {"logits": np.log(chances) - np.log1p(-chances)}
 
-    def shipped(self) -> Mapping[str, tuple[bytes, str]]:
+    def shipped(self, _taught: TeacherOutputs) -> Mapping[str, tuple[bytes, str]]:
         """What the training part taught about the inputs."""
         learned = msgspec.json.encode(self._prepare.preparation) + b"\n"
         return {LEARNED: (learned, "what the training part taught about the inputs, which is inside the graph")}

@@ -21,6 +21,7 @@ from isthmus.distill.evaluate import agreement, cosine
 from isthmus.distill.head import Head
 from isthmus.distill.outputs.form import Form
 from isthmus.distill.outputs.identity import identities
+from isthmus.distill.outputs.outputs import TeacherOutputs
 from isthmus.distill.preparation import Learn
 from isthmus.distill.split import Index, Split, split_table
 from isthmus.distill.teachers.teacher import Teacher, named
@@ -199,8 +200,12 @@ class Task(ABC):
         """
         return run(self.feeds(rows))
 
-    def shipped(self) -> Mapping[str, tuple[bytes, str]]:
-        """What else a device needs, by the name of its file: the content, and what it is for."""
+    def shipped(self, taught: TeacherOutputs) -> Mapping[str, tuple[bytes, str]]:  # noqa: ARG002 - for others
+        """What else a device needs, by the name of its file: the content, and what it is for.
+
+        Args:
+            taught: what the teacher says of all rows of the training set.
+        """
         return {}
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:

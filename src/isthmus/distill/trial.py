@@ -31,6 +31,9 @@ class Trial:
         golden: cases of the package.
         cache: of the teacher's outputs.
         profile: how the package is served.
+
+    Attributes:
+        taught: what the teacher says of all rows of the training set.
     """
 
     def __init__(self, found: Restored, golden: Sequence[Case], cache: Path, profile: ServingProfile) -> None:
@@ -42,8 +45,8 @@ class Trial:
             task.case(found.student, some[begin : begin + task.at_once]) for begin in range(0, len(some), task.at_once)
         ]
         whole = np.arange(task.material.table.num_rows)
-        outputs, _ = taught(task, task.teacher(), whole, cache, lambda _text, _done: None)
-        self._taught = {key: tensor.float().numpy() for key, tensor in outputs[test].items()}
+        self.taught, _ = taught(task, task.teacher(), whole, cache, lambda _text, _done: None)
+        self._said = {key: tensor.float().numpy() for key, tensor in self.taught[test].items()}
 
     def of(self, file: str, model: bytes) -> tuple[Variant, list[dict[str, Array]]]:
         """A file, and its answers in the golden cases.
@@ -89,7 +92,7 @@ class Trial:
         task, test = self._task, self._task.material.parts.test
         parts = [task.replies(run, test[begin : begin + task.at_once]) for begin in range(0, len(test), task.at_once)]
         answers = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-        return task.quality(answers, test, self._taught)
+        return task.quality(answers, test, self._said)
 
     def _require(self, file: str, quality: Mapping[str, float]) -> None:
         """The gates about the student hold for its file, too."""

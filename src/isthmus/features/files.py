@@ -60,7 +60,7 @@ def publish(target: Path, write: Callable[[Path], None], *, kind: str = "") -> N
 
     Args:
         target: the folder.
-        write: fills a folder, with files only.
+        write: fills a folder.
         kind: what the target is, where no two targets have the same name.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -74,10 +74,12 @@ def publish(target: Path, write: Callable[[Path], None], *, kind: str = "") -> N
                 raise
             # Arrow says that a disk is full, and not for what.
             raise OSError(error.errno, os.strerror(error.errno), str(target)) from error
-        for file in fresh.iterdir():
-            with file.open("rb") as handle:
-                os.fsync(handle.fileno())
-        _sync(fresh)
+        for entry in (fresh, *fresh.rglob("*")):
+            if entry.is_dir():
+                _sync(entry)
+            else:
+                with entry.open("rb") as handle:
+                    os.fsync(handle.fileno())
         for turn in count():
             with suppress(FileNotFoundError):
                 target.rename(scratch / f"old-{turn}")

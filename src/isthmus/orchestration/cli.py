@@ -218,6 +218,21 @@ def export(name: NameArgument = None, project: ProjectOption = None, as_json: Js
 
 
 @app.command()
+def page(
+    name: NameArgument = None,
+    out: Annotated[Path, typer.Option(help="Where to write; what this command wrote there before is replaced.")] = Path(
+        "site"
+    ),
+    project: ProjectOption = None,
+) -> None:
+    """Write a folder of files that runs the last package in a browser, from any server of files."""
+    from isthmus.orchestration.site import site
+
+    written = site(_project(project), name, out)
+    _report({"page": str(written), "open": f"python -m http.server --directory {written} 8080"}, as_json=False)
+
+
+@app.command()
 def verify(
     name: NameArgument = None,
     every: Annotated[bool, typer.Option("--all", help="Compare every key, not a sample.")] = False,

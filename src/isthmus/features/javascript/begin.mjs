@@ -1,0 +1,44 @@
+// What every page does first: opens the package beside it, and says what was checked.
+
+import * as ort from "./ort/ort.wasm.min.mjs";
+import { open } from "./model.mjs";
+
+/** A line of the list of checks. */
+export function show(kind, text) {
+  const line = document.createElement("li");
+  line.className = kind;
+  line.textContent = text;
+  document.querySelector("#checks").append(line);
+}
+
+/** Opens the package and hands it to a page; says what is wrong if it cannot. */
+export async function begin(page) {
+  ort.env.wasm.wasmPaths = new URL("ort/", document.baseURI).href;
+  // More need headers that a plain server of files does not send.
+  ort.env.wasm.numThreads = 1;
+  const read = async (name) => {
+    const answer = await fetch(`package/${name}`, { cache: "no-store" });
+    if (!answer.ok) throw new Error(`${name}: ${answer.status} ${answer.statusText}`);
+    return answer.arrayBuffer();
+  };
+  const checks = document.querySelector("#checks");
+  try {
+    const { contract, precision } = await (await fetch("page.json")).json();
+    const began = performance.now();
+    const opened = await open(ort, read, { contract, precision });
+    const { manifest, variant, golden, worst } = opened;
+    checks.replaceChildren();
+    checks.dataset.worst = worst;
+    document.title = manifest.name;
+    document.querySelector("#name").textContent = manifest.name.replaceAll("_", " ");
+    show("good", `sums of ${variant.file} (${(variant.bytes / 1000).toFixed(0)} kB), opened in ${(performance.now() - began).toFixed(0)} ms`);
+    show("good", `contract ${manifest.contract.slice(0, 12)}`);
+    show("good", `${golden.cases.length} golden cases, farthest ${worst.toExponential(1)}`);
+    await page({ ort, opened });
+    document.body.dataset.ready = "yes";
+  } catch (error) {
+    checks.replaceChildren();
+    show("bad", error.message);
+    document.body.dataset.ready = "no";
+  }
+}

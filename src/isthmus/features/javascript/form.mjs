@@ -1,0 +1,70 @@
+// A form for any model of rows: what it reads is what the manifest says.
+
+import { begin, show } from "./begin.mjs";
+import { feeds } from "./model.mjs";
+
+const whole = /^(Int|UnixTimestamp)/;
+const input = (name) => document.querySelector(`[name="${CSS.escape(name)}"]`);
+
+begin(async ({ ort, opened }) => {
+  const { manifest, golden } = opened;
+  const asked = [...new Map(manifest.inputs.map((one) => [one.name, one])).values()];
+  const given = asked.filter((one) => one.tensor.startsWith("given_"));
+  for (const one of asked) {
+    const label = document.createElement("label");
+    const span = label.appendChild(document.createElement("span"));
+    span.textContent = one.name.replace("__", " · ").replaceAll("_", " ");
+    span.appendChild(document.createElement("small")).textContent = given.includes(one) ? `${one.dtype}, request` : one.dtype;
+    const field = label.appendChild(document.createElement("input"));
+    field.name = one.name;
+    field.inputMode = one.dtype === "String" ? "text" : "decimal";
+    field.placeholder = "null";
+    document.querySelector("#inputs").append(label);
+  }
+  const rows = golden.cases[0].rows;
+  const example = document.querySelector("#example");
+  rows.forEach((_, place) => example.append(new Option(`test row ${place + 1}`, place)));
+  example.onchange = () => {
+    rows[example.value].forEach((value, place) => (input(golden.inputs[place]).value = value === null ? "" : String(value)));
+  };
+  example.onchange();
+
+  const form = document.querySelector("#form");
+  form.onsubmit = async (event) => {
+    event.preventDefault();
+    const answer = document.querySelector("#answer");
+    try {
+      const row = Object.fromEntries(asked.map((one) => [one.name, read(one)]));
+      const fed = feeds(ort, manifest, [row]);
+      const began = performance.now();
+      const { [manifest.outputs[0].name]: found } = await opened.session.run(fed);
+      const spent = performance.now() - began;
+      const value = found.data[0];
+      answer.dataset.value = value;
+      answer.innerHTML = "<strong></strong><span></span>";
+      answer.firstChild.textContent = Number.isNaN(value) ? "no answer" : value.toFixed(4);
+      answer.lastChild.textContent = Number.isNaN(value)
+        ? "A request feature is not defined for these values."
+        : `${manifest.outputs[0].name}, in ${spent.toFixed(2)} ms in this browser`;
+    } catch (error) {
+      answer.textContent = error.message;
+    }
+  };
+  form.hidden = false;
+  show("good", `${asked.length} raw inputs; scaling, vocabularies and ${given.length ? "request features" : "imputation"} are in the graph`);
+});
+
+/** What stands in a field; an empty one is null. */
+function read({ name, dtype }) {
+  const text = input(name).value;
+  if (text === "") return null;
+  if (dtype === "String") return text;
+  if (dtype === "Bool") return /^(1|true)$/i.test(text) ? 1 : 0;
+  if (whole.test(dtype)) {
+    if (!/^-?\d+$/.test(text.trim())) throw new Error(`${name}: ${text} is no whole number`);
+    return BigInt(text.trim());
+  }
+  const number = Number(text);
+  if (Number.isNaN(number) && text !== "NaN") throw new Error(`${name}: ${text} is no number`);
+  return number;
+}

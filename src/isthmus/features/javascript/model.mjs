@@ -1,0 +1,129 @@
+// A package as a browser or Node reads it: sums, contract, tensors, golden cases, answers.
+
+const KINDS = {
+  bool: Uint8Array, uint8: Uint8Array, int32: Int32Array, int64: BigInt64Array, float: Float32Array, double: Float64Array,
+};
+const TYPES = { float: "float32", double: "float64" };
+const TENSORS = {
+  Bool: "bool", Int32: "int32", Int64: "int64", UnixTimestamp: "int64", Float32: "float", Float64: "double", String: "string",
+};
+
+export class PackageError extends Error {}
+
+/** A tensor of `golden.json` as the runtime takes it. */
+export function tensor(ort, { element, shape, data = "", texts = [] }) {
+  if (element === "string") return new ort.Tensor("string", texts, shape);
+  const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
+  return new ort.Tensor(TYPES[element] ?? element, new KINDS[element](bytes.buffer), shape);
+}
+
+/**
+ * A package whose sums hold and whose model answers its golden cases.
+ *
+ * @param ort onnxruntime-web.
+ * @param read gives the bytes of a file of the package by its name: a Promise of an ArrayBuffer.
+ * @param precision of the model, "fp32" or "int8"; by default the smallest.
+ * @param contract the hash that the app was made for; null if it takes any.
+ * @param tolerance the largest difference from what is recorded.
+ */
+export async function open(ort, read, { precision = null, contract = null, tolerance = 1e-5 } = {}) {
+  const text = (bytes) => new TextDecoder("utf-8", { fatal: true }).decode(bytes);
+  const sums = new Map();
+  for (const line of text(await read("SHA256SUMS")).split("\n").filter(Boolean)) {
+    const [, digest, name] = /^([0-9a-f]{64})  ([^/\\]+)$/.exec(line) ?? [];
+    if (!digest || name === "..") throw new PackageError(`SHA256SUMS: ${line} is no sum of a file`);
+    sums.set(name, digest);
+  }
+  const checked = async (name) => {
+    const bytes = await read(name);
+    const digest = await crypto.subtle.digest("SHA-256", bytes);
+    const found = [...new Uint8Array(digest)].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+    if (found !== sums.get(name)) throw new PackageError(`${name}: SHA-256 ${found}; expected ${sums.get(name)}`);
+    return bytes;
+  };
+  const manifest = JSON.parse(text(await checked("manifest.json")));
+  if (manifest.format_version !== 2) throw new PackageError(`format version ${manifest.format_version}; expected 2`);
+  if (contract && manifest.contract !== contract) {
+    throw new PackageError(`made for contract ${manifest.contract.slice(0, 12)}; expected ${contract.slice(0, 12)}`);
+  }
+  const variants = manifest.variants.filter((one) => one.format === "ort" && [null, one.precision].includes(precision));
+  if (!variants.length) throw new PackageError(`no ${precision ?? ""} model in ORT format`);
+  const variant = variants.reduce((best, one) => (one.bytes < best.bytes ? one : best));
+  const model = new Uint8Array(await checked(variant.file));
+  const session = await ort.InferenceSession.create(model, { executionProviders: ["wasm"] });
+  const golden = JSON.parse(text(await checked("golden.json")));
+  const opened = { manifest, variant, session, golden, file: checked };
+  opened.worst = await difference(ort, opened);
+  // Not `>`: a NaN must not pass.
+  if (!(opened.worst <= tolerance)) {
+    throw new PackageError(`${variant.file}: answers differ by ${opened.worst} from those that are recorded`);
+  }
+  return opened;
+}
+
+/** The largest difference of the model's answers from those that `golden.json` records; NaN if a number is missing. */
+export async function difference(ort, { session, golden, variant }) {
+  let worst = 0;
+  for (const { tensors, outputs } of golden.cases) {
+    const feeds = Object.fromEntries(Object.entries(tensors).map(([name, kept]) => [name, tensor(ort, kept)]));
+    const answers = await session.run(feeds);
+    for (const [name, kept] of Object.entries(outputs[variant.file])) {
+      const expected = tensor(ort, kept).data;
+      const found = answers[name].data;
+      if (found.length !== expected.length) return NaN;
+      expected.forEach((value, place) => {
+        const apart = Math.abs(Number(value) - Number(found[place]));
+        worst = apart > worst || Number.isNaN(apart) ? apart : worst;
+      });
+      if (Number.isNaN(worst)) return NaN;
+    }
+  }
+  return worst;
+}
+
+/**
+ * The tensors of rows of raw values, for a model of rows.
+ *
+ * @param manifest of the package.
+ * @param rows objects with a value or null for each input, by its name. Whole numbers may be a BigInt; a UnixTimestamp is
+ *   in microseconds since 1970 UTC.
+ */
+export function feeds(ort, manifest, rows) {
+  const made = {};
+  const columns = (name) => manifest.inputs.filter((input) => input.tensor === name);
+  const numeric = columns("numeric");
+  if (numeric.length) {
+    const data = new Float32Array(rows.length * numeric.length);
+    rows.forEach((row, n) => numeric.forEach(({ name, position }) => {
+      data[n * numeric.length + position] = row[name] === null ? NaN : Number(row[name]);
+    }));
+    made.numeric = new ort.Tensor("float32", data, [rows.length, numeric.length]);
+  }
+  const categories = columns("categories");
+  if (categories.length) {
+    const texts = rows.flatMap((row) => categories.map(({ name }) => row[name] ?? ""));
+    made.categories = new ort.Tensor("string", texts, [rows.length, categories.length]);
+  }
+  const given = manifest.inputs.filter((input) => input.tensor.startsWith("given_"));
+  for (const name of new Set(given.map((input) => input.tensor))) {
+    const taken = columns(name);
+    const element = TENSORS[taken[0].dtype];
+    const values = taken.flatMap((input) => rows.map((row) => held(row[input.name], element)));
+    const shape = [taken.length, rows.length];
+    made[name] = element === "string"
+      ? new ort.Tensor("string", values, shape)
+      : new ort.Tensor(TYPES[element] ?? element, KINDS[element].from(values), shape);
+  }
+  if (given.length) {
+    const valid = given.flatMap((input) => rows.map((row) => Number(row[input.name] !== null)));
+    made.given_valid = new ort.Tensor("bool", Uint8Array.from(valid), [given.length, rows.length]);
+  }
+  return made;
+}
+
+/** A value as its tensor holds it; anything under a null. */
+function held(value, element) {
+  if (element === "string") return value ?? "";
+  if (element === "int64") return BigInt(value ?? 0);
+  return Number(value ?? 0);
+}

@@ -1,0 +1,109 @@
+"""The page of a package of rows, in a real browser with a phone's viewport."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from isthmus.distill.runtime import predict, session
+from isthmus.features.columns import from_python
+from isthmus.features.errors import DataError
+from isthmus.features.manifest import Manifest, feeds, read_package
+from isthmus.orchestration.materialization import materialize
+from isthmus.orchestration.models import distill, export
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.registration import apply
+from isthmus.orchestration.site import site
+from isthmus.orchestration.tables import build
+from isthmus.orchestration.trainingset import training_set
+from tests.end_to_end.files import served
+from tests.orchestration import shop
+from tests.orchestration.test_request import learnable, with_moment
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    opened = Project(learnable(with_moment(shop.write(tmp_path_factory.mktemp("pages") / "shop"))).root)
+    for step in (apply, build, materialize, training_set, distill, export):
+        step(opened)
+    return opened
+
+
+@pytest.fixture(scope="module")
+def written(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return site(project, None, tmp_path_factory.mktemp("site"))
+
+
+def said(folder: Path, manifest: Manifest, row: dict[str, Any]) -> float:
+    """What ONNX Runtime says in Python of one row."""
+    columns = {item.name: from_python([row[item.name]], item.dtype) for item in manifest.model_inputs}
+    opened = session((folder / "package" / "model.int8.ort").read_bytes(), 1)
+    return float(predict(opened, feeds(manifest.model_inputs, columns))[0])
+
+
+def test_a_form_predicts_what_python_predicts(written: Path, phone: Callable[[str], Page]) -> None:
+    manifest = read_package(written / "package")
+    golden = json.loads((written / "package" / "golden.json").read_bytes())
+    with served(written) as address:
+        page = phone(address)
+        checks = page.locator("#checks li.good")
+        expect(checks).to_have_count(4)
+        # The layers of whole numbers answer to the bit; the last layer and the sigmoid are floats.
+        assert float(page.locator("#checks").get_attribute("data-worst") or "nan") <= 1e-6
+        answer = page.locator("#answer")
+        for place in (0, 1, 5):
+            page.locator("#example").select_option(str(place))
+            row = dict(zip(golden["inputs"], golden["cases"][0]["rows"][place], strict=True))
+            page.get_by_role("button", name="Predict").click()
+            expect(answer).to_contain_text("in this browser")
+            assert float(answer.get_attribute("data-value") or "nan") == pytest.approx(
+                said(written, manifest, row), abs=1e-6
+            )
+        # One input after the other is left empty.
+        for name in row:
+            page.locator(f'[name="{name}"]').fill("")
+            row[name] = None
+            before = answer.get_attribute("data-value")
+            page.get_by_role("button", name="Predict").click()
+            page.wait_for_function("before => document.querySelector('#answer').dataset.value !== before", arg=before)
+            found, expected = float(answer.get_attribute("data-value") or "nan"), said(written, manifest, row)
+            assert found == pytest.approx(expected, abs=1e-6, nan_ok=True)
+        page.locator('[name="hour"]').fill("soon")
+        page.get_by_role("button", name="Predict").click()
+        expect(answer).to_have_text("hour: soon is no whole number")
+
+
+@pytest.mark.parametrize("harm", ["model.int8.ort", "golden.json", "contract"])
+def test_what_was_altered_is_refused(written: Path, phone: Callable[[str], Page], tmp_path: Path, harm: str) -> None:
+    folder = tmp_path / "site"
+    folder.mkdir()
+    for file in written.iterdir():
+        (folder / file.name).symlink_to(file)
+    if harm == "contract":
+        (folder / "page.json").unlink()
+        (folder / "page.json").write_text(json.dumps({"contract": "e" * 64, "precision": "int8"}))
+        expected = "expected eeeeeeeeeeee"
+    else:
+        (folder / "package").unlink()
+        (folder / "package").mkdir()
+        for file in (written / "package").iterdir():
+            content = bytearray(file.read_bytes())
+            content[len(content) // 2] ^= file.name == harm
+            (folder / "package" / file.name).write_bytes(content)
+        expected = f"{harm}: SHA-256"
+    with served(folder) as address:
+        page = phone(address)
+        expect(page.locator("#checks li.bad")).to_contain_text(expected)
+        expect(page.locator("#form")).to_be_hidden()
+
+
+def test_a_folder_with_something_else_is_left_alone(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(DataError, match="holds something else"):
+        site(project, None, tmp_path)
+    assert (tmp_path / "mine.txt").read_text() == "mine"
