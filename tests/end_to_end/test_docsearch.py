@@ -66,6 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, example: dict[str, ModuleTy
     root = tmp_path_factory.mktemp("docsearch")
     for name in ("definitions.py", "encoder.py", "search.py", "isthmus.toml"):
         shutil.copy(EXAMPLE / name, root / name)
+    shutil.copytree(EXAMPLE / "pages", root / "pages")
     (root / "tiny.py").write_text(TINY)
     definitions = (root / "definitions.py").read_text().replace("search:DocSearch", "tiny:Tiny")
     definitions = definitions.replace("    settings=Settings(", "    seeds=1,\n    settings=Settings(")
@@ -236,7 +237,8 @@ def test_the_page_finds_on_a_phone_what_python_finds(
         tokenizer = Tokenizer.from_file(str(package / "tokenizer.json"))
         tokenizer.enable_truncation(32)
         tokenizer.no_padding()
-        graph = session((package / "model.int8.ort").read_bytes(), 1)
+        precision = json.loads((tmp_path / "site" / "page.json").read_bytes())["precision"]
+        graph = session((package / f"model.{precision}.ort").read_bytes(), 1)
         for question in ("shortest path between two nodes", "Zürich, naïve; 東京", "", "how many edges? " * 12):
             ids = np.array([tokenizer.encode(question).ids])
             scores = vectors @ predict(graph, {"input_ids": ids, "attention_mask": np.ones_like(ids)})[0]

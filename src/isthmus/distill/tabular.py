@@ -152,6 +152,8 @@ class TabularTask(Task):
         extremes = edges(self._raw(material.parts.train[:1]), {item.name: item.dtype for item in self._fed})
         complete, refused = material.head.complete(extremes)
         there = ~refused
+        if not there.any():
+            return []
         network = seen(take(complete, there), material.student_inputs, int(there.sum()))
         return [self._case(student, take(extremes, there), network)]
 
