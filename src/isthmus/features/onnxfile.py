@@ -16,7 +16,9 @@ NUMPY: dict[str, Any] = {
     "float": np.float32, "int32": np.int32, "int64": np.int64, "string": object, "bool": np.bool_, "double": np.float64,
 }  # fmt: skip
 _NUMBERS = {element: number for number, element in ELEMENTS.items()}
-_IR_VERSION, _OPSET = 9, 20
+_IR_VERSION = 9
+_OPSETS = {b"": 20, b"ai.onnx.ml": 2}
+"""The versions of ONNX's operators that are known here, by their domain."""
 
 
 class UnreadableError(Exception):
@@ -54,10 +56,15 @@ def read(model: bytes) -> tuple[list[Node], dict[str, Tensor]]:
     """The nodes of a model's graph in their order, and its constants by name.
 
     Raises:
-        UnreadableError: a constant is written in a form that is not known here.
+        UnreadableError: its operators are those of another version, or a constant is written in a form that is not
+            known here.
     """
-    nodes, constants = [], {}
-    graph = next(value for number, value in _fields(model) if number == 7)
+    nodes, constants, graph = [], {}, b""
+    for number, value in _fields(model):
+        if number == 7:
+            graph = value
+        elif number == 8 and (said := dict(_fields(value))) and said[2] != _OPSETS.get(said.get(1, b"")):
+            raise UnreadableError(f"operators of version {said[2]}")
     for number, value in _fields(graph):
         if number == 1:
             nodes.append(_node(value))
@@ -81,7 +88,7 @@ def single(node: Node, takes: Sequence[tuple[str, tuple[int, ...]]], gives: str,
     body += [_written(5, attribute) for attribute in node.written]
     inputs = [_written(11, _described(name, *one)) for name, one in zip(called, takes, strict=True)]
     parts = [_written(1, b"".join(body)), _written(2, "node"), *inputs, _written(12, _described("y", gives, shape))]
-    return _written(1, _IR_VERSION) + _written(7, b"".join(parts)) + _written(8, _written(2, _OPSET))
+    return _written(1, _IR_VERSION) + _written(7, b"".join(parts)) + _written(8, _written(2, _OPSETS[b""]))
 
 
 # --- protocol buffers

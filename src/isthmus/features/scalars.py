@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 Function = Callable[[Any, Any], Any]
-"""Of two values, since calls of one form are the fastest; a function of one passes the other over."""
+"""Of two values, since calls of one form are the fastest, and functions of C's as well."""
+Applied = tuple[Function, Any]
+"""A function, and what it takes as its second value where an operator has only one; None: the first one again."""
 
 _LOW = {"int32": -(1 << 31), "int64": -(1 << 63)}
 _pack, _unpack = struct.Struct("f").pack, struct.Struct("f").unpack
@@ -99,8 +101,10 @@ _DOUBLES = _SIDES | {
     "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Div": _divided, "Mod": _remainder,
     "Max": _greater, "Min": _smaller,
     "Floor": _floor, "Ceil": _ceil, "Round": _round, "Sqrt": _root, "Sign": _sign, "IsNaN": operator.ne,
-    "Abs": lambda a, _: abs(a), "Neg": lambda a, _: -a, "IsInf": lambda a, _: math.isinf(a),
+    "IsInf": lambda a, _: math.isinf(a), "Abs": math.copysign, "Neg": operator.mul,
 }  # fmt: skip
+_SECOND = {"Abs": 1.0, "Neg": -1.0}
+"""By what a floating-point number is multiplied, or whose sign it gets."""
 _INTEGERS = _SIDES | {
     "Mod": operator.mod, "Max": _greater, "Min": _smaller, "BitwiseAnd": operator.and_, "BitwiseOr": operator.or_,
     "BitwiseXor": operator.xor, "BitwiseNot": lambda a, _: ~a,
@@ -109,7 +113,7 @@ _OVERFLOWING: dict[str, Function] = {
     "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Div": _quotient,
     "Abs": lambda a, _: abs(a), "Neg": lambda a, _: -a,
 }  # fmt: skip
-_BY_ELEMENT: dict[str, Mapping[str, Function]] = {
+_BY_ELEMENT: dict[str, dict[str, Function]] = {
     "double": _DOUBLES,
     "float": _DOUBLES | {name: _singles(_DOUBLES[name]) for name in ("Add", "Sub", "Mul", "Div", "Sqrt")},
     "bool": {"Equal": operator.eq, "And": operator.and_, "Or": operator.or_},
@@ -120,13 +124,13 @@ _BY_ELEMENT: dict[str, Mapping[str, Function]] = {
 }  # fmt: skip
 
 
-def function(name: str, element: str, attributes: Mapping[str, Any]) -> Function | None:
+def function(name: str, element: str, attributes: Mapping[str, Any]) -> Applied | None:
     """What an operator does with values of an element; None if that is not known here.
 
     Args:
         name: the operator.
         element: that of its first argument.
-        attributes: its attributes.
+        attributes: its attributes; of a cast, the element that it is to.
     """
     match name, element:
         case "Cast", _:
@@ -134,54 +138,67 @@ def function(name: str, element: str, attributes: Mapping[str, Any]) -> Function
         case "LabelEncoder", "string" | "int64":
             return _encoder(element, attributes)
         case "StringNormalizer", "string":
-            # In the locale C, only letters of ASCII have a case.
-            change = {b"LOWER": bytes.lower, b"UPPER": bytes.upper}[attributes["case_change_action"]]
-            return lambda a, _: change(a.encode()).decode()
+            return _normalizer(attributes)
         case "RegexFullMatch", "string":
             return _pattern(attributes["pattern"].decode())
-        case "Mod", _:
-            # Of floating-point numbers by fmod, of whole numbers by the sign of the divisor.
-            if bool(attributes.get("fmod")) != (element in ("double", "float")):
-                return None
-    return _BY_ELEMENT[element].get(name)
+    fractional = element in ("double", "float")
+    # The remainder of floating-point numbers is fmod's, that of whole ones has the sign of the divisor.
+    if name == "Mod" and bool(attributes.get("fmod")) != fractional:
+        return None
+    found = _BY_ELEMENT[element].get(name)
+    return (found, _SECOND.get(name) if fractional else None) if found else None
 
 
-def _cast(element: str, to: str) -> Function | None:
+def _cast(element: str, to: str) -> Applied | None:
     low = _LOW.get(to, 0)
 
     def truncated(a: float, _: Any) -> int:
         # What does not fit becomes what processors of x86 make of it. Graphs do not look at it: others make another.
         return int(a) if low - 1 < a < -low else low
 
-    def rounded(a: int, _: Any) -> float:
-        # By way of a double only where that is exact.
-        return single(float(a)) if abs(a) < 1 << 53 else float(np.int64(a).astype(np.float32))
+    match element, to:
+        case "double", "float":
+            return (lambda a, _: single(a)), None
+        case (("double" | "float"), ("int32" | "int64")):
+            return truncated, None
+        case (("bool" | "int32" | "int64"), "double"):
+            return operator.mul, 1.0
+        case (("bool" | "int32" | "int64"), "float"):
+            return _rounded, None
+        case "bool", ("int32" | "int64"):
+            return (lambda a, _: int(a)), None
+        case "int64", "int32":
+            return _wrapped("int32", lambda a, _: a), None
+        case (("int32" | "int64"), "string"):
+            return (lambda a, _: str(a)), None
+    return None
 
-    kinds: dict[tuple[str, str], Function] = {
-        ("double", "float"): lambda a, _: single(a), ("float", "double"): lambda a, _: a,
-        ("int64", "int32"): _wrapped("int32", lambda a, _: a), ("int32", "int64"): lambda a, _: a,
-        ("int64", "string"): lambda a, _: str(a), ("int32", "string"): lambda a, _: str(a),
-    }  # fmt: skip
-    kinds |= {(one, other): truncated for one in ("double", "float") for other in _LOW}
-    kinds |= {(one, "double"): lambda a, _: float(a) for one in ("bool", *_LOW)}
-    kinds |= {(one, "float"): rounded for one in ("bool", *_LOW)}
-    kinds |= {("bool", one): lambda a, _: int(a) for one in _LOW}
-    return (lambda a, _: a) if element == to else kinds.get((element, to))
+
+def _rounded(a: int, _: Any) -> float:
+    """As float32. By way of a double only where that is exact."""
+    return single(float(a)) if abs(a) < 1 << 53 else float(np.int64(a).astype(np.float32))
 
 
-def _encoder(element: str, attributes: Mapping[str, Any]) -> Function | None:
+def _encoder(element: str, attributes: Mapping[str, Any]) -> Applied | None:
     keys, values = attributes.get(f"keys_{element}s"), attributes.get("values_int64s")
     if keys is None or values is None:
         return None
     table = {key.decode() if element == "string" else key: value for key, value in zip(keys, values, strict=True)}
-    other = attributes["default_int64"]
-    return lambda a, _: table.get(a, other)
+    return table.get, attributes.get("default_int64", -1)
 
 
-def _pattern(pattern: str) -> Function | None:
-    """A pattern in which only `.` and `.*` are special, or [...]*, if Python needs no longer than RE2 for it."""
+def _normalizer(attributes: Mapping[str, Any]) -> Applied | None:
+    """In the locale C, only letters of ASCII have a case."""
+    change = {b"LOWER": bytes.lower, b"UPPER": bytes.upper}.get(attributes.get("case_change_action", b""))
+    if change is None or attributes.get("locale") != b"C" or "stopwords" in attributes:
+        return None
+    return (lambda a, _: change(a.encode()).decode()), None
+
+
+def _pattern(pattern: str) -> Applied | None:
+    """A pattern in which only `.` and `.*` are special, or of ASCII, if Python needs no longer than RE2 for it."""
     if pattern == r"[\x00-\x7f]*":
-        return lambda a, _: a.isascii()
+        return (lambda a, _: a.isascii()), None
     parts = pattern.removeprefix("(?s)").split(".*")
     # A text between two others would be looked for from every place where the first of them ends.
     if not pattern.startswith("(?s)") or len(parts) > 3 or (len(parts) == 3 and (parts[0] or parts[2])):
@@ -189,4 +206,4 @@ def _pattern(pattern: str) -> Function | None:
     if not all(re.fullmatch(r"(\\[^\w\s]|[^\\+*?()|\[\]{}^$])*", part, re.DOTALL) for part in parts):
         return None
     matching = re.compile(pattern).fullmatch
-    return lambda a, _: matching(a) is not None
+    return (lambda a, _: matching(a) is not None), None
