@@ -5,7 +5,6 @@ NaN for a NaN. See `steps` for how.
 """
 
 from collections.abc import Mapping
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from isthmus.features.columns import Values
 from isthmus.features.onnxfile import NUMPY, UnreadableError, read
 from isthmus.features.rowgraph import MASKS, VALID, Computed, Layout, found, given
-from isthmus.features.steps import Session, Steps, follow
+from isthmus.features.steps import Part, Session, Steps, follow
 
 _THERE, _MISSING = np.array([True]), np.array([False])
 
@@ -42,29 +41,33 @@ class OneRow:
             if not node.inputs or not parts.keys() >= {*node.inputs}:
                 raise UnreadableError(f"what {node.operator} takes")
             parts |= zip(node.outputs, steps.node(node, [parts[name] for name in node.inputs]), strict=True)
-        there = dict(zip(layout.masks, parts[given(VALID)].listed(), strict=True))
+        results = {element: parts[found(element)] for element in layout.found}
+        wanted = [parts[MASKS], *results.values()]
+        self._program, self._slots, left = steps.program([slot for part in wanted for slot in part.listed()])
+
+        def placed(part: Part) -> list[int]:
+            return [left[slot] for slot in part.listed()]
+
+        there = dict(zip(layout.masks, placed(parts[given(VALID)]), strict=True))
         self._taken = [
             (name, _dtype(element), slot, there[name])
             for element, names in layout.given.items()
-            for name, slot in zip(names, parts[given(element)].listed(), strict=True)
+            for name, slot in zip(names, placed(parts[given(element)]), strict=True)
         ]
         self._texts = [(slot, mask) for _, dtype, slot, mask in self._taken if dtype.hasobject]
         self._truths = [slot for _, dtype, slot, _ in self._taken if dtype.itemsize == 1]
-        said, count = parts[MASKS].listed(), len(layout.fields)
+        said, count = placed(parts[MASKS]), len(layout.fields)
         pairs = list(zip(said[:count], said[count:], strict=True))
         masks = dict(zip(layout.fields, pairs, strict=True))
-        results = {element: parts[found(element)].listed() for element in layout.found}
         self._found = [
             (_dtype(element), None if element == "string" else 0,
-             [(slot, *masks[name]) for name, slot in zip(names, results[element], strict=True)])
+             [(slot, *masks[name]) for name, slot in zip(names, placed(results[element]), strict=True)])
             for element, names in layout.found.items()
         ]  # fmt: skip
         places = {name: (number, slice(place, place + 1))
                   for number, names in enumerate(layout.found.values())
                   for place, name in enumerate(names)}  # fmt: skip
         self._fields = [(name, *places[name], *masks[name]) for name in layout.fields]
-        self._program = steps.program([*said, *chain(*results.values())])
-        self._slots = steps.slots
 
     def run(self, columns: Mapping[str, Values]) -> Computed | None:
         """Computes a row; None where there is not one, or where a column has another NumPy type than its own.

@@ -12,9 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from math import prod
-from operator import add, getitem, itemgetter, mul
+from operator import add, getitem, mul
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,8 @@ def follow(program: Program, slots: Slots) -> None:
         if apply is not None:
             slots[out] = apply(slots[first], slots[second])
         elif first is None:
-            slots[out] = second(slots)
+            takes, kernel = second
+            slots[out] = kernel([slots[slot] for slot in takes])
         else:
             before, chosen = second[slots[first]]
             if before:
@@ -73,13 +74,13 @@ class _Step:
         out: the slot.
         takes: the slots that are needed; of a choice its condition, what is taken where that holds, and otherwise.
         apply: a function of two values; None for a choice.
-        kernel: a function of all slots, instead of that.
+        kernel: a function of all that is in these slots, instead of that.
     """
 
     out: int
     takes: tuple[int, ...]
     apply: Function | None = None
-    kernel: Callable[[Slots], Any] | None = None
+    kernel: Callable[[Sequence[Any]], Any] | None = None
 
 
 class Steps:
@@ -91,23 +92,25 @@ class Steps:
 
     def __init__(self, session: Session) -> None:
         self._session = cache(session)
-        self.slots: Slots = []
+        self._slots: Slots = []
         """Constants, and None where each row has its own value."""
         self._steps: list[_Step] = []
+        self._given: set[int] = set()
         self._open: set[int] = set()
         """The slots of which each row has its own value."""
 
     def open(self, element: str, rows: int) -> Part:
         """A tensor that a row gives, of shape (rows, 1)."""
-        slots = np.arange(rows) + len(self.slots)
-        self.slots += [None] * rows
+        slots = np.arange(rows) + len(self._slots)
+        self._slots += [None] * rows
         self._open.update(slots.tolist())
+        self._given.update(slots.tolist())
         return Part(element, slots[:, None])
 
     def constant(self, tensor: Tensor) -> Part:
         """A tensor that is the same for every row."""
-        slots = np.arange(tensor.data.size) + len(self.slots)
-        self.slots += tensor.data.reshape(-1).tolist()
+        slots = np.arange(tensor.data.size) + len(self._slots)
+        self._slots += tensor.data.reshape(-1).tolist()
         return Part(tensor.element, slots.reshape(tensor.data.shape))
 
     def _fixed(self, part: Part) -> bool:
@@ -117,7 +120,7 @@ class Steps:
         """What is in a tensor that no row changes, as lists."""
         if not self._fixed(part):
             raise UnreadableError("a shape or a table that depends on a row")
-        return np.array([self.slots[slot] for slot in part.listed()]).reshape(part.slots.shape).tolist()
+        return np.array([self._slots[slot] for slot in part.listed()]).reshape(part.slots.shape).tolist()
 
     def node(self, node: Node, inputs: Sequence[Part]) -> list[Part]:
         """What a node gives.
@@ -160,8 +163,8 @@ class Steps:
 
     def _single(self, element: str, value: Any) -> Part:
         """One value that no row changes."""
-        self.slots.append(value)
-        return Part(element, np.array(len(self.slots) - 1))
+        self._slots.append(value)
+        return Part(element, np.array(len(self._slots) - 1))
 
     def _chosen(self, condition: Part, one: Part, other: Part) -> Part:
         if one.element in ("double", "float"):
@@ -173,8 +176,8 @@ class Steps:
 
     def _choice(self, condition: int, yes: int, no: int) -> int:
         if condition in self._open:
-            return self._added(_Step(len(self.slots), (int(condition), int(yes), int(no))))
-        return yes if self.slots[condition] else no
+            return self._added(_Step(len(self._slots), (int(condition), int(yes), int(no))))
+        return yes if self._slots[condition] else no
 
     def _each(self, node: Node, inputs: Sequence[Part]) -> Part:
         """A function of one value or two, of each of them."""
@@ -194,19 +197,21 @@ class Steps:
     def _mapped(self, element: str, apply: Function, *inputs: Part) -> Part:
         one, other = np.broadcast_arrays(inputs[0].slots, inputs[-1].slots)
         pairs = zip(one.reshape(-1).tolist(), other.reshape(-1).tolist(), strict=True)
-        out = [self._added(_Step(len(self.slots), pair, apply)) for pair in pairs]
+        out = [self._added(_Step(len(self._slots), pair, apply)) for pair in pairs]
         return Part(element, np.array(out, np.intp).reshape(one.shape))
 
     def _added(self, step: _Step) -> int:
         """The slot of a step; it is taken at once if no row changes what comes out."""
-        self.slots.append(None)
+        self._slots.append(None)
         if not self._open.isdisjoint(step.takes):
             self._open.add(step.out)
             self._steps.append(step)
-        elif step.apply is not None:
-            self.slots[step.out] = step.apply(*(self.slots[slot] for slot in step.takes))
+            return step.out
+        values = [self._slots[slot] for slot in step.takes]
+        if step.apply is not None:
+            self._slots[step.out] = step.apply(*values)
         elif step.kernel is not None:
-            self.slots[step.out] = step.kernel(self.slots)
+            self._slots[step.out] = step.kernel(values)
         return step.out
 
     def _computed(self, node: Node, inputs: Sequence[Part]) -> Part:
@@ -214,24 +219,25 @@ class Steps:
         element, shape = inputs[0].element, np.broadcast_shapes(*(part.slots.shape for part in inputs))
         takes = [(part.element, part.slots.shape) for part in inputs]
         run = self._session(single(node, takes, element, shape)).run
-        feeds = [(str(place), itemgetter(*part.listed()), NUMPY[part.element], part.slots.shape)
-                 for place, part in enumerate(inputs)]  # fmt: skip
+        ends = [*accumulate(part.slots.size for part in inputs)]
+        feeds = [(str(place), slice(end - part.slots.size, end), NUMPY[part.element], part.slots.shape)
+                 for place, (part, end) in enumerate(zip(inputs, ends, strict=True))]  # fmt: skip
 
-        def kernel(slots: Slots, place: int) -> Any:
-            tensors = {name: np.array(held(slots), dtype).reshape(shape) for name, held, dtype, shape in feeds}
+        def kernel(values: Sequence[Any], place: int) -> Any:
+            tensors = {name: np.array(values[part], dtype).reshape(shape) for name, part, dtype, shape in feeds}
             return run(["y"], tensors)[0].item(place)
 
         needed = tuple(slot for part in inputs for slot in part.listed())
-        out = [self._added(_Step(len(self.slots), needed, kernel=partial(kernel, place=place)))
+        out = [self._added(_Step(len(self._slots), needed, kernel=partial(kernel, place=place)))
                for place in range(prod(shape))]  # fmt: skip
         return Part(element, np.array(out, np.intp).reshape(shape))
 
-    def program(self, wanted: Sequence[int]) -> Program:
-        """The steps that some slots need, as tuples of four.
+    def program(self, wanted: Sequence[int]) -> tuple[Program, Slots, dict[int, int]]:
+        """The steps that some slots need, what is in all slots before, and the new numbers of those that are left.
 
-        A function of two values, where its result goes, and where they are; None, where to, None, and a function of all
-        slots; or None, where to, where the condition of a choice is, and for false and for true the steps that only
-        this side needs and the slot that is taken.
+        A step is a tuple of four: a function of two values, where its result goes, and where they are; None, where to,
+        None, and the slots that a function takes and the function; or None, where to, where the condition of a choice
+        is, and for false and for true the steps that only this side needs and the slot that is taken.
         """
         steps = self._with_polynomials(wanted)
         paths: dict[int, _Path] = dict.fromkeys(wanted, ())
@@ -241,23 +247,24 @@ class Steps:
                 for side, slot in enumerate(step.takes):
                     there = (*path, (step.out, side)) if choice and side else path
                     paths[slot] = _common(paths[slot], there) if slot in paths else there
+        places = {slot: place for place, slot in enumerate(sorted(paths.keys() | self._given))}
         blocks: defaultdict[_Path, list[tuple[Any, ...]]] = defaultdict(list)
         for step in steps:
             if (path := paths.get(step.out)) is None:
                 continue
+            out, takes = places[step.out], [places[slot] for slot in step.takes]
             if step.apply is not None:
-                blocks[path].append((step.apply, step.out, *step.takes))
+                blocks[path].append((step.apply, out, *takes))
             elif step.kernel is not None:
-                blocks[path].append((None, step.out, None, step.kernel))
+                blocks[path].append((None, out, None, (takes, step.kernel)))
             else:
                 before = [blocks.pop((*path, (step.out, side)), []) for side in (2, 1)]
                 for part in before:
                     if len(part) <= _SHORT and all(apply for apply, *_ in part):
                         blocks[path] += part
                         part.clear()
-                sides = tuple(zip(before, step.takes[:0:-1], strict=True))
-                blocks[path].append((None, step.out, step.takes[0], sides))
-        return blocks[()]
+                blocks[path].append((None, out, takes[0], tuple(zip(before, takes[:0:-1], strict=True))))
+        return blocks[()], [self._slots[slot] for slot in places], places
 
     def _with_polynomials(self, wanted: Sequence[int]) -> list[_Step]:
         """The steps, where sums and products of Horner's rule are one. What they replace is needed no more."""
@@ -274,7 +281,7 @@ class Steps:
                 before: tuple[float, ...] = ()
                 if begin in chains and uses[begin] == 1 and chains[begin][1] == x:
                     begin, _, before = chains[begin]
-                chains[step.out] = begin, x, (*before, self.slots[step.takes[1]])
+                chains[step.out] = begin, x, (*before, self._slots[step.takes[1]])
                 if before:
                     step = _Step(step.out, (begin, x), _polynomial(chains[step.out][2]))
             steps.append(step)
