@@ -30,6 +30,7 @@ from isthmus.features.types import Float64
 from isthmus.orchestration.project import Project
 from isthmus.transforms.rowwise.compiler import compile_columns
 from isthmus.transforms.rowwise.expressions import node_of, traced
+from isthmus.transforms.rowwise.graph import assembled
 from isthmus.transforms.rowwise.types import BOOLEAN, DOUBLE, FLOAT, INT, LONG, STRING, SqlType, array_of
 from tests.transforms.rowdraws import INPUTS, SIMPLE, compound, edges, every, whatever
 from tests.transforms.rowproof import EDGES, Rows
@@ -106,9 +107,12 @@ def columns_of(rows: Rows, kinds: Mapping[str, SqlType]) -> dict[str, Values]:
     columns = {}
     for name, kind in kinds.items():
         valid = np.array([value is not None for value in rows[name]])
-        data = np.array([value or 0 for value in rows[name]], np.uint8 if kind == BOOLEAN else kind.numpy)
         if kind == STRING:
-            data = np.array([*rows[name], None], object)[:-1]
+            columns[name] = Values(np.array([*rows[name], None], object)[:-1], valid)
+            continue
+        data = np.array(
+            [0 if value is None else value for value in rows[name]], np.uint8 if kind == BOOLEAN else kind.numpy
+        )
         columns[name] = Values(data, valid)
     return columns
 
@@ -164,6 +168,56 @@ def test_very_many_expressions_of_expressions() -> None:
         chance = random.Random(seed)
         wrong += _wrong(chance, [compound(chance, chance.randint(2, DEPTH), exact=False) for _ in range(PORTION)])
     assert not wrong, "\n".join(wrong)
+
+
+def _sums_and_choices(chance: random.Random) -> bytes:
+    """A graph as no function makes one: of three doubles, all that is computed used in many places."""
+    rows, truths, fixed = [f"x{n}" for n in range(3)], [f"v{n}" for n in range(3)], ["two", "less", "odd"]
+    nodes = [helper.make_node("Split", ["given_double"], [*rows], axis=0, num_outputs=3),
+             helper.make_node("Split", ["given_valid"], [*truths], axis=0, num_outputs=3)]  # fmt: skip
+    for n in range(chance.randint(5, 40)):
+        one = chance.choice([rows[-1], rows[-1], *rows])
+        match chance.choice(["Mul", "Add", "Mul", "Add", "Where", "Less"]):
+            case "Where":
+                nodes.append(helper.make_node("Where", [chance.choice(truths), one, chance.choice(rows)], [f"y{n}"]))
+                rows.append(f"y{n}")
+            case "Less":
+                nodes.append(helper.make_node("Less", [one, chance.choice(rows)], [f"y{n}"]))
+                truths.append(f"y{n}")
+            case name:
+                other = chance.choice(fixed) if name == "Add" and chance.random() < 0.7 else chance.choice(rows[:3])
+                nodes.append(helper.make_node(name, [one, other], [f"y{n}"]))
+                rows.append(f"y{n}")
+    given = [f"x{n}" for n in range(3)]
+    outputs = chance.sample(rows, 2) + rows[-1:]
+    nodes.append(helper.make_node("Concat", outputs, ["found_double"], axis=0))
+    nodes.append(
+        helper.make_node("Concat", [*chance.choices(truths, k=3), *chance.choices(truths, k=3)], [MASKS], axis=0)
+    )
+    layout = Layout({"double": given}, given, {"double": ["a", "b", "c"]}, ["a", "b", "c"])
+    tensors = {
+        "given_double": (DOUBLE, 3),
+        "given_valid": (BOOLEAN, 3),
+        "found_double": (DOUBLE, 3),
+        MASKS: (BOOLEAN, 6),
+    }
+    told = [helper.make_tensor_value_info(name, kind.tensor, [size, "N"]) for name, (kind, size) in tensors.items()]
+    values = [numpy_helper.from_array(np.array(value), name)
+              for name, value in zip(fixed, (2.0, -0.5, 1.1), strict=True)]  # fmt: skip
+    model = assembled("drawn", nodes, told[:2], told[2:], values)
+    helper.set_model_props(model, {NOTES: layout.dumps()})
+    graph: bytes = model.SerializeToString()
+    return graph
+
+
+@given(seed=st.integers(0, 1 << 32))
+@settings(max_examples=20 * EXAMPLES)
+def test_sums_and_choices_that_no_function_makes(seed: int) -> None:
+    chance = random.Random(seed)
+    kinds: dict[str, SqlType] = {f"x{n}": DOUBLE for n in range(3)}
+    some = [0.0, -0.0, 1.0, -1.5, 1e200, np.inf, np.nan, None]
+    rows = {name: [chance.choice([*some, chance.gauss(0, 1)]) for _ in range(20)] for name in kinds}
+    assert Both(_sums_and_choices(chance)).differences(columns_of(rows, kinds)) == []
 
 
 def test_sines_far_away_are_those_of_the_kernel_whatever_stands_beside_them() -> None:
