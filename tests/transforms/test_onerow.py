@@ -177,16 +177,19 @@ def _sums_and_choices(chance: random.Random) -> bytes:
              helper.make_node("Split", ["given_valid"], [*truths], axis=0, num_outputs=3)]  # fmt: skip
     for n in range(chance.randint(5, 40)):
         one = chance.choice([rows[-1], rows[-1], *rows])
-        match chance.choice(["Mul", "Add", "Mul", "Add", "Where", "Less"]):
+        match chance.choice(["Mul", "Add", "both", "both", "Where", "Less"]):
             case "Where":
                 nodes.append(helper.make_node("Where", [chance.choice(truths), one, chance.choice(rows)], [f"y{n}"]))
                 rows.append(f"y{n}")
             case "Less":
                 nodes.append(helper.make_node("Less", [one, chance.choice(rows)], [f"y{n}"]))
                 truths.append(f"y{n}")
+            case "both":
+                nodes.append(helper.make_node("Mul", [one, chance.choice(rows[:3])], [f"z{n}"]))
+                nodes.append(helper.make_node("Add", [f"z{n}", chance.choice(fixed)], [f"y{n}"]))
+                rows.append(f"y{n}")
             case name:
-                other = chance.choice(fixed) if name == "Add" and chance.random() < 0.7 else chance.choice(rows[:3])
-                nodes.append(helper.make_node(name, [one, other], [f"y{n}"]))
+                nodes.append(helper.make_node(name, [one, chance.choice(rows[:3])], [f"y{n}"]))
                 rows.append(f"y{n}")
     given = [f"x{n}" for n in range(3)]
     outputs = chance.sample(rows, 2) + rows[-1:]

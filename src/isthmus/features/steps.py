@@ -8,7 +8,7 @@ What no standard fixes to the last bit, logarithms and their like, is computed b
 alone with tensors of the same shapes. Where only one side of a choice needs something, only that side computes it.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -239,7 +239,7 @@ class Steps:
         None, and the slots that a function takes and the function; or None, where to, where the condition of a choice
         is, and for false and for true the steps that only this side needs and the slot that is taken.
         """
-        steps = self._with_polynomials(wanted)
+        steps = self._with_polynomials()
         paths: dict[int, _Path] = dict.fromkeys(wanted, ())
         for step in reversed(steps):
             if (path := paths.get(step.out)) is not None:
@@ -266,20 +266,18 @@ class Steps:
                 blocks[path].append((None, out, takes[0], tuple(zip(before, takes[:0:-1], strict=True))))
         return blocks[()], [self._slots[slot] for slot in places], places
 
-    def _with_polynomials(self, wanted: Sequence[int]) -> list[_Step]:
+    def _with_polynomials(self) -> list[_Step]:
         """The steps, where sums and products of Horner's rule are one. What they replace is needed no more."""
-        uses = Counter([*wanted, *(slot for step in self._steps for slot in step.takes)])
-        products: dict[int, _Step] = {}
+        products: dict[int, tuple[int, ...]] = {}
         chains: dict[int, tuple[int, int, tuple[float, ...]]] = {}
         steps = []
         for step in self._steps:
-            once = uses[step.takes[0]] == 1
-            if step.apply is mul and self._open.issuperset(step.takes[1:]):
-                products[step.out] = step
-            elif step.apply is add and once and step.takes[0] in products and step.takes[1] not in self._open:
-                begin, x = products[step.takes[0]].takes
+            if step.apply is mul and step.takes[1] in self._open:
+                products[step.out] = step.takes
+            elif step.apply is add and step.takes[0] in products and step.takes[1] not in self._open:
+                begin, x = products[step.takes[0]]
                 before: tuple[float, ...] = ()
-                if begin in chains and uses[begin] == 1 and chains[begin][1] == x:
+                if begin in chains and chains[begin][1] == x:
                     begin, _, before = chains[begin]
                 chains[step.out] = begin, x, (*before, self._slots[step.takes[1]])
                 if before:
