@@ -5,6 +5,7 @@ NaN for a NaN. See `steps` for how.
 """
 
 from collections.abc import Mapping
+from operator import gt
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from isthmus.features.rowgraph import MASKS, VALID, Computed, Layout, found, giv
 from isthmus.features.steps import Part, Session, Steps, follow
 
 _THERE, _MISSING = np.array([True]), np.array([False])
+"""Masks of a row, to be copied. The fields of one answer share theirs."""
 
 
 class OneRow:
@@ -41,8 +43,11 @@ class OneRow:
             if not node.inputs or not parts.keys() >= {*node.inputs}:
                 raise UnreadableError(f"what {node.operator} takes")
             parts |= zip(node.outputs, steps.node(node, [parts[name] for name in node.inputs]), strict=True)
+        count = len(layout.fields)
+        valid, raises = (Part("bool", masks) for masks in np.split(parts[MASKS].slots, [count]))
+        kept = steps.mapped("bool", gt, valid, raises)
         results = {element: parts[found(element)] for element in layout.found}
-        wanted = [parts[MASKS], *results.values()]
+        wanted = [kept, raises, *results.values()]
         self._program, self._slots, left = steps.program([slot for part in wanted for slot in part.listed()])
 
         def placed(part: Part) -> list[int]:
@@ -56,18 +61,18 @@ class OneRow:
         ]
         self._texts = [(slot, mask) for _, dtype, slot, mask in self._taken if dtype.hasobject]
         self._truths = [slot for _, dtype, slot, _ in self._taken if dtype.itemsize == 1]
-        said, count = placed(parts[MASKS]), len(layout.fields)
-        pairs = list(zip(said[:count], said[count:], strict=True))
-        masks = dict(zip(layout.fields, pairs, strict=True))
+        keeps = dict(zip(layout.fields, placed(kept), strict=True))
         self._found = [
             (_dtype(element), None if element == "string" else 0,
-             [(slot, *masks[name]) for name, slot in zip(names, placed(results[element]), strict=True)])
+             [(slot, keeps[name]) for name, slot in zip(names, placed(results[element]), strict=True)])
             for element, names in layout.found.items()
         ]  # fmt: skip
         places = {name: (number, slice(place, place + 1))
                   for number, names in enumerate(layout.found.values())
                   for place, name in enumerate(names)}  # fmt: skip
-        self._fields = [(name, *places[name], *masks[name]) for name in layout.fields]
+        self._fields = [(name, *places[name], keeps[name]) for name in layout.fields]
+        self._raises = [(name, slot) for name, slot in zip(layout.fields, placed(raises), strict=True)
+                        if self._slots[slot] is not False]  # fmt: skip
 
     def run(self, columns: Mapping[str, Values]) -> Computed | None:
         """Computes a row; None where there is not one, or where a column has another NumPy type than its own.
@@ -88,18 +93,12 @@ class OneRow:
         for slot in self._truths:
             slots[slot] = bool(slots[slot])
         follow(self._program, slots)
-        data = [
-            np.array([slots[slot] if slots[valid] and not slots[raises] else nothing for slot, valid, raises in fields],
-                     dtype)
-            for dtype, nothing, fields in self._found
-        ]  # fmt: skip
+        data = [np.array([slots[slot] if slots[keep] else nothing for slot, keep in fields], dtype)
+                for dtype, nothing, fields in self._found]  # fmt: skip
         there, missing = _THERE.copy(), _MISSING.copy()
-        values, refused = {}, {}
-        for name, number, place, valid, raises in self._fields:
-            if slots[raises]:
-                refused[name] = _THERE.copy()
-            values[name] = Values(data[number][place], there if slots[valid] and not slots[raises] else missing)
-        return Computed(values, refused)
+        values = {name: Values(data[number][place], there if slots[keep] else missing)
+                  for name, number, place, keep in self._fields}  # fmt: skip
+        return Computed(values, {name: _THERE.copy() for name, slot in self._raises if slots[slot]})
 
 
 def _dtype(element: str) -> np.dtype[Any]:

@@ -159,7 +159,7 @@ class Steps:
         if table.slots.ndim != 1:
             raise UnreadableError("a table of tables")
         # Python's, too, count from the end where the number is negative.
-        return self._mapped(table.element, getitem, self._single(table.element, self._value(table)), places)
+        return self.mapped(table.element, getitem, self._single(table.element, self._value(table)), places)
 
     def _single(self, element: str, value: Any) -> Part:
         """One value that no row changes."""
@@ -169,7 +169,7 @@ class Steps:
     def _chosen(self, condition: Part, one: Part, other: Part) -> Part:
         if one.element in ("double", "float"):
             # The runtime makes 0.0 of a -0.0 that is its first choice.
-            one = self._mapped(one.element, add, one, self._single(one.element, 0.0))
+            one = self.mapped(one.element, add, one, self._single(one.element, 0.0))
         asked, yes, no = np.broadcast_arrays(condition.slots, one.slots, other.slots)
         out = [self._choice(*three) for three in zip(asked.flat, yes.flat, no.flat, strict=True)]
         return Part(one.element, np.array(out, np.intp).reshape(asked.shape))
@@ -180,7 +180,6 @@ class Steps:
         return yes if self._slots[condition] else no
 
     def _each(self, node: Node, inputs: Sequence[Part]) -> Part:
-        """A function of one value or two, of each of them."""
         name, element = node.operator, inputs[0].element
         if name == "Cast":
             given = ELEMENTS.get(node.attributes["to"], "")
@@ -192,9 +191,10 @@ class Steps:
         if known is None or len(inputs) > 2:
             raise UnreadableError(f"{name} of {element}")
         apply, second = known
-        return self._mapped(given, apply, *inputs, *([] if second is None else [self._single(given, second)]))
+        return self.mapped(given, apply, *inputs, *([] if second is None else [self._single(given, second)]))
 
-    def _mapped(self, element: str, apply: Function, *inputs: Part) -> Part:
+    def mapped(self, element: str, apply: Function, *inputs: Part) -> Part:
+        """A function of one tensor or two, of each of their elements."""
         one, other = np.broadcast_arrays(inputs[0].slots, inputs[-1].slots)
         pairs = zip(one.reshape(-1).tolist(), other.reshape(-1).tolist(), strict=True)
         out = [self._added(_Step(len(self._slots), pair, apply)) for pair in pairs]
