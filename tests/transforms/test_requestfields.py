@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
-from isthmus.features.columns import ARROW, from_arrow, to_arrow
+from isthmus.features.columns import ARROW, Values, from_arrow, to_arrow
 from isthmus.features.compilation import compile_contract
 from isthmus.features.contract import Contract, optional
 from isthmus.features.contractdiff import differences
@@ -116,12 +116,19 @@ def test_engine_graph_and_plain_python_agree(anywhere: "SparkSession", seed: int
     wanted = {name: [expected(value, *ruled[name]) for value in values] for name, values in rows.items()}
 
     batch = _batch(rows, types)
-    found = RowGraph(contract).run({name: from_arrow(batch[name], dtype) for name, dtype in types.items()})
+    graph, columns = RowGraph(contract), {name: from_arrow(batch[name], dtype) for name, dtype in types.items()}
+    found = graph.run(columns)
     for name, dtype in types.items():
         refused = found.refused.get(name, np.zeros(40, bool)).tolist()
         values = to_arrow(found.values[name], dtype).to_pylist()
         values = [REFUSED if wrong else value for wrong, value in zip(refused, values, strict=True)]
         assert all(map(_same, wanted[name], values)), (name, ruled[name], wanted[name], values)
+
+    for n in range(40):
+        alone = graph.run({name: Values(one.data[n : n + 1], one.valid[n : n + 1]) for name, one in columns.items()})
+        for name, dtype in types.items():
+            (value,) = to_arrow(alone.values[name], dtype).to_pylist()
+            assert _same(wanted[name][n], REFUSED if name in alone.refused else value), (name, ruled[name], n)
 
     able = {name: [n for n, value in enumerate(values) if value is not REFUSED] for name, values in wanted.items()}
     assume(all(able.values()))

@@ -21,7 +21,7 @@ from isthmus.transforms.request import compiled
 TAKEN: dict[str, DataType] = {"at": UnixTimestamp, "x": Float64, "y": Float64, "n": Int64, "word": String, "flag": Bool}
 GIVEN: dict[str, DataType] = {
     "hour": Int32, "sine": Float64, "cosine": Float64, "angle": Float64, "ratio": Float64, "share": Float64,
-    "word_too": String, "known": Bool, "both": Bool, "next": Int64, "one": Int32,
+    "word_too": String, "known": Bool, "both": Bool, "next": Int64, "one": Int32, "square": Float64, "cube": Float64,
 }  # fmt: skip
 DATA: dict[DataType, Any] = {
     UnixTimestamp: np.int64,
@@ -38,7 +38,8 @@ def moment(
     return {
         "hour": F.hour(at), "sine": F.sin(x), "cosine": F.cos(F.sin(x) + y), "angle": F.asin(F.sin(y)),
         "ratio": x / y, "share": F.try_divide(x, y), "word_too": F.concat(word, F.lit("!")), "known": word.isNotNull(),
-        "both": flag & (n > 0), "next": n + 1, "one": F.lit(1),
+        "both": flag & (n > 0), "next": n + 1, "one": F.lit(1), "square": x**2,
+        "cube": x**3,
     }  # fmt: skip
 
 

@@ -18,16 +18,13 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark us
 from isthmus.transforms import engine
 from isthmus.transforms.rowwise.compiler import compile_columns
 from isthmus.transforms.rowwise.expressions import NotCompilableError, node_of, traced
-from isthmus.transforms.rowwise.types import BOOLEAN, DATE, DOUBLE, FLOAT, INT, LONG, STRING, TIMESTAMP, SqlType
-from tests.transforms.rowfunctions import KINDS, PAGE, Function, functions, page
-from tests.transforms.rowproof import EDGES, Expression, Proof, Rows
+from isthmus.transforms.rowwise.types import DOUBLE, INT, STRING
+from tests.transforms.rowdraws import INPUTS, SIMPLE, compound, edges, every, whatever
+from tests.transforms.rowfunctions import PAGE, functions, page
+from tests.transforms.rowproof import Expression, Proof
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-INPUTS = {f"{letter}_{word}": kind for letter in "abc" for word, kind in KINDS.items()}
-"""Three columns of every type."""
-WORDS = {kind: word for word, kind in KINDS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -39,120 +36,40 @@ def spark() -> "Iterator[SparkSession]":
 @pytest.fixture(scope="module")
 def proof(spark: "SparkSession") -> Proof:
     """Every function on all of its types, as one graph."""
-    return Proof(spark, {f"z{n}": one for n, one in enumerate(_all())}, INPUTS)
-
-
-def _all() -> Iterator[Expression]:
-    for function in functions():
-        for kinds in function.kinds:
-            columns = [F.col(f"{letter}_{WORDS[kind]}") for letter, kind in zip("abc", kinds, strict=False)]
-            label = f"{function.name} of {', '.join(WORDS[kind] for kind in kinds)}"
-            yield Expression(function.written(*columns), function.ulps, label)
-
-
-def _edges(chance: random.Random, count: int) -> Rows:
-    """Rows of edges by chance, every edge at least once."""
-
-    def column(kind: SqlType) -> list[Any]:
-        if kind.element:
-            inner = EDGES[kind.element]
-            return [
-                [chance.choice(inner) for _ in range(kind.size)] if chance.random() < 0.9 else None
-                for _ in range(count)
-            ]
-        edges: list[Any] = [*EDGES[kind], None]
-        values = edges * (count // len(edges) + 1)
-        chance.shuffle(values)
-        return values[:count]
-
-    return {name: column(kind) for name, kind in INPUTS.items()}
+    return Proof(spark, {f"z{n}": one for n, one in enumerate(every())}, INPUTS)
 
 
 def test_at_the_edges(proof: Proof) -> None:
     chance = random.Random(0)
-    rows = _edges(chance, 1000)
+    rows = edges(chance, 1000)
     assert proof.differences(rows) == []
     assert proof.not_refused(rows, chance) == []
-
-
-def _whatever(chance: random.Random, kind: SqlType) -> Any:
-    """A value of a type, or null, or an edge."""
-    if chance.random() < 0.3:
-        return None if kind.element or chance.random() < 0.3 else chance.choice(EDGES[kind])
-    if kind.element:
-        values = [_whatever(chance, kind.element) for _ in range(kind.size)]
-        return [0 if value is None else value for value in values]
-    if kind.integral:
-        return chance.randint(-100, 100) if chance.random() < 0.5 else chance.randint(kind.low, kind.high)
-    if kind.fractional:
-        value = chance.choice([chance.gauss(0, 1), chance.uniform(-1000, 1000), 10 ** chance.uniform(-300, 300)])
-        return value if kind == DOUBLE else float(np.float32(np.clip(value, -3e38, 3e38)))
-    if kind == BOOLEAN:
-        return chance.random() < 0.5
-    if kind == STRING:
-        return "".join(chance.choices("abAB.%_ \n", k=chance.randint(0, 5)))
-    return chance.randint(-60_000, 60_000) if kind == DATE else chance.randint(-(4 * 10**15), 8 * 10**15)
 
 
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=4)
 def test_of_whatever_values(proof: Proof, seed: int) -> None:
     chance = random.Random(seed)
-    rows = {name: [_whatever(chance, kind) for _ in range(50)] for name, kind in INPUTS.items()}
+    rows = {name: [whatever(chance, kind) for _ in range(50)] for name, kind in INPUTS.items()}
     assert proof.differences(rows) == []
 
 
 # --- many at once
-
-_SIMPLE = {f"{letter}_{kind}": kind for letter in "abc"
-           for kind in (INT, LONG, DOUBLE, FLOAT, BOOLEAN, STRING, DATE, TIMESTAMP)}  # fmt: skip
-_BY_RESULT: dict[SqlType, list[tuple[Function, tuple[SqlType, ...]]]] = {}
-
-
-def _by_result() -> dict[SqlType, list[tuple[Function, tuple[SqlType, ...]]]]:
-    """The functions that are exact, by the type of what they give."""
-    if not _BY_RESULT:
-        known = set(_SIMPLE.values())
-        for function in functions():
-            for kinds in function.kinds:
-                # A text that is not ASCII is refused by two of them, and not by Spark.
-                if function.ulps or not known.issuperset(kinds) or function.name.endswith(("case", "lower", "upper")):
-                    continue
-                columns = [F.col(f"{letter}_{kind}") for letter, kind in zip("abc", kinds, strict=False)]
-                result = compile_columns({"z": function.written(*columns)}, _SIMPLE).outputs["z"]
-                if result in known:
-                    _BY_RESULT.setdefault(result, []).append((function, kinds))
-    return _BY_RESULT
-
-
-def _drawn(chance: random.Random, kind: SqlType, depth: int) -> Column:
-    """An expression of a type, by chance."""
-    if not depth or chance.random() < 0.1:
-        if chance.random() < 0.8:
-            return F.col(f"{chance.choice('abc')}_{kind}")
-        value = chance.choice([*EDGES[kind][:4], None])
-        if value is None:
-            return F.lit(None).cast(kind.name)
-        if kind == DATE:
-            return F.date_from_unix_date(F.lit(value))
-        return F.timestamp_micros(F.lit(value)) if kind == TIMESTAMP else F.lit(value).cast(kind.name)
-    function, kinds = chance.choice(_by_result()[kind])
-    return function.written(*(_drawn(chance, inner, depth - 1) for inner in kinds))
 
 
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=8)
 def test_expressions_of_expressions(spark: "SparkSession", seed: int) -> None:
     chance = random.Random(seed)
-    drawn = [_drawn(chance, chance.choice([*_by_result()]), 3) for _ in range(20)]
+    drawn = [compound(chance, 3) for _ in range(20)]
     assert _wrong(spark, chance, drawn) == []
 
 
 def _wrong(spark: "SparkSession", chance: random.Random, drawn: list[Column]) -> list[str]:
     """Where Spark and the graph of some expressions differ on sixty rows of edges."""
     expressions = {f"z{n}": Expression(column, label=str(node_of(column))) for n, column in enumerate(drawn)}
-    found = Proof(spark, expressions, _SIMPLE)
-    rows = {name: values[:60] for name, values in _edges(chance, 60).items() if name in _SIMPLE}
+    found = Proof(spark, expressions, SIMPLE)
+    rows = {name: values[:60] for name, values in edges(chance, 60).items() if name in SIMPLE}
     return found.differences(rows) + found.not_refused(rows, chance)
 
 
@@ -165,7 +82,7 @@ def test_very_many_expressions_of_expressions(spark: "SparkSession") -> None:
     wrong = []
     for seed in range(SEED, SEED + EXPRESSIONS, PORTION):
         chance = random.Random(seed)
-        drawn = [_drawn(chance, chance.choice([*_by_result()]), chance.randint(2, DEPTH)) for _ in range(PORTION)]
+        drawn = [compound(chance, chance.randint(2, DEPTH)) for _ in range(PORTION)]
         wrong += _wrong(spark, chance, drawn)
     assert not wrong, "\n".join(wrong)
 

@@ -156,13 +156,20 @@ class RowGraph:
     def __init__(self, transform: TransformContract, threads: int = 1) -> None:
         import onnxruntime  # not needed by those who only feed a graph
 
+        from isthmus.features.onerow import OneRow
+        from isthmus.features.onnxfile import UnreadableError
+
         self.transform = transform
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         # Of a few rows, to keep account of memory takes longer than to ask for it.
         options.enable_cpu_mem_arena = options.enable_mem_reuse = False
+
+        def session(graph: bytes) -> Any:
+            return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
         try:
-            self._session = onnxruntime.InferenceSession(transform.graph, options, providers=["CPUExecutionProvider"])
+            self._session = session(transform.graph)
             self._layout = Layout.loads(self._session.get_modelmeta().custom_metadata_map[NOTES])
         except Exception as error:  # onnxruntime's exceptions have no base class of their own
             raise ContractMismatch(f"request transform {transform.name}", f"onnxruntime refuses its graph ({error})",
@@ -172,6 +179,10 @@ class RowGraph:
         kinds = {field.name: field.dtype for field in transform.fields}
         self._fields = [(name, rows[name], kinds[name] == Bool, None if kinds[name] == String else 0)
                         for name in self._layout.fields]  # fmt: skip
+        try:
+            self._one_row: OneRow | None = OneRow(transform.graph, self._layout, session)
+        except UnreadableError:
+            self._one_row = None
 
     def run(self, columns: Mapping[str, Values]) -> Computed:
         """Computes n rows.
@@ -179,6 +190,8 @@ class RowGraph:
         Args:
             columns: a column of n values for everything that the transform takes, by its name in a training set.
         """
+        if self._one_row is not None and (found := self._one_row.run(columns)) is not None:
+            return found
         *tensors, masks = self._session.run(self._outputs, self._layout.feeds(columns))
         rows, count = [*chain(*tensors)], len(self._fields)
         valid, raises, refused = masks[:count], masks[count:], {}

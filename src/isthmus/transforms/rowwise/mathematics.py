@@ -356,7 +356,8 @@ def _pair(name: str, function: Callable[[Graph, str, str], str]) -> None:
 def _pow(graph: Graph, x: str, y: str) -> str:
     """Java's: what is raised to NaN is NaN, and 1 or -1 to infinity as well."""
     if graph.is_number(y) and math.isfinite(graph.number(y)):
-        return graph.add("Pow", x, y)
+        # A kernel multiplies for a square or a cube of many rows, and not of one. Java multiplies for a square.
+        return graph.add("Mul", x, x) if graph.number(y) == 2 else graph.add("Pow", x, graph.row(y))
     one = number(graph, 1.0)
     edge = graph.add("And", graph.add("Equal", graph.add("Abs", x), one), graph.add("IsInf", y))
     nan = graph.add("Or", edge, graph.add("IsNaN", y))

@@ -1,0 +1,209 @@
+"""What ONNX Runtime's kernels make of single values, in Python: the same bits, any NaN for a NaN.
+
+Only what IEEE 754, two's complement and ONNX fix to the last bit is here, so it holds on every machine; logarithms and
+their like are not. Booleans, whole numbers, floating-point numbers and texts are Python's; of 32 bits are their values.
+"""
+
+import math
+import operator
+import re
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+Function = Callable[[Any, Any], Any]
+"""Of two values, since calls of one form are the fastest, and functions of C's as well."""
+Applied = tuple[Function, Any]
+"""A function, and what it takes as its second value where an operator has only one; None: the first one again."""
+
+_LOW = {"int32": -(1 << 31), "int64": -(1 << 63)}
+_pack, _unpack = struct.Struct("f").pack, struct.Struct("f").unpack
+
+
+def single(value: float) -> float:
+    """The float32 nearest to a number."""
+    try:
+        found: float = _unpack(_pack(value))[0]
+    except OverflowError:
+        return math.copysign(math.inf, value)
+    return found
+
+
+def _singles(function: Function) -> Function:
+    """In float32. Of +, -, *, / and the root, to round twice is to round once: a double has 53 bits, 2 * 24 + 2 do."""
+    return lambda a, b: single(function(a, b))
+
+
+def _wrapped(element: str, function: Function) -> Function:
+    """In two's complement."""
+    low = _LOW[element]
+    high, span = -low, -2 * low
+
+    def apply(a: int, b: int) -> int:
+        found: int = function(a, b)
+        return found if low <= found < high else (found - low) % span + low
+
+    return apply
+
+
+def _divided(a: float, b: float) -> float:
+    try:
+        return a / b
+    except ZeroDivisionError:
+        return math.nan if a == 0 or a != a else math.copysign(math.inf, a) * math.copysign(1.0, b)
+
+
+def _quotient(a: int, b: int) -> int:
+    """Rounded towards zero."""
+    return a // b if (a < 0) == (b < 0) else -(-a // b)
+
+
+def _remainder(a: float, b: float) -> float:
+    return math.nan if math.isinf(a) or b == 0 else math.fmod(a, b)
+
+
+def _greater(a: Any, b: Any) -> Any:
+    return a if a > b or a != a else b
+
+
+def _smaller(a: Any, b: Any) -> Any:
+    return a if a < b or a != a else b
+
+
+def _floor(a: float, _: Any) -> float:
+    return a // 1.0 if a - a == 0.0 else a  # a zero keeps its sign
+
+
+def _ceil(a: float, _: Any) -> float:
+    return -(-a // 1.0) if a - a == 0.0 else a
+
+
+def _round(a: float, _: Any) -> float:
+    """Half to even."""
+    return math.copysign(round(a), a) if a - a == 0.0 else a
+
+
+def _root(a: float, _: Any) -> float:
+    return math.sqrt(a) if a >= 0.0 else math.nan
+
+
+def _sign(a: float, _: Any) -> float:
+    return float((a > 0) - (a < 0)) if a == a else a
+
+
+_SIDES: dict[str, Function] = {
+    "Equal": operator.eq, "Less": operator.lt, "LessOrEqual": operator.le, "Greater": operator.gt,
+    "GreaterOrEqual": operator.ge,
+}  # fmt: skip
+_DOUBLES = _SIDES | {
+    "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Div": _divided, "Mod": _remainder,
+    "Max": _greater, "Min": _smaller,
+    "Floor": _floor, "Ceil": _ceil, "Round": _round, "Sqrt": _root, "Sign": _sign, "IsNaN": operator.ne,
+    "IsInf": lambda a, _: math.isinf(a), "Abs": math.copysign, "Neg": operator.mul,
+}  # fmt: skip
+_SECOND = {"Abs": 1.0, "Neg": -1.0}
+"""By what a floating-point number is multiplied, or whose sign it gets."""
+_INTEGERS = _SIDES | {
+    "Mod": operator.mod, "Max": _greater, "Min": _smaller, "BitwiseAnd": operator.and_, "BitwiseOr": operator.or_,
+    "BitwiseXor": operator.xor, "BitwiseNot": lambda a, _: ~a,
+}  # fmt: skip
+_OVERFLOWING: dict[str, Function] = {
+    "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Div": _quotient,
+    "Abs": lambda a, _: abs(a), "Neg": lambda a, _: -a,
+}  # fmt: skip
+_BY_ELEMENT: dict[str, dict[str, Function]] = {
+    "double": _DOUBLES,
+    "float": _DOUBLES | {name: _singles(_DOUBLES[name]) for name in ("Add", "Sub", "Mul", "Div", "Sqrt")},
+    "bool": {"Equal": operator.eq, "And": operator.and_, "Or": operator.or_},
+    "string": {"Equal": operator.eq, "StringConcat": operator.add},
+} | {
+    element: _INTEGERS | {name: _wrapped(element, function) for name, function in _OVERFLOWING.items()}
+    for element in _LOW
+}  # fmt: skip
+
+
+def function(name: str, element: str, attributes: Mapping[str, Any]) -> Applied | None:
+    """What an operator does with values of an element; None if that is not known here.
+
+    Args:
+        name: the operator.
+        element: that of its first argument.
+        attributes: its attributes; of a cast, the element that it is to.
+    """
+    match name, element:
+        case "Cast", _:
+            return _cast(element, attributes["to"])
+        case "LabelEncoder", "string" | "int64":
+            return _encoder(element, attributes)
+        case "StringNormalizer", "string":
+            return _normalizer(attributes)
+        case "RegexFullMatch", "string":
+            return _pattern(attributes["pattern"].decode())
+    fractional = element in ("double", "float")
+    # The remainder of floating-point numbers is fmod's, that of whole ones has the sign of the divisor.
+    if name == "Mod" and bool(attributes.get("fmod")) != fractional:
+        return None
+    found = _BY_ELEMENT[element].get(name)
+    return (found, _SECOND.get(name) if fractional else None) if found else None
+
+
+def _cast(element: str, to: str) -> Applied | None:
+    low = _LOW.get(to, 0)
+
+    def truncated(a: float, _: Any) -> int:
+        # What does not fit becomes what processors of x86 make of it. Graphs do not look at it: others make another.
+        return int(a) if low - 1 < a < -low else low
+
+    match element, to:
+        case "double", "float":
+            return (lambda a, _: single(a)), None
+        case (("double" | "float"), ("int32" | "int64")):
+            return truncated, None
+        case (("bool" | "int32" | "int64"), "double"):
+            return operator.mul, 1.0
+        case (("bool" | "int32" | "int64"), "float"):
+            return _rounded, None
+        case "bool", ("int32" | "int64"):
+            return (lambda a, _: int(a)), None
+        case "int64", "int32":
+            return _wrapped("int32", lambda a, _: a), None
+        case (("int32" | "int64"), "string"):
+            return (lambda a, _: str(a)), None
+    return None
+
+
+def _rounded(a: int, _: Any) -> float:
+    """As float32. By way of a double only where that is exact."""
+    return single(float(a)) if abs(a) < 1 << 53 else float(np.int64(a).astype(np.float32))
+
+
+def _encoder(element: str, attributes: Mapping[str, Any]) -> Applied | None:
+    keys, values = attributes.get(f"keys_{element}s"), attributes.get("values_int64s")
+    if keys is None or values is None:
+        return None
+    table = {key.decode() if element == "string" else key: value for key, value in zip(keys, values, strict=True)}
+    return table.get, attributes.get("default_int64", -1)
+
+
+def _normalizer(attributes: Mapping[str, Any]) -> Applied | None:
+    """In the locale C, only letters of ASCII have a case."""
+    change = {b"LOWER": bytes.lower, b"UPPER": bytes.upper}.get(attributes.get("case_change_action", b""))
+    if change is None or attributes.get("locale") != b"C" or "stopwords" in attributes:
+        return None
+    return (lambda a, _: change(a.encode()).decode()), None
+
+
+def _pattern(pattern: str) -> Applied | None:
+    """A pattern in which only `.` and `.*` are special, or of ASCII, if Python needs no longer than RE2 for it."""
+    if pattern == r"[\x00-\x7f]*":
+        return (lambda a, _: a.isascii()), None
+    parts = pattern.removeprefix("(?s)").split(".*")
+    # A text between two others would be looked for from every place where the first of them ends.
+    if not pattern.startswith("(?s)") or len(parts) > 3 or (len(parts) == 3 and (parts[0] or parts[2])):
+        return None
+    if not all(re.fullmatch(r"(\\[^\w\s]|[^\\+*?()|\[\]{}^$])*", part, re.DOTALL) for part in parts):
+        return None
+    matching = re.compile(pattern).fullmatch
+    return (lambda a, _: matching(a) is not None), None
