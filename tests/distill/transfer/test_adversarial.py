@@ -124,7 +124,7 @@ def test_a_student_comes_to_its_teacher_by_a_discriminator_alone() -> None:
         image, wanted = torch.randn(8, 1, 8, 8) * 0.1 + shade, (torch.randn(8, 1, 8, 8) * 0.1 + 0.5).half()
         total, terms = objective({"image": image}, {"image": wanted}, None, 0.0)
         optimizer.zero_grad()
-        total.backward()  # type: ignore[no-untyped-call]
+        total.backward()
         optimizer.step()
         assert terms["adversarial"].isfinite()
         shades.append(shade.item())
