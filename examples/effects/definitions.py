@@ -75,9 +75,9 @@ effects = Distillation(
     seeds=1,
     gates=[
         Gate("taught", at_least=0),
-        Gate("student.ssim", at_least=0.8),
-        Gate("student.psnr", at_least=25),
-        Gate("student.flicker", at_most=1),
+        Gate("student.ssim", at_least=0.95),
+        Gate("student.psnr", at_least=29),
+        Gate("student.flicker", at_most=2),
         Gate("student.p50_us", at_most=33_000),
         Gate("fewer_multiply_adds", at_least=10),
     ],
