@@ -1,10 +1,15 @@
+from typing import Literal
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.distill.transfer import (
+    Adversarial,
+    Objective,
     PatchDiscriminator,
+    Term,
     hinge_discriminator,
     hinge_generator,
     least_squares_discriminator,
@@ -72,3 +77,56 @@ def test_a_discriminator_learns_to_tell_two_kinds_of_images() -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0] / 2
+
+
+PAIRS = {
+    "hinge": (hinge_discriminator, hinge_generator),
+    "least squares": (least_squares_discriminator, least_squares_generator),
+}
+
+
+@pytest.mark.parametrize("loss", ["hinge", "least squares"])
+def test_each_gets_the_gradient_of_its_own_loss(loss: Literal["hinge", "least squares"]) -> None:
+    discriminating, generating = PAIRS[loss]
+    torch.manual_seed(1)
+    # In evaluation mode spectral norm stays as it is, and both ways see the same discriminator.
+    discriminator = PatchDiscriminator(3, width=4, halvings=1).eval()
+    teacher, student = torch.rand(2, 3, 16, 16), torch.rand(2, 3, 16, 16, requires_grad=True)
+    weights = list(discriminator.parameters())
+    value = Adversarial(discriminator, loss)(student, teacher)
+    mine, *theirs = torch.autograd.grad(value, [student, *weights])
+    own = generating(discriminator(student))
+    assert value.item() == pytest.approx(own.item())
+    torch.testing.assert_close(mine, torch.autograd.grad(own, student)[0])
+    learning = discriminating(discriminator(teacher), discriminator(student.detach()))
+    for found, expected in zip(theirs, torch.autograd.grad(learning, weights), strict=True):
+        torch.testing.assert_close(found, expected)
+    with pytest.raises(ConfigurationError, match='loss: \'wgan\'; expected "hinge" or "least squares"'):
+        Adversarial(discriminator, "wgan")  # type: ignore[arg-type]
+
+
+def test_a_student_comes_to_its_teacher_by_a_discriminator_alone() -> None:
+    torch.manual_seed(0)
+    shade = torch.nn.Parameter(torch.tensor(-0.5))
+    objective = Objective(
+        {
+            "adversarial": Term(
+                Adversarial(PatchDiscriminator(1, width=4, halvings=1)),
+                student="student.image",
+                teacher="teacher.image",
+            )
+        }
+    )
+    optimizer = torch.optim.AdamW([shade, *objective.parameters()], lr=0.005, weight_decay=0)
+    assert any("discriminator" in name for name, _ in objective.named_parameters())
+    shades = []
+    for _ in range(240):
+        image, wanted = torch.randn(8, 1, 8, 8) * 0.1 + shade, (torch.randn(8, 1, 8, 8) * 0.1 + 0.5).half()
+        total, terms = objective({"image": image}, {"image": wanted}, None, 0.0)
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+        assert terms["adversarial"].isfinite()
+        shades.append(shade.item())
+    # It circles around the teacher's.
+    assert sum(shades[-100:]) / 100 == pytest.approx(0.5, abs=0.25)

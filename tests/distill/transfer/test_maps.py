@@ -107,6 +107,12 @@ def test_the_perceptual_loss_is_the_distance_of_the_named_layers() -> None:
     assert teacher.grad is None
 
 
+def test_a_teacher_s_images_that_were_kept_in_half_precision_are_seen_in_full() -> None:
+    student, teacher = torch.rand(2, 2, 8, 8), torch.rand(2, 2, 8, 8).half()
+    loss = Perceptual(network(), ["0"])
+    assert loss(student, teacher).item() == pytest.approx(loss(student, teacher.float()).item())
+
+
 def test_the_network_stays_as_it_was_and_its_caller_s() -> None:
     frozen = network()
     before = {name: tensor.clone() for name, tensor in frozen.state_dict().items()}

@@ -6,6 +6,7 @@ taken to float32. The teacher's tensors get no gradient. Masks are true where a 
 """
 
 from isthmus.distill.transfer.adversarial import (
+    Adversarial,
     PatchDiscriminator,
     hinge_discriminator,
     hinge_generator,
@@ -32,6 +33,7 @@ from isthmus.distill.transfer.schedule import Schedule
 from isthmus.distill.transfer.taps import tapped
 
 __all__ = [
+    "Adversarial",
     "Copied",
     "FeatureMaps",
     "HiddenStates",

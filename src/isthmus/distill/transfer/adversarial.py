@@ -1,14 +1,18 @@
 """Losses of a student whose outputs a discriminator takes for the teacher's, or does not.
 
-The discriminator learns from one loss of a pair, the student from the other, each with an optimizer of its own. The
-student's loss is a term of its objective; the discriminator's outputs for the student's images are then among the
-student's outputs.
+The discriminator learns from one loss of a pair, the student from the other. `Adversarial` is both in one term of an
+objective. In a loop of one's own, each may have an optimizer of its own.
 """
 
+from collections.abc import Callable
+from typing import Literal
+
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.functional import relu
 
 from isthmus.distill.transfer.agreement import agree, floats, precise
+from isthmus.features.errors import Problem
 
 
 def hinge_discriminator(real: Tensor, fake: Tensor) -> Tensor:
@@ -80,6 +84,45 @@ class PatchDiscriminator(nn.Sequential):
             layers += [_normed(nn.Conv2d(channels, wider, 4, stride=2, padding=1)), nn.LeakyReLU(0.2)]
             channels = wider
         super().__init__(*layers, _normed(nn.Conv2d(channels, 1, 4, padding=1)))
+
+
+class Adversarial(nn.Module):
+    """A student against a discriminator, which learns with it: a term whose value is the student's loss.
+
+    One optimizer has the weights of both, and each gets the gradient of its own loss: the student's loss sees the
+    discriminator's weights as numbers, the discriminator's loss sees the student's outputs as numbers. A weight of the
+    term scales both, which AdamW does not notice in the discriminator; a `clip` does.
+
+    Args:
+        discriminator: gives scores of a batch of outputs, such as a `PatchDiscriminator`. It is trained with this term.
+        loss: "hinge" or "least squares".
+    """
+
+    def __init__(self, discriminator: nn.Module, loss: Literal["hinge", "least squares"] = "hinge") -> None:
+        super().__init__()
+        agree("adversarial", None if loss in _PAIRS else Problem("loss", repr(loss), '"hinge" or "least squares"'))
+        self.discriminator = discriminator
+        self.discriminating, self.generating = _PAIRS[loss]
+
+    def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """The student's loss of one batch; its gradient is the student's, and the discriminator's of its own loss.
+
+        Args:
+            student: its outputs, as the discriminator takes them.
+            teacher: its outputs; get no gradient.
+        """
+        student, teacher = precise(student), precise(teacher.detach())
+        held = {name: weights.detach() for name, weights in self.discriminator.named_parameters()}
+        generating = self.generating(functional_call(self.discriminator, held, (student,)))
+        learning = self.discriminating(self.discriminator(teacher), self.discriminator(student.detach()))
+        # Nothing is added but the gradient.
+        return generating + (learning - learning.detach())
+
+
+_PAIRS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "hinge": (hinge_discriminator, hinge_generator),
+    "least squares": (least_squares_discriminator, least_squares_generator),
+}
 
 
 def _normed(convolution: nn.Conv2d) -> nn.Module:

@@ -80,9 +80,9 @@ class Perceptual(nn.Module):
     (f_l(student) - f_l(teacher))².
 
     Args:
-        network: takes the images as they are; in evaluation mode, and without a parameter that wants a gradient. It
-            stays the caller's: it is no submodule of this one, is not moved, saved or switched to training with it,
-            and no optimizer gets it from here.
+        network: takes the images as they are, of no less than float32; in evaluation mode, and without a parameter that
+            wants a gradient. It stays the caller's: it is no submodule of this one, is not moved, saved or switched to
+            training with it, and no optimizer gets it from here.
         layers: names of its submodules whose outputs are compared.
 
     Raises:
@@ -114,9 +114,9 @@ class Perceptual(nn.Module):
         agree("perceptual loss", student=floats(student, layout), teacher=floats(teacher, layout))
         (network,) = self._network
         with tapped(network, self.layers) as seen:
-            network(student)
+            network(precise(student))
         with torch.no_grad(), tapped(network, self.layers) as wanted:
-            network(teacher)
+            network(precise(teacher))  # kept outputs are in half precision
         strange = [
             Problem(layer, f"gives a {type(seen[layer]).__name__}" if layer in seen else "is not called", "a tensor")
             for layer in self.layers

@@ -1,0 +1,84 @@
+"""A comic effect for the camera of a phone: a generator paints frames, a network that is small enough learns from it.
+
+What is cut from which photograph is a table (`photographs.py`); the pixels stay where they are, and a digest of each
+frame's says which they were. Teacher and student see the same: a frame.
+"""
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
+
+from isthmus import (
+    Distillation,
+    Entity,
+    Expect,
+    FeatureService,
+    Field,
+    Float32,
+    Gate,
+    Int64,
+    Settings,
+    Source,
+    String,
+    spine,
+    transform,
+)
+
+cuts = Source("cuts", path="data/frames.parquet")
+frame = Entity(
+    "frame",
+    join_keys={"photograph": String, "x": Int64, "y": Int64},
+    description="A square of a photograph, by its upper left corner",
+)
+
+
+def always() -> Column:
+    """Photographs have no times here: what they show holds from the beginning."""
+    return F.timestamp_seconds(F.lit(0))
+
+
+@transform(
+    entities=[frame],
+    sources=[cuts],
+    schema=[Field("pixels", String, "device", description="SHA-256 of what the frame shows")],
+    expectations=[Expect.present("pixels")],
+)
+def frames(cuts: DataFrame) -> DataFrame:
+    """What each frame shows."""
+    return cuts.select("photograph", "x", "y", always().alias("event_timestamp"), "pixels")
+
+
+@spine(
+    entities=[frame],
+    sources=[cuts],
+    label=Field("contrast", Float32, description="Standard deviation of its pixels; only the report looks at it"),
+)
+def shots(cuts: DataFrame) -> DataFrame:
+    """Every frame, once."""
+    return cuts.select(
+        "photograph", "x", "y", always().alias("event_timestamp"), always().alias("known_at"),
+        F.col("contrast").cast("float").alias("contrast"),
+    )  # fmt: skip
+
+
+camera = FeatureService("effects_camera", features=[frames], description="What teacher and student see")
+
+effects = Distillation(
+    "effects",
+    spine=shots,
+    teacher=camera,
+    student=camera,
+    task="effects:Effects",
+    settings=Settings(steps=300, batch=4, learning_rate=2e-3, evaluate_every=60),
+    # No photograph that was learned from is tested, nor a part of one.
+    split=(0.7, 0.04, 0.26),
+    split_by="photograph",
+    seeds=1,
+    gates=[
+        Gate("taught", at_least=0),
+        Gate("student.ssim", at_least=0.95),
+        Gate("student.psnr", at_least=29),
+        Gate("student.flicker", at_most=2),
+        Gate("student.p50_us", at_most=33_000),
+        Gate("fewer_multiply_adds", at_least=10),
+    ],
+)

@@ -1,0 +1,232 @@
+"""The project of the effect, from photographs to a student, with a generator of a few weights."""
+
+import importlib
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from skimage.metrics import peak_signal_noise_ratio
+
+from isthmus.distill.distillation import DistillationReport
+from isthmus.distill.runtime import predict, session
+from isthmus.distill.settings import Settings
+from isthmus.features.errors import DataError
+from isthmus.features.profiles import TrainingProfile
+from isthmus.orchestration.models import distill
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.registration import apply
+from isthmus.orchestration.tables import build
+from isthmus.orchestration.trainingset import training_set
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "effects"
+MODULES = ("photographs", "painting", "networks", "teaching", "effects")
+TINY = '''\
+"""The same task with less of everything."""
+
+from effects import Effects
+
+from isthmus.distill.settings import Settings
+
+
+class Tiny(Effects):
+    generator_shape = {"width": 8, "blocks": 2}
+    generator_settings = Settings(steps=10, batch=4, learning_rate=3e-3)
+    crop = 64
+    shape = {"width": 4, "wider": 2, "blocks": 1}
+'''
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the example: what learns there is kept beside its modules."""
+    root = tmp_path_factory.mktemp("effects")
+    for file in (*EXAMPLE.glob("*.py"), EXAMPLE / "isthmus.toml"):
+        shutil.copy(file, root / file.name)
+    (root / "tiny.py").write_text(TINY)
+    definitions = (root / "definitions.py").read_text().replace("effects:Effects", "tiny:Tiny")
+    (root / "definitions.py").write_text(definitions.replace("steps=", "steps=8 or ").replace("batch=", "batch=2 or "))
+    return root
+
+
+@pytest.fixture(scope="module")
+def example(sources: Path) -> Iterator[dict[str, ModuleType]]:
+    """The modules of the example."""
+    sys.path.insert(0, str(sources))
+    try:
+        yield {name: importlib.import_module(name) for name in MODULES}
+    finally:
+        sys.path.remove(str(sources))
+        for name in MODULES:
+            sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def folder(sources: Path, example: dict[str, ModuleType]) -> Path:
+    """A project with a few frames of three photographs."""
+    table = example["photographs"].frames()
+    some = [table.filter(pc.equal(table["photograph"], name)).slice(0, 4) for name in ("chelsea", "ihc", "coffee")]
+    (sources / "data").mkdir()
+    pq.write_table(pa.concat_tables(some), sources / "data" / "frames.parquet")
+    return sources
+
+
+@pytest.fixture(scope="module")
+def distilled(folder: Path) -> DistillationReport:
+    project = Project(folder)
+    apply(project)
+    build(project)
+    training_set(project)
+    return distill(project)
+
+
+def test_a_student_is_measured_against_its_teacher(distilled: DistillationReport) -> None:
+    report = json.loads((distilled.path / "report.json").read_bytes())
+    assert report["rows"] == {"train": 4, "validation": 4, "test": 4}
+    assert report["models"]["teacher"]["quality"]["ssim"] == 1
+    assert report["models"]["teacher"]["quality"]["flicker"] == 0
+    assert report["models"]["teacher"]["quality"]["psnr"] is None
+    for name in ("student", "control"):
+        quality = report["models"][name]["quality"]
+        assert 0 < quality["ssim"] < 1
+        assert quality["flicker"] == pytest.approx(quality["change"] - report["models"]["teacher"]["quality"]["change"])
+    assert report["measures"]["fewer_multiply_adds"] > 10
+    terms = {"pixels", "perceptual", "adversarial", "drawn"}
+    (student,) = (run for run in report["runs"] if run["model"] == "student")
+    (control,) = (run for run in report["runs"] if run["model"] == "control")
+    assert terms <= set(student["history"][-1])
+    assert terms & set(control["history"][-1]) == {"drawn"}
+
+
+def test_a_generator_that_has_learned_is_kept_by_its_recipe(example: dict[str, ModuleType], tmp_path: Path) -> None:
+    def learned(steps: int) -> dict[str, torch.Tensor]:
+        settings, shape = Settings(steps=steps, batch=2), {"width": 4, "blocks": 1}
+        taught = example["teaching"].taught
+        generator = taught([("chelsea", 5, 9)], ["its digest"], shape, settings, 16, TrainingProfile(), tmp_path)
+        assert not generator.training
+        return {name: weights.clone() for name, weights in generator.state_dict().items()}
+
+    first = learned(2)
+    (file,) = tmp_path.glob("generator-*.safetensors")
+    kept = load_file(file)
+    save_file({name: weights + 1 for name, weights in kept.items()}, file)
+    again, other = learned(2), learned(3)
+    for name, weights in first.items():
+        assert torch.equal(weights, kept[name])
+        assert torch.equal(weights + 1, again[name])
+    assert any(not torch.equal(weights, first[name]) for name, weights in other.items())
+    assert len(list(tmp_path.glob("generator-*.safetensors"))) == 2
+
+
+def test_the_graph_draws_what_the_student_draws(distilled: DistillationReport, example: dict[str, ModuleType]) -> None:
+    networks = example["networks"]
+    student = networks.Painter(width=4, wider=2, blocks=1)
+    student.load_state_dict(load_file(distilled.path / "student.safetensors"))
+    graph = session(networks.exported(student).SerializeToString(), 1)
+    for count in (1, 3):
+        frames = torch.rand(count, 3, 256, 256, generator=torch.Generator().manual_seed(count))
+        with torch.inference_mode():
+            expected = student(frames)
+        torch.testing.assert_close(
+            torch.from_numpy(predict(graph, {"frame": frames.numpy()})), expected, atol=1e-5, rtol=0
+        )
+
+
+def test_a_network_begins_with_the_photograph_and_takes_other_sizes(example: dict[str, ModuleType]) -> None:
+    networks = example["networks"]
+    image = torch.rand(1, 3, 40, 64)
+    for network in (networks.Generator(width=4, blocks=1), networks.Painter(width=4, wider=2, blocks=1)):
+        with torch.inference_mode():
+            clear = torch.sigmoid(torch.tensor(networks.CLEAR))
+            torch.testing.assert_close(network(image), image * clear)
+
+
+def test_a_student_that_is_shipped_costs_a_tenth_of_its_teacher(example: dict[str, ModuleType]) -> None:
+    networks, task = example["networks"], example["effects"].Effects
+    teacher, student = networks.Generator(**task.generator_shape), networks.Painter(**task.shape)
+    assert networks.multiply_adds(teacher) >= 10 * networks.multiply_adds(student)
+    # Of a convolution: one for each weight and each pixel of what it gives.
+    layer = torch.nn.Conv2d(3, 5, 3, stride=2, padding=1)
+    assert networks.multiply_adds(layer) == 3 * 5 * 9 * 128 * 128
+
+
+def test_the_frames_are_the_same_each_time_and_each_has_a_neighbor(example: dict[str, ModuleType]) -> None:
+    photographs = example["photographs"]
+    table = photographs.frames()
+    assert table.equals(photographs.frames())
+    places = {(row["photograph"], row["x"], row["y"]) for row in table.to_pylist()}
+    assert len(places) == table.num_rows == 256
+    right, down = photographs.PAN
+    assert sum((name, x + right, y + down) in places for name, x, y in places) >= table.num_rows / 2
+    for row in table.to_pylist():
+        frame = photographs.cut(photographs.photograph(row["photograph"]), row["x"], row["y"])
+        assert frame.shape == (256, 256, 3)
+        assert frame.dtype == np.uint8
+
+
+def test_a_bilateral_filter_is_the_one_of_its_formula(example: dict[str, ModuleType]) -> None:
+    painting = example["painting"]
+    image = torch.rand(1, 3, 9, 8, generator=torch.Generator().manual_seed(2))
+    found = painting.bilateral(image)[0]
+    around = np.pad(image[0].numpy(), ((0, 0), (painting.RADIUS,) * 2, (painting.RADIUS,) * 2), mode="reflect")
+    for row in range(9):
+        for column in range(8):
+            center, total, weights = image[0, :, row, column].numpy(), np.zeros(3), 0.0
+            for y in range(-painting.RADIUS, painting.RADIUS + 1):
+                for x in range(-painting.RADIUS, painting.RADIUS + 1):
+                    if np.hypot(x, y) <= painting.RADIUS + 0.5:
+                        there = around[:, row + painting.RADIUS + y, column + painting.RADIUS + x]
+                        near = np.exp(-(x * x + y * y) / 2 / painting.SPACE**2)
+                        weight = near * np.exp(-((there - center) ** 2).sum() / 2 / painting.RANGE**2)
+                        total, weights = total + weight * there, weights + weight
+            assert found[:, row, column].numpy() == pytest.approx(total / weights, abs=1e-5)
+
+
+def test_ink_is_where_dark_meets_light_and_nowhere_else(example: dict[str, ModuleType]) -> None:
+    effect = example["painting"].effect
+    image = torch.full((1, 3, 40, 60), 0.3)
+    image[..., 30:] = 0.7
+    drawn = effect(image)[0].mean(0)[20]
+    assert drawn[20:30].min() < 0.3 * 0.5
+    assert torch.allclose(drawn[[2, 57]] / torch.tensor([0.3, 0.7]), drawn[2] / 0.3)
+    assert 0 <= drawn.min() <= drawn.max() <= 1
+
+
+def test_what_does_not_change_from_frame_to_frame_is_no_flicker(example: dict[str, ModuleType]) -> None:
+    effects, photographs = example["effects"], example["photographs"]
+    name, (right, down) = "coffee", photographs.PAN
+    corners = [(10, 20), (10 + right, 20 + down)]
+    film = [photographs.cut(photographs.photograph(name), x, y).transpose(2, 0, 1) / 255 for x, y in corners]
+    assert effects.changed(film, [(0, 1)]) == 0
+    brighter = [film[0], film[1] + 3 / 255]
+    assert effects.changed(brighter, [(0, 1)]) == pytest.approx(3)
+    assert np.isnan(effects.changed(film, []))
+
+
+def test_the_noise_of_an_image_is_measured_as_others_measure_it(example: dict[str, ModuleType]) -> None:
+    effects, draw = example["effects"], np.random.default_rng(1)
+    images, wanted = (draw.random((2, 3, 16, 16), np.float32) for _ in range(2))
+    assert effects.psnr(images, wanted) == pytest.approx(peak_signal_noise_ratio(wanted, images, data_range=1))  # type: ignore[no-untyped-call]
+    assert effects.psnr(images, images) == np.inf
+    assert effects.ssim(images, images) == 1 > effects.ssim(images, wanted)
+
+
+def test_a_frame_of_other_pixels_is_refused(distilled: DistillationReport, folder: Path) -> None:
+    file = folder / "data" / "frames.parquet"
+    table = pq.read_table(file)
+    other = pa.array(["0" * 64, *table["pixels"].to_pylist()[1:]])
+    pq.write_table(table.set_column(table.column_names.index("pixels"), "pixels", other), file)
+    project = Project(folder)
+    build(project)
+    training_set(project)
+    with pytest.raises(DataError, match=r"frame of chelsea at 0, 0: other pixels than when the table"):
+        distill(project)
