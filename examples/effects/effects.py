@@ -20,7 +20,7 @@ from torch.nn.functional import l1_loss
 
 from isthmus.distill.settings import Settings
 from isthmus.distill.split import Index
-from isthmus.distill.task import Answers, Array, Batch, Material, Task
+from isthmus.distill.task import Answers, Array, Batch, Case, Material, Task
 from isthmus.distill.teachers.fingerprint import fingerprint
 from isthmus.distill.teachers.network import NetworkTeacher
 from isthmus.distill.teachers.teacher import Teacher
@@ -40,6 +40,9 @@ class Effects(Task):
     metric = "ssim"
     keys = ("image",)
     at_once = 8
+    tolerance: Mapping[str, float] = {"fp32": 1e-4, "int8": 0.5}
+    """Of a single color of a single pixel, from 0 to 1; the gates say how far INT8 may be on the whole."""
+    golden, compared = 1, 16
     about: Mapping[str, str] = {
         "teacher": "a generator, taught by the effect",
         "student": "a small network, taught by the generator",
@@ -166,6 +169,11 @@ class Effects(Task):
     def feeds(self, rows: Index) -> Feeds:
         """Frames."""
         return {"frame": self._shown(rows.tolist()).numpy()}
+
+    def edges(self, student: nn.Module) -> list[Case]:
+        """Noise, which no photograph is."""
+        frame = np.random.default_rng(0).random((1, 3, SIDE, SIDE), np.float32)
+        return [Case({"frame": frame}, self.expected(student, {"frame": frame}))]
 
 
 def ssim(images: Array, wanted: Array) -> float:

@@ -4,7 +4,7 @@ import importlib
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -14,19 +14,24 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
+from playwright.sync_api import Page, expect
 from safetensors.torch import load_file, save_file
+from skimage.io import imsave
 from skimage.metrics import peak_signal_noise_ratio
 
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.runtime import predict, session
 from isthmus.distill.settings import Settings
+from isthmus.distill.task import Array
 from isthmus.features.errors import DataError
 from isthmus.features.profiles import TrainingProfile
-from isthmus.orchestration.models import distill
+from isthmus.orchestration.models import distill, export
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.registration import apply
+from isthmus.orchestration.site import site
 from isthmus.orchestration.tables import build
 from isthmus.orchestration.trainingset import training_set
+from tests.end_to_end.files import served
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "effects"
 MODULES = ("photographs", "painting", "networks", "teaching", "effects")
@@ -52,6 +57,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("effects")
     for file in (*EXAMPLE.glob("*.py"), EXAMPLE / "isthmus.toml"):
         shutil.copy(file, root / file.name)
+    shutil.copytree(EXAMPLE / "pages", root / "pages")
     (root / "tiny.py").write_text(TINY)
     definitions = (root / "definitions.py").read_text().replace("effects:Effects", "tiny:Tiny")
     (root / "definitions.py").write_text(definitions.replace("steps=", "steps=8 or ").replace("batch=", "batch=2 or "))
@@ -230,3 +236,49 @@ def test_a_frame_of_other_pixels_is_refused(distilled: DistillationReport, folde
     training_set(project)
     with pytest.raises(DataError, match=r"frame of chelsea at 0, 0: other pixels than when the table"):
         distill(project)
+
+
+@pytest.fixture(scope="module")
+def drawing(distilled: DistillationReport, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of its package. Gates are for a student that has learned, and a busy machine is slow."""
+    assert distilled.path.exists()
+    definitions = folder / "definitions.py"
+    definitions.write_text(definitions.read_text().replace("    gates=[", "    gates=[] and ["))
+    settings = folder / "isthmus.toml"
+    settings.write_text(settings.read_text().replace("latency_objective_ms = 33", "latency_objective_ms = 3000"))
+    project = Project(folder)
+    exported = export(project)
+    assert exported.left_out == {}
+    return site(project, None, tmp_path_factory.mktemp("drawing"))
+
+
+def colors(page: Page, canvas: str) -> Array:
+    """Of a canvas, (256, 256, 3) from 0 to 255."""
+    context = f"document.querySelector('#{canvas}').getContext('2d')"
+    values = page.evaluate(f"[...{context}.getImageData(0, 0, 256, 256).data]")
+    return np.array(values).reshape(256, 256, 4)[:, :, :3]
+
+
+@pytest.mark.browser
+def test_the_page_draws_on_a_phone(drawing: Path, phone: Callable[[str], Page], tmp_path: Path) -> None:
+    photograph = np.full((260, 300, 3), 90, np.uint8)
+    photograph[:, :, 0] = np.linspace(0, 255, 300)
+    photograph[:, :, 2] = photograph[:, ::-1, 0]
+    imsave(tmp_path / "mine.png", photograph, check_contrast=False)
+    (tmp_path / "mine.txt").write_text("mine")
+    precision = json.loads((drawing / "page.json").read_bytes())["precision"]
+    graph = session((drawing / "package" / f"model.{precision}.ort").read_bytes(), 1)
+    with served(drawing) as address:
+        page = phone(address)
+        expect(page.locator("#checks li.bad")).to_have_count(0)
+        spent = page.locator("#spent")
+        page.locator("[name=photograph]").set_input_files(tmp_path / "mine.txt")
+        expect(spent).to_contain_text("mine.txt is no image")
+        page.locator("[name=photograph]").set_input_files(tmp_path / "mine.png")
+        expect(spent).to_contain_text("ms for a frame of 256 x 256")
+        shown, drawn = (colors(page, name) for name in ("shown", "drawn"))
+    frame = (shown / 255).astype(np.float32).transpose(2, 0, 1)[None]
+    expected = predict(graph, {"frame": frame})[0].transpose(1, 2, 0).clip(0, 1) * 255
+    assert np.abs(shown[:, :, 1].astype(int) - 90).max() <= 1
+    # A canvas has 256 shades, and rounds half to even or up.
+    assert np.abs(expected - drawn).max() <= 1
