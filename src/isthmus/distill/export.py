@@ -32,14 +32,12 @@ from isthmus.features.golden import Golden, Kept
 from isthmus.features.manifest import (
     FORMAT_VERSION,
     Feeds,
-    Input,
     Manifest,
-    ModelInput,
     Variant,
     package_digest,
+    placed,
 )
 from isthmus.features.profiles import ServingProfile
-from isthmus.features.rowgraph import ELEMENTS, given
 
 CALIBRATION_ROWS = 2048
 
@@ -149,7 +147,7 @@ def export(
         training_set=material.training_set,
         task=material.declaration.task if isinstance(material.declaration.task, str) else "tabular",
         metric=task.metric,
-        inputs=_inputs(head),
+        inputs=placed(head),
         tensors=tuple(map(described, example.graph.input)),
         outputs=tuple(map(described, example.graph.output)),
         variants=tuple(variants),
@@ -308,13 +306,3 @@ def _budgets(model: bytes, row: Feeds, profile: ServingProfile) -> tuple[dict[st
             remedy="make the student smaller or allow more memory",
         )
     return timing, rate, memory
-
-
-def _inputs(inputs: Sequence[ModelInput]) -> tuple[Input, ...]:
-    counts: dict[str, int] = {}
-    result = []
-    for item in inputs:
-        tensor = given(ELEMENTS[item.dtype.name]) if item.row else "categories" if item.is_category else "numeric"
-        result.append(Input(item.name, item.dtype.name, tensor, counts.get(tensor, 0)))
-        counts[tensor] = counts.get(tensor, 0) + 1
-    return tuple(result)

@@ -1,5 +1,6 @@
 """Golden cases: what a model is fed and what each of its files answers, for a device to see that it answers so, too."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,17 @@ import numpy as np
 
 from isthmus.features.columns import Values, from_python
 from isthmus.features.errors import PackageError
-from isthmus.features.manifest import REMEDY, Feeds, Manifest, ModelInput
-
-GOLDEN = "golden.json"
+from isthmus.features.manifest import GOLDEN, REMEDY, Feeds, Manifest, ModelInput, Tensor
 
 _LAID_OUT = {
     "bool": "?", "uint8": "u1", "int32": "<i4", "int64": "<i8", "float": "<f4", "double": "<f8",
 }  # fmt: skip
 """How the elements of a tensor lie in its bytes."""
+
+_WORDS = ("NaN", "Infinity", "-Infinity")
+_PYTHON: dict[str, tuple[type, ...]] = {"String": (str,), "Bool": (bool,), "Float32": (float, int),
+                                        "Float64": (float, int)}  # fmt: skip
+"""What JSON holds the values of a type as; all others are whole numbers."""
 
 
 class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -50,11 +54,27 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         Raises:
             ValueError: there are not as many elements as the shape says, or they are of no known kind.
         """
+        if min(self.shape, default=0) < 0:
+            raise ValueError(f"a tensor of shape {list(self.shape)}")
         if self.element == "string":
-            return np.array(self.texts, object).reshape(self.shape)
-        if self.element not in _LAID_OUT:
+            flat = np.array(self.texts, object)
+        elif self.element in _LAID_OUT:
+            flat = np.frombuffer(self.data, _LAID_OUT[self.element])
+        else:
             raise ValueError(f"elements of kind {self.element}")
-        return np.frombuffer(self.data, _LAID_OUT[self.element]).reshape(self.shape)
+        if len(flat) != math.prod(self.shape):
+            raise ValueError(f"cannot reshape {len(flat):,} elements to {list(self.shape)}")
+        return flat.reshape(self.shape)
+
+    def misfit(self, tensor: Tensor) -> str:
+        """How it differs from what a manifest says of the tensor; empty if it does not."""
+        if self.element != tensor.element:
+            return f"tensor {tensor.name} holds {self.element} and not {tensor.element}"
+        known = len(self.shape) == len(tensor.shape)
+        sizes = zip(self.shape, tensor.shape, strict=known)
+        if not known or any(found != size for found, size in sizes if isinstance(size, int)):
+            return f"tensor {tensor.name} has shape {list(self.shape)} and not {list(tensor.shape)}"
+        return ""
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -89,14 +109,26 @@ class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cases: tuple[Case, ...]
 
     def columns(self, case: Case, inputs: Sequence[ModelInput]) -> dict[str, Values]:
-        """The rows of a case as columns for `feeds`."""
+        """The rows of a case as columns for `feeds`.
+
+        Raises:
+            ValueError: a value is of no kind in which JSON holds its type, or there is no such column.
+        """
         columns = {}
         for item in inputs:
             position = self.inputs.index(item.name)
-            values = [row[position] for row in case.rows]
+            values: list[Any] = [row[position] for row in case.rows]
             if item.dtype.name.startswith("Float"):
-                values = [float(value) if isinstance(value, str) else value for value in values]
-            columns[item.name] = from_python(values, item.dtype)
+                values = [float(value) if value in _WORDS else value for value in values]
+            kinds = _PYTHON.get(item.dtype.name, (int,))
+            for value in values:
+                if value is not None and type(value) not in kinds:
+                    raise ValueError(f"input {item.name} is {value!r:.40}, which is no {item.dtype}")
+            try:
+                with np.errstate(over="ignore"):  # what a tensor holds of it is compared with what is recorded
+                    columns[item.name] = from_python(values, item.dtype)
+            except OverflowError as error:
+                raise ValueError(f"input {item.name}: {error}") from error
         return columns
 
 
@@ -112,7 +144,7 @@ def read_golden(path: Path, manifest: Manifest) -> Golden:
         for case in golden.cases:
             for tensor in (*case.tensors.values(), *(one for of in case.outputs.values() for one in of.values())):
                 tensor.array  # noqa: B018 - raises if it cannot be had
-    except (OSError, ValueError) as error:  # msgspec's, too
+    except (OSError, ValueError, RecursionError) as error:  # msgspec's, too
         raise PackageError(str(file), str(error), expected="golden cases", remedy=REMEDY) from error
     if any(len(row) != len(golden.inputs) for case in golden.cases for row in case.rows):
         raise PackageError(str(file), "rows of unequal length", expected="a value per input", remedy=REMEDY)
@@ -129,6 +161,14 @@ def read_golden(path: Path, manifest: Manifest) -> Golden:
         answers = [kept for of in case.outputs.values() for kept in of.values()]
         if case.rows and any(kept.shape[:1] != (len(case.rows),) for kept in answers):
             raise PackageError(str(file), "rows without an output", expected="an output per row", remedy=REMEDY)
+        tensors = [(tensor, case.tensors[tensor.name]) for tensor in manifest.tensors]
+        tensors += [(tensor, of[tensor.name]) for tensor in manifest.outputs for of in case.outputs.values()]
+        if misfits := [misfit for tensor, kept in tensors if (misfit := kept.misfit(tensor))]:
+            raise PackageError(str(file), misfits[0], expected="tensors as in the manifest", remedy=REMEDY)
+        try:
+            golden.columns(case, manifest.model_inputs)
+        except ValueError as error:
+            raise PackageError(str(file), str(error), expected="values of the inputs' types", remedy=REMEDY) from error
     if not golden.cases:
         raise PackageError(str(file), "no case", expected="at least one", remedy=REMEDY)
     return golden
