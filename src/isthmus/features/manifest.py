@@ -375,6 +375,8 @@ def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, in
         for name in dict.fromkeys(names)
         if names.count(name) > 1
     )
+    if not manifest.variants:
+        yield "names no model file", "at least one"
     if missing := [name for name in manifest.files if name not in sums]:
         yield f"{missing[0]} has no sum", f"listed in {SUMS}"
     for variant in manifest.variants:

@@ -6,16 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 
 from isthmus.features.columns import Values
 from isthmus.features.errors import PackageError
 from isthmus.features.golden import read_golden
 from isthmus.features.manifest import feeds, package_digest, read_contract, read_package
+from isthmus.features.reproduction import answers, opened, require_fed, require_reproduced
 from isthmus.serving.deployment import Deployment, require_rows
-
-GOLDEN_TOLERANCE = 1e-5
-"""Largest difference from the recorded outputs: the same file gives other last bits on another CPU."""
 
 _TRIALS = 5
 
@@ -48,25 +45,12 @@ class Model:
         self.inputs = manifest.model_inputs
         variant = manifest.variant(deployment.precision)
         self._output = require_rows(manifest)
-        try:
-            golden = read_golden(folder, manifest)
-            cases = [golden.columns(case, self.inputs) for case in golden.cases]
-            expected = [case.outputs[variant.file][self._output].array for case in golden.cases]
-            self._session = _session(folder / variant.file, deployment.threads)
-            found = [self.predict(columns) for columns in cases]
-        except PackageError:
-            raise
-        except Exception as error:  # onnxruntime's exceptions have no base class of their own
-            where = f"package {manifest.name}: {variant.file}"
-            raise PackageError(where, f"onnxruntime refuses it ({error})", remedy="export the model again") from error
-        # Written so that NaN, which compares as false, is refused.
-        if not all(map(_same, found, expected)):
-            raise PackageError(
-                f"package {manifest.name}: {variant.file}", "does not reproduce its golden outputs",
-                expected=f"differences of at most {GOLDEN_TOLERANCE:g}", remedy="export it with this onnxruntime",
-            )  # fmt: skip
-
-        self.seconds = self._time(cases[0])
+        golden = read_golden(folder, manifest)
+        require_fed(f"package {manifest.name}", golden, manifest)
+        self._session = opened(folder, manifest, variant, deployment.threads)
+        found = answers(self._session, manifest, variant, [case.feeds for case in golden.cases])
+        require_reproduced(golden, manifest, variant, found)
+        self.seconds = self._time(golden.columns(golden.cases[0], self.inputs))
 
     @property
     def threads(self) -> int:
@@ -95,14 +79,3 @@ class Model:
             self.predict(row)
             durations.append(time.perf_counter() - start)
         return min(durations)
-
-
-def _same(found: Float32, expected: np.ndarray[Any, Any]) -> bool:
-    return found.shape == expected.shape and bool(np.abs(found - expected).max(initial=0.0) <= GOLDEN_TOLERANCE)
-
-
-def _session(file: Path, threads: int) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
