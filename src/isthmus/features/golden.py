@@ -11,16 +11,17 @@ import numpy as np
 from isthmus.features.columns import Values, from_python
 from isthmus.features.errors import PackageError
 from isthmus.features.manifest import GOLDEN, REMEDY, Feeds, Manifest, ModelInput, Tensor
+from isthmus.features.types import Bool, DataType, String
 
 _LAID_OUT = {
     "bool": "?", "uint8": "u1", "int32": "<i4", "int64": "<i8", "float": "<f4", "double": "<f8",
 }  # fmt: skip
 """How the elements of a tensor lie in its bytes."""
 
+_EXACT = 2**53
+"""Up to here every whole number is a double, too."""
+
 _WORDS = ("NaN", "Infinity", "-Infinity")
-_PYTHON: dict[str, tuple[type, ...]] = {"String": (str,), "Bool": (bool,), "Float32": (float, int),
-                                        "Float64": (float, int)}  # fmt: skip
-"""What JSON holds the values of a type as; all others are whole numbers."""
 
 
 class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -120,16 +121,22 @@ class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             values: list[Any] = [row[position] for row in case.rows]
             if item.dtype.name.startswith("Float"):
                 values = [float(value) if value in _WORDS else value for value in values]
-            kinds = _PYTHON.get(item.dtype.name, (int,))
             for value in values:
-                if value is not None and type(value) not in kinds:
+                if value is not None and not _holds(item.dtype, value):
                     raise ValueError(f"input {item.name} is {value!r:.40}, which is no {item.dtype}")
-            try:
-                with np.errstate(over="ignore"):  # what a tensor holds of it is compared with what is recorded
-                    columns[item.name] = from_python(values, item.dtype)
-            except OverflowError as error:
-                raise ValueError(f"input {item.name}: {error}") from error
+            with np.errstate(over="ignore"):  # what a tensor holds of it is compared with what is recorded
+                columns[item.name] = from_python(values, item.dtype)
         return columns
+
+
+def _holds(dtype: DataType, value: bool | int | float | str) -> bool:
+    """Whether a value of JSON is one of a type."""
+    if dtype in (String, Bool):
+        return type(value) is (str if dtype == String else bool)
+    if dtype.name.startswith("Float"):
+        return type(value) is float or (type(value) is int and abs(value) <= _EXACT)
+    assert dtype.numpy is not None  # noqa: S101 - of the types that a model reads a text alone has none
+    return type(value) is int and np.iinfo(dtype.numpy).min <= value <= np.iinfo(dtype.numpy).max
 
 
 def read_golden(path: Path, manifest: Manifest) -> Golden:
@@ -148,8 +155,9 @@ def read_golden(path: Path, manifest: Manifest) -> Golden:
         raise PackageError(str(file), str(error), expected="golden cases", remedy=REMEDY) from error
     if any(len(row) != len(golden.inputs) for case in golden.cases for row in case.rows):
         raise PackageError(str(file), "rows of unequal length", expected="a value per input", remedy=REMEDY)
-    if lacking := {item.name for item in manifest.inputs}.difference(golden.inputs):
-        raise PackageError(str(file), f"no input {min(lacking)}", expected="every input", remedy=REMEDY)
+    if other := {item.name for item in manifest.inputs}.symmetric_difference(golden.inputs):
+        found = f"{'an' if min(other) in golden.inputs else 'no'} input {min(other)}"
+        raise PackageError(str(file), found, expected="the inputs of the manifest", remedy=REMEDY)
     fed, given = ({tensor.name for tensor in kinds} for kinds in (manifest.tensors, manifest.outputs))
     files = {variant.file for variant in manifest.variants}
     for case in golden.cases:

@@ -39,13 +39,16 @@ T = TypeVar("T")
 
 
 class Runtime(Protocol):
-    """What runs model files."""
+    """What runs model files.
+
+    Attributes:
+        tolerance: how far a file's answers may be from what is recorded of it.
+    """
+
+    tolerance: float
 
     def files(self, manifest: Manifest) -> Sequence[Variant]:
         """The model files that it can run."""
-
-    def tolerance(self, variant: Variant) -> float:
-        """How far a file's answers may be from what is recorded of it."""
 
     def ask(self, folder: Path, manifest: Manifest, variant: Variant, golden: Golden) -> Sequence[Answers]:
         """A file's answers in the golden cases.
@@ -59,13 +62,11 @@ class Runtime(Protocol):
 class OnnxRuntime:
     """ONNX Runtime in this process, on one thread."""
 
+    tolerance = GOLDEN_TOLERANCE
+
     def files(self, manifest: Manifest) -> Sequence[Variant]:
         """All of them."""
         return manifest.variants
-
-    def tolerance(self, _variant: Variant) -> float:
-        """The same for each."""
-        return GOLDEN_TOLERANCE
 
     def ask(self, folder: Path, manifest: Manifest, variant: Variant, golden: Golden) -> Sequence[Answers]:
         """A file's answers in the golden cases."""
@@ -204,5 +205,5 @@ def _golden(package: Path, manifest: Manifest) -> tuple[Golden, str]:
 
 def _model(package: Path, manifest: Manifest, variant: Variant, golden: Golden, runtime: Runtime) -> tuple[float, str]:
     found = runtime.ask(package, manifest, variant, golden)
-    apart = require_reproduced(golden, manifest, variant, found, runtime.tolerance(variant))
+    apart = require_reproduced(golden, manifest, variant, found, runtime.tolerance)
     return apart, f"answers within {apart:.3g} of what is recorded" if apart else "answers to the bit as recorded"

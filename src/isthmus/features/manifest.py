@@ -366,7 +366,7 @@ def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, in
     yield from (
         (f"two {what} {name}", "one of a name")
         for what, names in (
-            ("inputs", [item.name for item in manifest.inputs]),
+            ("inputs", [f"{item.name} in {item.tensor}" for item in manifest.inputs]),
             ("tensors", [tensor.name for tensor in manifest.tensors]),
             ("outputs", [tensor.name for tensor in manifest.outputs]),
             ("models", [f"{variant.precision} in {variant.format} format" for variant in manifest.variants]),
