@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,15 +74,6 @@ def of_tensors(folder: Path) -> Path:
         tuple(map(described, model.graph.input)), tuple(map(described, model.graph.output)), variants, {},
     )  # fmt: skip
     return write_package(folder, manifest, json.loads(made.dumps()), Golden((), (case,)), files, "model.fp32.ort")
-
-
-def pair(folder: Path, name: str) -> tuple[Path, Path]:
-    """A private key and its public key."""
-    private, public = folder / f"{name}.pem", folder / f"{name}.pub"
-    curve = ["-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    subprocess.run(["openssl", "genpkey", *curve, "-out", str(private)], check=True, capture_output=True)
-    subprocess.run(["openssl", "pkey", "-in", str(private), "-pubout", "-out", str(public)], check=True)
-    return private, public
 
 
 def resum(package: Path, *, models: bool = True) -> None:

@@ -23,7 +23,8 @@ from isthmus.features.errors import PackageError
 from isthmus.features.inspection import inspect
 from isthmus.features.manifest import SUMS
 from isthmus.features.signature import Signer, key_name, read_public_key, require_signature
-from tests.distill.packages import of_rows, pair, resum, rewritten
+from tests.distill.packages import of_rows, resum, rewritten
+from tests.signing import pair
 
 Corruption = Callable[[Path], object]
 FILES = (

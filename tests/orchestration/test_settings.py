@@ -29,6 +29,7 @@ def test_the_smallest_file_has_every_default(tmp_path: Path) -> None:
     assert (read.project.definitions, read.project.now) == ("definitions", None)
     assert read.profiles.training.batch == 1024
     assert read.server.port == 6570
+    assert (read.packages.signing_key, read.packages.public_key) == (None, None)
     assert (read.server.limits.rows, read.server.limits.requests_per_second) == (10_000, None)
 
 

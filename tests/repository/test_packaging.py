@@ -41,6 +41,13 @@ def test_the_wheel_holds_the_dashboard(built: Path) -> None:
     assert zipfile.ZipFile(wheel).read(name) == (ROOT / "src" / name).read_bytes()
 
 
+def test_the_wheel_holds_what_asks_a_browser_s_runtime(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    for name in ("package.json", "package-lock.json", "check.mjs"):
+        path = f"isthmus/orchestration/web/{name}"
+        assert zipfile.ZipFile(wheel).read(path) == (ROOT / "src" / path).read_bytes()
+
+
 def test_the_sdist_holds_every_module_once(built: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:

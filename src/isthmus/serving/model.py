@@ -12,6 +12,7 @@ from isthmus.features.errors import PackageError
 from isthmus.features.golden import read_golden
 from isthmus.features.manifest import feeds, package_digest, read_contract, read_package
 from isthmus.features.reproduction import answers, opened, require_fed, require_reproduced
+from isthmus.features.signature import require_signature
 from isthmus.serving.deployment import Deployment, require_rows
 
 _TRIALS = 5
@@ -22,15 +23,20 @@ Float32 = np.ndarray[Any, np.dtype[np.float32]]
 class Model:
     """The model of a deployment, ready to answer.
 
+    Args:
+        deployment: what is deployed.
+        public_key: whose owner must have signed the package, whatever the deployment says; None if nobody must.
+
     Attributes:
         contract: what its package was made under.
         seconds: how long a prediction of one row takes here, at best.
 
     Raises:
-        PackageError: the package is damaged, is another one, or does not reproduce its golden rows.
+        PackageError: the package is damaged, is another one, is not signed by whom it must be, or does not reproduce
+            its golden rows.
     """
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Deployment, public_key: str | None = None) -> None:
         self.deployment = deployment
         folder = Path(deployment.package)
         manifest = read_package(folder)
@@ -41,6 +47,10 @@ class Model:
                 expected=f"{deployment.digest[:12]}, as deployed",
                 remedy="run `isthmus verify` and `isthmus deploy` for this package",
             )  # fmt: skip
+        # Who can write a package can write the deployment beside it, but not what the server was started with.
+        for key in dict.fromkeys((public_key, deployment.public_key)):
+            if key is not None:
+                require_signature(folder, key)
         self.contract = read_contract(folder, manifest)
         self.inputs = manifest.model_inputs
         variant = manifest.variant(deployment.precision)
