@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from isthmus.features.inspection import inspect
 from isthmus.features.signature import Signer
 from isthmus.orchestration.webruntime import TOLERANCE, WebRuntime
@@ -91,11 +89,6 @@ def test_a_key_asks_for_a_signature(tmp_path: Path) -> None:
     assert (shown.returncode, "isthmus[signing]" in shown.stderr) == (3, True)
 
 
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
 def test_a_browser_s_runtime_takes_tensors_of_every_kind(cache: Path, tmp_path: Path) -> None:
     package = of_tensors(tmp_path)
     inspection = inspect(package, runtime=WebRuntime(cache))
@@ -128,7 +121,9 @@ def test_what_a_browser_s_runtime_lacks_is_named(cache: Path, tmp_path: Path) ->
     (tmp_path / "bin" / "node").symlink_to(shutil.which("node") or "")
     shown = verify(package, "--runtime", "web", PATH=str(tmp_path / "bin"), XDG_CACHE_HOME=nothing)
     assert (shown.returncode, "npm: is not there. Install Node.js 20" in shown.stderr) == (3, True)
-    closed = {"npm_config_registry": "http://127.0.0.1:1/", "npm_config_cache": str(tmp_path / "npm")}
-    shown = verify(package, "--runtime", "web", XDG_CACHE_HOME=str(tmp_path / "cache"), **closed)
+    shown = verify(
+        package, "--runtime", "web", XDG_CACHE_HOME=str(tmp_path / "cache"),
+        npm_config_registry="http://127.0.0.1:1/", npm_config_cache=str(tmp_path / "npm"),
+    )  # fmt: skip
     assert (shown.returncode, "npm: cannot install onnxruntime-web" in shown.stderr) == (3, True), shown.stderr
     assert list((tmp_path / "cache" / "isthmus").iterdir()) == []

@@ -1,6 +1,7 @@
 """A server that was told of a key answers with signed packages alone, whatever the deployment says."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ from isthmus.serving.model import Model
 from isthmus.serving.settings import ServerSettings, command
 from tests.serving.support import CONTRACT, NOW, TABLES, make_package, serving, verdict_of, wait
 from tests.signing import pair
+
+ASKED = {"entities": {"carrier": ["B6"]}, "request": {"distance": [1]}}
 
 
 def deployed(package: Path, key: str | None = None) -> Deployment:
@@ -89,12 +92,12 @@ def test_a_server_takes_up_signed_packages_alone(tmp_path: Path, redis_url: str)
     with serving(folder, redis_url, public_key=read_public_key(public)) as server:
         server.deploy(unsigned)
         wait(lambda: "is not signed" in str(server.lines()), "the refusal")
-        assert server.predict(entities={"carrier": ["B6"]}).status_code == 503
+        assert server.predict(**ASKED).status_code == 503
         server.deploy(signed)
         wait(lambda: server.http.get("/models").json()["models"], "the signed one")
         server.deploy(unsigned)
         wait(lambda: "is not signed" in str(server.http.get("/models").json()["refused"]), "the second refusal")
-        assert server.predict(entities={"carrier": ["B6"]}).json()["predictions"][0] > 0.5
+        assert server.predict(**ASKED).json()["predictions"][0] > 0.5
         write_atomically(signed / "model.sig", b"{}")
         server.deploy(signed)
         wait(lambda: "is no signature" in str(server.http.get("/models").json()["refused"]), "the third refusal")
@@ -109,7 +112,7 @@ def test_no_message_shows_the_password(tmp_path: Path) -> None:
     for key, password, words in (
         (private, None, f"has a password; expected it in {PASSWORD}"),
         (private, "open barley", f"is no private key that {PASSWORD} opens"),
-        (bare, "open sesame", f"has no password; expected nothing in {PASSWORD}"),
+        (bare, "open sesame", f"has no password; expected no {PASSWORD}"),
         (public, None, "is no private key; expected an elliptic key"),
         (tmp_path / "none", None, "cannot be read"),
     ):
@@ -158,3 +161,29 @@ def test_without_the_extra_it_is_named(tmp_path: Path) -> None:
     shown = subprocess.run([sys.executable, "-c", code, private, public], check=True, capture_output=True, text=True)
     assert shown.stdout.count("signing: cannot be imported") == 2
     assert shown.stdout.count("Install it: pip install 'isthmus[signing]'") == 2
+
+
+def test_openssl_alone_can_verify_as_documented(tmp_path: Path) -> None:
+    document = (Path(__file__).parents[2] / "docs" / "packages.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"```bash\n(.*?)```", document, re.DOTALL)
+    package, (private, public), (_, other) = (
+        make_package(tmp_path / "package"),
+        pair(tmp_path, "a"),
+        pair(tmp_path, "b"),
+    )
+    Signer(private).sign(package)
+
+    def code(key: Path) -> int:
+        arguments = ["bash", "-c", script, "verify.sh", str(package), str(key)]
+        return subprocess.run(arguments, check=False, capture_output=True).returncode
+
+    assert (code(public), code(other)) == (0, 1)
+    (package / "more").touch()
+    assert code(public) == 1
+    (package / "more").unlink()
+    sums = package / "SHA256SUMS"
+    whole = sums.read_text()
+    (package / "golden.json").write_bytes(b"{}")
+    assert code(public) == 1
+    subprocess.run("sha256sum *.json *.ort > SHA256SUMS", shell=True, check=True, cwd=package)  # noqa: S602 - as a forger
+    assert (sums.read_text() != whole, code(public)) == (True, 1)

@@ -15,8 +15,9 @@ import click
 import typer
 
 from isthmus.features.errors import DependencyError, GateFailed, IsthmusError, RequestError
+from isthmus.orchestration.options import JsonOption, ProjectOption
 from isthmus.orchestration.packages import package
-from isthmus.orchestration.terminal import JsonOption, progress, say, write_json
+from isthmus.orchestration.terminal import progress, say, write_json
 
 if TYPE_CHECKING:
     from isthmus.orchestration.project import Project
@@ -33,9 +34,6 @@ app = typer.Typer(
     rich_markup_mode=None,  # importing the rich help costs more than everything else together
 )
 
-ProjectOption = Annotated[
-    Path | None, typer.Option("--project", help="Project folder; by default the nearest isthmus.toml upwards.")
-]
 ViewsArgument = Annotated[list[str] | None, typer.Argument(help="Views; by default all.")]
 NameArgument = Annotated[str | None, typer.Argument(help="Distillation; may be left out where there is only one.")]
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from isthmus.features.errors import PackageError
-from isthmus.orchestration.terminal import JsonOption, new_console, new_table, say, write_json
+from isthmus.orchestration.options import JsonOption
+from isthmus.orchestration.terminal import new_console, new_table, say, write_json
 
 if TYPE_CHECKING:
     from isthmus.features.inspection import Inspection, Runtime
