@@ -101,7 +101,7 @@ class Inspection:
         package: its folder.
         digest: of the package; empty if its files are not as its sums say.
         checks: in order. What stands on a check that failed was not asked.
-        worst: largest difference from the recorded outputs, per model file.
+        worst: largest difference from the recorded outputs, per model file that passed.
     """
 
     package: Path

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from isthmus.features.errors import ConfigurationError, DependencyError, PackageError, Problem
-from isthmus.features.files import write_atomically
+from isthmus.features.files import scratch_folder, write_atomically
 from isthmus.features.manifest import SIGNATURE
 
 if TYPE_CHECKING:
@@ -65,10 +65,9 @@ class Signer:
         except OSError as error:
             raise _unusable(key, f"cannot be read ({error.strerror})", "the file of a private key") from error
         except TypeError as error:  # a password for a key that has none, or none for one that has
-            found, expected = (
-                ("has no password", f"no {PASSWORD}") if secret else ("has a password", f"it in {PASSWORD}")
-            )
-            raise _unusable(key, found, expected) from error
+            if secret:
+                raise _unusable(key, "has no password", f"no {PASSWORD}") from error
+            raise _unusable(key, "has a password", f"it in {PASSWORD}") from error
         except Exception as error:  # OpenSSL's refusals are of many kinds
             found = f"is no private key that {PASSWORD} opens" if secret else "is no private key"
             raise _unusable(key, found, _PAIR) from error
@@ -79,10 +78,12 @@ class Signer:
 
     def sign(self, package: Path) -> None:
         """Writes the signature of a package into its folder; in place of one that is there."""
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / SIGNATURE
+        # Beside the package: a server that reads it meanwhile would refuse a file that is half there.
+        with scratch_folder(package.parent, f".{package.name}-signature") as scratch:
+            file = scratch / SIGNATURE
             self._config.set_hashing_config(_hashing()).sign(package, file)
-            write_atomically(package / SIGNATURE, file.read_bytes())
+            write_atomically(file, file.read_bytes())
+            file.replace(package / SIGNATURE)
 
 
 def read_public_key(file: Path) -> str:
