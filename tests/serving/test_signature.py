@@ -118,7 +118,7 @@ def test_no_message_shows_the_password(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigurationError, match=words) as caught:
             Signer(key, password)
-        assert "open" not in str(caught.value).replace("openssl", "").replace("opens", "")
+        assert not any(word in str(caught.value) for word in ("sesame", "barley"))
 
 
 def test_a_server_is_not_told_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
