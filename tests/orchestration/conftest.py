@@ -44,3 +44,9 @@ def built(_built: Path, tmp_path: Path) -> Shop:
 def project() -> Callable[[Shop], Project]:
     """Opens a project as a new process would."""
     return lambda shop: Project(shop.root)
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a browser's runtime is installed, once."""
+    return tmp_path_factory.mktemp("cache")

@@ -39,6 +39,7 @@ VERBS = [
     "demo",
     "keys",
     "contract",
+    "package",
 ]
 PROGRESS = re.compile(r"isthmus: +\d+% ")
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
-from isthmus import ContractMismatch, DataError, GateFailed
+from isthmus import ConfigurationError, ContractMismatch, DataError, GateFailed, PackageError
 from isthmus.distill.golden import spread
 from isthmus.distill.runtime import ort_format
 from isthmus.features.columns import Values, from_arrow, micros
@@ -23,9 +23,12 @@ from isthmus.features.contract import Contract, ViewContract
 from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.entitykey import entity_keys
 from isthmus.features.files import read_pointer
+from isthmus.features.inspection import OnnxRuntime, inspect
+from isthmus.features.manifest import package_digest, read_package
 from isthmus.features.offline import OfflineStore
 from isthmus.features.online import OnlineStore
 from isthmus.features.publishing import key_values
+from isthmus.features.signature import PASSWORD
 from isthmus.features.verdict import Verdict
 from isthmus.orchestration.api import private_api
 from isthmus.orchestration.assets import build_definitions
@@ -39,9 +42,11 @@ from isthmus.orchestration.tables import build
 from isthmus.orchestration.trainingrecord import RECORD
 from isthmus.orchestration.trainingset import distillation, training_set
 from isthmus.orchestration.verification import PREDICT, require_passed, verify
+from isthmus.orchestration.webruntime import WebRuntime
 from tests.orchestration import shop as shops
 from tests.orchestration.shop import HOUR, Open, Shop
 from tests.orchestration.test_request import learnable, with_moment
+from tests.signing import pair
 
 FILES = [f"file model.{precision}.{form}" for precision in ("fp32", "int8") for form in ("onnx", "ort")]
 Change = Callable[[dict[str, Values], np.ndarray[Any, Any]], np.ndarray[Any, Any]]
@@ -95,6 +100,45 @@ def test_a_project_without_faults_passes(exported: Shop, project: Open) -> None:
         "shelf_demand__sold_1d", "shelf_demand__distance", "store", "product", "hour", "weight",
     }  # fmt: skip
     assert deploy(project(exported)).verdict.compared == verdict.compared
+
+
+def test_a_package_with_request_transforms_is_checked_by_itself(exported: Shop, cache: Path) -> None:
+    found = package(exported)
+    assert {item.tensor for item in read_package(found).inputs} > {"given_double", "categories"}
+    for runtime in (OnnxRuntime(), WebRuntime(cache)):
+        inspection = inspect(found, runtime=runtime)
+        inspection.require()
+        assert max(inspection.worst.values()) <= runtime.tolerance
+
+
+def test_what_must_be_signed_is_signed_by_export_and_neither_verified_nor_deployed_otherwise(
+    exported: Shop, project: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private, public = pair(exported.root, "mine", "open sesame")
+    pair(exported.root, "another")
+    unsigned = package_digest(package(exported))
+    plain = exported.toml.read_text()
+
+    def configured(**keys: str) -> Project:
+        exported.toml.write_text(plain + "[packages]\n" + "".join(f'{name} = "{key}"\n' for name, key in keys.items()))
+        return project(exported)
+
+    ours = {"signing_key": private.name, "public_key": public.name}
+    require_passed(verify(project(exported)))
+    for refused in (verify, deploy):
+        with pytest.raises(PackageError, match="the package is not signed"):
+            refused(configured(public_key=public.name))
+    with pytest.raises(ConfigurationError, match=r"mine\.pem: key: has a password"):
+        export(configured(**ours))
+    monkeypatch.setenv(PASSWORD, "open sesame")
+    with pytest.raises(PackageError, match=r"signed by key \w+; expected a signature by key"):
+        export(configured(**{**ours, "public_key": "another.pub"}))
+    export(configured(**ours))
+    assert package_digest(package(exported)) == unsigned
+    assert deploy(configured(**ours)).public_key == public.read_text()
+    with pytest.raises(PackageError, match="signed by key"):
+        deploy(configured(public_key="another.pub"))
+    require_passed(verify(configured(**ours)))
 
 
 @pytest.mark.parametrize(

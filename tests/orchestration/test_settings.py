@@ -29,6 +29,7 @@ def test_the_smallest_file_has_every_default(tmp_path: Path) -> None:
     assert (read.project.definitions, read.project.now) == ("definitions", None)
     assert read.profiles.training.batch == 1024
     assert read.server.port == 6570
+    assert (read.packages.signing_key, read.packages.public_key) == (None, None)
     assert (read.server.limits.rows, read.server.limits.requests_per_second) == (10_000, None)
 
 
@@ -64,7 +65,7 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
     found = dict(line.split(": ", 1) for line in problems(tmp_path, text))
     assert found == {
         "engine": "'flink'; expected sail, spark, or a Spark Connect URL like sc://host:15002",
-        "colour": "is not a setting; expected one of dev, engine, prices, profiles, project, server, stores",
+        "colour": "is not a setting; expected one of dev, engine, packages, prices, profiles, project, server, stores",
         "project.name": "'My Shop'; expected lower-case letters, digits, _ and -, a letter or digit first",
         "project.now": "'2013-12-31T12:00:00'; expected a time with its zone, for example 2013-12-31T12:00:00Z",
         "project.definitions": "'my definitions'; expected the name of a Python module, for example definitions",

@@ -41,6 +41,14 @@ def test_the_wheel_holds_the_dashboard(built: Path) -> None:
     assert zipfile.ZipFile(wheel).read(name) == (ROOT / "src" / name).read_bytes()
 
 
+def test_the_wheel_holds_what_runs_in_a_browser(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    files = [*(ROOT / "src" / "isthmus" / "orchestration" / "web").iterdir()]
+    assert len(files) > 5
+    for file in files:
+        assert zipfile.ZipFile(wheel).read(f"isthmus/orchestration/web/{file.name}") == file.read_bytes()
+
+
 def test_the_sdist_holds_every_module_once(built: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:

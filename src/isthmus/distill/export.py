@@ -25,14 +25,12 @@ from isthmus.features.golden import Golden, Kept
 from isthmus.features.manifest import (
     FORMAT_VERSION,
     Feeds,
-    Input,
     Manifest,
-    ModelInput,
     Variant,
     package_digest,
+    placed,
 )
 from isthmus.features.profiles import ServingProfile
-from isthmus.features.rowgraph import ELEMENTS, given
 
 CALIBRATION_ROWS = 2048
 
@@ -148,7 +146,7 @@ def export(
         training_set=material.training_set,
         task=material.declaration.task if isinstance(material.declaration.task, str) else "tabular",
         metric=task.metric,
-        inputs=_inputs(head),
+        inputs=placed(head),
         tensors=tuple(map(described, example.graph.input)),
         outputs=tuple(map(described, example.graph.output)),
         variants=tuple(variants),
@@ -208,13 +206,3 @@ def _in_parts(task: Task, rows: Index) -> list[Feeds]:
 
 def _row(task: Task) -> Feeds:
     return task.feeds(task.material.parts.test[:1])
-
-
-def _inputs(inputs: Sequence[ModelInput]) -> tuple[Input, ...]:
-    counts: dict[str, int] = {}
-    result = []
-    for item in inputs:
-        tensor = given(ELEMENTS[item.dtype.name]) if item.row else "categories" if item.is_category else "numeric"
-        result.append(Input(item.name, item.dtype.name, tensor, counts.get(tensor, 0)))
-        counts[tensor] = counts.get(tensor, 0) + 1
-    return tuple(result)

@@ -10,8 +10,8 @@ import msgspec
 
 from isthmus.distill.readme import readme
 from isthmus.features.files import publish
-from isthmus.features.golden import GOLDEN, Golden
-from isthmus.features.manifest import SUMS, Manifest, read_package
+from isthmus.features.golden import Golden, read_golden
+from isthmus.features.manifest import CONTRACT, GOLDEN, MANIFEST, README, SUMS, Manifest, read_package
 
 
 def write_package(
@@ -32,10 +32,10 @@ def write_package(
     """
     files = {
         **files,
-        "manifest.json": json.dumps(msgspec.to_builtins(manifest), indent=2, sort_keys=True, allow_nan=False).encode(),
-        "contract.json": json.dumps(contract, separators=(",", ":"), sort_keys=True).encode() + b"\n",
+        MANIFEST: json.dumps(msgspec.to_builtins(manifest), indent=2, sort_keys=True, allow_nan=False).encode(),
+        CONTRACT: json.dumps(contract, separators=(",", ":"), sort_keys=True).encode() + b"\n",
         GOLDEN: msgspec.json.encode(golden) + b"\n",
-        "README.md": readme(manifest).encode(),
+        README: readme(manifest).encode(),
     }
     lines = [f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in sorted(files)]
     files[SUMS] = "".join(lines).encode()
@@ -46,7 +46,7 @@ def write_package(
             (folder / name).write_bytes(content)
 
     publish(target, write)
-    read_package(target)
+    read_golden(target, read_package(target))
     return target
 
 

@@ -49,7 +49,10 @@ def described(value: onnx.ValueInfoProto) -> Tensor:
         found = onnx.TensorProto.DataType.Name(kind.elem_type)
         raise DependencyError(f"tensor {value.name}", f"has elements of kind {found}",
                               expected="|".join(_ELEMENTS.values()), remedy="cast it within the graph")  # fmt: skip
-    shape = tuple(size.dim_param or int(size.dim_value) for size in kind.shape.dim)
+    shape = tuple(
+        int(size.dim_value) if size.HasField("dim_value") else size.dim_param or f"{value.name}_{axis}"
+        for axis, size in enumerate(kind.shape.dim)
+    )
     return Tensor(value.name, _ELEMENTS[kind.elem_type], shape)
 
 

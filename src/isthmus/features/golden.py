@@ -1,5 +1,6 @@
 """Golden cases: what a model is fed and what each of its files answers, for a device to see that it answers so, too."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,18 @@ import numpy as np
 
 from isthmus.features.columns import Values, from_python
 from isthmus.features.errors import PackageError
-from isthmus.features.manifest import REMEDY, Feeds, Manifest, ModelInput
-
-GOLDEN = "golden.json"
+from isthmus.features.manifest import GOLDEN, REMEDY, Feeds, Manifest, ModelInput, Tensor
+from isthmus.features.types import Bool, DataType, String
 
 _LAID_OUT = {
     "bool": "?", "uint8": "u1", "int32": "<i4", "int64": "<i8", "float": "<f4", "double": "<f8",
 }  # fmt: skip
 """How the elements of a tensor lie in its bytes."""
+
+_EXACT = 2**53
+"""Up to here every whole number is a double, too."""
+
+_WORDS = ("NaN", "Infinity", "-Infinity")
 
 
 class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -50,11 +55,27 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         Raises:
             ValueError: there are not as many elements as the shape says, or they are of no known kind.
         """
+        if min(self.shape, default=0) < 0:
+            raise ValueError(f"a tensor of shape {list(self.shape)}")
         if self.element == "string":
-            return np.array(self.texts, object).reshape(self.shape)
-        if self.element not in _LAID_OUT:
+            flat = np.array(self.texts, object)
+        elif self.element in _LAID_OUT:
+            flat = np.frombuffer(self.data, _LAID_OUT[self.element])
+        else:
             raise ValueError(f"elements of kind {self.element}")
-        return np.frombuffer(self.data, _LAID_OUT[self.element]).reshape(self.shape)
+        if len(flat) != math.prod(self.shape):
+            raise ValueError(f"cannot reshape {len(flat):,} elements to {list(self.shape)}")
+        return flat.reshape(self.shape)
+
+    def misfit(self, tensor: Tensor) -> str:
+        """How it differs from what a manifest says of the tensor; empty if it does not."""
+        if self.element != tensor.element:
+            return f"tensor {tensor.name} holds {self.element} and not {tensor.element}"
+        known = len(self.shape) == len(tensor.shape)
+        sizes = zip(self.shape, tensor.shape, strict=known)
+        if not known or any(found != size for found, size in sizes if isinstance(size, int)):
+            return f"tensor {tensor.name} has shape {list(self.shape)} and not {list(tensor.shape)}"
+        return ""
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -89,15 +110,33 @@ class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cases: tuple[Case, ...]
 
     def columns(self, case: Case, inputs: Sequence[ModelInput]) -> dict[str, Values]:
-        """The rows of a case as columns for `feeds`."""
+        """The rows of a case as columns for `feeds`.
+
+        Raises:
+            ValueError: a value is of no kind in which JSON holds its type, or there is no such column.
+        """
         columns = {}
         for item in inputs:
             position = self.inputs.index(item.name)
-            values = [row[position] for row in case.rows]
+            values: list[Any] = [row[position] for row in case.rows]
             if item.dtype.name.startswith("Float"):
-                values = [float(value) if isinstance(value, str) else value for value in values]
-            columns[item.name] = from_python(values, item.dtype)
+                values = [float(value) if value in _WORDS else value for value in values]
+            for value in values:
+                if value is not None and not _holds(item.dtype, value):
+                    raise ValueError(f"input {item.name} is {value!r:.40}, which is no {item.dtype}")
+            with np.errstate(over="ignore"):  # what a tensor holds of it is compared with what is recorded
+                columns[item.name] = from_python(values, item.dtype)
         return columns
+
+
+def _holds(dtype: DataType, value: bool | int | float | str) -> bool:
+    """Whether a value of JSON is one of a type."""
+    if dtype in (String, Bool):
+        return type(value) is (str if dtype == String else bool)
+    if dtype.name.startswith("Float"):
+        return type(value) is float or (type(value) is int and abs(value) <= _EXACT)
+    assert dtype.numpy is not None  # noqa: S101 - of the types that a model reads a text alone has none
+    return type(value) is int and np.iinfo(dtype.numpy).min <= value <= np.iinfo(dtype.numpy).max
 
 
 def read_golden(path: Path, manifest: Manifest) -> Golden:
@@ -112,12 +151,13 @@ def read_golden(path: Path, manifest: Manifest) -> Golden:
         for case in golden.cases:
             for tensor in (*case.tensors.values(), *(one for of in case.outputs.values() for one in of.values())):
                 tensor.array  # noqa: B018 - raises if it cannot be had
-    except (OSError, ValueError) as error:  # msgspec's, too
+    except (OSError, ValueError, RecursionError) as error:  # msgspec's, too
         raise PackageError(str(file), str(error), expected="golden cases", remedy=REMEDY) from error
     if any(len(row) != len(golden.inputs) for case in golden.cases for row in case.rows):
         raise PackageError(str(file), "rows of unequal length", expected="a value per input", remedy=REMEDY)
-    if lacking := {item.name for item in manifest.inputs}.difference(golden.inputs):
-        raise PackageError(str(file), f"no input {min(lacking)}", expected="every input", remedy=REMEDY)
+    if other := {item.name for item in manifest.inputs}.symmetric_difference(golden.inputs):
+        found = f"{'an' if min(other) in golden.inputs else 'no'} input {min(other)}"
+        raise PackageError(str(file), found, expected="the inputs of the manifest", remedy=REMEDY)
     fed, given = ({tensor.name for tensor in kinds} for kinds in (manifest.tensors, manifest.outputs))
     files = {variant.file for variant in manifest.variants}
     for case in golden.cases:
@@ -129,6 +169,14 @@ def read_golden(path: Path, manifest: Manifest) -> Golden:
         answers = [kept for of in case.outputs.values() for kept in of.values()]
         if case.rows and any(kept.shape[:1] != (len(case.rows),) for kept in answers):
             raise PackageError(str(file), "rows without an output", expected="an output per row", remedy=REMEDY)
+        tensors = [(tensor, case.tensors[tensor.name]) for tensor in manifest.tensors]
+        tensors += [(tensor, of[tensor.name]) for tensor in manifest.outputs for of in case.outputs.values()]
+        if misfits := [misfit for tensor, kept in tensors if (misfit := kept.misfit(tensor))]:
+            raise PackageError(str(file), misfits[0], expected="tensors as in the manifest", remedy=REMEDY)
+        try:
+            golden.columns(case, manifest.model_inputs)
+        except ValueError as error:
+            raise PackageError(str(file), str(error), expected="values of the inputs' types", remedy=REMEDY) from error
     if not golden.cases:
         raise PackageError(str(file), "no case", expected="at least one", remedy=REMEDY)
     return golden

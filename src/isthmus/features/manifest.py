@@ -4,7 +4,8 @@ Training, export, verification and serving all build their tensors with `feeds`,
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,11 +16,25 @@ import numpy as np
 from isthmus.features.columns import Values
 from isthmus.features.contract import Contract, one_of
 from isthmus.features.errors import ContractMismatch, DataError, PackageError
-from isthmus.features.rowgraph import Layout, given
+from isthmus.features.rowgraph import ELEMENTS, Layout, given
 from isthmus.features.types import TYPES, DataType, String, is_input
 
 FORMAT_VERSION = 2
 SUMS = "SHA256SUMS"
+MANIFEST, CONTRACT, GOLDEN, README = "manifest.json", "contract.json", "golden.json", "README.md"
+SIGNATURE = "model.sig"
+"""The one file without a sum: a signature differs each time, and the sums of a package must not."""
+
+LARGEST = 2**31
+"""Bytes of a file: what a model in ONNX format can have. Whoever sends more wants a reader to choke on it."""
+
+_LARGEST_SUMS = 2**20
+_SHOWN = 60
+"""Characters of a line that a message shows."""
+
+_LEADS_OUT, _UNFIT = frozenset("/\\:"), frozenset('*?"<>|')
+"""What leads out of a folder, and what no name has, on one of the systems that packages are copied to."""
+
 REMEDY = "export the model again, or copy the package folder again from where it was made"
 
 Feeds = dict[str, np.ndarray[Any, Any]]
@@ -114,6 +129,17 @@ class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     position: int
 
 
+def placed(inputs: Sequence[ModelInput]) -> tuple[Input, ...]:
+    """Where `feeds` puts each input."""
+    counts: dict[str, int] = {}
+    result = []
+    for item in inputs:
+        tensor = given(ELEMENTS[item.dtype.name]) if item.row else "categories" if item.is_category else "numeric"
+        result.append(Input(item.name, item.dtype.name, tensor, counts.get(tensor, 0)))
+        counts[tensor] = counts.get(tensor, 0) + 1
+    return tuple(result)
+
+
 class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One model file.
 
@@ -177,30 +203,35 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read_package(path: Path) -> Manifest:
     """The manifest of a package, after every file of the folder was compared with its SHA-256 sum.
 
+    No file is opened before it is certain that it is one of the folder: a link, a pipe or a file of any size may stand
+    in its place.
+
     Raises:
         PackageError: the file that is missing, altered, not listed, outside the folder or not understood.
     """
-    sums = _read_sums(path)
-    for entry in sorted(path.rglob("*")):
-        if entry.is_symlink() or not entry.is_file():
-            raise PackageError(str(entry), "not a plain file", expected="files only", remedy=REMEDY)
-        if entry.name not in {*sums, SUMS}:
-            raise PackageError(str(entry), f"not listed in {SUMS}", expected="no file but those listed", remedy=REMEDY)
+    sizes = _sizes(path)
+    if SUMS not in sizes:
+        raise PackageError(str(path / SUMS), "cannot be read", expected="a package folder", remedy=REMEDY)
+    sums = _read_sums(path / SUMS, sizes[SUMS])
+    for name in sizes:
+        if name not in sums and name not in (SUMS, SIGNATURE):
+            where = str(path / name)
+            raise PackageError(where, f"not listed in {SUMS}", expected="no file but those listed", remedy=REMEDY)
     for name, expected in sums.items():
         file = path / name
-        if not file.is_file():
+        if name not in sizes:
             raise PackageError(str(file), "missing", expected=f"a file with SHA-256 {expected}", remedy=REMEDY)
-        found = hashlib.sha256(file.read_bytes()).hexdigest()
+        found = _sum(file)
         if found != expected:
             raise PackageError(str(file), f"SHA-256 {found}", expected=expected, remedy=REMEDY)
-    for name in ("manifest.json", "contract.json", "golden.json"):
+    for name in (MANIFEST, CONTRACT, GOLDEN):
         if name not in sums:
             raise PackageError(str(path / name), "missing", expected=f"listed in {SUMS}", remedy=REMEDY)
     try:
-        msgspec.json.decode((path / "contract.json").read_bytes(), type=dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise PackageError(str(path / "contract.json"), str(error), expected="a contract", remedy=REMEDY) from error
-    return _read_manifest(path / "manifest.json", sums)
+        msgspec.json.decode((path / CONTRACT).read_bytes(), type=dict[str, Any])
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise PackageError(str(path / CONTRACT), str(error), expected="a contract", remedy=REMEDY) from error
+    return _read_manifest(path / MANIFEST, sums, sizes)
 
 
 def read_contract(path: Path, manifest: Manifest) -> Contract:
@@ -233,30 +264,79 @@ def package_digest(path: Path) -> str:
         raise PackageError(str(path / SUMS), "cannot be read", expected="a package folder", remedy=REMEDY) from error
 
 
-def _read_sums(path: Path) -> dict[str, str]:
+def _sizes(path: Path) -> dict[str, int]:
+    """Bytes of each file of a folder that holds nothing else."""
     try:
-        lines = (path / SUMS).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        with os.scandir(path) as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
+            for entry in found:
+                if not entry.is_file(follow_symlinks=False):
+                    raise PackageError(entry.path, "not a plain file", expected="files only", remedy=REMEDY)
+            sizes = {entry.name: entry.stat(follow_symlinks=False).st_size for entry in found}
+    except (OSError, ValueError) as error:  # a path with a NUL is no OSError
         raise PackageError(str(path / SUMS), "cannot be read", expected="a package folder", remedy=REMEDY) from error
+    for name, size in sizes.items():
+        if size > LARGEST:
+            where, expected = str(path / name), f"at most {LARGEST:,}"
+            raise PackageError(where, f"{size:,} bytes", expected=expected, remedy=REMEDY)
+    return sizes
+
+
+def _sum(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        raise PackageError(str(file), f"cannot be read ({error.strerror})", remedy=REMEDY) from error
+
+
+def _read_sums(file: Path, size: int) -> dict[str, str]:
+    if size > _LARGEST_SUMS:
+        raise PackageError(str(file), f"{size:,} bytes", expected=f"at most {_LARGEST_SUMS:,}", remedy=REMEDY)
+    try:
+        text = file.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PackageError(str(file), "cannot be read", expected="a package folder", remedy=REMEDY) from error
+    if not text.endswith("\n"):
+        raise PackageError(str(file), "ends within a line", expected="whole lines", remedy=REMEDY)
     sums: dict[str, str] = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(text[:-1].split("\n"), 1):
         digest, _, name = line.partition("  ")
-        where = f"{path / SUMS} line {number}"
+        where, shown = f"{file} line {number}", repr(line if len(line) <= _SHOWN else line[:_SHOWN] + "…")
         if len(digest) != 64 or not set(digest) <= set("0123456789abcdef") or not name:
-            raise PackageError(where, repr(line), expected="a SHA-256 sum and a file name", remedy=REMEDY)
-        if Path(name).name != name or name == "..":
-            raise PackageError(where, f"{name} leaves the package folder", expected="a file name", remedy=REMEDY)
+            raise PackageError(where, shown, expected="a SHA-256 sum and a file name", remedy=REMEDY)
+        if unfit := _unfit(name):
+            raise PackageError(where, f"{_quoted(name)} {unfit}", expected="a file name", remedy=REMEDY)
         if name in sums:
             raise PackageError(where, f"{name} is listed twice", expected="one sum per file", remedy=REMEDY)
+        # On a phone, a Mac or Windows one of the two would take the place of the other.
+        if same := [other for other in sums if other.casefold() == name.casefold()]:
+            found = f"{name} differs from {same[0]} in the case of its letters alone"
+            raise PackageError(where, found, expected="names that differ on every system", remedy=REMEDY)
         sums[name] = digest
     return sums
+
+
+def _unfit(name: str) -> str:
+    """Why nothing in a package can have a name; empty if it can."""
+    if name in (SUMS, SIGNATURE):
+        return "cannot have a sum"
+    if name in (".", "..") or not _LEADS_OUT.isdisjoint(name):
+        return "leaves the package folder"
+    fits = name.isprintable() and _UNFIT.isdisjoint(name) and len(name.encode()) <= 255
+    return "" if fits else "is no file name"
+
+
+def _quoted(name: str) -> str:
+    shown = name if len(name) <= _SHOWN else name[:_SHOWN] + "…"
+    return shown if shown.isprintable() else repr(shown)
 
 
 class _Version(msgspec.Struct):
     format_version: int
 
 
-def _read_manifest(file: Path, sums: Mapping[str, str]) -> Manifest:
+def _read_manifest(file: Path, sums: Mapping[str, str], sizes: Mapping[str, int]) -> Manifest:
     data = file.read_bytes()
     try:
         version = msgspec.json.decode(data, type=_Version).format_version
@@ -268,15 +348,42 @@ def _read_manifest(file: Path, sums: Mapping[str, str]) -> Manifest:
                 remedy="use the release of Isthmus that wrote the package, or export the model again",
             )
         manifest = msgspec.json.decode(data, type=Manifest)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise PackageError(str(file), str(error), expected="a manifest", remedy=REMEDY) from error
+    for found, expected in _misfits(manifest, sums, sizes):
+        raise PackageError(str(file), found, expected=expected, remedy=REMEDY)
+    return manifest
+
+
+def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """What a manifest says that cannot be, and what was expected."""
     for item in manifest.inputs:
-        if item.dtype not in TYPES:
-            raise PackageError(str(file), f"input {item.name} has type {item.dtype}", expected="|".join(TYPES))
+        if item.dtype not in ELEMENTS:
+            yield f"input {item.name} has type {item.dtype}", "|".join(ELEMENTS)
+    for item, place in zip(manifest.inputs, placed(manifest.model_inputs), strict=True):
+        if item != place:
+            yield f"input {item.name} is {item.tensor}[{item.position}]", f"{place.tensor}[{place.position}]"
+    yield from (
+        (f"two {what} {name}", "one of a name")
+        for what, names in (
+            ("inputs", [f"{item.name} in {item.tensor}" for item in manifest.inputs]),
+            ("tensors", [tensor.name for tensor in manifest.tensors]),
+            ("outputs", [tensor.name for tensor in manifest.outputs]),
+            ("models", [f"{variant.precision} in {variant.format} format" for variant in manifest.variants]),
+            ("model files", [variant.file for variant in manifest.variants]),
+        )
+        for name in dict.fromkeys(names)
+        if names.count(name) > 1
+    )
+    if not manifest.variants:
+        yield "names no model file", "at least one"
     if missing := [name for name in manifest.files if name not in sums]:
-        raise PackageError(str(file), f"{missing[0]} has no sum", expected=f"listed in {SUMS}", remedy=REMEDY)
+        yield f"{missing[0]} has no sum", f"listed in {SUMS}"
     for variant in manifest.variants:
         if sums.get(variant.file) != variant.sha256:
-            found = sums.get(variant.file, "no sum")
-            raise PackageError(f"{file}: {variant.file}", found, expected=variant.sha256, remedy=REMEDY)
-    return manifest
+            yield f"{variant.file} has {sums.get(variant.file, 'no sum')}", variant.sha256
+        if sizes[variant.file] != variant.bytes:
+            yield f"{variant.file} has {sizes[variant.file]:,} bytes", f"{variant.bytes:,}"
+    told = {MANIFEST, CONTRACT, GOLDEN, README, *manifest.files, *(variant.file for variant in manifest.variants)}
+    if unknown := sorted(sums.keys() - told):
+        yield f"says nothing of {unknown[0]}", "a word about every file"

@@ -15,6 +15,8 @@ import click
 import typer
 
 from isthmus.features.errors import DependencyError, GateFailed, IsthmusError, RequestError
+from isthmus.orchestration.options import JsonOption, ProjectOption
+from isthmus.orchestration.packages import package
 from isthmus.orchestration.terminal import progress, say, write_json
 
 if TYPE_CHECKING:
@@ -32,10 +34,6 @@ app = typer.Typer(
     rich_markup_mode=None,  # importing the rich help costs more than everything else together
 )
 
-ProjectOption = Annotated[
-    Path | None, typer.Option("--project", help="Project folder; by default the nearest isthmus.toml upwards.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")]
 ViewsArgument = Annotated[list[str] | None, typer.Argument(help="Views; by default all.")]
 NameArgument = Annotated[str | None, typer.Argument(help="Distillation; may be left out where there is only one.")]
 
@@ -328,6 +326,7 @@ contract = typer.Typer(
     help="Explain a contract, or what changed between two.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(contract, name="contract")
+app.add_typer(package, name="package")
 _CONTRACT = "A contract.json, the folder of a package or of a project, applied or definitions"
 
 

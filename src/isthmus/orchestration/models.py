@@ -17,6 +17,7 @@ from isthmus.features.errors import (
 )
 from isthmus.features.files import read_pointer, write_atomically
 from isthmus.features.manifest import ModelInput, read_contract, read_package
+from isthmus.features.signature import require_signature
 from isthmus.features.verdict import FeatureVerdict
 from isthmus.orchestration import papers
 from isthmus.orchestration.project import Project
@@ -97,12 +98,15 @@ def _learned(
 
 
 def export(project: Project, name: str | None = None, *, progress: Progress = silent) -> "ExportReport":
-    """Turns the last student into a package.
+    """Turns the last student into a package, signed if the project has a key for that.
 
     Args:
         project: the project, with a student.
         name: the distillation; may be left out where there is only one.
         progress: told what is being done and the share that is done.
+
+    Raises:
+        PackageError: the signature that every package must have is not the one that it has.
     """
     try:
         from isthmus.distill.export import export as run
@@ -112,6 +116,8 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
     contract = project.applied()
     require_quality(project, declared)
     model, examples = last_model(project, declared), last_training_set(project, declared)
+    # First: a key that cannot be used is said before anything is measured.
+    signer, public_key = project.signer, project.public_key
     with project.importing():
         report = run(
             _material(project, declared, examples),
@@ -122,6 +128,10 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
             cache=_taught(project, declared),
             progress=progress,
         )
+    if signer is not None:
+        signer.sign(report.path)
+    if public_key is not None:
+        require_signature(report.path, public_key)
     papers.measured(report)
     papers.write(project, declared, model, report.path)
     write_atomically(_latest_package(project, declared), report.path.name.encode())

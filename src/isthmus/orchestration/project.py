@@ -21,6 +21,7 @@ from isthmus.features.contractdiff import differences, named
 from isthmus.features.declarations import Declaration
 from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem
+from isthmus.features.signature import PASSWORD, Signer, read_public_key
 from isthmus.features.spec import (
     AtRequest,
     Entity,
@@ -115,6 +116,28 @@ class Project:
     def keys_file(self) -> Path:
         """The API keys, as hashes."""
         return self.state / "keys.json"
+
+    @cached_property
+    def public_key(self) -> str | None:
+        """Whose owner must have signed every package, as PEM; None if nobody must.
+
+        Raises:
+            ConfigurationError: what is configured is no public key.
+            DependencyError: the extra `signing` is not installed.
+        """
+        configured = self.settings.packages.public_key
+        return None if configured is None else read_public_key(self.root / configured)
+
+    @property
+    def signer(self) -> Signer | None:
+        """What signs packages; None if nothing is configured.
+
+        Raises:
+            ConfigurationError: what is configured is no private key, or its password is not in the environment.
+            DependencyError: the extra `signing` is not installed.
+        """
+        configured = self.settings.packages.signing_key
+        return None if configured is None else Signer(self.root / configured, os.environ.get(PASSWORD))
 
     @property
     def fixed_now(self) -> int | None:

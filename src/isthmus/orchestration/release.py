@@ -26,7 +26,7 @@ def deploy(project: Project, name: str | None = None) -> Deployment:
     Raises:
         GateFailed: there is no passing verdict for this package under this contract, what it costs to train or to
             serve it has not been measured, or a gate does not hold.
-        PackageError: the package is damaged or altered.
+        PackageError: the package is damaged or altered, or not signed by whom it must be.
     """
     declared = distillation(project, name)
     require_release(project, declared)
@@ -43,6 +43,7 @@ def deploy(project: Project, name: str | None = None) -> Deployment:
         project.deployment_file,
         tables={view.name: store.fingerprint(store.history(view)) for view in views},
         at=clock.now(),
+        public_key=project.public_key,
     )
 
 

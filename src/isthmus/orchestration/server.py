@@ -58,5 +58,6 @@ def settings(project: Project, url: str, port: int | None = None, *, private: bo
         port=server.port if port is None else port,
         workers=server.workers,
         limits=server.limits,
+        public_key=project.public_key,
         now=project.fixed_now,
     )

@@ -22,12 +22,13 @@ from pydantic_settings import (
 from isthmus.features.address import SCHEMES
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.profiles import ServingProfile, TrainingProfile
+from isthmus.features.signature import PASSWORD
 from isthmus.serving.limits import Limits
 
 FILE = "isthmus.toml"
 _ENVIRONMENT = "ISTHMUS_"
-_OTHERS = ("ISTHMUS_ROOT", "ISTHMUS_SERVER")
-"""Variables that one process of ours sets for another."""
+_OTHERS = ("ISTHMUS_ROOT", "ISTHMUS_SERVER", PASSWORD)
+"""Variables that one process of ours sets for another, and a secret that belongs into no file."""
 
 
 def _zoned(moment: object) -> datetime:
@@ -115,6 +116,20 @@ class PricesTable(_Table):
     hour: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}
 
 
+class PackagesTable(_Table):
+    """`[packages]`: who signs packages, and whose signature they must have.
+
+    Attributes:
+        signing_key: file (relative to the project) of the private key with which `export` signs, in PEM; its password,
+            if it has one, is in the environment.
+        public_key: file of the public key with whose private key every package must be signed that is deployed or
+            served.
+    """
+
+    signing_key: str | None = None
+    public_key: str | None = None
+
+
 class ServerTable(_Table):
     """`[server]`: where the API listens, and its limits. Not on Feast's 6566: browsers refuse to open that port."""
 
@@ -143,6 +158,7 @@ class Settings(BaseSettings):
     stores: StoresTable = StoresTable()
     profiles: ProfilesTable = ProfilesTable()
     prices: PricesTable = PricesTable()
+    packages: PackagesTable = PackagesTable()
     server: ServerTable = ServerTable()
     dev: DevTable = DevTable()
 

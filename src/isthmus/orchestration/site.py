@@ -4,7 +4,6 @@ import json
 import shutil
 from pathlib import Path
 
-from isthmus.features import javascript
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.files import publish
 from isthmus.features.manifest import read_package
@@ -12,10 +11,12 @@ from isthmus.orchestration.models import last_package
 from isthmus.orchestration.papers import serving_profile
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.trainingset import distillation
+from isthmus.orchestration.webruntime import NAME, SOURCES, installed
 
 NOTE = "page.json"
 _SHARED = ("begin.mjs", "model.mjs", "page.css")
 _FORM = ("form.mjs",)
+_RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 
 
 def site(project: Project, name: str | None, out: Path) -> Path:
@@ -42,18 +43,18 @@ def site(project: Project, name: str | None, out: Path) -> Path:
         raise ConfigurationError("pages", [problem])
     if out.exists() and not (out / NOTE).is_file() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(str(out), "holds something else", expected="a new folder, or one that this command wrote")
-    runtime = javascript.runtime()
+    runtime = installed() / "node_modules" / NAME / "dist"
 
     def write(folder: Path) -> None:
         for file in _SHARED if own.is_dir() else (*_SHARED, *_FORM):
-            shutil.copy(javascript.SOURCES / file, folder)
+            shutil.copy(SOURCES / file, folder)
         if own.is_dir():
             shutil.copytree(own, folder, dirs_exist_ok=True)
         else:
-            shutil.copy(javascript.SOURCES / "form.html", folder / "index.html")
+            shutil.copy(SOURCES / "form.html", folder / "index.html")
         shutil.copytree(package, folder / "package")
         (folder / "ort").mkdir()
-        for file in javascript.RUNTIME:
+        for file in _RUNTIME:
             shutil.copy(runtime / file, folder / "ort")
         made_for = {"contract": manifest.contract, "precision": serving_profile(project, package).precision}
         (folder / NOTE).write_text(json.dumps(made_for), encoding="utf-8")

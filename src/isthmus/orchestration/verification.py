@@ -26,6 +26,7 @@ from isthmus.features.online import OnlineStore
 from isthmus.features.pointintime import History, horizon, point_in_time, status_column
 from isthmus.features.publishing import key_values
 from isthmus.features.rows import Bool
+from isthmus.features.signature import require_signature
 from isthmus.features.types import String, UnixTimestamp
 from isthmus.features.verdict import FeatureVerdict, Verdict, compare, merged
 from isthmus.orchestration.api import Api, private_api
@@ -144,6 +145,8 @@ def _trial(project: Project, package: Path, at: int) -> Deployment:
     """What a server that nobody else asks is told to deploy, so that its predictions can be compared."""
     manifest, profile = read_package(package), serving_profile(project, package)
     manifest.variant(profile.precision)
+    if project.public_key is not None:
+        require_signature(package, project.public_key)
     return Deployment(
         model=manifest.name,
         package=str(package.resolve()),
@@ -154,6 +157,7 @@ def _trial(project: Project, package: Path, at: int) -> Deployment:
         threads=profile.threads,
         deployed_at=at,
         verdict=Approval(at, 0),
+        public_key=project.public_key,
     )
 
 

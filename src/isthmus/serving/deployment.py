@@ -11,6 +11,7 @@ from isthmus.features.errors import GateFailed, PackageError
 from isthmus.features.files import write_atomically
 from isthmus.features.manifest import Manifest, package_digest, read_contract, read_package
 from isthmus.features.profiles import ServingProfile
+from isthmus.features.signature import require_signature
 from isthmus.features.verdict import Verdict
 
 _VERIFY = "run `isthmus verify` and deploy again"
@@ -36,6 +37,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         threads: CPU threads of one prediction.
         deployed_at: microseconds since 1970 UTC.
         verdict: what the deployment rests on.
+        public_key: whose owner must have signed the package, as PEM; None if nobody must.
     """
 
     model: str
@@ -47,6 +49,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     threads: int
     deployed_at: int
     verdict: Approval
+    public_key: str | None = None
 
     def dumps(self) -> bytes:
         """The deployment as a file."""
@@ -74,6 +77,7 @@ def deploy(
     *,
     tables: Mapping[str, str],
     at: int,
+    public_key: str | None = None,
 ) -> Deployment:
     """Puts a package behind the API: a running server takes it up within a second.
 
@@ -85,13 +89,16 @@ def deploy(
         file: where the deployment is written, all at once.
         tables: view to the fingerprint of its offline table now; the verdict must be about these.
         at: the present time in microseconds since 1970 UTC.
+        public_key: whose owner must have signed the package, as PEM.
 
     Raises:
-        PackageError: the package is damaged, or lacks the profile's precision.
+        PackageError: the package is damaged, not signed by the owner of the key, or lacks the profile's precision.
         ContractMismatch: what the model reads is not what it was when the package was made.
         GateFailed: there is no verdict, or it did not pass, or it is about something else or not about everything.
     """
     manifest = read_package(package)
+    if public_key is not None:
+        require_signature(package, public_key)
     digest = package_digest(package)
     where = f"package {manifest.name}"
     require_service(where, read_contract(package, manifest), contract, manifest.service)
@@ -109,6 +116,7 @@ def deploy(
         threads=profile.threads,
         deployed_at=at,
         verdict=Approval(verdict.at, verdict.compared),
+        public_key=public_key,
     )
     write_atomically(file, deployment.dumps())
     return deployment

@@ -6,16 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 
 from isthmus.features.columns import Values
 from isthmus.features.errors import PackageError
 from isthmus.features.golden import read_golden
 from isthmus.features.manifest import feeds, package_digest, read_contract, read_package
+from isthmus.features.reproduction import answers, opened, require_fed, require_reproduced
+from isthmus.features.signature import require_signature
 from isthmus.serving.deployment import Deployment, require_rows
-
-GOLDEN_TOLERANCE = 1e-5
-"""Largest difference from the recorded outputs: the same file gives other last bits on another CPU."""
 
 _TRIALS = 5
 
@@ -25,15 +23,20 @@ Float32 = np.ndarray[Any, np.dtype[np.float32]]
 class Model:
     """The model of a deployment, ready to answer.
 
+    Args:
+        deployment: what is deployed.
+        public_key: whose owner must have signed the package, whatever the deployment says; None if nobody must.
+
     Attributes:
         contract: what its package was made under.
         seconds: how long a prediction of one row takes here, at best.
 
     Raises:
-        PackageError: the package is damaged, is another one, or does not reproduce its golden rows.
+        PackageError: the package is damaged, is another one, is not signed by whom it must be, or does not reproduce
+            its golden rows.
     """
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Deployment, public_key: str | None = None) -> None:
         self.deployment = deployment
         folder = Path(deployment.package)
         manifest = read_package(folder)
@@ -44,29 +47,20 @@ class Model:
                 expected=f"{deployment.digest[:12]}, as deployed",
                 remedy="run `isthmus verify` and `isthmus deploy` for this package",
             )  # fmt: skip
+        # Who can write a package can write the deployment beside it, but not what the server was started with.
+        for key in dict.fromkeys((public_key, deployment.public_key)):
+            if key is not None:
+                require_signature(folder, key)
         self.contract = read_contract(folder, manifest)
         self.inputs = manifest.model_inputs
         variant = manifest.variant(deployment.precision)
         self._output = require_rows(manifest)
-        try:
-            golden = read_golden(folder, manifest)
-            cases = [golden.columns(case, self.inputs) for case in golden.cases]
-            expected = [case.outputs[variant.file][self._output].array for case in golden.cases]
-            self._session = _session(folder / variant.file, deployment.threads)
-            found = [self.predict(columns) for columns in cases]
-        except PackageError:
-            raise
-        except Exception as error:  # onnxruntime's exceptions have no base class of their own
-            where = f"package {manifest.name}: {variant.file}"
-            raise PackageError(where, f"onnxruntime refuses it ({error})", remedy="export the model again") from error
-        # Written so that NaN, which compares as false, is refused.
-        if not all(map(_same, found, expected)):
-            raise PackageError(
-                f"package {manifest.name}: {variant.file}", "does not reproduce its golden outputs",
-                expected=f"differences of at most {GOLDEN_TOLERANCE:g}", remedy="export it with this onnxruntime",
-            )  # fmt: skip
-
-        self.seconds = self._time(cases[0])
+        golden = read_golden(folder, manifest)
+        require_fed(f"package {manifest.name}", golden, manifest)
+        self._session = opened(folder, manifest, variant, deployment.threads)
+        found = answers(self._session, manifest, variant, [case.feeds for case in golden.cases])
+        require_reproduced(golden, manifest, variant, found)
+        self.seconds = self._time(golden.columns(golden.cases[0], self.inputs))
 
     @property
     def threads(self) -> int:
@@ -95,14 +89,3 @@ class Model:
             self.predict(row)
             durations.append(time.perf_counter() - start)
         return min(durations)
-
-
-def _same(found: Float32, expected: np.ndarray[Any, Any]) -> bool:
-    return found.shape == expected.shape and bool(np.abs(found - expected).max(initial=0.0) <= GOLDEN_TOLERANCE)
-
-
-def _session(file: Path, threads: int) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])

@@ -12,6 +12,7 @@ import msgspec
 
 from isthmus.features.address import SCHEMES, Address, without_credentials
 from isthmus.features.errors import ConfigurationError, DataError, Problem
+from isthmus.features.signature import PASSWORD
 from isthmus.serving.keys import Keyring
 from isthmus.serving.limits import Limits
 
@@ -34,6 +35,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         port: port to listen on; 0 for any free one.
         workers: server processes that share the port.
         limits: what requests may ask of a worker.
+        public_key: whose owner must have signed every package that is deployed, as PEM; None if nobody must.
         now: the present time in microseconds since 1970 UTC for projects that replay history; None for the clock.
     """
 
@@ -45,6 +47,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     port: int = 6570
     workers: int = 1
     limits: Limits = Limits()
+    public_key: str | None = None
     now: int | None = None
 
     def __post_init__(self) -> None:
@@ -104,7 +107,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 def command(settings: ServerSettings) -> tuple[list[str], dict[str, str]]:
     """The arguments and the whole environment that start a server with these settings in a child process."""
-    environment = {**os.environ, VARIABLE: msgspec.json.encode(settings).decode()}
+    # A server signs nothing.
+    inherited = {name: value for name, value in os.environ.items() if name != PASSWORD}
+    environment = {**inherited, VARIABLE: msgspec.json.encode(settings).decode()}
     return [sys.executable, "-m", "isthmus.serving"], environment
 
 

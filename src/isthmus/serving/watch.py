@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -22,13 +23,18 @@ T = TypeVar("T")
 class Watch:
     """The state of a server, kept up with two files.
 
+    Args:
+        contract: the one file.
+        deployment: the other.
+        public_key: whose owner must have signed what is deployed, as PEM; None if nobody must.
+
     Attributes:
         state: what to answer from. A request takes it once and keeps it: the next state is another object.
     """
 
-    def __init__(self, contract: Path, deployment: Path) -> None:
+    def __init__(self, contract: Path, deployment: Path, public_key: str | None = None) -> None:
         self._contract = File(contract, _contract)
-        self._deployment = File(deployment, _model)
+        self._deployment = File(deployment, partial(_model, public_key))
         self.state = State()
         self._before: Contract | None = None
 
@@ -111,8 +117,8 @@ def _contract(path: Path) -> Contract:
     return Contract.loads(_read(path), str(path))
 
 
-def _model(path: Path) -> Model:
-    return Model(Deployment.loads(_read(path), str(path)))
+def _model(public_key: str | None, path: Path) -> Model:
+    return Model(Deployment.loads(_read(path), str(path)), public_key)
 
 
 def _read(path: Path) -> bytes:

@@ -1,0 +1,129 @@
+"""`isthmus package verify`, with what a serving host has, and by a browser's runtime."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from isthmus.features.inspection import inspect
+from isthmus.features.signature import Signer
+from isthmus.orchestration.webruntime import TOLERANCE, WebRuntime
+from tests.distill.packages import of_rows, of_tensors, resum, rewritten
+from tests.serving.support import make_package
+from tests.signing import pair
+
+HEAVY = ("torch", "onnx", "dagster", "feast", "pyspark", "pysail", "sklearn", "scipy", "transformers", "accelerate")
+SIGNING = ("model_signing", "cryptography")
+
+
+def verify(package: Path, *options: str, absent: tuple[str, ...] = HEAVY, **environment: str) -> Any:
+    """The verb in a process in which some libraries cannot be imported."""
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({absent!r}))\n"
+        "from isthmus.orchestration.cli import main\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-c", code, "package", "verify", str(package), *options]
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_a_serving_host_can_verify(tmp_path: Path) -> None:
+    package = make_package(tmp_path / "package")
+    shown = verify(package, absent=(*HEAVY, *SIGNING))
+    assert (shown.returncode, shown.stderr) == (0, "")
+    lines = [" ".join(line.split()) for line in shown.stdout.splitlines() if " ok " in line]
+    assert [line.partition(" ok ")[0] for line in lines] == [
+        "files and manifest", "model.sig", "contract.json", "golden.json", "model.int8.ort",
+    ]  # fmt: skip
+    told = json.loads(verify(package, "--json").stdout)
+    assert told["passed"]
+    assert 0 < told["worst"]["model.int8.ort"] < 1e-5
+    assert {check["passed"] for check in told["checks"]} == {True}
+
+
+def test_every_wrong_thing_has_its_line_and_the_first_is_the_error(tmp_path: Path) -> None:
+    package = make_package(tmp_path / "package", shift=0.001)
+    rewritten("manifest.json", lambda m: m.update(service="others"))(package)
+    shown = verify(package)
+    assert shown.returncode == 1
+    assert [line.split()[0] for line in shown.stdout.splitlines() if " refused " in line] == [
+        "contract.json", "model.int8.ort",
+    ]  # fmt: skip
+    assert "no service others; expected one of late" in shown.stderr
+    told = verify(package, "--json")
+    assert told.returncode == 1
+    assert [check["check"] for check in json.loads(told.stdout)["checks"] if not check["passed"]] == [
+        "contract.json", "model.int8.ort",
+    ]  # fmt: skip
+    (package / "README.md").write_text("[bold]not listed[/bold]")
+    resum(package)
+    damaged = make_package(tmp_path / "damaged")
+    (damaged / "[red]x").write_text("")
+    shown = verify(damaged)
+    assert (shown.returncode, "not listed in SHA256SUMS" in shown.stderr) == (1, True)
+
+
+def test_a_key_asks_for_a_signature(tmp_path: Path) -> None:
+    package, (private, public), (_, other) = (
+        make_package(tmp_path / "package"),
+        pair(tmp_path, "a"),
+        pair(tmp_path, "b"),
+    )
+    shown = verify(package, "--key", str(public))
+    assert (shown.returncode, "the package is not signed" in shown.stderr) == (1, True)
+    Signer(private).sign(package)
+    assert "there is one, and no key to check it" in verify(package, absent=SIGNING).stdout
+    shown = verify(package, "--key", str(public))
+    assert (shown.returncode, "by key" in shown.stdout) == (0, True)
+    shown = verify(package, "--key", str(other))
+    assert (shown.returncode, "is signed by key" in shown.stderr) == (1, True)
+    assert verify(package, "--key", str(private)).returncode == 2
+    shown = verify(package, "--key", str(public), absent=SIGNING)
+    assert (shown.returncode, "isthmus[signing]" in shown.stderr) == (3, True)
+
+
+def test_a_browser_s_runtime_takes_tensors_of_every_kind(cache: Path, tmp_path: Path) -> None:
+    package = of_tensors(tmp_path)
+    inspection = inspect(package, runtime=WebRuntime(cache))
+    inspection.require()
+    assert inspection.worst == {"model.fp32.ort": 0.0}
+    assert [entry.name for entry in cache.iterdir()] == [WebRuntime(cache)._folder.name]
+
+
+def test_a_browser_s_runtime_answers_as_recorded(cache: Path, tmp_path: Path) -> None:
+    package = of_rows(tmp_path)
+    inspection = inspect(package, runtime=WebRuntime(cache))
+    inspection.require()
+    assert inspection.worst.keys() == {"model.fp32.ort", "model.int8.ort"}
+    assert max(inspection.worst.values()) <= TOLERANCE
+    shutil.copy(package / "model.int8.ort", package / "model.fp32.ort")
+    resum(package)
+    (found,) = [check for check in inspect(package, runtime=WebRuntime(cache)).checks if check.error]
+    assert (found.subject, "does not reproduce" in found.found) == ("model.fp32.ort", True)
+    (package / "model.fp32.ort").write_bytes(b"ORTM" * 9)
+    resum(package)
+    (found,) = [check for check in inspect(package, runtime=WebRuntime(cache)).checks if check.error]
+    assert (found.subject, "onnxruntime-web refuses it" in found.found) == ("model.fp32.ort", True)
+
+
+def test_what_a_browser_s_runtime_lacks_is_named(cache: Path, tmp_path: Path) -> None:
+    package, nothing = make_package(tmp_path / "package"), str(tmp_path)
+    shown = verify(package, "--runtime", "web", PATH=nothing)
+    assert (shown.returncode, "node: is not there. Install Node.js 20" in shown.stderr) == (3, True)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "node").symlink_to(shutil.which("node") or "")
+    shown = verify(package, "--runtime", "web", PATH=str(tmp_path / "bin"), XDG_CACHE_HOME=nothing)
+    assert (shown.returncode, "npm: is not there. Install Node.js 20" in shown.stderr) == (3, True)
+    shown = verify(
+        package, "--runtime", "web", XDG_CACHE_HOME=str(tmp_path / "cache"),
+        npm_config_registry="http://127.0.0.1:1/", npm_config_cache=str(tmp_path / "npm"),
+    )  # fmt: skip
+    assert (shown.returncode, "npm: cannot install onnxruntime-web" in shown.stderr) == (3, True), shown.stderr
+    assert list((tmp_path / "cache" / "isthmus").iterdir()) == []
