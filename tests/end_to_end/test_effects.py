@@ -58,8 +58,12 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for file in (*EXAMPLE.glob("*.py"), EXAMPLE / "isthmus.toml"):
         shutil.copy(file, root / file.name)
     shutil.copytree(EXAMPLE / "pages", root / "pages")
+    settings = root / "isthmus.toml"
+    settings.write_text(settings.read_text().replace("latency_objective_ms = 33", "latency_objective_ms = 3000"))
     (root / "tiny.py").write_text(TINY)
+    # Gates are for a student that has learned.
     definitions = (root / "definitions.py").read_text().replace("effects:Effects", "tiny:Tiny")
+    definitions = definitions.replace("    gates=[", "    gates=[] and [")
     (root / "definitions.py").write_text(definitions.replace("steps=", "steps=8 or ").replace("batch=", "batch=2 or "))
     return root
 
@@ -92,7 +96,9 @@ def distilled(folder: Path) -> DistillationReport:
     apply(project)
     build(project)
     training_set(project)
-    return distill(project)
+    report = distill(project)
+    assert export(project).left_out == {}
+    return report
 
 
 def test_a_student_is_measured_against_its_teacher(distilled: DistillationReport) -> None:
@@ -240,16 +246,9 @@ def test_a_frame_of_other_pixels_is_refused(distilled: DistillationReport, folde
 
 @pytest.fixture(scope="module")
 def drawing(distilled: DistillationReport, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of its package. Gates are for a student that has learned, and a busy machine is slow."""
+    """The page of its package."""
     assert distilled.path.exists()
-    definitions = folder / "definitions.py"
-    definitions.write_text(definitions.read_text().replace("    gates=[", "    gates=[] and ["))
-    settings = folder / "isthmus.toml"
-    settings.write_text(settings.read_text().replace("latency_objective_ms = 33", "latency_objective_ms = 3000"))
-    project = Project(folder)
-    exported = export(project)
-    assert exported.left_out == {}
-    return site(project, None, tmp_path_factory.mktemp("drawing"))
+    return site(Project(folder), None, tmp_path_factory.mktemp("drawing"))
 
 
 def colors(page: Page, canvas: str) -> Array:
