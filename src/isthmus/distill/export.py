@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import onnx
 import onnxruntime
 
@@ -65,7 +66,7 @@ class ExportReport:
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain data."""
-        return {**dataclasses.asdict(self), "path": str(self.path)}
+        return {**dataclasses.asdict(self), "path": str(self.path), "served": msgspec.structs.asdict(self.served)}
 
 
 def export(

@@ -87,10 +87,10 @@ def _run(project: Project, progress: Progress) -> tuple[dict[str, dict[str, Any]
         try:
             result = job.execute_in_process(instance=instance, run_config=quiet, raise_on_error=True)
         except dg.DagsterError as error:
-            if error.__cause__ is not None:
-                raise
-            # A check that did not pass is no exception of ours: Dagster's sentence names the checks.
+            # A check that did not pass is no exception of ours: Dagster names the checks, in lines of their own.
             failed = "; ".join(line.strip(" -") for line in str(error).splitlines()[1:] if line.strip())
+            if error.__cause__ is not None or not failed:
+                raise
             raise GateFailed(
                 "demo", f"a blocking check did not pass ({failed})", remedy="look at the checks with `isthmus dev`"
             ) from error
