@@ -10,16 +10,14 @@ begin(async ({ ort, opened }) => {
   const { manifest, golden } = opened;
   const asked = [...new Map(manifest.inputs.map((one) => [one.name, one])).values()];
   const given = asked.filter((one) => one.tensor.startsWith("given_"));
-  for (const one of asked) {
-    const label = document.createElement("label");
-    const span = label.appendChild(document.createElement("span"));
-    span.textContent = one.name.replace("__", " · ").replaceAll("_", " ");
-    span.appendChild(document.createElement("small")).textContent = given.includes(one) ? `${one.dtype}, request` : one.dtype;
-    const field = label.appendChild(document.createElement("input"));
-    field.name = one.name;
-    field.inputMode = one.dtype === "String" ? "text" : "decimal";
-    field.placeholder = "null";
-    document.querySelector("#inputs").append(label);
+  // What is asked first, then the features of each view.
+  const view = ({ name }) => (name.includes("__") ? name.slice(0, name.indexOf("__")) : "");
+  for (const of of [...new Set(asked.map(view))].sort((one, other) => Number(one !== "") - Number(other !== ""))) {
+    const group = document.createElement("details");
+    group.open = of === "" || asked.length < 12;
+    group.appendChild(document.createElement("summary")).textContent = of.replaceAll("_", " ") || "asked";
+    for (const one of asked.filter((each) => view(each) === of)) group.append(label(one));
+    document.querySelector("#inputs").append(group);
   }
   const rows = golden.cases[0].rows;
   const example = document.querySelector("#example");
@@ -53,6 +51,19 @@ begin(async ({ ort, opened }) => {
   form.hidden = false;
   show("good", `${asked.length} raw inputs; scaling, vocabularies and ${given.length ? "request features" : "imputation"} are in the graph`);
 });
+
+/** A field for an input, with its name within its view. */
+function label({ name, dtype }) {
+  const made = document.createElement("label");
+  const span = made.appendChild(document.createElement("span"));
+  span.textContent = name.replace(/^.*?__/, "").replaceAll("_", " ");
+  span.appendChild(document.createElement("small")).textContent = dtype;
+  const field = made.appendChild(document.createElement("input"));
+  field.name = name;
+  field.inputMode = dtype === "String" ? "text" : "decimal";
+  field.placeholder = "null";
+  return made;
+}
 
 /** What stands in a field; an empty one is null. */
 function read({ name, dtype }) {
