@@ -87,6 +87,14 @@ def test_very_many_expressions_of_expressions(spark: "SparkSession") -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_zeros_of_constants_keep_their_signs(spark: "SparkSession") -> None:
+    """A runtime takes x + 0.0 for x, also where x is a constant that it computes itself."""
+    half = F.lit(-0.0).cast("float") / F.lit(2)
+    sums = [F.lit(0.0) + half, F.lit(0.0) + F.sqrt(F.lit(-0.0)), F.lit(0.0) + F.lit(-0.0), F.lit(-0.0) - F.lit(0.0),
+            half + F.floor(F.lit(-0.5)), F.lit(-0.0) * F.lit(3.0) + F.col("a_double")]  # fmt: skip
+    assert _wrong(spark, random.Random(0), sums) == []
+
+
 # --- what no graph can hold
 
 

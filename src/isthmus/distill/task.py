@@ -119,7 +119,7 @@ class Task(ABC):
     form = Form()
     tolerance: Mapping[str, float] = {"fp32": 1e-5, "int8": 0.05}
     quantized: Sequence[str] = ("Conv", "Gemm", "MatMul")
-    golden = 64
+    golden = 32
     compared = 2000
 
     def __init__(self, material: Material) -> None:

@@ -22,6 +22,7 @@ _SIGNLESS = frozenset({"Abs", "Exp"})
 _FOLDED: dict[str, Callable[..., "np.ndarray[Any, Any]"]] = {
     "Neg": np.negative, "Abs": np.abs, "IsNaN": np.isnan, "Equal": np.equal, "Less": np.less,
     "LessOrEqual": np.less_equal, "Greater": np.greater, "And": np.logical_and, "Or": np.logical_or,
+    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply,
 }  # fmt: skip
 """What is computed at once, of constants, and gives the same bits everywhere."""
 _DECIDED = {"And": True, "Or": False}
@@ -98,7 +99,7 @@ class Graph:
         if (known := self._without(operator, inputs)) is not None:
             return known
         # ONNX Runtime takes x + 0.0 for x, which a -0.0 is not, and (1 / x) * y for y / x, also of whole numbers.
-        if operator in ("Add", "Sub") and not self._fixed.keys() >= set(inputs):
+        if operator in ("Add", "Sub"):
             inputs = tuple(
                 self.row(name) if self._fixed.get(name) and self._may_be(name, 0) else name for name in inputs
             )
