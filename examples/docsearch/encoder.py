@@ -1,5 +1,6 @@
 """Encoders of texts: the student's, and what makes pairs of vectors of any."""
 
+import logging
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -126,6 +127,8 @@ def exported(embedder: Embedder) -> onnx.ModelProto:
     # Two tensors: of one that is given twice the exporter makes one input.
     tokens, mask = (torch.ones((2, 8), dtype=torch.int64) for _ in range(2))
     sizes = {0: torch.export.Dim("N"), 1: torch.export.Dim("P", max=embedder.encoder.config.max_position_embeddings)}
+    # It says what it could do for networks of other libraries.
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own
         program = torch.onnx.export(

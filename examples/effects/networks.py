@@ -1,5 +1,6 @@
 """Two networks that paint: the generator, which is large, and a small one for a device. And the graph of a network."""
 
+import logging
 import warnings
 
 import onnx
@@ -152,6 +153,8 @@ def multiply_adds(network: nn.Module) -> int:
 
 def exported(network: nn.Module) -> onnx.ModelProto:
     """The graph of a network: `frame`, float32 (N, 3, 256, 256), to `image`, of the same sizes."""
+    # It says what it could do for networks of other libraries.
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own
         program = torch.onnx.export(
