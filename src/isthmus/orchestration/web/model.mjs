@@ -72,7 +72,7 @@ export async function difference(ort, { session, golden, variant }) {
       const found = answers[name].data;
       if (found.length !== expected.length) return NaN;
       expected.forEach((value, place) => {
-        const apart = Math.abs(Number(value) - Number(found[place]));
+        const apart = value === found[place] ? 0 : Math.abs(Number(value) - Number(found[place]));
         worst = apart > worst || Number.isNaN(apart) ? apart : worst;
       });
       if (Number.isNaN(worst)) return NaN;
