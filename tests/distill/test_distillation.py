@@ -11,10 +11,11 @@ from isthmus.distill.boosting import Boosting
 from isthmus.distill.dataset import Array, tensors
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.evaluate import auc, sigmoid
+from isthmus.distill.kind import restored
 from isthmus.distill.split import binary_labels, split_table
-from isthmus.distill.student import load_student, read_record
+from isthmus.distill.student import Student, read_record
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
-from tests.distill.support import PROFILE, STUDENT, TEACHER, run, training_set
+from tests.distill.support import PROFILE, STUDENT, TEACHER, material, run, training_set
 
 
 def test_all_four_stand_side_by_side(trained: DistillationReport) -> None:
@@ -41,7 +42,9 @@ def test_the_folder_holds_the_student(trained: DistillationReport, table: pa.Tab
     labels = binary_labels(table, record.label, parts)
     for one in trained.data["runs"]:
         if one["seed"] == trained.data["shipped"]:
-            logits = load_student(trained.path, one["model"]).logits(tensors(table, STUDENT)[parts.test])
+            student = restored(material(table), trained.path, one["model"]).student
+            assert isinstance(student, Student)
+            logits = student.logits(tensors(table, STUDENT)[parts.test])
             assert auc(labels[parts.test], sigmoid(logits)) == one["quality"]["auc"]
 
 
@@ -105,12 +108,16 @@ def test_nothing_is_written_when_the_input_is_wrong(tmp_path: Path) -> None:
     assert not (tmp_path / "models").exists()
 
 
-def test_a_damaged_student_is_named(trained: DistillationReport, tmp_path: Path) -> None:
+def test_a_damaged_student_is_named(trained: DistillationReport, table: pa.Table, tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_bytes((trained.path / "report.json").read_bytes())
     (tmp_path / "student.json").write_bytes((trained.path / "student.json").read_bytes())
     weights = (trained.path / "student.safetensors").read_bytes()
     (tmp_path / "student.safetensors").write_bytes(weights[:-10])
     with pytest.raises(DataError, match=r"student.safetensors: cannot be read.*Run distill again"):
-        load_student(tmp_path)
+        restored(material(table), tmp_path)
     (tmp_path / "student.json").write_text("{", encoding="utf-8")
     with pytest.raises(DataError, match=r"student.json: cannot be read"):
-        load_student(tmp_path)
+        restored(material(table), tmp_path)
+    (tmp_path / "report.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(DataError, match=r"report.json: cannot be read"):
+        restored(material(table), tmp_path)

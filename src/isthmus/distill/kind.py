@@ -51,12 +51,13 @@ def made(material: Material) -> Task:
     return _class(material.declaration)(material)
 
 
-def restored(material: Material, folder: Path) -> Restored:
+def restored(material: Material, folder: Path, weights: str = "student") -> Restored:
     """A student as it was trained: what its preparation learned is not learned again.
 
     Args:
         material: what it was trained with; the contract may have changed since, and the profile.
         folder: of the student.
+        weights: "control" gives the one that learned without the teacher.
 
     Raises:
         ContractMismatch: it was trained on other rows, or as another declaration.
@@ -83,7 +84,7 @@ def restored(material: Material, folder: Path) -> Restored:
             expected="the same split, inputs and task",
             remedy="run `isthmus distill`",
         )
-    file = folder / "student.safetensors"
+    file = folder / f"{weights}.safetensors"
     try:
         with torch.random.fork_rng(devices=[]):
             student = task.student()

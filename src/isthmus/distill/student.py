@@ -5,12 +5,10 @@ from pathlib import Path
 
 import msgspec
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
 from isthmus.distill.dataset import Array, Tensors
-from isthmus.distill.preparation import FILE, Prepare
+from isthmus.distill.preparation import Prepare
 from isthmus.features.errors import DataError
 from isthmus.features.manifest import ModelInput
 from isthmus.features.types import TYPES
@@ -98,20 +96,6 @@ def read_record(folder: Path) -> StudentRecord:
         return msgspec.json.decode((folder / RECORD).read_bytes(), type=StudentRecord)
     except (OSError, msgspec.MsgspecError) as error:
         raise _unreadable(folder / RECORD, error) from error
-
-
-def load_student(folder: Path, weights: str = "student") -> Student:
-    """A trained student, ready to answer; `weights="control"` gives the one that learned from labels alone."""
-    record = read_record(folder)
-    file = folder / f"{weights}.safetensors"
-    try:
-        learned = load_file(file)
-        file = folder / FILE
-        student = Student(Prepare(record.preparation, file.read_bytes()), record.hidden, record.dropout)
-        student.load_state_dict(learned)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise _unreadable(file, error) from error
-    return student.eval()
 
 
 def _unreadable(file: Path, error: Exception) -> DataError:
