@@ -3,7 +3,7 @@
 Everything a `definitions.py` needs is here; importing it loads no third-party library.
 """
 
-from isthmus.distill.declaration import Distillation, Gate, Tabular
+from isthmus.distill.declaration import Distillation, Gate, Search, Tabular
 from isthmus.distill.settings import Settings
 from isthmus.features.errors import (
     ConfigurationError,
@@ -63,6 +63,7 @@ __all__ = [
     "RequestError",
     "RequestSource",
     "RequestTransform",
+    "Search",
     "Settings",
     "Source",
     "Spine",

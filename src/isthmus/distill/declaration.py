@@ -138,6 +138,64 @@ class Gate:
     at_most: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """Which students `isthmus search` tries, to find those that are good, fast and small on this machine.
+
+    What the file of a student may take is said by `[profiles.serving]`: its p99, its memory, and its precision, which is
+    searched, too, where that is "fastest".
+
+    Attributes:
+        shape: of the student: names of its task's `shape`, each with the values to try. Values next to each other should
+            be alike: the search goes along them. Of a `Tabular` these are `width`, of the first hidden layer, and
+            `depth`: each layer is half as wide as the one before.
+        trials: how many students are tried.
+        settings: how each is trained, if not as the distillation says: shorter, say.
+        most_bytes: of a model file in ORT format; None for any.
+        seed: of the choice.
+    """
+
+    shape: Mapping[str, Sequence[Any]]
+    trials: int = 30
+    settings: Settings | None = None
+    most_bytes: int | None = None
+    seed: int = 0
+
+    def problems(self, where: str, task: "Tabular | str") -> list[Problem]:
+        """Everything wrong in the values, one entry each."""
+        checks = [
+            ("shape", bool(self.shape), "at least one name with values"),
+            ("trials", self.trials >= 1, "at least 1"),
+            ("most_bytes", self.most_bytes is None or self.most_bytes >= 1, "at least 1"),
+            ("seed", 0 <= self.seed < 2**32, "0 to 2**32 - 1"),
+        ]
+        found = _problems(self, where, checks)
+        for name, values in self.shape.items():
+            place = f"{where}: shape {name!r}"
+            if not isinstance(values, Sequence) or isinstance(values, str) or not len(values):
+                found.append(Problem(place, repr(values), "a sequence of values"))
+            elif not all(map(_plain, values)):
+                found.append(Problem(place, repr(values), "numbers, truth values, texts, and tuples of them"))
+            elif len(set(map(repr, values))) < len(values):
+                found.append(Problem(place, repr(values), "each value once"))
+            elif isinstance(task, Tabular) and name not in LAYERS:
+                found.append(Problem(place, "is nothing of a Tabular's student", one_of(LAYERS)))
+            elif isinstance(task, Tabular) and not all(type(value) is int and value >= 1 for value in values):
+                found.append(Problem(place, repr(values), "whole numbers of at least 1"))
+        return found
+
+
+LAYERS = ("width", "depth")
+"""What is searched of a `Tabular`'s student."""
+
+
+def _plain(value: Any) -> bool:
+    """Whether a value stands in JSON as it is."""
+    if isinstance(value, tuple | list):
+        return all(map(_plain, value))
+    return isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
+
+
 @dataclass(frozen=True)
 class Distillation:
     """A teacher, a student and how the one learns from the other.
@@ -156,6 +214,8 @@ class Distillation:
             rows; for rows without times, and only with a task of your own.
         seeds: how many students and controls are trained, each with weights, order of rows and dropout of its own.
         seed: the first of the seeds.
+        shape: of the student of a task of your own: values for names of its task's `shape`.
+        search: which other students `isthmus search` tries.
         gates: what the student must reach to be packaged. None: the teacher helped, and of tables 95 % of the
             reference's lift over chance is kept.
         description: for people.
@@ -172,6 +232,8 @@ class Distillation:
     seeds: int = 3
     seed: int = 0
     gates: Sequence[Gate] | None = None
+    shape: Mapping[str, Any] = field(default_factory=dict)
+    search: Search | None = None
     description: str = ""
 
     @property
@@ -217,6 +279,13 @@ class Distillation:
             ("seeds", self.seeds >= 1, "at least 1"),
             ("seed", 0 <= self.seed < 2**32, "0 to 2**32 - 1"),
             (
+                "shape",
+                not (self.shape and isinstance(self.task, Tabular)) and _plain([*self.shape.values()]),
+                "nothing: the layers of a Tabular are its `hidden`"
+                if isinstance(self.task, Tabular)
+                else "numbers, truth values, texts, and tuples of them",
+            ),
+            (
                 "gates",
                 all(gate.at_least is not None or gate.at_most is not None for gate in self.required),
                 "at_least or at_most in each",
@@ -225,15 +294,27 @@ class Distillation:
         found = _problems(self, self.where, checks)
         if isinstance(self.task, Tabular):
             found += self.task.problems(self.where)
-        if self.settings is None:
-            return found
-        if self.settings.gate is not None:
-            found.append(Problem(f"{self.where}: gate", repr(self.settings.gate), "None: the task's metric decides"))
-        return found + replace(self._timed(self.settings, 1), gate="the task's").problems(self.where)
+        if self.search is not None:
+            place = f"{self.where}: search"
+            found += [*self.search.problems(place, self.task), *self._misset(self.search.settings, place)]
+        return found + self._misset(self.settings, self.where)
+
+    def _misset(self, settings: Settings | None, where: str) -> list[Problem]:
+        if settings is None:
+            return []
+        wrong = replace(self._timed(settings, 1), gate="the task's").problems(where)
+        if settings.gate is not None:
+            wrong.append(Problem(f"{where}: gate", repr(settings.gate), "None: the task's metric decides"))
+        return wrong
 
     def trained(self, profile: "TrainingProfile") -> Settings:
         """How student and control are trained under a profile."""
         return self._timed(self.settings or replace(TABLES, batch=profile.batch), profile.epochs)
+
+    def tried(self, profile: "TrainingProfile") -> Settings:
+        """How the students of a search are trained under a profile."""
+        chosen = None if self.search is None else self.search.settings
+        return self.trained(profile) if chosen is None else self._timed(chosen, profile.epochs)
 
     def _timed(self, settings: Settings, epochs: int) -> Settings:
         return settings if settings.epochs or settings.steps else replace(settings, epochs=epochs)

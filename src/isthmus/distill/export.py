@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 import onnx
 import onnxruntime
+from torch import nn
 
 from isthmus.distill.account import Progress
 from isthmus.distill.golden import spread
-from isthmus.distill.kind import Restored, restored
+from isthmus.distill.kind import restored
 from isthmus.distill.package import package_bytes, write_package
 from isthmus.distill.quantize import quantize
 from isthmus.distill.runtime import described, ort_format
@@ -110,7 +111,7 @@ def export(
     task, parts = found.task, material.parts
     progress("read", 0.1)
     edges = task.edges(found.student)
-    models = _models(task, found, edges)
+    models = _models(task, found.student, edges)
     progress("converted", 0.3)
     golden = [task.case(found.student, parts.test[spread(len(parts.test), task.golden)]), *edges]
     trial = Trial(found, golden, cache, profile)
@@ -180,8 +181,20 @@ def export(
     return report
 
 
-def _models(task: Task, found: Restored, edges: Sequence[Case]) -> dict[str, bytes]:
-    model = task.model(found.student)
+def _models(task: Task, student: nn.Module, edges: Sequence[Case]) -> dict[str, bytes]:
+    model = plain(task, student)
+    fp32, int8 = (in_precision(task, model, precision, edges) for precision in ("fp32", "int8"))
+    return {
+        "model.fp32.onnx": fp32,
+        "model.fp32.ort": ort_format(fp32),
+        "model.int8.onnx": int8,
+        "model.int8.ort": ort_format(int8),
+    }
+
+
+def plain(task: Task, student: nn.Module) -> onnx.ModelProto:
+    """The graph of a student, and nothing about the machine that made it."""
+    model = task.model(student)
     # Exporters note where in the source a node comes from: it is nobody's business, and differs between machines.
     for node in model.graph.node:
         del node.metadata_props[:]
@@ -189,16 +202,16 @@ def _models(task: Task, found: Restored, edges: Sequence[Case]) -> dict[str, byt
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info, *model.graph.initializer):
         del value.metadata_props[:]
     del model.graph.metadata_props[:]
+    return model
+
+
+def in_precision(task: Task, model: onnx.ModelProto, precision: str, edges: Sequence[Case]) -> bytes:
+    """A graph in fp32 or int8, as ONNX. Ranges are those of training rows and of what no row holds."""
+    if precision == "fp32":
+        return bytes(model.SerializeToString(deterministic=True))
     learned = task.material.parts.train
     rows = learned[spread(len(learned), CALIBRATION_ROWS)]
-    calibration = [*_in_parts(task, rows), *(case.feeds for case in edges)]
-    fp32, int8 = model.SerializeToString(deterministic=True), quantize(model, calibration, task.quantized)
-    return {
-        "model.fp32.onnx": fp32,
-        "model.fp32.ort": ort_format(fp32),
-        "model.int8.onnx": int8,
-        "model.int8.ort": ort_format(int8),
-    }
+    return quantize(model, [*_in_parts(task, rows), *(case.feeds for case in edges)], task.quantized)
 
 
 def _in_parts(task: Task, rows: Index) -> list[Feeds]:

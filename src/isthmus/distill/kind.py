@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from isthmus.distill.student import read_record
 from isthmus.distill.tabular import TabularTask
 from isthmus.distill.task import Material, Task
 from isthmus.distill.teachers.fingerprint import fingerprint
-from isthmus.features.contract import sha256
+from isthmus.features.contract import one_of, sha256
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, Problem
 from isthmus.transforms.steps import described
 
@@ -45,10 +46,24 @@ def made(material: Material) -> Task:
     """The task that a declaration names.
 
     Raises:
-        ConfigurationError: there is no such task.
+        ConfigurationError: there is no such task, or what is declared of its shape it does not have.
         DataError: the table does not hold what the task needs.
     """
-    return _class(material.declaration)(material)
+    kind, declared = _class(material.declaration), material.declaration
+    require_shape(kind, declared.shape, declared.where)
+    return kind(material)
+
+
+def require_shape(task: Task | type[Task], names: Iterable[str], where: str) -> None:
+    """Refuses what a task's student is not made with.
+
+    Raises:
+        ConfigurationError: there are such names.
+    """
+    if beyond := [name for name in names if name not in task.shape]:
+        expected = one_of(task.shape) if task.shape else "a task that has a `shape`"
+        problems = [Problem(f"shape {name!r}", "the student is not made with it", expected) for name in beyond]
+        raise ConfigurationError(where, problems)
 
 
 def restored(material: Material, folder: Path, weights: str = "student") -> Restored:
@@ -110,6 +125,7 @@ def origins(task: Task) -> dict[str, str]:
         "label": material.label,
         "inputs": [[item.name, item.dtype.name] for item in material.student_inputs],
         "split": [*declared.split, declared.split_by],
+        **({"shape": dict(declared.shape)} if declared.shape else {}),
     }
     return {"training_set": material.training_set, "kind": sha256(about)}
 

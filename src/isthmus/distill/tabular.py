@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from torch import nn
 
 from isthmus.distill.boosting import Boosting
 from isthmus.distill.dataset import Tensors, columns, seen, tensors
-from isthmus.distill.declaration import Tabular
+from isthmus.distill.declaration import LAYERS, Tabular
 from isthmus.distill.evaluate import auc, metrics, sigmoid
 from isthmus.distill.golden import Columns, edges, plain, take
 from isthmus.distill.graph import OUTPUT, graph
@@ -43,6 +44,8 @@ class TabularTask(Task):
     # process holds one of them.
     rows_per_thread = 4096
     quantized = ("Gemm",)
+    shape: Mapping[str, Any] = MappingProxyType(dict.fromkeys(LAYERS))
+    """None: as the Tabular says."""
     form = Form("float32")
     """Half precision would make ties of different scores."""
 
@@ -98,7 +101,20 @@ class TabularTask(Task):
 
     def student(self) -> nn.Module:
         """A small network."""
-        return Student(self._prepare, self.declared.hidden, self.declared.dropout)
+        return Student(self._prepare, self.hidden, self.declared.dropout)
+
+    @property
+    def hidden(self) -> tuple[int, ...]:
+        """Widths of its layers: those of the Tabular, unless a search tries others."""
+        declared, (width, depth) = tuple(self.declared.hidden), (self.shape[name] for name in LAYERS)
+        if width is None and depth is None:
+            return declared
+        widest, layers = width or max(declared, default=1), depth or len(declared)
+        return tuple(max(1, widest >> layer) for layer in range(layers))
+
+    def line(self) -> str:
+        """In the Tabular."""
+        return f"task=Tabular(hidden={self.hidden})"
 
     def batch(self, rows: torch.Tensor) -> Batch:
         """Prepared rows."""

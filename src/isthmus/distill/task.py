@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,6 +109,8 @@ class Task(ABC):
         quantized: the operators whose weights and inputs are whole numbers in an INT8 graph.
         golden: test rows in a package, with its answers.
         compared: rows on which the verdict compares a package with its student, at most.
+        shape: what its student is made with, by name: what `Distillation(shape=...)` says otherwise, and what a search
+            tries values of.
     """
 
     metric: str
@@ -121,9 +124,11 @@ class Task(ABC):
     quantized: Sequence[str] = ("Conv", "Gemm", "MatMul")
     golden = 32
     compared = 2000
+    shape: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, material: Material) -> None:
         self.material = material
+        self.shape = {**self.shape, **material.declaration.shape}
 
     @abstractmethod
     def teacher(self) -> Teacher:
@@ -139,7 +144,11 @@ class Task(ABC):
 
     @abstractmethod
     def student(self) -> nn.Module:
-        """A new student, its weights drawn by torch's own generator."""
+        """A new student of the task's `shape`, its weights drawn by torch's own generator."""
+
+    def line(self) -> str:
+        """What the definitions say in the Distillation, for a student of the task's `shape`."""
+        return f"shape={dict(self.shape)!r}"
 
     @abstractmethod
     def batch(self, rows: Tensor) -> Batch:
@@ -281,3 +290,15 @@ def asked_all(task: Task, module: nn.Module, rows: Index, device: torch.device) 
     if problems:
         raise ConfigurationError(f"{task.material.declaration.where}: student", problems)
     return {key: torch.cat([part[key] for part in parts]).float().cpu().numpy() for key in parts[0]}
+
+
+def replied_all(task: Task, run: Callable[[Feeds], Answers], rows: Index) -> dict[str, Array]:
+    """What a graph says of rows, as `quality` takes it, a part of them at a time.
+
+    Args:
+        task: of the rows.
+        run: the graph, from tensors to outputs by name.
+        rows: their numbers.
+    """
+    parts = [task.replies(run, rows[begin : begin + task.at_once]) for begin in range(0, len(rows), task.at_once)]
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}

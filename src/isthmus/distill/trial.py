@@ -16,7 +16,7 @@ from isthmus.distill.gates import against
 from isthmus.distill.golden import spread
 from isthmus.distill.kind import Restored
 from isthmus.distill.runtime import ask, predict, session
-from isthmus.distill.task import Answers, Array, Case
+from isthmus.distill.task import Answers, Array, Case, replied_all
 from isthmus.distill.teaching import taught
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem
 from isthmus.features.manifest import Feeds, Variant
@@ -90,9 +90,7 @@ class Trial:
 
     def _quality(self, run: Any) -> dict[str, float]:
         task, test = self._task, self._task.material.parts.test
-        parts = [task.replies(run, test[begin : begin + task.at_once]) for begin in range(0, len(test), task.at_once)]
-        answers = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-        return task.quality(answers, test, self._said)
+        return task.quality(replied_all(task, run, test), test, self._said)
 
     def _require(self, file: str, quality: Mapping[str, float]) -> None:
         """The gates about the student hold for its file, too."""

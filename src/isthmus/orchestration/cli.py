@@ -206,6 +206,38 @@ def distill(name: NameArgument = None, project: ProjectOption = None, as_json: J
 
 
 @app.command()
+def search(
+    name: NameArgument = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(help="How many students in all, those of earlier calls included; by default as declared."),
+    ] = None,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Try students of other shapes and precisions under the budget. Exit code 1 if none keeps to it."""
+    from isthmus.orchestration.models import require_fit
+    from isthmus.orchestration.models import search as run
+
+    with progress() as bar:
+        report = run(_project(project), name, trials=trials, progress=bar)
+    if as_json:
+        write_json(report.as_dict())
+    else:
+        from isthmus.orchestration.summary import show_search
+
+        show_search(report.as_dict())
+    try:
+        require_fit(report)
+    except GateFailed as error:
+        if not as_json:
+            raise
+        # The report is the one document on stdout.
+        say(str(error))
+        raise typer.Exit(1) from error
+
+
+@app.command()
 def export(name: NameArgument = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
     """Turn the student into a package for the API and the device."""
     from isthmus.orchestration.models import export as run

@@ -1,4 +1,4 @@
-"""`distill` and `export`: from a training set to a student, from a student to a package."""
+"""`distill`, `search` and `export`: from a training set to a student, from a student to a package."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -30,6 +30,7 @@ from isthmus.transforms.compute import SPARK
 if TYPE_CHECKING:
     from isthmus.distill.distillation import DistillationReport
     from isthmus.distill.export import ExportReport
+    from isthmus.distill.search import SearchReport
     from isthmus.distill.task import Material
     from isthmus.transforms.fitting import Preparation
 
@@ -61,6 +62,50 @@ def distill(project: Project, name: str | None = None, *, progress: Progress = s
     write_atomically(_models(project, declared) / "latest", report.id.encode())
     papers.write(project, declared, report.path)
     return report
+
+
+def search(
+    project: Project, name: str | None = None, *, trials: int | None = None, progress: Progress = silent
+) -> "SearchReport":
+    """Tries the students that a distillation's `search` declares, and writes a page of them.
+
+    Args:
+        project: the project, with a training set.
+        name: the distillation; may be left out where there is only one.
+        trials: how many there shall be, those of earlier calls included; if not as declared.
+        progress: told what is being done and the share that is done.
+    """
+    try:
+        from isthmus.distill.search import search as run
+    except ImportError as error:
+        raise _missing("search", error) from error
+    declared = distillation(project, name)
+    examples = last_training_set(project, declared)
+    folder = papers.searches(project, declared)
+    with project.importing():
+        report = run(
+            _material(project, declared, examples),
+            folder=folder,
+            cache=_taught(project, declared),
+            runs=project.state / "runs" / declared.name / "search",
+            profile=project.settings.profiles.serving,
+            trials=trials,
+            progress=progress,
+        )
+    write_atomically(folder / "latest", report.path.name.encode())
+    papers.write_search(report.path, report.data)
+    return report
+
+
+def require_fit(report: "SearchReport") -> None:
+    """Refuses what was found if no student keeps to the budget.
+
+    Raises:
+        GateFailed: with the nearest miss.
+    """
+    from isthmus.distill.search import require_fit as require
+
+    require(report.data)
 
 
 def _material(project: Project, declared: Distillation, examples: TrainingSet) -> "Material":

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import msgspec
 
 from isthmus.distill.gates import held
 from isthmus.features.errors import DataError
-from isthmus.features.files import write_atomically
+from isthmus.features.files import read_pointer, write_atomically
 from isthmus.features.profiles import FASTEST, ServingProfile
 from isthmus.orchestration.project import Project
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 REPORT = "report.json"
 PAGE, MODEL_CARD, BOUNDARY_CARD = "report.html", "MODEL_CARD.md", "BOUNDARY.md"
+SEARCH = "search.html"
 
 
 def read(model: Path, package: Path | None = None) -> dict[str, Any]:
@@ -70,6 +72,26 @@ def _serving(package: Path) -> Path:
     return package.parents[1] / "serving" / f"{package.name}.json"
 
 
+def searches(project: Project, declared: "Distillation") -> Path:
+    """The folder of the searches of a distillation."""
+    return project.state / "search" / declared.name
+
+
+def write_search(folder: Path, found: Mapping[str, Any]) -> None:
+    """Writes the page of a search."""
+    from isthmus.distill.papers import search_page
+
+    write_atomically(folder / SEARCH, search_page(found).encode())
+
+
+def _searched(project: Project, declared: "Distillation") -> dict[str, Any] | None:
+    """What the last search found; None if there was none, or it is gone."""
+    try:
+        return _read(read_pointer(searches(project, declared) / "latest") / "search.json", "search")
+    except (FileNotFoundError, ValueError):
+        return None
+
+
 def write(project: Project, declared: "Distillation", model: Path, package: Path | None = None) -> None:
     """Writes all papers of a student anew, from what is known of it now."""
     from isthmus.distill.papers import boundary_card, model_card, page
@@ -86,6 +108,7 @@ def write(project: Project, declared: "Distillation", model: Path, package: Path
         }
         for one in held(report, declared.required, declared.where)
     ]
-    write_atomically(model / PAGE, page(report, prices.hour, prices.currency).encode())
+    found = _searched(project, declared)
+    write_atomically(model / PAGE, page(report, prices.hour, prices.currency, found).encode())
     write_atomically(model / MODEL_CARD, model_card(report).encode())
     write_atomically(model / BOUNDARY_CARD, boundary_card(report, prices.hour, prices.currency).encode())

@@ -199,6 +199,33 @@ def show_distillation(report: Mapping[str, Any]) -> None:
     console.print(f"Student, with report.html: {report['path']}", highlight=False, soft_wrap=True)
 
 
+def show_search(report: Mapping[str, Any]) -> None:
+    """Prints what a search found: the students that no other one beats, and what to write for the best."""
+    console, tried = new_console(), report["tried"]
+    shown = sorted((tried[number] for number in report["front"]), key=lambda one: one["p50_us"])
+    if shown:
+        measure = _MEASURES.get(report["metric"], report["metric"])
+        table = new_table("", *shown[0]["shape"], "precision", measure, "p50 µs", "p99 µs", "kB", "MiB")
+        for one in shown:
+            mark = "[green]recommended[/]" if one["number"] == report["recommended"] else f"{one['number']}"
+            figures = [f"{one['score']:.4f}", f"{one['p50_us']:,.1f}", f"{one['p99_us']:,.1f}"]
+            table.add_row(
+                mark, *(escape(str(value)) for value in one["shape"].values()), one["precision"], *figures,
+                f"{one['bytes'] / 1000:,.1f}", f"{one['memory_mb']:,.1f}",
+            )  # fmt: skip
+        table.caption = f"{measure} on the validation part, of the exported graph; no other student is better in all"
+        table.caption_justify = "left"
+        console.print(table)
+    counts = {word: sum(one["status"] == word for one in tried) for word in ("trained", "over budget", "failed")}
+    words = ", ".join(f"{count} {word}" for word, count in counts.items())
+    console.print(f"{len(tried)} students: {words}. Budget: {report['budget']['words']}.", highlight=False)
+    for file, line in report["lines"].items():
+        console.print(
+            f"{file}: {escape(line)}".replace("\n", f"\n{'':>{len(file) + 2}}"), highlight=False, soft_wrap=True
+        )
+    console.print(f"Page: {report['path']}/search.html", highlight=False, soft_wrap=True)
+
+
 def _show_models(console: Console, report: Mapping[str, Any]) -> None:
     console.print(_models(report["models"]))
     console.print(_gained(report), highlight=False)

@@ -3,5 +3,6 @@
 from isthmus.distill.papers.boundarycard import boundary_card, require_boundary
 from isthmus.distill.papers.modelcard import model_card
 from isthmus.distill.papers.page import page
+from isthmus.distill.papers.searchpage import search_page
 
-__all__ = ["boundary_card", "model_card", "page", "require_boundary"]
+__all__ = ["boundary_card", "model_card", "page", "require_boundary", "search_page"]

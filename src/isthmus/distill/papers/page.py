@@ -21,19 +21,26 @@ from isthmus.distill.papers.plots import (
     tradeoff,
 )
 from isthmus.distill.papers.report import Gate, Model, Report, read_report
+from isthmus.distill.papers.searchpage import read_search, search_parts
 from isthmus.distill.papers.words import between, duration, measure, number, scaled
 from isthmus.features.page import document, table
 
 _SPREAD = "A dot is the mean over the seeds, a line its 95 % interval; a faint dot is one seed."
 
 
-def page(report: Mapping[str, Any], prices: Prices | None = None, currency: str = "") -> str:
+def page(
+    report: Mapping[str, Any],
+    prices: Prices | None = None,
+    currency: str = "",
+    search: Mapping[str, Any] | None = None,
+) -> str:
     """The page.
 
     Args:
         report: plain data of `report.json`.
         prices: of an hour of each device.
         currency: of the prices.
+        search: plain data of `search.json`, if there was one.
 
     Raises:
         DataError: it is no report.
@@ -54,6 +61,7 @@ def page(report: Mapping[str, Any], prices: Prices | None = None, currency: str 
         _training(read),
         "<h2>The boundary</h2>",
         _halves(halves(read, prices or {}, currency)),
+        *(["<h2>Search</h2>", *search_parts(read_search(search))] if search is not None else []),
         "<h2>Limits</h2>",
         *(f"<p>{escape(sentence)}</p>" for sentence in limits(read)),
         _rest(read),

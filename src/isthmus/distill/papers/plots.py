@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 from typing import TypeGuard
 
 from isthmus.distill.papers.words import measure
@@ -20,6 +21,7 @@ STYLE = """\
 svg text { font: 11px system-ui, sans-serif; fill: var(--soft) } svg .grid { stroke: var(--line) }
 svg .name { fill: var(--m) } svg polyline { fill: none; stroke: var(--m); stroke-width: 1.5; stroke-linejoin: round }
 svg polyline.faint { stroke-opacity: .35 } svg .range { stroke: var(--m); stroke-width: 2 }
+svg .limit { stroke: var(--bad); stroke-dasharray: 4 3 }
 svg circle { fill: var(--m); fill-opacity: 1 } svg circle.faint { fill-opacity: .35 }
 i.dot { display: inline-block; width: .7rem; height: .7rem; border-radius: 50%; background: var(--m) }
 td:first-child { min-width: 6.5rem } td svg { border: 0; background: none }
@@ -168,6 +170,58 @@ def tradeoff(points: Sequence[tuple[str, float, float]], label: str, caption: st
         parts.append(
             f'<g class="{kind(model)}"><circle cx="{at:.1f}" cy="{up:.1f}" r="4"/>'
             f'<text class="name" {place}>{escape(_short(model))}</text></g>'
+        )
+    return figure("".join(parts), escape(label), caption, width=_WIDTH, height=height)
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A point among many: the class that has its color, where it is, its name, and whether it is one of the rest."""
+
+    kind: str
+    x: float
+    y: float
+    name: str
+    faint: bool = False
+
+
+def scatter(
+    found: Sequence[Dot], label: str, caption: str, *, stairs: Sequence[tuple[float, float]] = (),
+    limits: tuple[float | None, float | None] = (None, None),
+) -> str:  # fmt: skip
+    """Dots over a logarithmic axis, each with its name where a mouse rests on it.
+
+    Args:
+        found: the dots.
+        label: for a screen reader.
+        caption: below.
+        stairs: points of which none is better than another in both, in order: a line goes from one to the next as far
+            as nothing better is known.
+        limits: the most that is allowed of x and of y; a line where the dots come near it.
+    """
+    height = 200
+    at, highs = [dot.x for dot in found], [dot.y for dot in found]
+    right, top = (
+        most if most is not None and max(values) / 3 <= most <= max(values) * 3 else None
+        for most, values in zip(limits, (at, highs), strict=True)
+    )
+    x = axis([*at, *known([right])], 48, _WIDTH - 10, log=True)
+    y = axis([*highs, *known([top])], height - _FOOT - 4, 8)
+    parts = [_across(x, height), _along(y)]
+    if right is not None:
+        parts.append(f'<line class="limit" x1="{x(right):.1f}" x2="{x(right):.1f}" y1="4" y2="{height - _FOOT}"/>')
+    if top is not None:
+        parts.append(f'<line class="limit" x1="46" x2="{_WIDTH - 8}" y1="{y(top):.1f}" y2="{y(top):.1f}"/>')
+    if len(stairs) > 1:
+        corners = [f"{x(stairs[0][0]):.1f},{y(stairs[0][1]):.1f}"]
+        for (_, before), (step, value) in pairwise(stairs):
+            corners += [f"{x(step):.1f},{y(before):.1f}", f"{x(step):.1f},{y(value):.1f}"]
+        parts.append(f'<g class="other"><polyline class="faint" points="{" ".join(corners)}"/></g>')
+    for dot in sorted(found, key=lambda dot: not dot.faint):
+        faint, size = (' class="faint"', 3) if dot.faint else ("", 4)
+        parts.append(
+            f'<g class="{dot.kind}"><circle{faint} cx="{x(dot.x):.1f}" cy="{y(dot.y):.1f}" r="{size}">'
+            f"<title>{escape(dot.name)}</title></circle></g>"
         )
     return figure("".join(parts), escape(label), caption, width=_WIDTH, height=height)
 

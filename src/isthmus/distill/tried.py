@@ -1,0 +1,174 @@
+"""Students that a search has tried: what is known of each, what all must keep to, and the file that keeps them."""
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from isthmus.features.errors import DataError, DependencyError
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a student.
+
+    Attributes:
+        number: from 0 on.
+        shape: what it was made with.
+        precision: of its graph.
+        status: "trained"; "over budget", found before it was trained, unless it has a score; or "failed".
+        why: what it is over, or how it failed.
+        over: by which share it is over each part of the budget that it does not keep to.
+        parameters: how many.
+        bytes: of its file in ORT format.
+        p50_us: median time of one row in ONNX Runtime, with the threads of the serving profile, in microseconds.
+        p99_us: 99th percentile of it.
+        memory_mb: MiB by which a process grows when it opens the file and answers once.
+        apart: the largest difference of its answers from the student's in torch.
+        score: the task's metric on the validation part, of the exported graph in its runtime.
+        quality: all measures there.
+        seconds: of the whole trial.
+    """
+
+    number: int
+    shape: dict[str, Any]
+    precision: str
+    status: Literal["trained", "over budget", "failed"]
+    why: str = ""
+    over: dict[str, float] = {}
+    parameters: int | None = None
+    bytes: int | None = None
+    p50_us: float | None = None
+    p99_us: float | None = None
+    memory_mb: float | None = None
+    apart: float | None = None
+    score: float | None = None
+    quality: dict[str, float | None] = {}
+    seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """It, in words."""
+        return ", ".join([*(f"{name} {value}" for name, value in self.shape.items()), self.precision])
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a student may take.
+
+    Attributes:
+        p99_ms: the largest p99 of one row, in milliseconds.
+        memory_mb: the largest memory of a session, in MiB.
+        bytes: the largest file in ORT format; None for any.
+        weights: bytes of the teacher's weights, which those of the student must be less than; None if not known.
+    """
+
+    p99_ms: float
+    memory_mb: float
+    bytes: int | None
+    weights: int | None
+
+    def over(self, *, p99_us: float, memory_mb: float, size: int, weights: int) -> dict[str, tuple[float, str]]:
+        """What is over it: the share by which it is, and that in words."""
+        found = {
+            "p99": (p99_us / 1000, self.p99_ms, "ms"),
+            "memory": (memory_mb, self.memory_mb, "MiB"),
+            "file": (size, self.bytes, "bytes"),
+            "weights": (weights, None if self.weights is None else self.weights - 1, "bytes"),
+        }
+        return {
+            name: (value / most - 1, f"{name} {_shown(value)} {unit}, at most {_shown(most)}")
+            for name, (value, most, unit) in found.items()
+            if most is not None and value > most
+        }
+
+    def __str__(self) -> str:
+        size = "" if self.bytes is None else f", {self.bytes:,} bytes"
+        return f"a p99 of at most {self.p99_ms:g} ms, {self.memory_mb:g} MiB of memory{size}"
+
+
+def _shown(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+class Journal:
+    """The file of a search: a line for each student that was tried, added at once and kept whatever happens then."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    @contextmanager
+    def held(self) -> Iterator[list[Tried]]:
+        """What was tried so far; within the block nobody else adds to it.
+
+        Raises:
+            DataError: a line is no such record.
+            DependencyError: another process searches here.
+        """
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with self._file.open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise DependencyError(
+                    str(self._file), "another process is searching here", remedy="wait until it is done, or stop it"
+                ) from error
+            yield self._read()
+
+    def _read(self) -> list[Tried]:
+        content = self._file.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if whole != content:
+            # Whoever wrote it was killed, or the disk was full: that student is tried again.
+            os.truncate(self._file, len(whole))
+        found = []
+        for number, line in enumerate(whole.splitlines()):
+            where, remedy = (
+                f"{self._file}, line {number + 1}",
+                "remove the file to search anew; trained students are kept",
+            )
+            try:
+                one = msgspec.json.decode(line, type=Tried)
+            except msgspec.MsgspecError as error:
+                raise DataError(where, f"cannot be read: {error}", remedy=remedy) from error
+            if one.number != number:
+                raise DataError(where, f"is student {one.number}", expected=f"student {number}", remedy=remedy)
+            found.append(one)
+        return found
+
+    def add(self, one: Tried) -> None:
+        """Adds a student.
+
+        Raises:
+            DependencyError: the disk is full.
+        """
+        try:
+            with self._file.open("ab") as file:
+                file.write(msgspec.json.encode(one) + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise DependencyError(
+                str(self._file), f"cannot be written: {error}", remedy="make room there; the same command goes on"
+            ) from error
+
+
+def recommended(tried: Sequence[Tried], *, more: bool) -> Tried | None:
+    """Of those that were trained and keep to the budget the best, of equal ones the fastest; None of none."""
+    fit = [one for one in tried if one.status == "trained" and one.score is not None and one.p50_us is not None]
+    return min(fit, key=lambda one: ((-1 if more else 1) * (one.score or 0.0), one.p50_us), default=None)
+
+
+def nearest(tried: Sequence[Tried]) -> Tried | None:
+    """Of those over the budget the one that is least over it, by the part of which it is most over."""
+    over = [one for one in tried if one.over]
+    return min(over, key=lambda one: max(one.over.values()), default=None)
+
+
+def shaped(places: Sequence[int], space: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """The values at some places."""
+    return {name: values[place] for place, (name, values) in zip(places, space.items(), strict=True)}
