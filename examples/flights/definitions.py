@@ -24,6 +24,7 @@ from isthmus import (
     Int64,
     OneHot,
     RequestSource,
+    Search,
     Source,
     String,
     Tabular,
@@ -328,6 +329,8 @@ late_arrival = Distillation(
     student=on_device,
     # All other inputs are standardized, or embedded if they are texts: each kind of steps more is time on the phone.
     task=Tabular(preparation={"origin": OneHot()}),
+    # Of what `isthmus search` tries, this is what a page on a phone may load.
+    search=Search(shape={"width": (8, 16, 32, 64, 128), "depth": (1, 2, 3)}, trials=16, most_bytes=100_000),
     # What the teacher's learner finds in the student's features is all there is in them.
     gates=[Gate("taught", at_least=0), Gate("gap_closed", at_least=0.5), Gate("lift_kept", at_least=0.95)],
 )

@@ -1,7 +1,8 @@
 """A task of one's own: a small network learns a number, with what a larger one says of it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,31 @@ class Wrong(Lines):
             "labels": Term(mse_loss, input="student.logits", target="labels"),
             "teacher": Term(mse_loss, input="student.value", target="teacher.hidden"),
         })  # fmt: skip
+
+
+class Shaped(Lines):
+    """Its student may have other sizes; one of them learns from what is no number, and one cannot be built."""
+
+    shape = MappingProxyType({"units": 3, "layers": (1,)})
+
+    def student(self) -> nn.Module:
+        if self.shape["units"] == BROKEN:
+            raise RuntimeError("no such student")
+        return Line(self.shape["units"])
+
+    def batch(self, rows: Tensor) -> Batch:
+        inputs, labels = super().batch(rows)
+        assert labels is not None
+        return Batch(inputs, labels * torch.nan if self.shape["units"] == SICK else labels)
+
+    def expected(self, student: nn.Module, feeds: Feeds) -> Answers:
+        return {"value": super().expected(student, feeds)["value"][:, None]}
+
+    def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
+        return {"value": run(self.feeds(rows))["value"][:, 0]}
+
+
+SICK, BROKEN = 13, 14
 
 
 class Broken(Lines):

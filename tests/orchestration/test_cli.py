@@ -31,6 +31,7 @@ VERBS = [
     "quality",
     "training-set",
     "distill",
+    "search",
     "export",
     "page",
     "verify",

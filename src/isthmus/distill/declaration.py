@@ -142,13 +142,13 @@ class Gate:
 class Search:
     """Which students `isthmus search` tries, to find those that are good, fast and small on this machine.
 
-    What the file of a student may take is said by `[profiles.serving]`: its p99, its memory, and its precision, which is
-    searched, too, where that is "fastest".
+    What a student may take is said by `[profiles.serving]`: its p99, its memory, and its precision, which is searched,
+    too, where that is "fastest".
 
     Attributes:
-        shape: of the student: names of its task's `shape`, each with the values to try. Values next to each other should
-            be alike: the search goes along them. Of a `Tabular` these are `width`, of the first hidden layer, and
-            `depth`: each layer is half as wide as the one before.
+        shape: of the student: names of its task's `shape`, each with the values to try. Values next to each other
+            should be alike: the search goes along them. Of a `Tabular` these are `width`, of the first hidden layer,
+            and `depth`: each layer is half as wide as the one before.
         trials: how many students are tried.
         settings: how each is trained, if not as the distillation says: shorter, say.
         most_bytes: of a model file in ORT format; None for any.

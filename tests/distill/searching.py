@@ -1,0 +1,46 @@
+"""A search of students of `tasks.Shaped`; as a script, one that can be killed."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from isthmus.distill.declaration import Search
+from isthmus.distill.search import SearchReport, search
+from isthmus.distill.settings import Settings
+from isthmus.features.profiles import ServingProfile
+from tests.distill.support import material, training_set
+
+SHORT = Settings(steps=40, batch=64, learning_rate=1e-2, evaluate_every=10, checkpoint_steps=5)
+FASTEST = ServingProfile(precision="fastest", latency_objective_ms=1000, memory_mb=1000)
+UNITS = (1, 2, 4, 8)
+
+
+def searched(
+    folder: Path, table: pa.Table, profile: ServingProfile = FASTEST, *, trials: int | None = None,
+    told: Callable[[str], object] = lambda _text: None, of: dict[str, Any] | None = None, **changes: Any,
+) -> SearchReport:  # fmt: skip
+    """With other values of the search in `of`, of the distillation in `changes`."""
+    declared = Search(**{"shape": {"units": UNITS}, "trials": 4, "settings": SHORT, **(of or {})})
+    changes = {"task": "tests.distill.tasks:Shaped", "search": declared, **changes}
+    return search(
+        material(table, **changes), folder=folder / "search", cache=folder / "cache", runs=folder / "runs",
+        profile=profile, trials=trials, progress=lambda text, _done: told(text),
+    )  # fmt: skip
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """`FOLDER TRIALS`: says what it is told."""
+    folder, trials = sys.argv[1:]
+    searched(Path(folder), training_set(600), trials=int(trials), told=say)
+
+
+if __name__ == "__main__":
+    main()
