@@ -20,7 +20,7 @@ UNITS = (1, 2, 4, 8)
 
 def searched(
     folder: Path, table: pa.Table, profile: ServingProfile = FASTEST, *, trials: int | None = None,
-    told: Callable[[str], object] = lambda _text: None, of: dict[str, Any] | None = None, **changes: Any,
+    told: Callable[[str], None] = lambda _text: None, of: dict[str, Any] | None = None, **changes: Any,
 ) -> SearchReport:  # fmt: skip
     """With other values of the search in `of`, of the distillation in `changes`."""
     declared = Search(**{"shape": {"units": UNITS}, "trials": 4, "settings": SHORT, **(of or {})})

@@ -274,7 +274,7 @@ def test_what_fails_is_kept_with_its_reason(few: pa.Table, tmp_path: Path) -> No
 def test_a_table_is_searched_by_width_and_depth(few: pa.Table, tmp_path: Path) -> None:
     shape = {"width": (4, 8), "depth": (1, 2)}
     # The student's weights and its texts' embeddings are less than ten trees.
-    changes = {"task": declaration(teacher_rounds=60).task, "of": {"shape": shape}}
+    changes: dict[str, Any] = {"task": declaration(teacher_rounds=60).task, "of": {"shape": shape}}
     report = searched(tmp_path, few, FP32, trials=4, **changes)
     tried = students(report)
     assert [one.status for one in tried] == ["trained"] * 4, [one.why for one in tried]
