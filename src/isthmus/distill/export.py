@@ -107,12 +107,11 @@ def export(
             expected=material.contract[:12],
             remedy="run training-set and distill again",
         )
-    task, parts = found.task, material.parts
+    task = found.task
     progress("read", 0.1)
-    edges = task.edges(found.student)
-    models = _models(task, found, edges)
+    golden = task.cases(found.student)
+    models = _models(task, found, golden[1:])
     progress("converted", 0.3)
-    golden = [task.case(found.student, parts.test[spread(len(parts.test), task.golden)]), *edges]
     trial = Trial(found, golden, cache, profile)
     variants: list[Variant] = []
     outputs: dict[str, list[dict[str, Array]]] = {}
