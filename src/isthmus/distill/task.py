@@ -16,6 +16,7 @@ import torch
 from onnx import ModelProto
 from torch import Tensor, nn
 
+from isthmus.distill.account import Progress
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.evaluate import agreement, cosine
 from isthmus.distill.golden import spread
@@ -53,6 +54,7 @@ class Material:
         profile: device, precision and threads.
         head: the request transforms in the student's graph.
         learn: learns a preparation from the training part, by the project's engine.
+        progress: told what a task is at while it makes its teacher, and the share of that.
     """
 
     declaration: Distillation
@@ -65,6 +67,7 @@ class Material:
     profile: TrainingProfile
     head: Head
     learn: Learn
+    progress: Progress = lambda _text, _done: None
 
     @cached_property
     def parts(self) -> Split:
