@@ -33,6 +33,7 @@ VERBS = [
     "distill",
     "search",
     "export",
+    "ladder",
     "page",
     "verify",
     "deploy",

@@ -118,7 +118,10 @@ def search(
     )
     rehearse(task, outputs, facts, declared.tried(material.profile), [*task.references()])
     space = {**asked.shape, PRECISION: _precisions(task, profile)}
-    budget = Budget(profile.latency_objective_ms, profile.memory_mb, asked.most_bytes, facts.bytes)
+    budget = Budget(
+        profile.latency_objective_ms, profile.memory_mb, profile.load_ms, profile.package_kb, asked.most_bytes,
+        facts.bytes,
+    )  # fmt: skip
     identity = _identity(task, asked, outputs, profile)
     bench = _Bench(task, outputs, profile, budget, folder / "students", runs)
     journal = Journal(folder / identity / JOURNAL)
@@ -232,12 +235,14 @@ class _Bench:
             # What else the machine did for a moment must not refuse a student for good.
             times = min(times, *interleaved({"": answer}, calls=MANY).values(), key=lambda one: one["p99_us"])
         # A process takes seconds to start, and the weights do not change what it needs.
-        memory = found["memory_mb"] if "memory_mb" in found else footprint(model, row, threads)
+        if "memory_mb" not in found:
+            found |= msgspec.structs.asdict(footprint(model, row, threads))
         over = self._budget.over(
-            p99_us=times["p99_us"], memory_mb=memory, size=len(model),
+            p99_us=times["p99_us"], memory_mb=found["memory_mb"], load_ms=found["load_ms"],
+            files=(len(model), len(graph)),
             weights=sum(weights.nbytes for weights in student.parameters()),
         )  # fmt: skip
-        found |= {"bytes": len(model), **times, "memory_mb": memory}
+        found |= {"bytes": len(model), **times}
         found["over"] = {name: share for name, (share, _) in over.items()}
         found["why"] = "; ".join(words for _, words in over.values())
         found["status"] = "over budget" if over else "trained"

@@ -27,7 +27,8 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
         bytes: of its file in ORT format.
         p50_us: median time of one row in ONNX Runtime, with the threads of the serving profile, in microseconds.
         p99_us: 99th percentile of it.
-        memory_mb: MiB by which a process grows when it opens the file and answers once.
+        memory_mb: MiB by which a fresh process grows until its first answer.
+        load_ms: milliseconds from the file to that answer.
         apart: the largest difference of its answers from the student's in torch.
         score: the task's metric on the validation part, of the exported graph in its runtime.
         quality: all measures there.
@@ -45,6 +46,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     p50_us: float | None = None
     p99_us: float | None = None
     memory_mb: float | None = None
+    load_ms: float | None = None
     apart: float | None = None
     score: float | None = None
     quality: dict[str, float | None] = {}
@@ -62,22 +64,30 @@ class Budget:
 
     Attributes:
         p99_ms: the largest p99 of one row, in milliseconds.
-        memory_mb: the largest memory of a session, in MiB.
+        memory_mb: the most by which a process grows until its first answer, in MiB.
+        load_ms: the longest time to that, in milliseconds; None for any.
+        package_kb: the largest package, in kB, of which both model files are a part; None for any.
         bytes: the largest file in ORT format; None for any.
         weights: bytes of the teacher's weights, which those of the student must be less than; None if not known.
     """
 
     p99_ms: float
     memory_mb: float
+    load_ms: float | None
+    package_kb: float | None
     bytes: int | None
     weights: int | None
 
-    def over(self, *, p99_us: float, memory_mb: float, size: int, weights: int) -> dict[str, tuple[float, str]]:
-        """What is over it: the share by which it is, and that in words."""
+    def over(
+        self, *, p99_us: float, memory_mb: float, load_ms: float, files: tuple[int, int], weights: int
+    ) -> dict[str, tuple[float, str]]:
+        """What is over it: the share by which it is, and that in words. Of files, that in ORT format is first."""
         found = {
             "p99": (p99_us / 1000, self.p99_ms, "ms"),
             "memory": (memory_mb, self.memory_mb, "MiB"),
-            "file": (size, self.bytes, "bytes"),
+            "load": (load_ms, self.load_ms, "ms"),
+            "file": (files[0], self.bytes, "bytes"),
+            "package": (sum(files) / 1000, self.package_kb, "kB"),
             "weights": (weights, None if self.weights is None else self.weights - 1, "bytes"),
         }
         return {
@@ -87,8 +97,9 @@ class Budget:
         }
 
     def __str__(self) -> str:
-        size = "" if self.bytes is None else f", {self.bytes:,} bytes"
-        return f"a p99 of at most {self.p99_ms:g} ms, {self.memory_mb:g} MiB of memory{size}"
+        further = [(self.load_ms, "ms to load"), (self.package_kb, "kB of package"), (self.bytes, "bytes")]
+        words = "".join(f", {most:,} {unit}" for most, unit in further if most is not None)
+        return f"a p99 of at most {self.p99_ms:g} ms, {self.memory_mb:g} MiB of memory{words}"
 
 
 def _shown(value: float) -> str:
