@@ -23,6 +23,7 @@ from isthmus.distill.pareto import front, front_naively
 from isthmus.distill.proposal import RANDOM, Known, proposed
 from isthmus.distill.search import JOURNAL, SearchReport, require_fit
 from isthmus.distill.settings import Settings
+from isthmus.distill.task import asked_all
 from isthmus.distill.tried import Journal, Tried
 from isthmus.features.errors import (
     ConfigurationError,
@@ -37,6 +38,8 @@ from tests.distill.support import declaration, material, run, training_set
 from tests.distill.tasks import BROKEN, SICK, Line
 
 FEW = training_set(600)
+AT_ONCE = {"shape": {"units": (BROKEN,)}}
+"""Fails before anything is measured."""
 FP32 = ServingProfile(precision="fp32", latency_objective_ms=1000, memory_mb=1000)
 
 
@@ -54,7 +57,10 @@ def once(few: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 
 def students(report: SearchReport) -> list[Tried]:
     lines = (report.path / JOURNAL).read_bytes().splitlines()
-    assert [json.loads(line) for line in lines] == report.data["tried"]
+    # In the end they are measured side by side.
+    assert [{**json.loads(line), "p50_us": None} for line in lines] == [
+        {**one, "p50_us": None} for one in report.data["tried"]
+    ]
     return [Tried(**one) for one in report.data["tried"]]
 
 
@@ -141,13 +147,12 @@ def test_all_students_are_tried_and_measured(once: tuple[Path, SearchReport, lis
     _, report, notes = once
     tried = students(report)
     assert {(one.shape["units"], one.precision) for one in tried} == {(n, p) for n in UNITS for p in ("fp32", "int8")}
-    assert notes[-1] == "all 8 students that there are have been tried"
+    assert "all 8 students that there are have been tried" in notes
     for one in tried:
         assert one.status == "trained", one.why
         assert one.bytes
         assert one.p50_us
         assert one.p99_us
-        assert 0 < one.p50_us <= one.p99_us
         assert one.parameters == sum(weights.numel() for weights in Line(one.shape["units"]).parameters())
         assert one.apart is not None
         assert one.apart <= (1e-5 if one.precision == "fp32" else 0.05)
@@ -167,8 +172,8 @@ def test_what_counts_is_what_the_exported_graph_says_of_the_validation_part(
         student = Line(one.shape["units"]).eval().requires_grad_(requires_grad=False)
         student.load_state_dict(weights)
         rows = task.material.parts.validation
-        answers = {"value": student(*task.batch(torch.from_numpy(rows)).inputs).numpy()}
-        assert one.score == pytest.approx(task.quality(answers, rows, {"value": answers["value"]})["error"], rel=1e-5)
+        answers = asked_all(task, student, rows, torch.device("cpu"))
+        assert one.score == pytest.approx(task.quality(answers, rows, answers)["error"], rel=1e-5)
     # Eight bits answer otherwise.
     scores = {(one.shape["units"], one.precision): one.score for one in students(report)}
     assert all(scores[units, "fp32"] != scores[units, "int8"] for units in UNITS)
@@ -213,8 +218,11 @@ def test_nothing_is_done_twice(once: tuple[Path, SearchReport, list[str]], few: 
 def test_what_is_searched_for_is_part_of_the_search(
     once: tuple[Path, SearchReport, list[str]], few: pa.Table, changes: dict[str, Any]
 ) -> None:
-    folder, report, _ = once
-    assert searched(folder, few, trials=1, **changes).path != report.path
+    folder, _, _ = once
+    unlike = {**changes, "of": {**AT_ONCE, **changes.get("of", {})}}
+    first = searched(folder, few, trials=1, of=AT_ONCE)
+    assert searched(folder, few, trials=1, of=AT_ONCE).path == first.path
+    assert searched(folder, few, trials=1, **unlike).path != first.path
 
 
 def test_what_the_budget_does_not_allow_is_not_trained(few: pa.Table, tmp_path: Path) -> None:
@@ -236,10 +244,10 @@ def test_what_the_budget_does_not_allow_is_not_trained(few: pa.Table, tmp_path: 
 
 
 def test_a_budget_that_nothing_meets_is_said_with_the_nearest_miss(few: pa.Table, tmp_path: Path) -> None:
-    report = searched(tmp_path, few, FP32, trials=4, of={"most_bytes": 10})
+    report = searched(tmp_path, few, FP32, trials=2, of={"most_bytes": 10, "shape": {"units": (1, 8)}})
     smallest = min(students(report), key=lambda one: one.bytes or 0)
     assert smallest.shape == {"units": 1}
-    with pytest.raises(GateFailed, match="none of 4 students keeps to the budget; nearest is units 1, fp32: file"):
+    with pytest.raises(GateFailed, match="none of 2 students keeps to the budget; nearest is units 1, fp32: file"):
         require_fit(report.data)
     assert "No student keeps to the budget." in search_page(report.data)
 
@@ -307,38 +315,41 @@ def test_a_search_that_is_killed_goes_on(few: pa.Table, tmp_path: Path) -> None:
     assert journal.read_bytes().startswith(before)
     # What was being trained goes on, with the same bits in the end.
     assert any(note.startswith("student 4 of 5, goes on after step") for note in notes)
+    (searched(killed, few, trials=5).path / "graphs" / "4.ort").unlink()
+    with pytest.raises(DataError, match=r"4\.ort: cannot be read: .*Remove .* to search anew"):
+        searched(killed, few, trials=6)
     assert [(one.shape, one.precision, one.score, one.bytes) for one in found] == [
         (one.shape, one.precision, one.score, one.bytes) for one in expected
     ]
 
 
 def test_a_line_that_was_not_finished_is_tried_again(few: pa.Table, tmp_path: Path) -> None:
-    report = searched(tmp_path, few, trials=2)
+    report = searched(tmp_path, few, trials=2, of=AT_ONCE)
     file, (first, second) = report.path / JOURNAL, students(report)
     whole = file.read_bytes()
     for cut in (1, 20, len(whole) - len(whole.splitlines()[0]) - 1):
         file.write_bytes(whole[:-cut])
-        again = students(searched(tmp_path, few, trials=2))
+        again = students(searched(tmp_path, few, trials=2, of=AT_ONCE))
         assert again[0] == first
-        assert (again[1].shape, again[1].precision, again[1].score) == (second.shape, second.precision, second.score)
+        assert (again[1].shape, again[1].precision, again[1].why) == (second.shape, second.precision, second.why)
 
 
 @pytest.mark.parametrize(("old", "new", "words"), [
     (b'"number":0', b'"number":1', r"line 1: is student 1; expected student 0\. Remove the file"),
-    (b'"score"', b'"score', r"line 1: cannot be read: "),
-    (b'"trained"', b'"untrue"', r"line 1: cannot be read: Invalid enum value 'untrue'"),
+    (b'"number":0', b'"number"0', r"line 1: cannot be read: JSON is malformed"),
+    (b'"failed"', b'"untrue"', r"line 1: cannot be read: Invalid enum value 'untrue'"),
 ])  # fmt: skip
 def test_a_damaged_file_is_said(few: pa.Table, tmp_path: Path, old: bytes, new: bytes, words: str) -> None:
-    file = searched(tmp_path, few, trials=1).path / JOURNAL
+    file = searched(tmp_path, few, trials=1, of=AT_ONCE).path / JOURNAL
     file.write_bytes(file.read_bytes().replace(old, new))
     with pytest.raises(DataError, match=words):
-        searched(tmp_path, few, trials=1)
+        searched(tmp_path, few, trials=1, of=AT_ONCE)
 
 
 def test_two_do_not_search_at_the_same_place(few: pa.Table, tmp_path: Path) -> None:
-    report = searched(tmp_path, few, trials=1)
+    report = searched(tmp_path, few, trials=1, of=AT_ONCE)
     with Journal(report.path / JOURNAL).held(), pytest.raises(DependencyError, match="another process is searching"):
-        searched(tmp_path, few, trials=2)
+        searched(tmp_path, few, trials=2, of=AT_ONCE)
 
 
 # --- what is declared

@@ -12,6 +12,7 @@ import platform
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,14 +45,15 @@ from isthmus.distill.teaching import taught
 from isthmus.distill.trial import difference
 from isthmus.distill.tried import Budget, Journal, Tried, nearest, recommended, shaped
 from isthmus.features.contract import sha256
-from isthmus.features.errors import ConfigurationError, DependencyError, GateFailed, Problem, Stopped
+from isthmus.features.errors import ConfigurationError, DataError, DependencyError, GateFailed, Problem, Stopped
 from isthmus.features.files import write_atomically
 from isthmus.features.profiles import FASTEST, ServingProfile
 
 FORMAT = 1
 JOURNAL = "tried.jsonl"
 FEW, MANY = 500, 2000
-"""Calls of a round when latency is measured, of a graph without training and of a trained one."""
+"""Calls of a round when latency is measured: of a graph without training or of many, and of a trained one."""
+REPORT = "search.json"
 PRECISION = "precision"
 
 
@@ -123,8 +125,9 @@ def search(
         facts.bytes,
     )  # fmt: skip
     identity = _identity(task, asked, outputs, profile)
-    bench = _Bench(task, outputs, profile, budget, folder / "students", runs)
-    journal = Journal(folder / identity / JOURNAL)
+    own = folder / identity
+    bench = _Bench(task, outputs, profile, budget, folder / "students", own / "graphs", runs)
+    journal = Journal(own / JOURNAL)
     with journal.held() as tried:
         while len(tried) < most:
             known = [_known(one, space, more=task.more) for one in tried]
@@ -140,9 +143,20 @@ def search(
             journal.add(one)
             tried.append(one)
             told(f"{one.name}: {_told(one, task)}", 1.0)
-        data = _report(task, tried, identity, space, budget, profile)
-    write_atomically(folder / identity / "search.json", json.dumps(data, indent=2, allow_nan=False).encode())
-    return SearchReport(folder / identity, data)
+        if (before := _told_before(own / REPORT, len(tried))) is not None:
+            return SearchReport(own, before)
+        progress("measured side by side", 1.0)
+        data = _report(task, bench.side_by_side(tried), identity, space, budget, profile)
+        write_atomically(own / REPORT, json.dumps(data, indent=2, allow_nan=False).encode())
+    return SearchReport(own, data)
+
+
+def _told_before(file: Path, count: int) -> dict[str, Any] | None:
+    """The report of so many students, if there is one: what has been measured side by side is not measured again."""
+    with suppress(OSError, msgspec.DecodeError, LookupError):
+        data = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+        return data if len(data["tried"]) == count else None
+    return None
 
 
 def require_fit(data: Mapping[str, Any]) -> None:
@@ -170,10 +184,11 @@ class _Bench:
     """Where students are built, measured and trained."""
 
     def __init__(
-        self, task: Task, outputs: TeacherOutputs, profile: ServingProfile, budget: Budget, kept: Path, runs: Path
-    ) -> None:
+        self, task: Task, outputs: TeacherOutputs, profile: ServingProfile, budget: Budget, kept: Path, graphs: Path,
+        runs: Path,
+    ) -> None:  # fmt: skip
         self._task, self._outputs, self._profile, self._budget = task, outputs, profile, budget
-        self._kept, self._runs = kept, runs
+        self._kept, self._graphs, self._runs = kept, graphs, runs
         self._declared = dict(task.shape)
         self._validation = task.material.parts.validation
         self._said = {key: tensor.float().numpy() for key, tensor in outputs[self._validation].items()}
@@ -188,7 +203,9 @@ class _Bench:
         began, found = time.perf_counter(), dict[str, Any]()
         self._task.shape = {**self._declared, **shape}
         try:
-            self._fill(found, precision, progress)
+            model = self._fill(found, precision, progress)
+            if model is not None:
+                write_atomically(self._graphs / f"{number}.ort", model)
         except Stopped:
             raise
         except Exception as error:  # the task's own code may raise anything
@@ -200,13 +217,35 @@ class _Bench:
         found["seconds"] = round(time.perf_counter() - began, 3)
         return Tried(number=number, shape=dict(shape), precision=precision, **found)
 
-    def _fill(self, found: dict[str, Any], precision: str, progress: Progress) -> None:
-        """Says what is known of the student, as soon as it is: all that `Tried` has."""
+    def side_by_side(self, tried: Sequence[Tried]) -> list[Tried]:
+        """All with the p50 that they have in turn, of those that keep to the budget: else it is that of its moment.
+
+        Raises:
+            DataError: a graph is gone.
+        """
+        row, calls = self._task.feeds(self._validation[:1]), {}
+        for one in tried:
+            if one.status == "trained":
+                file = self._graphs / f"{one.number}.ort"
+                try:
+                    opened = session(file.read_bytes(), self._profile.threads)
+                except OSError as error:
+                    remedy = f"remove {file.parents[1]} to search anew; trained students are kept"
+                    raise DataError(str(file), f"cannot be read: {error}", remedy=remedy) from error
+                calls[f"{one.number}"] = partial(predict, opened, row)
+        times = interleaved(calls, calls=FEW, seconds=0.5)
+        return [
+            msgspec.structs.replace(one, p50_us=times[f"{one.number}"]["p50_us"]) if f"{one.number}" in times else one
+            for one in tried
+        ]
+
+    def _fill(self, found: dict[str, Any], precision: str, progress: Progress) -> bytes | None:
+        """Says what is known of the student, as soon as it is: all that `Tried` has. Gives its graph, if trained."""
         student = self._new().eval()
         found["parameters"] = sum(weights.numel() for weights in student.parameters())
         self._cost(found, student, precision, FEW)
         if found["status"] == "over budget":
-            return
+            return None
         student = self._trained(progress)
         model = self._cost(found, student, precision, MANY)
         run = partial(ask, session(model, self._profile.threads))
@@ -217,6 +256,7 @@ class _Bench:
             raise GateFailed("validation part", f"{self._task.metric} is {score}", expected="a finite number")
         finite = {name: value if math.isfinite(value) else None for name, value in quality.items()}
         found |= {"score": score, "quality": finite}
+        return model
 
     def _new(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
