@@ -268,6 +268,14 @@ def _told(computed: Computed | None) -> list[Any]:
 
 # --- what is left to the runtime
 
+
+def test_a_pattern_that_python_takes_long_for_is_left_to_the_runtime_alone() -> None:
+    s = F.col("s")
+    both = Both(graph_of({"y": F.when(s.like("%a_b%"), "one").when(s.like("a%b%c"), s), "z": s == "a"}, {"s": STRING}))
+    rows: Rows = {"s": ["a.b", "", "a", "ab", "xa\nbc", "aébc", "abc", "a\0b", "abbd", None]}
+    assert both.differences(columns_of(rows, {"s": STRING})) == []
+
+
 DOUBLE_OF_X = {"x": DOUBLE}
 
 

@@ -5,7 +5,8 @@ elements is done then, by NumPy, and constants are computed. A row fills the slo
 others.
 
 What no standard fixes to the last bit, logarithms and their like, is computed by the runtime, in a graph of that node
-alone with tensors of the same shapes. Where only one side of a choice needs something, only that side computes it.
+alone with tensors of the same shapes; so are patterns for which Python takes longer. Where only one side of a choice
+needs something, only that side computes it.
 """
 
 from collections import defaultdict
@@ -150,7 +151,7 @@ class Steps:
             case "Where":
                 return [self._chosen(*inputs)]
             case name if name in _RUNTIMES:
-                return [self._computed(node, inputs)]
+                return [self._computed(node, inputs, first.element)]
         return [self._each(node, inputs)]
 
     def _gathered(self, table: Part, places: Part, axis: int) -> Part:
@@ -188,6 +189,8 @@ class Steps:
         else:
             given = "bool" if name in _ASKING else "int64" if name == "LabelEncoder" else element
         known = function(name, element, {**node.attributes, "to": given})
+        if known is None and name == "RegexFullMatch":
+            return self._computed(node, inputs, given)
         if known is None or len(inputs) > 2:
             raise UnreadableError(f"{name} of {element}")
         apply, second = known
@@ -214,9 +217,9 @@ class Steps:
             self._slots[step.out] = step.kernel(values)
         return step.out
 
-    def _computed(self, node: Node, inputs: Sequence[Part]) -> Part:
+    def _computed(self, node: Node, inputs: Sequence[Part], element: str) -> Part:
         """A node that the runtime computes, as a whole for each element: nobody knows before which are needed."""
-        element, shape = inputs[0].element, np.broadcast_shapes(*(part.slots.shape for part in inputs))
+        shape = np.broadcast_shapes(*(part.slots.shape for part in inputs))
         takes = [(part.element, part.slots.shape) for part in inputs]
         run = self._session(single(node, takes, element, shape)).run
         ends = [*accumulate(part.slots.size for part in inputs)]
