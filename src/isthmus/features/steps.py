@@ -169,8 +169,12 @@ class Steps:
 
     def _chosen(self, condition: Part, one: Part, other: Part) -> Part:
         if one.element in ("double", "float"):
-            # The runtime makes 0.0 of a -0.0 that is its first choice.
-            one = self.mapped(one.element, add, one, self._single(one.element, 0.0))
+            # The runtime makes 0.0 of a -0.0 that is its first choice; or its second one, if only the first is many.
+            zero = self._single(one.element, 0.0)
+            if condition.slots.size == other.slots.size == 1 < one.slots.size:
+                other = self.mapped(one.element, add, other, zero)
+            else:
+                one = self.mapped(one.element, add, one, zero)
         asked, yes, no = np.broadcast_arrays(condition.slots, one.slots, other.slots)
         out = [self._choice(*three) for three in zip(asked.flat, yes.flat, no.flat, strict=True)]
         return Part(one.element, np.array(out, np.intp).reshape(asked.shape))
