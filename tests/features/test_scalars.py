@@ -169,11 +169,20 @@ def test_a_pattern_that_nearly_stands_everywhere_takes_no_time(pattern: str) -> 
         ("Cast", "string", {"to": "int64"}), ("Cast", "double", {"to": "string"}), ("Cast", "int64", {"to": ""}),
         ("StringNormalizer", "string", {"case_change_action": b"NONE"}),
         ("StringNormalizer", "string", {"case_change_action": b"LOWER", "locale": b"de_DE"}),
+        ("StringNormalizer", "string", {"case_change_action": b"LOWER", "locale": b"C", "stopwords": [b"a"]}),
         ("LabelEncoder", "string", {"keys_strings": [b"a"], "values_floats": [1.0]}),
     ],
 )  # fmt: skip
 def test_what_is_not_known_is_not_guessed(name: str, kind: str, attributes: dict[str, Any]) -> None:
     assert function(name, kind, attributes) is None
+
+
+@pytest.mark.parametrize(("default", "wanted"), [({"default_int64": 7}, 7), ({}, -1)])
+def test_what_is_in_no_vocabulary(default: dict[str, int], wanted: int) -> None:
+    known = function("LabelEncoder", "string", {"keys_strings": [b"a"], "values_int64s": [3], **default})
+    assert known is not None
+    apply, second = known
+    assert [apply("a", second), apply("b", second)] == [3, wanted]
 
 
 def test_a_graph_of_one_node_reads_as_it_was_written() -> None:

@@ -287,6 +287,20 @@ def test_threads_share_a_graph() -> None:
             assert [*pool.map(lambda row: _told(both.one.run(taken(given, row))), range(400))] == alone
 
 
+def test_what_is_done_to_one_answer_is_not_in_the_next() -> None:
+    x = F.col("x")
+    both = Both(graph_of({"log": F.log(x), "share": 1 / x, "same": x, "none": F.nullif(x, x)}, DOUBLE_OF_X))
+    given = {"x": Values(np.zeros(1), np.array([True]))}
+    first = both.one.run(given)
+    assert first is not None
+    told = _told(first)
+    masks = [*(values.valid for values in first.values.values()), *first.refused.values()]
+    for mask in {id(mask): mask for mask in masks}.values():  # fields share theirs
+        mask ^= True
+    assert _told(both.one.run(given)) == told
+    assert given["x"].valid.tolist() == [True]
+
+
 def _told(computed: Computed | None) -> list[Any]:
     assert computed is not None
     return [(bits(values.data), values.valid.tolist(), name in computed.refused)
