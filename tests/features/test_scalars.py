@@ -41,8 +41,10 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "bool": st.booleans(), "int32": _near(1 << 31), "string": st.text(),
     # Halfway between two of float32 but for what a double does not hold.
     "int64": st.one_of(_near(1 << 63), st.sampled_from([(1 << 62) + (1 << 38) + 1, -(1 << 62) - (1 << 38) - 1])),
-    "float": st.one_of(st.sampled_from(ODD), st.floats(width=32), st.integers(-9, 9).map(float), st.floats(-TINY, TINY, width=32)),
-    "double": st.one_of(st.sampled_from(ODD), st.floats(), st.integers(-9, 9).map(lambda n: n / 2), st.floats(-1e6, 1e6)),
+    "float": st.one_of(
+        st.sampled_from(ODD), st.floats(width=32), st.integers(-9, 9).map(float), st.floats(-TINY, TINY, width=32)),
+    "double": st.one_of(
+        st.sampled_from(ODD), st.floats(), st.integers(-9, 9).map(lambda n: n / 2), st.floats(-1e6, 1e6)),
 }  # fmt: skip
 
 
