@@ -5,7 +5,8 @@ elements is done then, by NumPy, and constants are computed. A row fills the slo
 others.
 
 What no standard fixes to the last bit, logarithms and their like, is computed by the runtime, in a graph of that node
-alone with tensors of the same shapes. Where only one side of a choice needs something, only that side computes it.
+alone with tensors of the same shapes; so are patterns for which Python takes longer. Where only one side of a choice
+needs something, only that side computes it.
 """
 
 from collections import defaultdict
@@ -150,7 +151,7 @@ class Steps:
             case "Where":
                 return [self._chosen(*inputs)]
             case name if name in _RUNTIMES:
-                return [self._computed(node, inputs)]
+                return [self._computed(node, inputs, first.element)]
         return [self._each(node, inputs)]
 
     def _gathered(self, table: Part, places: Part, axis: int) -> Part:
@@ -168,8 +169,12 @@ class Steps:
 
     def _chosen(self, condition: Part, one: Part, other: Part) -> Part:
         if one.element in ("double", "float"):
-            # The runtime makes 0.0 of a -0.0 that is its first choice.
-            one = self.mapped(one.element, add, one, self._single(one.element, 0.0))
+            # The runtime makes 0.0 of a -0.0 that is its first choice; or its second one, if only the first is many.
+            zero = self._single(one.element, 0.0)
+            if condition.slots.size == other.slots.size == 1 < one.slots.size:
+                other = self.mapped(one.element, add, other, zero)
+            else:
+                one = self.mapped(one.element, add, one, zero)
         asked, yes, no = np.broadcast_arrays(condition.slots, one.slots, other.slots)
         out = [self._choice(*three) for three in zip(asked.flat, yes.flat, no.flat, strict=True)]
         return Part(one.element, np.array(out, np.intp).reshape(asked.shape))
@@ -188,6 +193,8 @@ class Steps:
         else:
             given = "bool" if name in _ASKING else "int64" if name == "LabelEncoder" else element
         known = function(name, element, {**node.attributes, "to": given})
+        if known is None and name == "RegexFullMatch":
+            return self._computed(node, inputs, given)
         if known is None or len(inputs) > 2:
             raise UnreadableError(f"{name} of {element}")
         apply, second = known
@@ -214,9 +221,9 @@ class Steps:
             self._slots[step.out] = step.kernel(values)
         return step.out
 
-    def _computed(self, node: Node, inputs: Sequence[Part]) -> Part:
+    def _computed(self, node: Node, inputs: Sequence[Part], element: str) -> Part:
         """A node that the runtime computes, as a whole for each element: nobody knows before which are needed."""
-        element, shape = inputs[0].element, np.broadcast_shapes(*(part.slots.shape for part in inputs))
+        shape = np.broadcast_shapes(*(part.slots.shape for part in inputs))
         takes = [(part.element, part.slots.shape) for part in inputs]
         run = self._session(single(node, takes, element, shape)).run
         ends = [*accumulate(part.slots.size for part in inputs)]
