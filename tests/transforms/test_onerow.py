@@ -360,6 +360,17 @@ def test_a_graph_with_what_is_not_known_goes_through_the_runtime(case: str) -> N
     assert computed.values["y"].data.tolist() == pytest.approx([wanted], rel=1e-15)
 
 
+def test_many_nodes_of_the_runtime_go_through_it_as_a_whole() -> None:
+    def pays(count: int) -> bool:
+        logarithms = {f"y{place}": F.log(F.col("x") + place) for place in range(count)}
+        return Both(graph_of(logarithms, DOUBLE_OF_X)).one.pays
+
+    assert [pays(count) for count in (1, 2, 20)] == [True, False, False]
+    # Those that the compiler computes side by side are one call.
+    sines = {f"y{place}": F.sin(F.col("x") + place) for place in range(20)}
+    assert Both(graph_of(sines, DOUBLE_OF_X)).one.pays
+
+
 def test_arrays_go_through_the_runtime() -> None:
     graph = graph_of({"y": F.col("a")[0]}, {"a": array_of(INT, 3)})
     layout = Layout.loads(session(graph).get_modelmeta().custom_metadata_map[NOTES])

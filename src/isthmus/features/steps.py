@@ -12,7 +12,7 @@ needs something, only that side computes it.
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import accumulate, takewhile
 from math import prod
 from operator import add, getitem, mul
@@ -99,6 +99,11 @@ class Steps:
         self._given: set[int] = set()
         self._open: set[int] = set()
         """The slots of which each row has its own value."""
+
+    @property
+    def calls(self) -> int:
+        """How often the runtime is called for a row, if all is needed."""
+        return sum(step.kernel is not None for step in self._steps)
 
     def open(self, element: str, rows: int) -> Part:
         """A tensor that a row gives, of shape (rows, 1)."""
@@ -222,7 +227,7 @@ class Steps:
         return step.out
 
     def _computed(self, node: Node, inputs: Sequence[Part], element: str) -> Part:
-        """A node that the runtime computes, as a whole for each element: nobody knows before which are needed."""
+        """A node that the runtime computes: as a whole, once, where the first of its elements may be needed."""
         shape = np.broadcast_shapes(*(part.slots.shape for part in inputs))
         takes = [(part.element, part.slots.shape) for part in inputs]
         run = self._session(single(node, takes, element, shape)).run
@@ -230,14 +235,17 @@ class Steps:
         feeds = [(str(place), slice(end - part.slots.size, end), NUMPY[part.element], part.slots.shape)
                  for place, (part, end) in enumerate(zip(inputs, ends, strict=True))]  # fmt: skip
 
-        def kernel(values: Sequence[Any], place: int) -> Any:
+        def kernel(values: Sequence[Any]) -> Any:
             tensors = {name: np.array(values[part], dtype).reshape(shape) for name, part, dtype, shape in feeds}
-            return run(["y"], tensors)[0].item(place)
+            found = run(["y"], tensors)[0]
+            return found.item() if found.size == 1 else found.reshape(-1).tolist()
 
         needed = tuple(slot for part in inputs for slot in part.listed())
-        out = [self._added(_Step(len(self._slots), needed, kernel=partial(kernel, place=place)))
-               for place in range(prod(shape))]  # fmt: skip
-        return Part(element, np.array(out, np.intp).reshape(shape))
+        whole = Part(element, np.array(self._added(_Step(len(self._slots), needed, kernel=kernel))))
+        if prod(shape) == 1:
+            return Part(element, whole.slots.reshape(shape))
+        places = self.constant(Tensor("int64", np.arange(prod(shape)).reshape(shape)))
+        return self.mapped(element, getitem, whole, places)
 
     def program(self, wanted: Sequence[int]) -> tuple[Program, Slots, dict[int, int]]:
         """The steps that some slots need, what is in all slots before, and the new numbers of those that are left.
