@@ -1,6 +1,7 @@
 """What single values become in Python is what they become in ONNX Runtime, operator by operator, to the bit."""
 
 import math
+import time
 from functools import cache
 from typing import Any
 
@@ -27,6 +28,7 @@ CASTS = [(one, other) for one in ("bool", *WHOLE, *REAL) for other in (*WHOLE, *
 CASTS += [(one, "string") for one in WHOLE]
 TINY = 2.0**-126
 """Below it, float32 has less than 24 bits."""
+ODD = [math.nan, math.inf, -math.inf, 0.0, -0.0]
 SAME = {("float", "double"), ("int32", "int64")}
 """Casts that change nothing."""
 
@@ -39,8 +41,10 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "bool": st.booleans(), "int32": _near(1 << 31), "string": st.text(),
     # Halfway between two of float32 but for what a double does not hold.
     "int64": st.one_of(_near(1 << 63), st.sampled_from([(1 << 62) + (1 << 38) + 1, -(1 << 62) - (1 << 38) - 1])),
-    "float": st.one_of(st.floats(width=32), st.integers(-9, 9).map(float), st.floats(-TINY, TINY, width=32)),
-    "double": st.one_of(st.floats(), st.integers(-9, 9).map(lambda n: n / 2), st.floats(-1e6, 1e6)),
+    "float": st.one_of(
+        st.sampled_from(ODD), st.floats(width=32), st.integers(-9, 9).map(float), st.floats(-TINY, TINY, width=32)),
+    "double": st.one_of(
+        st.sampled_from(ODD), st.floats(), st.integers(-9, 9).map(lambda n: n / 2), st.floats(-1e6, 1e6)),
 }  # fmt: skip
 
 
@@ -128,7 +132,8 @@ def test_a_number_that_does_not_fit_becomes_some_whole_number(value: float) -> N
 
 PATTERNS = [
     "(?s)a.*", "(?s).*b", "(?s).*a\\.b.*", "(?s)a.b", "(?s).*", "(?s)", "(?s)\\\\.*", "(?s)...", "(?s)....*",
-    "(?s).*\\(.*", "(?s)a%_é.*", "(?s)\\..*", "(?s)\\$\\^\\{\\}.*", r"[\x00-\x7f]*",
+    "(?s).*\\(.*", "(?s)a%_é.*", "(?s)\\..*", "(?s)\\$\\^\\{\\}.*", "(?s)a.*a", "(?s)ab.*\\.b", "(?s).*\\\\",
+    "(?s).*.*", r"[\x00-\x7f]*",
 ]  # fmt: skip
 
 
@@ -143,10 +148,21 @@ def test_patterns(pattern: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", ["(?s)a.*b.*c", "(?s).*a.*b", "(?s).*a.*b.*", "a.*", "(?s)[ab]", "(?s)a|b", "(?s)a+"]
-)
+    "pattern",
+    ["(?s)a.*b.*c", "(?s).*a.*b", "(?s).*a.*b.*", "(?s).*a.b.*", "(?s).*a.", "(?s).a.*b", "a.*", "(?s)[ab]", "(?s)a|b",
+     "(?s)a+"],
+)  # fmt: skip
 def test_a_pattern_that_takes_long_or_is_none_of_ours_is_left_to_the_runtime(pattern: str) -> None:
     assert function("RegexFullMatch", "string", {"pattern": pattern.encode()}) is None
+
+
+@pytest.mark.parametrize("pattern", ["(?s).*{}.*", "(?s).*{}", "(?s)a.*{}"])
+def test_a_pattern_that_nearly_stands_everywhere_takes_no_time(pattern: str) -> None:
+    known = function("RegexFullMatch", "string", {"pattern": pattern.format("a" * 2000 + "b").encode()})
+    assert known is not None
+    text, begun = "a" * 1_000_000, time.process_time()
+    assert known[0](text, text) is False
+    assert time.process_time() - begun < 1
 
 
 @pytest.mark.parametrize(
@@ -156,11 +172,20 @@ def test_a_pattern_that_takes_long_or_is_none_of_ours_is_left_to_the_runtime(pat
         ("Cast", "string", {"to": "int64"}), ("Cast", "double", {"to": "string"}), ("Cast", "int64", {"to": ""}),
         ("StringNormalizer", "string", {"case_change_action": b"NONE"}),
         ("StringNormalizer", "string", {"case_change_action": b"LOWER", "locale": b"de_DE"}),
+        ("StringNormalizer", "string", {"case_change_action": b"LOWER", "locale": b"C", "stopwords": [b"a"]}),
         ("LabelEncoder", "string", {"keys_strings": [b"a"], "values_floats": [1.0]}),
     ],
 )  # fmt: skip
 def test_what_is_not_known_is_not_guessed(name: str, kind: str, attributes: dict[str, Any]) -> None:
     assert function(name, kind, attributes) is None
+
+
+@pytest.mark.parametrize(("default", "wanted"), [({"default_int64": 7}, 7), ({}, -1)])
+def test_what_is_in_no_vocabulary(default: dict[str, int], wanted: int) -> None:
+    known = function("LabelEncoder", "string", {"keys_strings": [b"a"], "values_int64s": [3], **default})
+    assert known is not None
+    apply, second = known
+    assert [apply("a", second), apply("b", second)] == [3, wanted]
 
 
 def test_a_graph_of_one_node_reads_as_it_was_written() -> None:

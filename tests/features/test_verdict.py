@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from isthmus.features.columns import Values, from_python
 from isthmus.features.errors import GateFailed
-from isthmus.features.types import TYPES, Array, Bool, Bytes, DataType, Float32, Float64, Int64, String
+from isthmus.features.types import TYPES, Array, Bool, Bytes, DataType, Float32, Float64, Int64, String, UnixTimestamp
 from isthmus.features.verdict import EXAMPLES, Difference, FeatureVerdict, Verdict, compare
 from tests.features.support import VALUES, bits
 
@@ -206,3 +206,11 @@ def test_every_truncation_fails_the_gate() -> None:
     for size in range(len(text) - 2):
         with pytest.raises(GateFailed):
             Verdict.loads(text[:size])
+
+
+def test_times_that_differ_are_told_as_times() -> None:
+    verdict = _compare([1748418603368150, None], [1748411403368150, 0], UnixTimestamp)
+    assert [(one.offline, one.online) for one in verdict.examples] == [
+        ("2025-05-28T07:50:03.368150Z", "2025-05-28T05:50:03.368150Z"), (None, "1970-01-01T00:00:00Z"),
+    ]  # fmt: skip
+    assert _compare([1748418603368150], [1748411403368150], UnixTimestamp).worst == 7.2e9

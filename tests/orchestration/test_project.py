@@ -153,6 +153,13 @@ def test_a_student_that_uses_what_only_the_server_has(shop: Shop) -> None:
     ]
 
 
+def test_what_asks_for_a_session_before_there_is_one_is_told_how_not_to(shop: Shop) -> None:
+    shop.append('\nabove = F.udf(lambda x: x > 3, "boolean")\n')
+    (problem,) = problems(shop)
+    assert "SESSION" in problem
+    assert "udf(function, DoubleType())" in problem
+
+
 def test_a_model_reads_neither_bytes_nor_arrays(shop: Shop) -> None:
     shop.replace('customer_facts[["member", "born"]]', 'customer_facts[["member", "trips", "token"]]')
     assert problems(shop) == [

@@ -142,6 +142,7 @@ def test_a_row_that_spark_would_refuse_is_refused_by_name(shop: Shop, project: O
 REFUSED = {
     "a window": ("weight > 3", "F.rank().over(Window.partitionBy(store).orderBy(hour)) > 3", "looks at other rows"),
     "a function of the user's": ("weight > 3", 'F.udf(lambda x: x > 3, "boolean")(weight)', "asks for a Spark session"),
+    "a question of Python's": ("weight > 3", "F.lit(True) if weight > 3 else F.lit(False)", r"expected F\.when\("),
     "SQL text": ("weight > 3", 'F.expr("weight > 3")', "is SQL text"),
     "another type": ("weight > 3", "weight", "is of type double; expected boolean"),
     "a column of another view": ("weight > 3", 'F.col("age") > 3', "age: is none of the inputs"),
@@ -174,6 +175,26 @@ def test_what_cannot_be_compiled_is_refused_with_its_place(shop: Shop, project: 
     with pytest.raises(ConfigurationError, match=message) as raised:
         apply(project(shop))
     assert re.search(r"definitions\.py:\d+|parameter|definitions.py\)", str(raised.value))
+
+
+def test_what_is_computed_from_what_only_the_server_has_is_no_input_of_a_student(shop: Shop, project: Open) -> None:
+    with_moment(shop).replace('Field("sold_1d", Int64, "device")', 'Field("sold_1d", Int64)')
+    told = "uses shelf_demand__sold_1d, moment__.*, where request transform moment takes shelf_demand__sold_1d; "
+    with pytest.raises(ConfigurationError, match=told):
+        apply(project(shop))
+
+
+def test_a_function_of_the_users_that_was_made_before_is_refused_where_it_is_called(
+    shop: Shop, project: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SPARK_CONNECT_MODE_ENABLED", raising=False)
+    with_moment(shop).replace("weight > 3", "above(weight)")
+    made = "@F.udf(BooleanType())\ndef above(x):\n    return x > 3"
+    shop.replace(
+        "@request_transform(", f"from pyspark.sql.types import BooleanType\n\n\n{made}\n\n\n@request_transform("
+    )
+    with pytest.raises(ConfigurationError, match=r"py:\d+\): .* is a Python function; expected built-in functions"):
+        apply(project(shop))
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_a_byte_that_is_not_utf8_has_its_place_in_the_body(before: str, wrong: b
         ("/predict", b'{"entities": {"carrier": ["UA"]}, "request": {"distance": [1, NaN]}}', "body, 'distance'",
          "NaN is no JSON (byte 62)", "a number"),
         ("/push", b'{"push_source_name": "punctuality", "df": {"late_rate": [-Infinity]}}', "body, 'late_rate'",
-         "-Infinity is no JSON (byte 57)", '"-Infinity", in quotes'),
+         "-Infinity is no JSON (byte 57)", '"-Infinity", in quotes, where a Float'),
         ("/get-online-features", b'{"features": ["punctuality:flights"], "entities": {"carrier": ["\\ud800"]}}', "body",
          "\\ud800 is half of a surrogate pair (byte 64)", "JSON"),
         ("/get-online-features", b'{"features": ["punctuality:flights"], "entities": {"carrier": ["UA", "U\xff"]}}',

@@ -223,6 +223,33 @@ def test_sums_and_choices_that_no_function_makes(seed: int) -> None:
     assert Both(_sums_and_choices(chance)).differences(columns_of(rows, kinds)) == []
 
 
+def test_zeros_of_choices_between_one_and_many_keep_the_signs_that_the_runtime_leaves() -> None:
+    given = ["x0", "x1", "x2"]
+    nodes = [helper.make_node("Split", ["given_double"], given, axis=0, num_outputs=3),
+             helper.make_node("Split", ["given_valid"], ["v0", "v1", "v2"], axis=0, num_outputs=3),
+             helper.make_node("Concat", ["x0", "x1"], ["many"], axis=0),
+             helper.make_node("Concat", ["v1", "v2"], ["truths"], axis=0)]  # fmt: skip
+    sides = [("v0", "many", "x2"), ("v0", "x2", "many"), ("truths", "many", "x2"), ("truths", "x2", "x2"),
+             ("truths", "x2", "many"), ("v0", "many", "many")]  # fmt: skip
+    nodes += [helper.make_node("Where", [*side], [f"y{n}"]) for n, side in enumerate(sides)]
+    nodes.append(helper.make_node("Concat", [f"y{n}" for n in range(6)], ["found_double"], axis=0))
+    nodes += [helper.make_node("Equal", ["v0", "v0"], ["yes"]), helper.make_node("Equal", ["yes", "no"], ["never"])]
+    nodes.append(helper.make_node("Concat", ["yes"] * 12 + ["never"] * 12, [MASKS], axis=0))
+    fields = [f"z{n}" for n in range(12)]
+    sizes = {"given_double": 3, "given_valid": 3, "found_double": 12, MASKS: 24}
+    told = [helper.make_tensor_value_info(name, (DOUBLE if "double" in name else BOOLEAN).tensor, [size, "N"])
+            for name, size in sizes.items()]  # fmt: skip
+    no = numpy_helper.from_array(np.array(False), "no")
+    model = assembled("zeros", nodes, told[:2], told[2:], [no])
+    helper.set_model_props(model, {NOTES: Layout({"double": given}, given, {"double": fields}, fields).dumps()})
+    zeros = np.array([0.0, -0.0])
+    both = Both(model.SerializeToString())
+    for choice in range(64):
+        rows = {name: Values(zeros[[choice >> n & 1]], np.array([bool(choice >> 3 + n & 1)]))
+                for n, name in enumerate(given)}  # fmt: skip
+        assert both.differences(rows) == []
+
+
 def test_sines_far_away_are_those_of_the_kernel_whatever_stands_beside_them() -> None:
     angles = {f"x{n}": DOUBLE for n in range(9)}
     graph = graph_of({name: (F.sin if n % 3 else F.cos)(F.col(name)) for n, name in enumerate(angles)}, angles)
@@ -260,6 +287,20 @@ def test_threads_share_a_graph() -> None:
             assert [*pool.map(lambda row: _told(both.one.run(taken(given, row))), range(400))] == alone
 
 
+def test_what_is_done_to_one_answer_is_not_in_the_next() -> None:
+    x = F.col("x")
+    both = Both(graph_of({"log": F.log(x), "share": 1 / x, "same": x, "none": F.nullif(x, x)}, DOUBLE_OF_X))
+    given = {"x": Values(np.zeros(1), np.array([True]))}
+    first = both.one.run(given)
+    assert first is not None
+    told = _told(first)
+    masks = [*(values.valid for values in first.values.values()), *first.refused.values()]
+    for mask in {id(mask): mask for mask in masks}.values():  # fields share theirs
+        mask ^= True
+    assert _told(both.one.run(given)) == told
+    assert given["x"].valid.tolist() == [True]
+
+
 def _told(computed: Computed | None) -> list[Any]:
     assert computed is not None
     return [(bits(values.data), values.valid.tolist(), name in computed.refused)
@@ -267,6 +308,14 @@ def _told(computed: Computed | None) -> list[Any]:
 
 
 # --- what is left to the runtime
+
+
+def test_a_pattern_that_python_takes_long_for_is_left_to_the_runtime_alone() -> None:
+    s = F.col("s")
+    both = Both(graph_of({"y": F.when(s.like("%a_b%"), "one").when(s.like("a%b%c"), s), "z": s == "a"}, {"s": STRING}))
+    rows: Rows = {"s": ["a.b", "", "a", "ab", "xa\nbc", "aébc", "abc", "a\0b", "abbd", None]}
+    assert both.differences(columns_of(rows, {"s": STRING})) == []
+
 
 DOUBLE_OF_X = {"x": DOUBLE}
 
@@ -309,6 +358,17 @@ def test_a_graph_with_what_is_not_known_goes_through_the_runtime(case: str) -> N
     computed = RowGraph(transform).run({"x": Values(np.array([0.5]), np.array([True]))})
     wanted = np.tanh(0.5) if case == "an operator" else -0.5
     assert computed.values["y"].data.tolist() == pytest.approx([wanted], rel=1e-15)
+
+
+def test_many_nodes_of_the_runtime_go_through_it_as_a_whole() -> None:
+    def pays(count: int) -> bool:
+        logarithms = {f"y{place}": F.log(F.col("x") + place) for place in range(count)}
+        return Both(graph_of(logarithms, DOUBLE_OF_X)).one.pays
+
+    assert [pays(count) for count in (1, 2, 20)] == [True, False, False]
+    # Those that the compiler computes side by side are one call.
+    sines = {f"y{place}": F.sin(F.col("x") + place) for place in range(20)}
+    assert Both(graph_of(sines, DOUBLE_OF_X)).one.pays
 
 
 def test_arrays_go_through_the_runtime() -> None:

@@ -88,10 +88,12 @@ def test_very_many_expressions_of_expressions(spark: "SparkSession") -> None:
 
 
 def test_zeros_of_constants_keep_their_signs(spark: "SparkSession") -> None:
-    """A runtime takes x + 0.0 for x, also where x is a constant that it computes itself."""
+    """A runtime takes x + 0.0 for x, and of 0.0s chosen by one condition for all rows, what comes first."""
     half = F.lit(-0.0).cast("float") / F.lit(2)
     sums = [F.lit(0.0) + half, F.lit(0.0) + F.sqrt(F.lit(-0.0)), F.lit(0.0) + F.lit(-0.0), F.lit(-0.0) - F.lit(0.0),
             half + F.floor(F.lit(-0.5)), F.lit(-0.0) * F.lit(3.0) + F.col("a_double")]  # fmt: skip
+    conditions = [F.lit(False), F.lit(1) > 2, F.sqrt(F.lit(4.0)) > 3, F.lit(True)]
+    sums += [F.when(asked, F.abs("a_double")).otherwise(F.lit(-0.0)) for asked in conditions]
     assert _wrong(spark, random.Random(0), sums) == []
 
 

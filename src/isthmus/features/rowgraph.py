@@ -180,9 +180,11 @@ class RowGraph:
         self._fields = [(name, rows[name], kinds[name] == Bool, None if kinds[name] == String else 0)
                         for name in self._layout.fields]  # fmt: skip
         try:
-            self._one_row: OneRow | None = OneRow(transform.graph, self._layout, session)
+            one_row = OneRow(transform.graph, self._layout, session)
         except UnreadableError:
             self._one_row = None
+        else:
+            self._one_row = one_row if one_row.pays else None
 
     def run(self, columns: Mapping[str, Values]) -> Computed:
         """Computes n rows.

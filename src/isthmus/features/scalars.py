@@ -195,15 +195,29 @@ def _normalizer(attributes: Mapping[str, Any]) -> Applied | None:
     return (lambda a, _: change(a.encode()).decode()), None
 
 
+_LITERAL = re.compile(r"(?:\\[^\w\s]|[^\\.+*?()|\[\]{}^$])*")
+_OF_ONE_SIZE = re.compile(r"(?:\\[^\w\s]|[^\\+*?()|\[\]{}^$])*")
+
+
 def _pattern(pattern: str) -> Applied | None:
-    """A pattern in which only `.` and `.*` are special, or of ASCII, if Python needs no longer than RE2 for it."""
+    """A pattern in which only `.` and `.*` are special, or of ASCII, if Python needs no longer than RE2 for it.
+
+    Python's `re` tries all of a text from every place in it, but not where all that follows `.*` is the end.
+    """
     if pattern == r"[\x00-\x7f]*":
         return (lambda a, _: a.isascii()), None
     parts = pattern.removeprefix("(?s)").split(".*")
-    # A text between two others would be looked for from every place where the first of them ends.
-    if not pattern.startswith("(?s)") or len(parts) > 3 or (len(parts) == 3 and (parts[0] or parts[2])):
+    if not pattern.startswith("(?s)"):
         return None
-    if not all(re.fullmatch(r"(\\[^\w\s]|[^\\+*?()|\[\]{}^$])*", part, re.DOTALL) for part in parts):
+    if len(parts) == 1 or (len(parts) == 2 and not parts[1]):
+        if not _OF_ONE_SIZE.fullmatch(parts[0]):
+            return None
+        matching = re.compile(pattern).fullmatch
+        return (lambda a, _: matching(a) is not None), None
+    if not all(map(_LITERAL.fullmatch, parts)):
         return None
-    matching = re.compile(pattern).fullmatch
-    return (lambda a, _: matching(a) is not None), None
+    begin, *middle, end = (re.sub(r"\\(.)", r"\1", part, flags=re.DOTALL) for part in parts)
+    if not middle:
+        least = len(begin) + len(end)
+        return (lambda a, _: len(a) >= least and a.startswith(begin) and a.endswith(end)), None
+    return ((lambda a, _: middle[0] in a), None) if len(middle) == 1 and not begin + end else None

@@ -5,13 +5,14 @@ elements is done then, by NumPy, and constants are computed. A row fills the slo
 others.
 
 What no standard fixes to the last bit, logarithms and their like, is computed by the runtime, in a graph of that node
-alone with tensors of the same shapes. Where only one side of a choice needs something, only that side computes it.
+alone with tensors of the same shapes; so are patterns for which Python takes longer. Where only one side of a choice
+needs something, only that side computes it.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import accumulate, takewhile
 from math import prod
 from operator import add, getitem, mul
@@ -99,6 +100,11 @@ class Steps:
         self._open: set[int] = set()
         """The slots of which each row has its own value."""
 
+    @property
+    def calls(self) -> int:
+        """How often the runtime is called for a row, if all is needed."""
+        return sum(step.kernel is not None for step in self._steps)
+
     def open(self, element: str, rows: int) -> Part:
         """A tensor that a row gives, of shape (rows, 1)."""
         slots = np.arange(rows) + len(self._slots)
@@ -150,7 +156,7 @@ class Steps:
             case "Where":
                 return [self._chosen(*inputs)]
             case name if name in _RUNTIMES:
-                return [self._computed(node, inputs)]
+                return [self._computed(node, inputs, first.element)]
         return [self._each(node, inputs)]
 
     def _gathered(self, table: Part, places: Part, axis: int) -> Part:
@@ -168,8 +174,12 @@ class Steps:
 
     def _chosen(self, condition: Part, one: Part, other: Part) -> Part:
         if one.element in ("double", "float"):
-            # The runtime makes 0.0 of a -0.0 that is its first choice.
-            one = self.mapped(one.element, add, one, self._single(one.element, 0.0))
+            # The runtime makes 0.0 of a -0.0 that is its first choice; or its second one, if only the first is many.
+            zero = self._single(one.element, 0.0)
+            if condition.slots.size == other.slots.size == 1 < one.slots.size:
+                other = self.mapped(one.element, add, other, zero)
+            else:
+                one = self.mapped(one.element, add, one, zero)
         asked, yes, no = np.broadcast_arrays(condition.slots, one.slots, other.slots)
         out = [self._choice(*three) for three in zip(asked.flat, yes.flat, no.flat, strict=True)]
         return Part(one.element, np.array(out, np.intp).reshape(asked.shape))
@@ -188,6 +198,8 @@ class Steps:
         else:
             given = "bool" if name in _ASKING else "int64" if name == "LabelEncoder" else element
         known = function(name, element, {**node.attributes, "to": given})
+        if known is None and name == "RegexFullMatch":
+            return self._computed(node, inputs, given)
         if known is None or len(inputs) > 2:
             raise UnreadableError(f"{name} of {element}")
         apply, second = known
@@ -214,23 +226,26 @@ class Steps:
             self._slots[step.out] = step.kernel(values)
         return step.out
 
-    def _computed(self, node: Node, inputs: Sequence[Part]) -> Part:
-        """A node that the runtime computes, as a whole for each element: nobody knows before which are needed."""
-        element, shape = inputs[0].element, np.broadcast_shapes(*(part.slots.shape for part in inputs))
+    def _computed(self, node: Node, inputs: Sequence[Part], element: str) -> Part:
+        """A node that the runtime computes: as a whole, once, where the first of its elements may be needed."""
+        shape = np.broadcast_shapes(*(part.slots.shape for part in inputs))
         takes = [(part.element, part.slots.shape) for part in inputs]
         run = self._session(single(node, takes, element, shape)).run
         ends = [*accumulate(part.slots.size for part in inputs)]
         feeds = [(str(place), slice(end - part.slots.size, end), NUMPY[part.element], part.slots.shape)
                  for place, (part, end) in enumerate(zip(inputs, ends, strict=True))]  # fmt: skip
 
-        def kernel(values: Sequence[Any], place: int) -> Any:
+        def kernel(values: Sequence[Any]) -> Any:
             tensors = {name: np.array(values[part], dtype).reshape(shape) for name, part, dtype, shape in feeds}
-            return run(["y"], tensors)[0].item(place)
+            found = run(["y"], tensors)[0]
+            return found.item() if found.size == 1 else found.reshape(-1).tolist()
 
         needed = tuple(slot for part in inputs for slot in part.listed())
-        out = [self._added(_Step(len(self._slots), needed, kernel=partial(kernel, place=place)))
-               for place in range(prod(shape))]  # fmt: skip
-        return Part(element, np.array(out, np.intp).reshape(shape))
+        whole = Part(element, np.array(self._added(_Step(len(self._slots), needed, kernel=kernel))))
+        if prod(shape) == 1:
+            return Part(element, whole.slots.reshape(shape))
+        places = self.constant(Tensor("int64", np.arange(prod(shape)).reshape(shape)))
+        return self.mapped(element, getitem, whole, places)
 
     def program(self, wanted: Sequence[int]) -> tuple[Program, Slots, dict[int, int]]:
         """The steps that some slots need, what is in all slots before, and the new numbers of those that are left.

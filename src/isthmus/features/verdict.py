@@ -24,7 +24,7 @@ class Difference:
 
     Attributes:
         key: the key, or what else the row is called.
-        offline: what training has.
+        offline: what training has; a time as text, in UTC.
         online: what serving, a graph or a model has.
         event_timestamp: event time of the offline row; None where it has none.
     """
@@ -42,8 +42,8 @@ class FeatureVerdict:
     Attributes:
         compared: number of values compared, nulls included.
         differing: number of values that are not the same to the bit, and not within the tolerance either.
-        worst: largest absolute difference of two numbers that are not the same to the bit; infinity where only one side
-            has a number.
+        worst: largest absolute difference of two numbers that are not the same to the bit, of times in microseconds;
+            infinity where only one side has a number.
         examples: the first few differences.
         tolerance: the absolute difference of two numbers that does not count.
         pairs: of some differing numbers, spread over all, what each side says; to be drawn, and not kept in the file.
@@ -224,7 +224,8 @@ def compare(
     differing = np.flatnonzero(~equal)
     first = differing[:EXAMPLES]
     examples = zip(first.tolist(), _only(offline, first).tolist(dtype), _only(online, first).tolist(dtype), strict=True)
-    told = [Difference(keys[n], a, b, _moment(times[n]) if len(times) else None) for n, a, b in examples]
+    said = _moment if dtype.name == "UnixTimestamp" else _as_it_is
+    told = [Difference(keys[n], said(a), said(b), _moment(times[n]) if len(times) else None) for n, a, b in examples]
     drawn = _pairs(offline, online, differing, dtype)
     return FeatureVerdict(len(keys), len(differing), worst, told, tolerance, drawn)
 
@@ -238,6 +239,10 @@ def merged(parts: Sequence[FeatureVerdict]) -> FeatureVerdict:
         [example for one in parts for example in one.examples][:EXAMPLES],
         max((one.tolerance for one in parts), default=0.0),
     )
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 def _moment(at: int | None) -> str | None:

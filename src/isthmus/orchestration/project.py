@@ -38,6 +38,7 @@ from isthmus.orchestration.settings import FILE, Settings, load
 from isthmus.transforms.request import compiled
 
 STATE = ".isthmus"
+_WITHOUT_SESSION = "what PySpark makes without a session: udf(function, DoubleType()), not udf(function, 'double')"
 _DECLARATIONS = (Entity, Source, FeatureView, RequestSource, RequestTransform, FeatureService, Spine)
 
 
@@ -242,12 +243,16 @@ class Project:
             # Classes are looked up by their module, by dataclasses as by the digest of the code.
             hidden = sys.modules.get(name)
             sys.modules[name] = module
+            # A Python function that becomes one of Spark's before there is a session is one of Spark Connect, too.
+            os.environ.setdefault("SPARK_CONNECT_MODE_ENABLED", "1")
             try:
                 spec.loader.exec_module(module)
             except (Exception, SystemExit) as error:  # the user's own code may raise anything
                 place = _place(error, self.root, file)
-                found = f"fails with {type(error).__name__}: {error}"
-                raise ConfigurationError(where, [Problem(place, found)], remedy="correct that line") from error
+                found = f"fails with {type(error).__name__}: {str(error).rstrip('.')}"
+                expected = _WITHOUT_SESSION if "SESSION" in found and "PySpark" in found else ""
+                problem = Problem(place, found, expected)
+                raise ConfigurationError(where, [problem], remedy="correct that line") from error
             else:
                 yield module
             finally:
@@ -344,9 +349,15 @@ def _beyond_the_device(distillations: list[Distillation], contract: Contract) ->
     problems = []
     for distillation in distillations:
         beyond = [c.name for c in contract.inputs(distillation.student.name) if c.available == "server"]
-        if beyond:
-            problems.append(Problem(f"distillation {distillation.name}, student", f"uses {', '.join(beyond)}",
-                                    'fields with available="device" and request fields, computed or not'))  # fmt: skip
+        if not beyond:
+            continue
+        found = f"uses {', '.join(beyond)}"
+        for transform in contract.used(distillation.student.name):
+            # All that a transform computes can exist only where everything can that it takes.
+            if taken := [c.name for c in contract.taken(transform) if c.available == "server"]:
+                found += f", where request transform {transform.name} takes {', '.join(taken)}"
+        problems.append(Problem(f"distillation {distillation.name}, student", found,
+                                'fields with available="device" and request fields, computed or not'))  # fmt: skip
     return problems
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from isthmus.features.verdict import FeatureVerdict, Verdict
     from isthmus.orchestration.quality import QualityReport, ViewDrift
 
+_SHOWN = 160
+"""Characters of a value that a verdict shows; where a server refused, the value is the refusal."""
 _MEASURES = {"auc": "AUC", "log_loss": "log loss", "ece": "ECE", "brier": "Brier"}
 
 
@@ -134,7 +136,7 @@ def _compared(one: "FeatureVerdict") -> list[str]:
 
 def _shown(value: object) -> str:
     text = "null" if value is None else repr(value)
-    return text if len(text) <= 40 else text[:39] + "…"
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 
 def _show_drift(console: Console, drifts: "ViewDrift") -> None:

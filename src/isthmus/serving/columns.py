@@ -182,7 +182,9 @@ def _decode(where: str, raw: msgspec.Raw, column: Column, decoders: Mapping[str,
         decoded: list[Any] = decoders[column.dtype.name].decode(raw)
     except msgspec.ValidationError as error:
         expected = f"a list of {_WORDS[column.dtype.name]} ({column.dtype.name})"
-        raise RequestError(where, str(error).replace("$", "list"), expected=expected) from error
+        # msgspec takes the texts that stand for numbers as an enumeration.
+        found = str(error).replace("$", "list").replace("Invalid enum value", "Expected a number, got")
+        raise RequestError(where, found, expected=expected) from error
     except FAILURES as error:
         raise unreadable(where, bytes(raw), error) from error
     return decoded

@@ -73,6 +73,10 @@ class Predictor:
             if name not in self._fields:
                 expected = "one of " + (", ".join(self._fields) or "none")
                 raise RequestError(f"request.{name}", "is no request field of the model", expected=expected)
+        for name in entities:
+            if name not in join_keys and name in self._fields:
+                raise RequestError(f"entities.{name}", "is no join key, but a request field of the model",
+                                   remedy="give it in `request`")  # fmt: skip
         entities = {**{name: request[name] for name in self.plan.keys if name in request}, **entities}
         request = {**{name: entities[name] for name in self._needed if name in entities}, **request}
         keys = columns.keys(entities, join_keys)

@@ -50,7 +50,7 @@ def unreadable(where: str, text: bytes, error: Exception) -> UnreadableError:
         if name := _NAME.match(text, text.rfind(b'"', 0, max(end, 0))):
             where = f"{where}, {name[1].decode(errors='replace')!r}"
         found = f"{word} is no JSON (byte {bare.start()})"
-        expected = f'a number; "{word}", in quotes, if a float feature is pushed'
+        expected = f'a number; "{word}", in quotes, where a Float32 or Float64 is expected'
     elif isinstance(error, msgspec.DecodeError) and (lone := _lone(found, text, at)) and lone.start(1) < at:
         found = f"{lone[1].decode()} is half of a surrogate pair (byte {lone.start(1)})"
     return UnreadableError(where, found, expected=expected)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from isthmus.transforms.rowwise.types import SqlType
 
 _ROW = "__row"
+_BRANCH = "CANNOT_CONVERT_COLUMN_INTO_BOOL"
+"""What PySpark says where Python's `if`, `and`, `or` or `not` is asked about a column."""
 
 
 def compiled(transform: AtRequest, columns: Sequence[Column]) -> tuple[bytes, list[Problem]]:
@@ -52,7 +54,9 @@ def compiled(transform: AtRequest, columns: Sequence[Column]) -> tuple[bytes, li
         if "NO_ACTIVE_OR_DEFAULT_SESSION" in str(error):
             expected = "built-in functions of pyspark.sql.functions: no Python function, and no DataFrame"
             return b"", [Problem(place, f"its function asks for a Spark session{at}", expected)]
-        return b"", [Problem(place, f"its function failed{at} with {type(error).__name__}: {first_line(error)}")]
+        expected = "F.when(condition, value).otherwise(other)" if _BRANCH in str(error) else ""
+        said = f"its function failed{at} with {type(error).__name__}: {first_line(error)}"
+        return b"", [Problem(place, said, expected)]
     if problems := _misfits(place, transform, found):
         return b"", problems
     inputs = {column.name: _kind_of(column) for column in columns}

@@ -135,7 +135,7 @@ class Standardize(Step):
         limit: the largest absolute result.
     """
 
-    told = ("mean", "1 / standard deviation")
+    told = ("by mean", "and 1 / standard deviation")
     limit: float = 4.0
 
     def misfit(self) -> str:

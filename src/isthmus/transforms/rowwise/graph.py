@@ -215,8 +215,12 @@ class Graph:
     def where(self, mask: str, one: str, other: str, kind: SqlType) -> str:
         """One tensor where a mask is true, another one elsewhere, to the last bit.
 
-        Runtimes have no such kernel for booleans, and ONNX Runtime's gives 0.0 for a -0.0 of its first choice.
+        Runtimes have no such kernel for booleans, and ONNX Runtime's gives 0.0 for a -0.0 of its first choice; of its
+        second one as well, if that and the mask are the same for all rows.
         """
+        if self.is_number(mask):
+            return one if self.number(mask) else other
+        mask = self.row(mask)
         if kind.tensor == TensorProto.BOOL:
             if self.is_number(other):
                 return self.add("Or", self.negated(mask), one) if self.number(other) else self.add("And", mask, one)
