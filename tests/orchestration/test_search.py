@@ -26,7 +26,7 @@ def declare(shop: Shop, declared: str = DECLARED) -> None:
 
 
 def command(shop: Shop, *arguments: str, before: str = "") -> "subprocess.CompletedProcess[str]":
-    code = f"import sys; {before}; from isthmus.orchestration.cli import main; main()"
+    code = f"import sys\n{before}\nfrom isthmus.orchestration.cli import main\nmain()"
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], cwd=shop.root, env=dict(os.environ), capture_output=True, text=True,
         timeout=200, check=False, stdin=subprocess.DEVNULL,

@@ -127,7 +127,7 @@ def search(
             journal.add(one)
             tried.append(one)
             told(f"{one.name}: {_told(one, task)}", 1.0)
-        if (before := _told_before(own / REPORT, len(tried))) is not None:
+        if (before := _told_before(own / REPORT, tried)) is not None:
             return SearchReport(own, before)
         progress("measured side by side", 1.0)
         data = _report(task, bench.side_by_side(tried), identity, space, budget, profile)
@@ -135,11 +135,13 @@ def search(
     return SearchReport(own, data)
 
 
-def _told_before(file: Path, count: int) -> dict[str, Any] | None:
-    """The report of so many students, if there is one: what has been measured side by side is not measured again."""
+def _told_before(file: Path, tried: Sequence[Tried]) -> dict[str, Any] | None:
+    """The report of these students, if there is one: what has been measured side by side is not measured again."""
+    known = msgspec.json.decode(msgspec.json.encode(tried))
     with suppress(OSError, msgspec.DecodeError, LookupError):
         data = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-        return data if len(data["tried"]) == count else None
+        told, kept = ([{**one, "p50_us": None} for one in some] for some in (data["tried"], known))
+        return data if told == kept else None
     return None
 
 
