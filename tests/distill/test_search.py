@@ -296,6 +296,7 @@ def test_a_table_is_searched_by_width_and_depth(few: pa.Table, tmp_path: Path) -
 # --- killed
 
 
+@pytest.mark.timeout(600)
 def test_a_search_that_is_killed_goes_on(few: pa.Table, tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     expected = students(searched(whole, few, trials=5))

@@ -33,6 +33,7 @@ def command(shop: Shop, *arguments: str, before: str = "") -> "subprocess.Comple
     )  # fmt: skip
 
 
+@pytest.mark.timeout(900)
 def test_students_are_searched_and_shown(built: Shop, project: Open) -> None:
     declare(built)
     training_set(project(built))
