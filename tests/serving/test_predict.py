@@ -118,7 +118,7 @@ def deployment_of(package: Path, digest: str | None = None) -> Deployment:
 
 
 def test_a_model_that_does_not_reproduce_its_golden_rows_is_refused(tmp_path: Path) -> None:
-    package = make_package(tmp_path / "package", shift=0.001)
+    package = make_package(tmp_path / "package", shift=0.001, program=b"of another runtime")
     with pytest.raises(PackageError, match="does not reproduce"):
         Model(deployment_of(package))
 

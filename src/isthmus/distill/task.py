@@ -108,6 +108,8 @@ class Task(ABC):
         quantized: the operators whose weights and inputs are whole numbers in an INT8 graph.
         golden: test rows in a package, with its answers.
         compared: rows on which the verdict compares a package with its student, at most.
+        most: the largest of each size but the rows that the graph leaves open, by its name, for runtimes that plan
+            memory ahead.
     """
 
     metric: str
@@ -121,6 +123,7 @@ class Task(ABC):
     quantized: Sequence[str] = ("Conv", "Gemm", "MatMul")
     golden = 32
     compared = 2000
+    most: Mapping[str, int] = {}
 
     def __init__(self, material: Material) -> None:
         self.material = material
@@ -166,6 +169,13 @@ class Task(ABC):
     @abstractmethod
     def model(self, student: nn.Module) -> ModelProto:
         """The graph that a device runs."""
+
+    def network(self, student: nn.Module) -> nn.Module | None:
+        """What the graph does, as a module of torch: from the tensors, in the order of `feeds`, to the outputs.
+
+        By default the student. None if no module does all that the graph does.
+        """
+        return student
 
     @abstractmethod
     def feeds(self, rows: Index) -> Feeds:

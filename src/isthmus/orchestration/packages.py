@@ -21,6 +21,7 @@ class RuntimeName(StrEnum):
 
     ort = "ort"
     web = "web"
+    executorch = "executorch"
 
 
 @package.callback()
@@ -33,7 +34,7 @@ def verify(
     path: Annotated[Path, typer.Argument(help="The folder of the package.")],
     runtime: Annotated[
         RuntimeName,
-        typer.Option(help="What answers the golden cases: ort (ONNX Runtime), or web (onnxruntime-web in Node)."),
+        typer.Option(help="What answers the golden cases: ONNX Runtime, onnxruntime-web in Node, or ExecuTorch."),
     ] = RuntimeName.ort,
     key: Annotated[Path | None, typer.Option(help="Public key, in PEM, of whoever must have signed it.")] = None,
     as_json: JsonOption = False,
@@ -62,6 +63,10 @@ def _runtime(name: RuntimeName) -> "Runtime":
         from isthmus.orchestration.webruntime import WebRuntime
 
         return WebRuntime()
+    if name is RuntimeName.executorch:
+        from isthmus.orchestration.executorchruntime import ExecuTorchRuntime
+
+        return ExecuTorchRuntime()
     from isthmus.features.inspection import OnnxRuntime
 
     return OnnxRuntime()
