@@ -77,6 +77,7 @@ class Effects(Task):
         return taught(
             [self.places[row] for row in rows], [self.pixels[row] for row in rows], dict(self.generator_shape),
             self.generator_settings, self.crop, self.material.profile, FOLDER,
+            self.material.progress,
         )  # fmt: skip
 
     def _shown(self, rows: list[int]) -> Tensor:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
+from isthmus.distill.account import Progress
 from isthmus.distill.checkpoint import discard
 from isthmus.distill.device import accelerator
 from isthmus.distill.lessons import threads
@@ -46,7 +47,7 @@ class Crops:
 
 def taught(
     places: Sequence[Place], pixels: Sequence[str], shape: dict[str, int], settings: Settings, side: int,
-    profile: TrainingProfile, folder: Path,
+    profile: TrainingProfile, folder: Path, progress: Progress,
 ) -> Generator:  # fmt: skip
     """A generator that draws as the effect does, from disk if it has learned before.
 
@@ -58,6 +59,7 @@ def taught(
         side: of the crops.
         profile: device, precision and threads.
         folder: where generators are kept, and checkpoints while one learns.
+        progress: told how far it is.
     """
     recipe = sha256({
         "pixels": pixels, "shape": shape, "settings": settings.identity(), "side": side,
@@ -71,7 +73,9 @@ def taught(
         generator.load_state_dict(load_file(file))
     else:
         with threads(profile.threads):
-            Training(generator, Crops(places, side), step, settings, accelerator(profile), folder=runs).run()
+            Training(
+                generator, Crops(places, side), step, settings, accelerator(profile), folder=runs, progress=progress
+            ).run()
         generator.cpu()
         save_file(generator.state_dict(), file)
         discard(runs)

@@ -10,7 +10,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from isthmus.distill.export import export
-from isthmus.distill.package import write_package
+from isthmus.distill.package import contents, write_package
 from isthmus.distill.runtime import ask, described, ort_format, session
 from isthmus.features.contract import Column, Contract, ServiceContract
 from isthmus.features.golden import Case, Golden, Kept
@@ -73,7 +73,8 @@ def of_tensors(folder: Path) -> Path:
         FORMAT_VERSION, "kinds", made.hash, "features", "none", "none", "tests:Kinds", "none", (),
         tuple(map(described, model.graph.input)), tuple(map(described, model.graph.output)), variants, {},
     )  # fmt: skip
-    return write_package(folder, manifest, json.loads(made.dumps()), Golden((), (case,)), files)
+    whole = contents(manifest, json.loads(made.dumps()), Golden((), (case,)), files)
+    return write_package(folder, manifest.name, whole)
 
 
 def resum(package: Path, *, models: bool = True) -> None:

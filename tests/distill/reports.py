@@ -62,7 +62,7 @@ def report() -> dict[str, Any]:
                      "seconds": 26.1, "device_hours": 0.0073, "flops": 1.2e11, "peak_mb": 812,
                      "rows_per_second": 52000},
         "serving": {"runtime": "onnxruntime 1.31", "precision": "int8", "threads": 1, "p50_us": 42, "p99_us": 83,
-                    "requests_per_second": 22000, "memory_mb": 12.5, "host": "x86_64, 2 cores"},
+                    "requests_per_second": 22000, "memory_mb": 12.5, "load_ms": 8.5, "host": "x86_64, 2 cores"},
     }  # fmt: skip
 
 

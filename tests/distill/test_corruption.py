@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from isthmus.features import reproduction
 from isthmus.features.contract import Contract
 from isthmus.features.errors import PackageError
 from isthmus.features.inspection import inspect
@@ -302,6 +304,34 @@ def outside_data(package: Path) -> None:
     resum(package)
 
 
+def endless(package: Path) -> None:
+    """A graph that counts to 2**62 before it answers."""
+    file = package / "model.fp32.onnx"
+    model = onnx.load_model(file)
+    counts = [helper.make_tensor_value_info(name, TensorProto.INT64, []) for name in ("turn", "before", "after")]
+    more = [helper.make_tensor_value_info(name, TensorProto.BOOL, []) for name in ("on", "still_on")]
+    body = helper.make_graph(
+        [helper.make_node("Add", ["before", "turn"], ["after"]), helper.make_node("Identity", ["on"], ["still_on"])],
+        "body", [counts[0], more[0], counts[1]], [more[1], counts[2]],
+    )  # fmt: skip
+    answer = model.graph.output[0].name
+    last = next(node for node in model.graph.node if answer in node.output)
+    last.output[:] = ["answer" if name == answer else name for name in last.output]
+    model.graph.initializer.extend(
+        helper.make_tensor(name, kind, [], [value])
+        for name, kind, value in (("turns", TensorProto.INT64, 2**62), ("yes", TensorProto.BOOL, True))
+    )
+    model.graph.node.extend([
+        helper.make_node("Shape", [model.graph.input[0].name], ["sizes"]),
+        helper.make_node("ReduceMin", ["sizes"], ["begin"], keepdims=0),
+        helper.make_node("Loop", ["turns", "yes", "begin"], ["counted"], body=body),
+        helper.make_node("Cast", ["counted"], ["number"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["answer", "number"], [answer]),
+    ])  # fmt: skip
+    file.write_bytes(model.SerializeToString())
+    resum(package)
+
+
 def other_model(package: Path) -> None:
     """A model of the same tensors that knows nothing."""
     value = helper.make_tensor_value_info
@@ -404,6 +434,15 @@ DRAWN: dict[str, Corruption] = {
     **{f"golden mistyped {n}": mistyped("golden.json", n) for n in range(20)},
     **{f"golden number {n}": shifted(n) for n in range(10)},
 }
+
+
+def test_a_graph_that_never_ends(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reproduction, "SECONDS", 0.5)
+    endless(package)
+    inspection = inspect(package)
+    refused = [check for check in inspection.checks if check.error is not None]
+    assert [check.subject for check in refused] == ["model.fp32.onnx"]
+    assert "no answer in 0.5 seconds" in refused[0].found
 
 
 class Reading:

@@ -118,6 +118,11 @@ def test_what_must_not_be_exported(trained: DistillationReport, table: pa.Table,
         make_package(trained.path, table, tmp_path, replace(SERVING, latency_objective_ms=1e-6))
     with pytest.raises(GateFailed, match="session of the model takes"):
         make_package(trained.path, table, tmp_path, replace(SERVING, memory_mb=0))
+    with pytest.raises(GateFailed, match=r"fresh process comes after .* ms; expected at most 1e-06 ms"):
+        make_package(trained.path, table, tmp_path, replace(SERVING, load_ms=1e-6))
+    with pytest.raises(GateFailed, match=r"a package of int8 alone has .* kB; expected at most 10 kB"):
+        make_package(trained.path, table, tmp_path, replace(SERVING, package_kb=10))
+    assert not [*tmp_path.iterdir()]
     with pytest.raises(ContractMismatch, match="trained under contract cccccccccccc; expected dddddddddddd"):
         make_package(trained.path, table, tmp_path, contract="d" * 64)
     with pytest.raises(ContractMismatch, match="learned from training set set-1; expected set-2"):

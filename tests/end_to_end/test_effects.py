@@ -120,10 +120,14 @@ def test_a_student_is_measured_against_its_teacher(distilled: DistillationReport
 
 
 def test_a_generator_that_has_learned_is_kept_by_its_recipe(example: dict[str, ModuleType], tmp_path: Path) -> None:
+    said: list[str] = []
+
     def learned(steps: int) -> dict[str, torch.Tensor]:
         settings, shape = Settings(steps=steps, batch=2), {"width": 4, "blocks": 1}
-        taught = example["teaching"].taught
-        generator = taught([("chelsea", 5, 9)], ["its digest"], shape, settings, 16, TrainingProfile(), tmp_path)
+        generator = example["teaching"].taught(
+            [("chelsea", 5, 9)], ["its digest"], shape, settings, 16, TrainingProfile(), tmp_path,
+            lambda text, _done: said.append(text),
+        )  # fmt: skip
         assert not generator.training
         return {name: weights.clone() for name, weights in generator.state_dict().items()}
 
@@ -131,6 +135,8 @@ def test_a_generator_that_has_learned_is_kept_by_its_recipe(example: dict[str, M
     (file,) = tmp_path.glob("generator-*.safetensors")
     kept = load_file(file)
     save_file({name: weights + 1 for name, weights in kept.items()}, file)
+    assert any("step 2 of 2" in text for text in said), said
+    said.clear()
     again, other = learned(2), learned(3)
     for name, weights in first.items():
         assert torch.equal(weights, kept[name])

@@ -32,6 +32,7 @@ VERBS = [
     "training-set",
     "distill",
     "export",
+    "ladder",
     "page",
     "verify",
     "deploy",

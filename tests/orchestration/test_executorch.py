@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from isthmus.distill.check import check_package
 from isthmus.distill.distillation import DistillationReport
-from isthmus.distill.export import ExportReport
+from isthmus.distill.export import ExportReport, export
 from isthmus.distill.kind import made, restored
 from isthmus.distill.program import PINS, Program, Refused
 from isthmus.distill.pte import converted
@@ -29,14 +29,15 @@ from isthmus.features.manifest import read_package
 from isthmus.orchestration.executorchruntime import ExecuTorchRuntime
 from tests.distill import kinds
 from tests.distill.conftest import SERVING, make_package
-from tests.distill.packages import resum
+from tests.distill.packages import contract, resum
 from tests.distill.support import material, run, training_set
 from tests.orchestration.test_packages import HEAVY, verify
 from tests.serving.support import make_package as package_of_rows
 
 FILE = "model.fp32.pte"
 RUNTIMES = ("onnxruntime", "executorch")
-OWN = {"task": "tests.distill.kinds:Classes", "seeds": 1, "epochs": 1, "runtimes": RUNTIMES}
+CONTRACT = contract()
+OWN = {"contract": CONTRACT.hash, "task": "tests.distill.kinds:Classes", "seeds": 1, "epochs": 1, "runtimes": RUNTIMES}
 FP32 = replace(SERVING, precision="fp32")
 ROWS = 600
 
@@ -55,7 +56,10 @@ def exported(trained: DistillationReport, tmp_path_factory: pytest.TempPathFacto
 
 
 def again(model: Path, packages: Path) -> ExportReport:
-    return make_package(model, training_set(ROWS), packages, FP32, **OWN)
+    return export(
+        material(training_set(ROWS), **OWN), model, packages, contract=json.loads(CONTRACT.dumps()), profile=FP32,
+        cache=model.parents[1] / "cache",
+    )  # fmt: skip
 
 
 def test_a_program_is_one_more_model_file(exported: ExportReport, trained: DistillationReport) -> None:

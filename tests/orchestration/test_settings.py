@@ -78,7 +78,8 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         "profiles.training.batch": "0; expected greater than or equal to 1",
         "profiles.training.epochs": "'four'; expected a whole number",
         "profiles.serving.thread": (
-            "is not a setting; expected one of latency_objective_ms, memory_mb, precision, runtime, threads"
+            "is not a setting; expected one of latency_objective_ms, load_ms, memory_mb, package_kb, precision, "
+            "runtime, threads"
         ),
         "profiles.serving.latency_objective_ms": "-1; expected greater than 0",
         "server.port": "70000; expected less than or equal to 65535",

@@ -86,7 +86,7 @@ def distill(
             remedy="launch a script of your own that runs a Training (docs/training.md)",
         )
     stages, settings = _Stages(progress), declaration.trained(profile)
-    task = made(material)
+    task = made(replace(material, progress=lambda text, _done: stages.note(f"teacher, {text}")))
     stages.done("prepare", 0.1)
     asked = [("teacher", task.teacher(), np.arange(material.table.num_rows), 0.35)]
     asked += [(name, other, material.parts.test, 0.5) for name, other in task.references().items()]

@@ -16,7 +16,7 @@ from isthmus.distill.account import Progress
 from isthmus.distill.declaration import EXECUTORCH
 from isthmus.distill.golden import spread
 from isthmus.distill.kind import Restored, restored
-from isthmus.distill.package import package_bytes, write_package
+from isthmus.distill.package import contents, package_bytes, write_package
 from isthmus.distill.pte import converted, require_installed, running
 from isthmus.distill.quantize import quantize
 from isthmus.distill.runtime import described, ort_format
@@ -112,12 +112,11 @@ def export(
             expected=material.contract[:12],
             remedy="run training-set and distill again",
         )
-    task, parts = found.task, material.parts
+    task = found.task
     progress("read", 0.1)
-    edges = task.edges(found.student)
-    models = _models(task, found, edges)
+    golden = task.cases(found.student)
+    models = _models(task, found, golden[1:])
     progress("converted", 0.3)
-    golden = [task.case(found.student, parts.test[spread(len(parts.test), task.golden)]), *edges]
     trial = Trial(found, golden, cache, profile)
     variants: list[Variant] = []
     outputs: dict[str, list[dict[str, Array]]] = {}
@@ -141,7 +140,7 @@ def export(
     tensors, given = (tuple(map(described, values)) for values in (example.graph.input, example.graph.output))
     if EXECUTORCH in material.declaration.runtimes:
         try:
-            program = converted(task, found.student, parts.test[:1], tensors, given)
+            program = converted(task, found.student, material.parts.test[:1], tensors, given)
             with running(program, tensors, given) as run:
                 variant, outputs[pte.FILE] = trial.of(pte.FILE, program.model, run, program.most)
             variants.append(variant)
@@ -181,12 +180,15 @@ def export(
     )
     files = kept | {name: content for name, (content, _) in shipped.items()}
     columns = tuple(dict.fromkeys(item.name for item in head))
-    path = write_package(packages, manifest, contract, Golden(columns, cases), files)
+    whole = contents(manifest, contract, Golden(columns, cases), files)
+    sizes = {one: package_bytes(whole, one) for one in task.tolerance if one not in left_out}
+    _require_small(sizes[measured.precision], measured.precision, profile)
+    path = write_package(packages, manifest.name, whole)
     report = ExportReport(
         path,
         package_digest(path),
         material.contract,
-        {precision: package_bytes(path, precision) for precision in task.tolerance if precision not in left_out},
+        sizes,
         {variant.file: variant.worst for variant in variants},
         {variant.file: variant.quality for variant in variants},
         {precision: str(error) for precision, error in left_out.items()},
@@ -196,6 +198,16 @@ def export(
     )
     progress(f"package {path.name}", 1.0)
     return report
+
+
+def _require_small(size: int, precision: str, profile: ServingProfile) -> None:
+    if profile.package_kb is not None and size > profile.package_kb * 1000:
+        raise GateFailed(
+            "profiles.serving.package_kb",
+            f"a package of {precision} alone has {size / 1000:.1f} kB",
+            expected=f"at most {profile.package_kb:g} kB",
+            remedy="make the student smaller, keep fewer golden rows, serve int8, or allow more",
+        )
 
 
 def _models(task: Task, found: Restored, edges: Sequence[Case]) -> dict[str, bytes]:

@@ -1,9 +1,11 @@
-"""Resident memory of a model session, measured in a process of its own."""
+"""What it takes to open a model, measured in a process of its own."""
 
 import os
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -15,32 +17,47 @@ from isthmus.features.manifest import Feeds
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def footprint(model: bytes, fed: Feeds, threads: int) -> float:
-    """MiB by which a fresh process grows when it opens a model and answers once (Linux)."""
+class Footprint(msgspec.Struct, frozen=True):
+    """What a fresh process needs for its first answer (Linux).
+
+    Attributes:
+        memory_mb: MiB by which its resident memory grows at most.
+        load_ms: milliseconds from a file to that answer, the libraries being loaded.
+    """
+
+    memory_mb: float
+    load_ms: float
+
+
+def footprint(model: bytes, fed: Feeds, threads: int) -> Footprint:
+    """Of a model that answers once."""
     with tempfile.TemporaryDirectory() as folder:
         file, tensors = Path(folder) / "model", Path(folder) / "tensors"
         file.write_bytes(model)
         tensors.write_bytes(msgspec.json.encode({name: Kept.of(array) for name, array in fed.items()}))
-        return _measured([str(file), str(tensors), str(threads)])
+        command = [sys.executable, "-m", "isthmus.distill.footprint", str(file), str(tensors), str(threads)]
+        # The command is this interpreter and this module; nothing in it comes from outside.
+        answer = subprocess.run(command, capture_output=True, check=True)  # noqa: S603
+    return msgspec.json.decode(answer.stdout, type=Footprint)
 
 
-def _measured(arguments: list[str]) -> float:
-    command = [sys.executable, "-m", "isthmus.distill.footprint", *arguments]
-    # The command is this interpreter and this module; nothing in it comes from outside.
-    answer = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
-    return round(float(answer.stdout), 2)
-
-
-def _resident() -> int:
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * PAGE
+def _peak() -> int:
+    """The largest resident memory so far, in bytes."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
 
 
 def _main(model: str, tensors: str, threads: str) -> None:
     fed = msgspec.json.decode(Path(tensors).read_bytes(), type=dict[str, Kept])
     row = {name: kept.array for name, kept in fed.items()}
-    before = _resident()
+    with suppress(OSError):  # where the peak cannot be set back, it is that of the imports, if that was larger
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    before = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * PAGE
+    began = time.perf_counter()
     predict(session(Path(model).read_bytes(), int(threads)), row)
-    sys.stdout.write(str((_resident() - before) / 2**20))
+    took = time.perf_counter() - began
+    found = Footprint(round((_peak() - before) / 2**20, 2), round(took * 1000, 2))
+    sys.stdout.write(msgspec.json.encode(found).decode())
 
 
 if __name__ == "__main__":

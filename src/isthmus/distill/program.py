@@ -19,7 +19,7 @@ import numpy as np
 from isthmus.features.errors import DependencyError
 from isthmus.features.golden import Kept
 from isthmus.features.manifest import Feeds, Manifest, Tensor, Variant
-from isthmus.features.reproduction import refused
+from isthmus.features.reproduction import SECONDS, refused
 
 NAME = "ExecuTorch"
 PINS = dict(
@@ -30,7 +30,6 @@ PINS = dict(
 """What it needs beside torch, in which release."""
 INSTALL = f"pip install --no-deps {' '.join(f'{name}=={version}' for name, version in PINS.items())}"
 
-_SECONDS = 600
 _KINDS = {0: "uint8", 3: "int32", 4: "int64", 6: "float", 7: "double", 11: "bool"}
 """Elements by the numbers of torch's ScalarType."""
 
@@ -121,7 +120,7 @@ class Program:
     def close(self) -> None:
         """Ends the process."""
         self._process.kill()
-        with self._process:
+        with suppress(BrokenPipeError), self._process:
             pass
 
     def ask(self, feeds: Feeds) -> dict[str, Array]:
@@ -147,7 +146,7 @@ class Program:
 
     def _exchange(self, data: bytes) -> _Told:
         assert self._process.stdin is not None and self._process.stdout is not None  # noqa: S101, PT018 - pipes
-        timer = Timer(_SECONDS, self._process.kill)
+        timer = Timer(SECONDS, self._process.kill)
         timer.start()
         try:
             with suppress(BrokenPipeError):
@@ -159,7 +158,7 @@ class Program:
             raise Refused(_ended(self._process.wait()))
         told = msgspec.msgpack.decode(answer, type=_Told)
         if told.missing:
-            raise _absent(told.missing)
+            raise absent(told.missing)
         if told.error:
             raise Refused(told.error)
         return told
@@ -176,10 +175,13 @@ def _require(what: str, tensors: Sequence[Tensor], found: Sequence[_Shown], most
 
 
 def _ended(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return f"its process was killed: it took more than {SECONDS} seconds, or more memory than there is"
     return f"its process was ended by {signal.Signals(-code).name}" if code < 0 else f"its process ended with {code}"
 
 
-def _absent(found: str) -> DependencyError:
+def absent(found: str) -> DependencyError:
+    """What is raised where it is not there."""
     return DependencyError(NAME, found, remedy=f"run {INSTALL}", passes=False)
 
 

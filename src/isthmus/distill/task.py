@@ -16,8 +16,10 @@ import torch
 from onnx import ModelProto
 from torch import Tensor, nn
 
+from isthmus.distill.account import Progress
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.evaluate import agreement, cosine
+from isthmus.distill.golden import spread
 from isthmus.distill.head import Head
 from isthmus.distill.outputs.form import Form
 from isthmus.distill.outputs.identity import identities
@@ -52,6 +54,7 @@ class Material:
         profile: device, precision and threads.
         head: the request transforms in the student's graph.
         learn: learns a preparation from the training part, by the project's engine.
+        progress: told what a task is at while it makes its teacher, and the share of that.
     """
 
     declaration: Distillation
@@ -64,6 +67,7 @@ class Material:
     profile: TrainingProfile
     head: Head
     learn: Learn
+    progress: Progress = lambda _text, _done: None
 
     @cached_property
     def parts(self) -> Split:
@@ -200,6 +204,11 @@ class Task(ABC):
     def edges(self, student: nn.Module) -> Sequence[Case]:  # noqa: ARG002 - for others
         """What no row may hold, and a device may be fed all the same: nothing by default."""
         return ()
+
+    def cases(self, student: nn.Module) -> list[Case]:
+        """The golden cases of a package: test rows, and what no row may hold."""
+        test = self.material.parts.test
+        return [self.case(student, test[spread(len(test), self.golden)]), *self.edges(student)]
 
     def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
         """What a graph says of rows, by the student's keys and as `quality` takes it; by default, its outputs.

@@ -42,7 +42,9 @@ class ServingProfile:
             exported.
         threads: CPU threads of one prediction.
         latency_objective_ms: largest p99 of a one-row prediction, in milliseconds, that `export` lets through.
-        memory_mb: largest resident memory of the model session, in MiB, that `export` lets through.
+        memory_mb: largest growth of a process, in MiB, that opens the model and answers, that `export` lets through.
+        load_ms: longest time from the model's file to its first answer, in milliseconds; None for no limit.
+        package_kb: largest package, in kB, with one precision only; None for no limit.
     """
 
     runtime: Literal["onnxruntime"] = "onnxruntime"
@@ -50,3 +52,5 @@ class ServingProfile:
     threads: _Count = 1
     latency_objective_ms: Annotated[float, Gt(0)] = 1.0
     memory_mb: _Count = 64
+    load_ms: Annotated[float, Gt(0)] | None = None
+    package_kb: Annotated[float, Gt(0)] | None = None

@@ -8,16 +8,17 @@ import os
 import sys
 import traceback
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
 
-from isthmus.features.errors import DependencyError, GateFailed, IsthmusError, RequestError
+from isthmus.features.errors import DependencyError, IsthmusError, RequestError
 from isthmus.orchestration.options import JsonOption, ProjectOption
 from isthmus.orchestration.packages import package
-from isthmus.orchestration.terminal import progress, say, write_json
+from isthmus.orchestration.terminal import judge, progress, say, write_json
 
 if TYPE_CHECKING:
     from isthmus.orchestration.project import Project
@@ -133,20 +134,9 @@ def quality(
         from isthmus.orchestration.qualitypage import page
 
         write_atomically(html, page(report).encode())
-    if as_json:
-        _report(report.as_dict(), as_json=True)
-    else:
-        from isthmus.orchestration.summary import show_quality
+    from isthmus.orchestration.summary import show_quality
 
-        show_quality(report)
-    try:
-        require_quality(report)
-    except GateFailed as error:
-        if not as_json:
-            raise
-        # The report is the one document on stdout.
-        say(str(error))
-        raise typer.Exit(1) from error
+    judge(report.as_dict(), partial(show_quality, report), partial(require_quality, report), as_json=as_json)
 
 
 @app.command("training-set")
@@ -216,6 +206,16 @@ def export(name: NameArgument = None, project: ProjectOption = None, as_json: Js
 
 
 @app.command()
+def ladder(name: NameArgument = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
+    """Compare the last package, in each runtime, with its student in torch. Exit code 1 names the first that breaks."""
+    from isthmus.orchestration.models import ladder as run
+    from isthmus.orchestration.packages import RUNTIMES, show_ladder
+
+    found = run(_project(project), name, runtimes=RUNTIMES)
+    judge(found.as_dict(), partial(show_ladder, found), found.require, as_json=as_json)
+
+
+@app.command()
 def page(
     name: NameArgument = None,
     out: Annotated[Path, typer.Option(help="Where to write; what this command wrote there before is replaced.")] = Path(
@@ -250,20 +250,12 @@ def verify(
         from isthmus.features.files import write_atomically
 
         write_atomically(html, written.read_bytes())
-    if as_json:
-        _report(verdict.as_dict(), as_json=True)
-    else:
-        from isthmus.orchestration.summary import show_verdict
+    from isthmus.orchestration.summary import show_verdict
 
-        show_verdict(verdict, html or written)
-    try:
-        require_passed(verdict)
-    except GateFailed as error:
-        if not as_json:
-            raise
-        # The verdict is the one document on stdout.
-        say(str(error))
-        raise typer.Exit(1) from error
+    judge(
+        verdict.as_dict(), partial(show_verdict, verdict, html or written), partial(require_passed, verdict),
+        as_json=as_json,
+    )  # fmt: skip
 
 
 @app.command()

@@ -1,16 +1,25 @@
 """ExecuTorch, for whoever verifies a package: whether a phone answers as recorded."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
-from isthmus.distill.program import NAME, opened
+from isthmus.distill.program import NAME, absent, opened
 from isthmus.features.golden import Golden
 from isthmus.features.manifest import Manifest, Variant
 from isthmus.features.reproduction import GOLDEN_TOLERANCE, Answers
 
 
 class ExecuTorchRuntime:
-    """ExecuTorch, one process for a model file, on one thread."""
+    """ExecuTorch, one process for a model file, on one thread.
+
+    Raises:
+        DependencyError: it is not installed.
+    """
+
+    def __init__(self) -> None:
+        if find_spec("executorch") is None:
+            raise absent("is not installed")
 
     name = NAME
     tolerance = GOLDEN_TOLERANCE

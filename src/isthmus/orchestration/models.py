@@ -1,7 +1,7 @@
 """`distill` and `export`: from a training set to a student, from a student to a package."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,9 @@ from isthmus.transforms.compute import SPARK
 if TYPE_CHECKING:
     from isthmus.distill.distillation import DistillationReport
     from isthmus.distill.export import ExportReport
+    from isthmus.distill.ladder import Ladder
     from isthmus.distill.task import Material
+    from isthmus.features.inspection import Runtime
     from isthmus.transforms.fitting import Preparation
 
 
@@ -146,15 +148,41 @@ def check_last_package(project: Project, declared: Distillation) -> dict[str, Fe
     Raises:
         DataError: nothing was exported, or the training set is gone.
     """
-    package, model = last_package(project, declared), last_model(project, declared)
     try:
         from isthmus.distill.check import check_package
     except ImportError as error:
         raise _missing("distill", error) from error
-    examples = made_training_set(project, declared, read_package(package).training_set)
+    package, model, material = _packaged(project, declared)
     keys = [name for name, _ in project.applied().spines[declared.spine.name]["keys"]]
     with project.importing():
-        return check_package(_material(project, declared, examples), package, model, keys)
+        return check_package(material, package, model, keys)
+
+
+def ladder(project: Project, name: str | None = None, *, runtimes: "Mapping[str, Callable[[], Runtime]]") -> "Ladder":
+    """The last package in each runtime, compared with its student in torch.
+
+    Args:
+        project: the project, with a package.
+        name: the distillation; may be left out where there is only one.
+        runtimes: what runs the model files, in this order.
+
+    Raises:
+        DataError: nothing was exported, or the training set is gone.
+    """
+    try:
+        from isthmus.distill.ladder import climb
+    except ImportError as error:
+        raise _missing("distill", error) from error
+    package, model, material = _packaged(project, distillation(project, name))
+    with project.importing():
+        return climb(material, package, model, runtimes)
+
+
+def _packaged(project: Project, declared: Distillation) -> "tuple[Path, Path, Material]":
+    """The last package, the last student, and what the package was made with."""
+    package, model = last_package(project, declared), last_model(project, declared)
+    examples = made_training_set(project, declared, read_package(package).training_set)
+    return package, model, _material(project, declared, examples)
 
 
 def is_exported(project: Project, declared: Distillation, contract: Contract) -> bool:

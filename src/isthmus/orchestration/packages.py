@@ -1,16 +1,18 @@
 """`isthmus package`: what whoever receives a package can ask of it. Needs no project, and no more than a server has."""
 
+from collections.abc import Callable, Mapping
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from isthmus.features.errors import PackageError
 from isthmus.orchestration.options import JsonOption
-from isthmus.orchestration.terminal import new_console, new_table, say, write_json
+from isthmus.orchestration.terminal import judge, new_console, new_table
 
 if TYPE_CHECKING:
+    from isthmus.distill.ladder import Ladder
     from isthmus.features.inspection import Inspection, Runtime
 
 package = typer.Typer(help="Check a package, wherever it came from.", no_args_is_help=True, rich_markup_mode=None)
@@ -43,33 +45,39 @@ def verify(
     from isthmus.features.inspection import inspect
     from isthmus.features.signature import read_public_key
 
-    inspection = inspect(path, key=None if key is None else read_public_key(key), runtime=_runtime(runtime))
-    if as_json:
-        write_json(inspection.as_dict())
-    else:
-        _show(inspection)
-    try:
-        inspection.require()
-    except PackageError as error:
-        if not as_json:
-            raise
-        # The inspection is the one document on stdout.
-        say(str(error))
-        raise typer.Exit(error.exit_code) from error
+    inspection = inspect(path, key=None if key is None else read_public_key(key), runtime=_MADE[runtime]())
+    judge(inspection.as_dict(), partial(_show, inspection), inspection.require, as_json=as_json)
 
 
-def _runtime(name: RuntimeName) -> "Runtime":
-    if name is RuntimeName.web:
-        from isthmus.orchestration.webruntime import WebRuntime
-
-        return WebRuntime()
-    if name is RuntimeName.executorch:
-        from isthmus.orchestration.executorchruntime import ExecuTorchRuntime
-
-        return ExecuTorchRuntime()
+def _onnx_runtime() -> "Runtime":
     from isthmus.features.inspection import OnnxRuntime
 
     return OnnxRuntime()
+
+
+def _web_runtime() -> "Runtime":
+    from isthmus.orchestration.webruntime import WebRuntime
+
+    return WebRuntime()
+
+
+def _executorch_runtime() -> "Runtime":
+    from isthmus.orchestration.executorchruntime import ExecuTorchRuntime
+
+    return ExecuTorchRuntime()
+
+
+_MADE = {
+    RuntimeName.ort: _onnx_runtime,
+    RuntimeName.web: _web_runtime,
+    RuntimeName.executorch: _executorch_runtime,
+}
+RUNTIMES: Mapping[str, Callable[[], "Runtime"]] = {
+    "ONNX Runtime": _onnx_runtime,
+    "onnxruntime-web": _web_runtime,
+    "ExecuTorch": _executorch_runtime,
+}
+"""What runs model files, by the name that people know."""
 
 
 def _show(inspection: "Inspection") -> None:
@@ -80,4 +88,17 @@ def _show(inspection: "Inspection") -> None:
     table.columns[-1].no_wrap = False
     for check in inspection.checks:
         table.add_row(check.subject, "ok" if check.error is None else "refused", Text(check.found))
+    new_console().print(table)
+
+
+def show_ladder(ladder: "Ladder") -> None:
+    """Prints the rungs: what was asked, how far it is from the student, and what is allowed."""
+    from rich.text import Text
+
+    table = new_table("form", "runtime", "", "found", "allowed", words=True)
+    table.columns[3].no_wrap = False
+    words = {True: "holds", False: "breaks", None: "unknown"}
+    for rung in ladder.rungs:
+        allowed = f"{rung.tolerance:g}" if rung.tolerance else ""
+        table.add_row(rung.form, rung.runtime, words[rung.holds], Text(rung.found), allowed)
     new_console().print(table)

@@ -5,6 +5,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import typer
+
+from isthmus.features.errors import IsthmusError
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -21,6 +25,24 @@ def write_json(report: object) -> None:
 def say(text: str) -> None:
     """A sentence."""
     sys.stderr.write(f"isthmus: {text}\n")
+
+
+def judge(report: object, show: Callable[[], None], require: Callable[[], object], *, as_json: bool) -> None:
+    """Shows what was found, and ends with the error's exit code if it is refused.
+
+    Raises:
+        IsthmusError: it is refused, and nobody asked for JSON: then the report is the one document on stdout.
+    """
+    if not as_json:
+        show()
+        require()
+        return
+    write_json(report)
+    try:
+        require()
+    except IsthmusError as error:
+        say(str(error))
+        raise typer.Exit(error.exit_code) from error
 
 
 def new_console() -> "Console":

@@ -18,7 +18,7 @@ from isthmus.features.errors import DependencyError, PackageError
 from isthmus.features.files import scratch_folder
 from isthmus.features.golden import Golden, Kept
 from isthmus.features.manifest import GOLDEN, Manifest, Variant
-from isthmus.features.reproduction import Answers, refused
+from isthmus.features.reproduction import SECONDS, Answers, refused
 
 NAME = "onnxruntime-web"
 TOLERANCE = 1e-6
@@ -64,9 +64,9 @@ class WebRuntime:
         """A file's answers in the golden cases."""
         command = [self._node, str(self._folder / "check.mjs"), str(folder / variant.file), str(folder / GOLDEN)]
         try:
-            done = subprocess.run(command, capture_output=True, check=False, timeout=_SECONDS)  # noqa: S603 - our script
+            done = subprocess.run(command, capture_output=True, check=False, timeout=SECONDS)  # noqa: S603 - our script
         except subprocess.TimeoutExpired as error:
-            raise refused(manifest, variant, NAME, f"no answer in {_SECONDS} seconds") from error
+            raise refused(manifest, variant, NAME, f"no answer in {SECONDS} seconds") from error
         if done.returncode:
             raise refused(manifest, variant, NAME, _reason(done.stderr.decode(errors="replace")))
         told = msgspec.json.decode(done.stdout, type=_Told)

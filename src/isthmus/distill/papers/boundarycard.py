@@ -106,6 +106,7 @@ def _serving(half: ServingHalf, prices: Prices, currency: str) -> list[tuple[str
         ("p99", duration(half.p99_us)),
         ("throughput", f"{number(half.requests_per_second)} requests/s"),
         ("memory", _megabytes(half.memory_mb)),
+        ("first answer of a fresh process", duration(None if half.load_ms is None else half.load_ms * 1000)),
         ("cost of a thousand requests", cost),
         ("measured on the host", half.host or UNKNOWN),
     ]

@@ -101,6 +101,7 @@ class ServingHalf(msgspec.Struct, frozen=True):
     p99_us: float | None = None
     requests_per_second: float | None = None
     memory_mb: float | None = None
+    load_ms: float | None = None
     host: str | None = None
     device: str = "cpu"
 
