@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,10 +35,15 @@ from tests.distill.support import material, run, training_set
 from tests.orchestration.test_packages import HEAVY, verify
 from tests.serving.support import make_package as package_of_rows
 
+# Lowering a graph to ExecuTorch takes a quarter of a minute of a free core, once before training and once after.
+pytestmark = pytest.mark.timeout(900)
+
 FILE = "model.fp32.pte"
 RUNTIMES = ("onnxruntime", "executorch")
 CONTRACT = contract()
-OWN = {"contract": CONTRACT.hash, "task": "tests.distill.kinds:Classes", "seeds": 1, "epochs": 1, "runtimes": RUNTIMES}
+OWN: dict[str, Any] = {
+    "contract": CONTRACT.hash, "task": "tests.distill.kinds:Classes", "seeds": 1, "epochs": 1, "runtimes": RUNTIMES,
+}  # fmt: skip
 FP32 = replace(SERVING, precision="fp32")
 ROWS = 600
 
@@ -208,7 +214,8 @@ class Odd(nn.Module):
     """Computes what ExecuTorch has no operator for."""
 
     def forward(self, numbers: Tensor) -> Tensor:
-        return torch.linalg.svdvals(numbers[:, :, None] * numbers[:, None, :])
+        found: Tensor = torch.linalg.svdvals(numbers[:, :, None] * numbers[:, None, :])
+        return found
 
 
 class Foreign(kinds.Classes):
