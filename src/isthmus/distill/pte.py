@@ -1,5 +1,6 @@
 """A student as a program of ExecuTorch: the file that phones run without ONNX Runtime."""
 
+import copy
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -108,7 +109,9 @@ def converted(
         examples.append(torch.from_numpy(np.resize(fed[tensor.name], shape)))
         sizes.append({axis: open_sizes[size] for axis, size in enumerate(tensor.shape) if size in open_sizes})
     keys = task.keys if network is student else given
-    module = _Ordered(network, [taken.index(name) for name in fed], keys, given).eval()
+    # A copy, laid out as usual: XNNPACK's passes fail on weights in channels-last order.
+    plain = copy.deepcopy(network).to(memory_format=torch.contiguous_format)
+    module = _Ordered(plain, [taken.index(name) for name in fed], keys, given).eval()
     try:
         with _quiet(), torch.no_grad(), torch.random.fork_rng(devices=[]):
             return Converted(_lowered(module, tuple(examples), (tuple(sizes),)), most)
