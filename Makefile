@@ -22,10 +22,13 @@ lint: $(INSTALLED)
 thorough: $(INSTALLED)
 	HYPOTHESIS_PROFILE=thorough $(VENV)/bin/python -m pytest --timeout=7200 tests/features tests/distill tests/transforms
 
-$(INSTALLED): pyproject.toml constraints.txt
+EXECUTORCH := src/isthmus/distill/executorch.txt
+
+$(INSTALLED): pyproject.toml constraints.txt $(EXECUTORCH)
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || { echo "isthmus needs Python 3.11 or later" >&2; exit 3; }
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $(EXECUTORCH)
 	touch $@
 
 # One test presses a button in a real browser: the one on PATH, else the one that Playwright installs.

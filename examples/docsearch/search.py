@@ -59,6 +59,7 @@ class DocSearch(Task):
     tolerance: Mapping[str, float] = {"fp32": 1e-5, "int8": 0.05}
     """Of a number of a vector of length 1."""
     golden, compared = 16, 256
+    most: Mapping[str, int] = {"P": max(QUESTION, PASSAGE)}
     shape: Mapping[str, Any] = {"rank": 128, "layers": (0,), "inner": 768}
     """Of the student: see `encoder.student`."""
 
@@ -151,6 +152,11 @@ class DocSearch(Task):
         """Tokens to a vector, of questions and passages alike."""
         assert isinstance(student, Pairs)  # noqa: S101 - it is one of its own
         return exported(student.embedder)
+
+    def network(self, student: nn.Module) -> nn.Module:
+        """The embedder."""
+        assert isinstance(student, Pairs)  # noqa: S101 - it is one of its own
+        return student.embedder
 
     def feeds(self, rows: Index) -> Feeds:
         """The questions: they are what a device embeds while somebody waits."""

@@ -30,6 +30,9 @@ from isthmus.orchestration.tables import build
 from isthmus.orchestration.trainingset import training_set
 from tests.end_to_end.files import served
 
+# Lowering a graph to ExecuTorch takes a quarter of a minute of a free core, once before training and once after.
+pytestmark = pytest.mark.timeout(900)
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "docsearch"
 TINY = '''\
 """The same task with another teacher."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import httpx
@@ -137,17 +137,22 @@ def make_package(
     shift: float = 0.0,
     picky: bool = False,
     ballast: int = 0,
+    program: bytes = b"",
 ) -> Path:
     """A package whose model is sigmoid(weight * the sum of the numbers, null as 0), + 1 inside for carrier UA.
 
     A picky one cannot be run over an infinite number. One with ballast multiplies by that many square matrices of zeros
-    on its way, and adds the result.
+    on its way, and adds the result. A program is what it has for ExecuTorch, which a server never opens.
     """
     folder.mkdir(parents=True)
     numbers = [name for name, dtype in inputs if dtype is not String]
     texts = [name for name, dtype in inputs if dtype is String]
     file = folder / "model.int8.ort"
     _save_model(file, len(numbers), len(texts), weight, picky=picky, ballast=ballast)
+    files: list[tuple[Path, Literal["fp32", "int8"], Literal["ort", "pte"]]] = [(file, "int8", "ort")]
+    if program:
+        (folder / "model.fp32.pte").write_bytes(program)
+        files.append((folder / "model.fp32.pte", "fp32", "pte"))
     rows: tuple[tuple[float | str | None, ...], ...] = tuple(
         tuple(text if dtype is String else whole if "Int" in dtype.name else number for _, dtype in inputs)
         for number, whole, text in ((0.25, 3, "UA"), (None, None, "AA"), (-1.5, -2, None))
@@ -176,12 +181,15 @@ def make_package(
         ),
         outputs=(Tensor("probability", "float", ("N",)),),
         files={},
-        variants=(Variant(file.name, "int8", "ort", file.stat().st_size, _sum(file), 1e-5, 0.0, {"auc": 0.5}),),
+        variants=tuple(
+            Variant(one.name, precision, form, one.stat().st_size, _sum(one), 1e-5, 0.0, {"auc": 0.5})
+            for one, precision, form in files
+        ),
     )
     (folder / "manifest.json").write_bytes(msgspec.json.encode(manifest))
     (folder / "contract.json").write_bytes(contract.dumps())
     names = tuple(name for name, _ in inputs)
-    case = Case({}, {file.name: {"probability": Kept.of(answers)}}, rows)
+    case = Case({}, {one.name: {"probability": Kept.of(answers)} for one, _, _ in files}, rows)
     columns = Golden(names, (case,)).columns(case, manifest.model_inputs)
     fed = {name: Kept.of(tensor) for name, tensor in feeds(manifest.model_inputs, columns).items()}
     golden_file = Golden(names, (msgspec.structs.replace(case, tensors=fed),))

@@ -144,3 +144,8 @@ def test_threads_come_from_the_deployment(tmp_path: Path) -> None:
     file = tmp_path / "deployment.json"
     deploy(package, verdict_of(package), CONTRACT, ServingProfile(threads=2), file, tables=TABLES, at=NOW)
     assert Model(Deployment.loads(file.read_bytes())).threads == 2
+
+
+def test_a_program_of_another_runtime_is_never_opened(tmp_path: Path) -> None:
+    package = make_package(tmp_path / "package", program=b"no program at all")
+    assert Model(deployment_of(package)).threads == 1

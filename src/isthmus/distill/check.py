@@ -1,6 +1,8 @@
 """Whether a package answers as the student it was made from: a part of the verdict."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +10,14 @@ import numpy as np
 from isthmus.distill.dataset import columns
 from isthmus.distill.golden import spread
 from isthmus.distill.kind import restored
+from isthmus.distill.program import opened
 from isthmus.distill.runtime import ask, session
 from isthmus.distill.task import Answers, Array, Material
+from isthmus.distill.trial import Run
 from isthmus.features.columns import Values, micros
 from isthmus.features.errors import PackageError
 from isthmus.features.golden import read_golden
-from isthmus.features.manifest import feeds, read_package
+from isthmus.features.manifest import Manifest, Variant, feeds, read_package
 from isthmus.features.types import Float64
 from isthmus.features.verdict import FeatureVerdict, compare
 
@@ -61,18 +65,28 @@ def check_package(
     recorded = [(case, feeds(inputs, golden.columns(case, inputs)) if inputs else case.feeds) for case in golden.cases]
     compared = {}
     for variant in manifest.variants:
-        opened = session((package / variant.file).read_bytes(), 1)
-        sides = [_worst(expected, ask(opened, fed)) for expected, fed in asked]
         told, when = list(names), list(times)
-        for number, (case, fed) in enumerate(recorded):
+        with _running(package, manifest, variant) as run:
+            sides = [_worst(expected, run(fed)) for expected, fed in asked]
+            replies = [run(fed) for _, fed in recorded]
+        for number, ((case, _), answer) in enumerate(zip(recorded, replies, strict=True)):
             kept = {name: tensor.array for name, tensor in case.outputs[variant.file].items()}
-            sides.append(_worst(kept, ask(opened, fed)))
+            sides.append(_worst(kept, answer))
             told += [f"golden case {number}, row {row}" for row in range(len(sides[-1][0]))]
             when += [None] * len(sides[-1][0])
         both = [np.concatenate(side) for side in zip(*sides, strict=True)]
         expected, answers = (Values(side, np.ones(len(told), bool)) for side in both)
         compared[variant.file] = compare(told, expected, answers, Float64, variant.tolerance, when)
     return compared
+
+
+@contextmanager
+def _running(package: Path, manifest: Manifest, variant: Variant) -> Iterator[Run]:
+    if variant.format == "pte":
+        with opened(package, manifest, variant) as program:
+            yield program.ask
+    else:
+        yield partial(ask, session((package / variant.file).read_bytes(), 1))
 
 
 def _worst(expected: Answers, found: Mapping[str, Array]) -> tuple[Array, Array]:

@@ -25,6 +25,9 @@ TABLES = Settings(learning_rate=2e-3, weight_decay=1e-2)
 """How a student is trained if nothing is declared."""
 
 
+ONNX_RUNTIME, EXECUTORCH = "onnxruntime", "executorch"
+
+
 class Named(Protocol):
     """An input: its name and its type."""
 
@@ -218,6 +221,8 @@ class Distillation:
         search: which other students `isthmus search` tries.
         gates: what the student must reach to be packaged. None: the teacher helped, and of tables 95 % of the
             reference's lift over chance is kept.
+        runtimes: what the package has a model for: "onnxruntime", which gates and budgets are measured in, and
+            "executorch", where that can have the model (docs/packages.md).
         description: for people.
     """
 
@@ -234,6 +239,7 @@ class Distillation:
     gates: Sequence[Gate] | None = None
     shape: Mapping[str, Any] = field(default_factory=dict)
     search: Search | None = None
+    runtimes: Sequence[str] = (ONNX_RUNTIME,)
     description: str = ""
 
     @property
@@ -289,6 +295,11 @@ class Distillation:
                 "gates",
                 all(gate.at_least is not None or gate.at_most is not None for gate in self.required),
                 "at_least or at_most in each",
+            ),
+            (
+                "runtimes",
+                ONNX_RUNTIME in self.runtimes and {*self.runtimes} <= {ONNX_RUNTIME, EXECUTORCH},
+                f'("{ONNX_RUNTIME}",) or ("{ONNX_RUNTIME}", "{EXECUTORCH}")',
             ),
         ]
         found = _problems(self, self.where, checks)

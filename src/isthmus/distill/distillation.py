@@ -20,6 +20,7 @@ from isthmus.distill.checkpoint import discard
 from isthmus.distill.device import accelerator
 from isthmus.distill.kind import made, origins
 from isthmus.distill.lessons import teach
+from isthmus.distill.pte import require_installed
 from isthmus.distill.rehearsal import rehearse
 from isthmus.distill.report import PUPILS, Trained, report
 from isthmus.distill.settings import Settings
@@ -76,6 +77,7 @@ def distill(
     declaration, profile = material.declaration, material.profile
     if problems := declaration.problems():
         raise ConfigurationError(declaration.where, problems)
+    require_installed(declaration)
     if (processes := os.environ.get("WORLD_SIZE", "1")) != "1":
         raise DependencyError(
             declaration.where,
@@ -92,7 +94,8 @@ def distill(
     for name, teacher, rows, done in asked:
         outputs[name], facts[name] = taught(task, teacher, rows, cache, stages.within(name, done))
         stages.done(name, done)
-    rehearse(task, outputs["teacher"], facts["teacher"], settings, [name for name in outputs if name != "teacher"])
+    others = [name for name in outputs if name != "teacher"]
+    rehearse(task, outputs["teacher"], facts["teacher"], settings, others, stages.note)
 
     identity = _identity(task, settings, outputs["teacher"].path.name)
     seeds = range(declaration.seed, declaration.seed + declaration.seeds)

@@ -12,10 +12,13 @@ import onnx
 import onnxruntime
 from torch import nn
 
+from isthmus.distill import pte
 from isthmus.distill.account import Progress
+from isthmus.distill.declaration import EXECUTORCH
 from isthmus.distill.golden import spread
 from isthmus.distill.kind import restored
 from isthmus.distill.package import contents, package_bytes, write_package
+from isthmus.distill.pte import converted, require_installed, running
 from isthmus.distill.quantize import quantize
 from isthmus.distill.runtime import described, ort_format
 from isthmus.distill.split import Index
@@ -48,7 +51,7 @@ class ExportReport:
         bytes: of a package that ships one precision only, by precision.
         worst: largest difference from the student in torch, per model file, on the golden cases and on test rows.
         quality: on the test part, per model file, by measure.
-        left_out: precision to why the package has no file of it.
+        left_out: precision or runtime to why the package has no file of it.
         served: what one row takes with the threads of the serving profile and its precision, or the fastest one.
         runtime: what answered.
         seconds: of the whole step.
@@ -95,11 +98,13 @@ def export(
         progress: is told what is done and the share of all that is done.
 
     Raises:
+        ConfigurationError: a runtime is not installed that the package is to have a model for.
         ContractMismatch: the student was trained under another contract, on other rows, or as another declaration.
         DataError: the student cannot be read.
         GateFailed: the variant to serve differs too much from the student, is not good enough, too slow or too large.
     """
     started = time.perf_counter()
+    require_installed(material.declaration)
     found = restored(material, model_folder)
     if found.contract != material.contract:
         raise ContractMismatch(
@@ -132,10 +137,23 @@ def export(
     if not variants:
         raise next(iter(left_out.values()))
     kept = {variant.file: models[variant.file] for variant in variants}
-    measured = fit({one: kept[f"model.{one}.ort"] for one in precisions(kept, profile)}, _row(task), profile)
+    example = onnx.load_model_from_string(models["model.fp32.onnx"])
+    tensors, given = (tuple(map(described, values)) for values in (example.graph.input, example.graph.output))
+    if EXECUTORCH in material.declaration.runtimes:
+        try:
+            program = converted(task, found.student, material.parts.test[:1], tensors, given)
+            with running(program, tensors, given) as run:
+                variant, outputs[pte.FILE] = trial.of(pte.FILE, program.model, run, program.most)
+            variants.append(variant)
+            kept[pte.FILE] = program.model
+            progress(f"compared {EXECUTORCH}", 0.8)
+        except GateFailed as error:
+            left_out[EXECUTORCH] = error
+            progress(f"no model for {EXECUTORCH}: {error}", 0.8)
+    served = {precision: kept[f"model.{precision}.ort"] for precision in precisions(kept, profile)}
+    measured = fit(served, _row(task), profile)
     progress("measured", 0.9)
 
-    example = onnx.load_model_from_string(models["model.fp32.onnx"])
     head = material.head.fed(material.student_inputs) if golden[0].rows else ()
     shipped = task.shipped(trial.taught)
     manifest = Manifest(
@@ -148,8 +166,8 @@ def export(
         task=material.declaration.task if isinstance(material.declaration.task, str) else "tabular",
         metric=task.metric,
         inputs=placed(head),
-        tensors=tuple(map(described, example.graph.input)),
-        outputs=tuple(map(described, example.graph.output)),
+        tensors=tensors,
+        outputs=given,
         variants=tuple(variants),
         files={name: purpose for name, (_, purpose) in shipped.items()},
     )

@@ -1,5 +1,6 @@
 """The README of a package: what its model is fed, what it gives, and code for each platform that has run it once."""
 
+import json
 from collections.abc import Iterable, Sequence
 
 from isthmus.features.manifest import SUMS, Manifest, Tensor
@@ -125,7 +126,97 @@ The Swift package of ONNX Runtime has no tensors of kind {kinds}, of which this 
 (`CreateTensorWithDataAsOrtValue`), which has.
 """
 
+_EXECUTORCH = """\
+`@FILE@` answers the same for runtimes that phones have instead of ONNX Runtime. It takes one row at a time, tensors in
+the order of the table above: @ORDER@. Its answers differ from those of the trained model by @WORST@ at most. The Python
+has been run; the Kotlin and the Swift have not.
 
+```python
+import base64
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from executorch.runtime import Runtime
+
+KINDS = {"bool": "?", "uint8": "u1", "int32": "<i4", "int64": "<i8", "float": "<f4", "double": "<f8"}
+
+
+def tensor(kept):
+    array = np.frombuffer(base64.b64decode(kept["data"]), KINDS[kept["element"]]).reshape(kept["shape"])
+    return torch.from_numpy(array.copy())
+
+
+program = Runtime.get().load_program("@FILE@")
+method = program.load_method("forward")
+for case in json.loads(Path("golden.json").read_text())["cases"]:
+    feeds = [tensor(case["tensors"][name]) for name in @INPUTS@]
+    expected = [tensor(case["outputs"]["@FILE@"][name]) for name in @OUTPUTS@]
+    for row in range(len(feeds[0])):
+        for kept, found in zip(expected, method.execute([feed[row : row + 1] for feed in feeds])):
+            assert np.abs(kept[row : row + 1].numpy() - found.numpy()).max() <= 1e-5
+```
+
+```kotlin
+import android.util.Base64
+import org.json.JSONObject
+import org.pytorch.executorch.EValue
+import org.pytorch.executorch.Module
+import org.pytorch.executorch.Tensor
+import java.nio.ByteBuffer
+import java.nio.ByteOrder
+
+// One row of a tensor of golden.json.
+fun tensor(kept: JSONObject, row: Int): EValue {
+    val shape = kept.getJSONArray("shape").let { sizes -> LongArray(sizes.length()) { sizes.getLong(it) } }
+    val bytes = Base64.decode(kept.getString("data"), Base64.DEFAULT)
+    val size = bytes.size / shape[0].toInt()
+    shape[0] = 1
+    val buffer = ByteBuffer.wrap(bytes, row * size, size).slice().order(ByteOrder.LITTLE_ENDIAN)
+    return EValue.from(when (val element = kept.getString("element")) {
+        "float" -> Tensor.fromBlob(FloatArray(size / 4) { buffer.getFloat(4 * it) }, shape)
+        "double" -> Tensor.fromBlob(DoubleArray(size / 8) { buffer.getDouble(8 * it) }, shape)
+        "int32" -> Tensor.fromBlob(IntArray(size / 4) { buffer.getInt(4 * it) }, shape)
+        "int64" -> Tensor.fromBlob(LongArray(size / 8) { buffer.getLong(8 * it) }, shape)
+        "uint8" -> Tensor.fromBlobUnsigned(ByteArray(size) { buffer.get(it) }, shape)
+        else -> error("no tensor of $element")
+    })
+}
+
+fun answer(module: Module, case: JSONObject, row: Int): Array<EValue> {
+    val tensors = case.getJSONObject("tensors")
+    val fed = listOf(@KOTLIN@).map { tensor(tensors.getJSONObject(it), row) }
+    return module.forward(*fed.toTypedArray())
+}
+
+// val module = Module.load(File(context.filesDir, "@FILE@").path)
+```
+
+```swift
+import ExecuTorch
+import Foundation
+
+// One row of a tensor of golden.json.
+func tensor(_ kept: [String: Any], row: Int) -> AnyTensor {
+    var shape = (kept["shape"] as! [NSNumber]).map(\\.intValue)
+    let kinds: [String: DataType] = ["bool": .bool, "uint8": .byte, "int32": .int, "int64": .long, "float": .float,
+                                     "double": .double]
+    let data = Data(base64Encoded: kept["data"] as! String)!
+    let size = data.count / shape[0]
+    shape[0] = 1
+    return AnyTensor(data: data.subdata(in: row * size ..< (row + 1) * size), shape: shape,
+                     dataType: kinds[kept["element"] as! String]!)
+}
+
+func answer(_ module: Module, _ golden: [String: Any], row: Int) throws -> [Value] {
+    let tensors = golden["tensors"] as! [String: [String: Any]]
+    return try module.forward([@SWIFT@].map { tensor(tensors[$0]!, row: row) })
+}
+
+// let module = Module(filePath: path)
+```
+"""
 _RUNNING = """\
 `golden.json` holds cases: `tensors` that the model is fed, and the `outputs` of each of its files. The code below asks
 `{file}` for them. Another processor may differ in the last bits, by 1e-5 at most; answers differ from those of the
@@ -153,6 +244,7 @@ def readme(manifest: Manifest) -> str:
           for part in (f"### {name}", code.replace("@FILE@", served))),
         "### Swift",
         _swift(manifest),
+        *_executorch(manifest),
         "## Files",
         _files(manifest),
         f"`contract.json` says what the features mean. `sha256sum --check {SUMS}` says whether the folder is whole.",
@@ -199,6 +291,22 @@ def _swift(manifest: Manifest) -> str:
         kinds=" and ".join(dict.fromkeys(tensor.element for tensor in lacking)),
         names=", ".join(f"`{tensor.name}`" for tensor in lacking),
     )
+
+
+def _executorch(manifest: Manifest) -> list[str]:
+    programs = [variant for variant in manifest.variants if variant.format == "pte"]
+    if not programs:
+        return []
+    fed, given = ([tensor.name for tensor in of] for of in (manifest.tensors, manifest.outputs))
+    quoted = ", ".join(json.dumps(name) for name in fed)
+    told = {
+        "FILE": programs[0].file, "WORST": f"{programs[0].worst:.2g}", "ORDER": ", ".join(f"`{name}`" for name in fed),
+        "INPUTS": json.dumps(fed), "OUTPUTS": json.dumps(given), "KOTLIN": quoted, "SWIFT": quoted,
+    }  # fmt: skip
+    text = _EXECUTORCH
+    for place, value in told.items():
+        text = text.replace(f"@{place}@", value)
+    return ["### ExecuTorch", text]
 
 
 def _files(manifest: Manifest) -> str:

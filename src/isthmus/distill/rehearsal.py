@@ -1,22 +1,32 @@
 """What is tried before the first step, with a student that has learned nothing: all that will be asked at the end."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
+import onnx
 import torch
+from torch import nn
 
+from isthmus.distill.declaration import EXECUTORCH
 from isthmus.distill.outputs.outputs import TeacherOutputs
-from isthmus.distill.runtime import predict, session
+from isthmus.distill.pte import converted, running
+from isthmus.distill.runtime import described, predict, session
 from isthmus.distill.settings import Settings
+from isthmus.distill.split import Index
 from isthmus.distill.task import Task, asked_all
 from isthmus.distill.teaching import Facts
 from isthmus.features.contract import one_of
-from isthmus.features.errors import ConfigurationError, Problem
+from isthmus.features.errors import ConfigurationError, GateFailed, Problem
 
 _MEASURED = ("parameters", "bytes", "p50_us", "p99_us")
 
 
 def rehearse(
-    task: Task, outputs: TeacherOutputs, facts: Facts, settings: Settings, references: Collection[str]
+    task: Task,
+    outputs: TeacherOutputs,
+    facts: Facts,
+    settings: Settings,
+    references: Collection[str],
+    note: Callable[[str], None],
 ) -> None:
     """Measures a new student on the validation part, and runs its graph.
 
@@ -26,6 +36,7 @@ def rehearse(
         facts: of the teacher.
         settings: of the training.
         references: names of the others that are measured.
+        note: is told which runtime the package will have no model for.
 
     Raises:
         ConfigurationError: the student is no smaller than its teacher, nothing is to be learned at a step, there is no
@@ -59,4 +70,17 @@ def rehearse(
     ]
     if wrong:
         raise ConfigurationError(where, [Problem("gate", repr(metric), one_of(sorted(known))) for metric in wrong])
-    predict(session(task.model(student).SerializeToString(), 1), task.feeds(rows[:1]))
+    model = task.model(student)
+    predict(session(model.SerializeToString(), 1), task.feeds(rows[:1]))
+    if EXECUTORCH in task.material.declaration.runtimes:
+        try:
+            _run(task, student, rows[:1], model)
+        except GateFailed as error:
+            note(f"the package will have no model for {EXECUTORCH}: {error}")
+
+
+def _run(task: Task, student: nn.Module, row: Index, model: onnx.ModelProto) -> None:
+    tensors, outputs = ([*map(described, values)] for values in (model.graph.input, model.graph.output))
+    program = converted(task, student, row, tensors, outputs)
+    with running(program, tensors, outputs) as run:
+        run(task.feeds(row))

@@ -102,7 +102,8 @@ def search(
     outputs, facts = taught(
         task, task.teacher(), rows, cache, lambda text, done: progress(f"teacher, {text}", 0.2 * done)
     )
-    rehearse(task, outputs, facts, declared.tried(material.profile), [*task.references()])
+    settings, references = declared.tried(material.profile), [*task.references()]
+    rehearse(task, outputs, facts, settings, references, lambda text: progress(text, 0.2))
     space = {**asked.shape, PRECISION: _precisions(task, profile)}
     budget = Budget(
         profile.latency_objective_ms, profile.memory_mb, profile.load_ms, profile.package_kb, asked.most_bytes,

@@ -150,6 +150,9 @@ class TabularTask(Task):
         assert isinstance(student, Student)  # noqa: S101 - it is one of its own
         return graph(student, self.material.head)
 
+    def network(self, student: nn.Module) -> None:
+        """None: request transforms and preparation are operators of ONNX."""
+
     def feeds(self, rows: Index) -> Feeds:
         """Raw values."""
         return feeds(self._fed, self._raw(rows))

@@ -115,6 +115,8 @@ class Task(ABC):
         compared: rows on which the verdict compares a package with its student, at most.
         shape: what its student is made with, by name: what `Distillation(shape=...)` says otherwise, and what a search
             tries values of.
+        most: the largest of each size but the rows that the graph leaves open, by its name, for runtimes that plan
+            memory ahead.
     """
 
     metric: str
@@ -129,6 +131,7 @@ class Task(ABC):
     golden = 32
     compared = 2000
     shape: Mapping[str, Any] = MappingProxyType({})
+    most: Mapping[str, int] = {}
 
     def __init__(self, material: Material) -> None:
         self.material = material
@@ -179,6 +182,13 @@ class Task(ABC):
     @abstractmethod
     def model(self, student: nn.Module) -> ModelProto:
         """The graph that a device runs."""
+
+    def network(self, student: nn.Module) -> nn.Module | None:
+        """What the graph does, as a module of torch: from the tensors, in the order of `feeds`, to the outputs.
+
+        By default the student. None if no module does all that the graph does.
+        """
+        return student
 
     @abstractmethod
     def feeds(self, rows: Index) -> Feeds:

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,9 @@ from isthmus.distill.teaching import taught
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem
 from isthmus.features.manifest import Feeds, Variant
 from isthmus.features.profiles import FASTEST, ServingProfile
+
+Run = Callable[[Feeds], dict[str, Array]]
+"""A model, from tensors to outputs by name."""
 
 
 class Trial:
@@ -48,15 +51,23 @@ class Trial:
         self.taught, _ = taught(task, task.teacher(), whole, cache, lambda _text, _done: None)
         self._said = {key: tensor.float().numpy() for key, tensor in self.taught[test].items()}
 
-    def of(self, file: str, model: bytes) -> tuple[Variant, list[dict[str, Array]]]:
+    def of(
+        self, file: str, model: bytes, run: Run | None = None, most: Mapping[str, int] | None = None
+    ) -> tuple[Variant, list[dict[str, Array]]]:
         """A file, and its answers in the golden cases.
+
+        Args:
+            file: its name.
+            model: what it holds.
+            run: what runs it; by default ONNX Runtime.
+            most: the largest sizes that it takes, by their name.
 
         Raises:
             ConfigurationError: the student does not say all that its graph gives.
             GateFailed: it differs too much from the student, or is not good enough.
         """
         task, (_, precision, form) = self._task, file.split(".")
-        run = partial(ask, session(model, self._profile.threads))
+        run = run or partial(ask, session(model, self._profile.threads))
         answers = [run(case.feeds) for case in self._golden]
         if lacking := answers[0].keys() - self._golden[0].expected.keys():
             said = ", ".join(self._golden[0].expected)
@@ -80,12 +91,13 @@ class Trial:
         return Variant(
             file=file,
             precision="int8" if precision == "int8" else "fp32",
-            format="ort" if form == "ort" else "onnx",
+            format="ort" if form == "ort" else "pte" if form == "pte" else "onnx",
             bytes=len(model),
             sha256=hashlib.sha256(model).hexdigest(),
             tolerance=task.tolerance[precision],
             worst=worst,
             quality={name: value if math.isfinite(value) else None for name, value in quality.items()},
+            most=dict(most or {}),
         ), answers
 
     def _quality(self, run: Any) -> dict[str, float]:

@@ -42,9 +42,11 @@ class Runtime(Protocol):
     """What runs model files.
 
     Attributes:
+        name: what it is called.
         tolerance: how far a file's answers may be from what is recorded of it.
     """
 
+    name: str
     tolerance: float
 
     def files(self, manifest: Manifest) -> Sequence[Variant]:
@@ -62,11 +64,12 @@ class Runtime(Protocol):
 class OnnxRuntime:
     """ONNX Runtime in this process, on one thread."""
 
+    name = "ONNX Runtime"
     tolerance = GOLDEN_TOLERANCE
 
     def files(self, manifest: Manifest) -> Sequence[Variant]:
-        """All of them."""
-        return manifest.variants
+        """Those in ONNX and ORT format."""
+        return [variant for variant in manifest.variants if variant.format != "pte"]
 
     def ask(self, folder: Path, manifest: Manifest, variant: Variant, golden: Golden) -> Sequence[Answers]:
         """A file's answers in the golden cases."""
@@ -161,7 +164,13 @@ def inspect(package: Path, *, key: str | None = None, runtime: Runtime | None = 
     ask(CONTRACT, lambda: _contract(package, manifest))
     golden = ask(GOLDEN, lambda: _golden(package, manifest))
     if golden is not None:
-        for variant in runner.files(manifest):
+        files = runner.files(manifest)
+        if not files:
+            ask("model files", lambda: _none(package, manifest, runner))
+        for variant in manifest.variants:
+            if variant not in files:
+                checks.append(Check(variant.file, f"not asked: in {variant.format} format, and not for {runner.name}"))
+                continue
             apart = ask(variant.file, partial(_model, package, manifest, variant, golden, runner))
             if apart is not None:
                 worst[variant.file] = apart
@@ -201,6 +210,14 @@ def _golden(package: Path, manifest: Manifest) -> tuple[Golden, str]:
     rows = require_fed(f"package {manifest.name}: {GOLDEN}", golden, manifest)
     made = f"{rows} rows make their tensors to the bit" if manifest.inputs else "of tensors"
     return golden, f"{len(golden.cases)} cases, {made}"
+
+
+def _none(package: Path, manifest: Manifest, runtime: Runtime) -> tuple[None, str]:
+    there = ", ".join(variant.file for variant in manifest.variants)
+    raise PackageError(
+        str(package), f"no model file for {runtime.name}: there is {there}", expected="at least one",
+        remedy="ask the runtime that its files are for, or export it for this one, too",
+    )  # fmt: skip
 
 
 def _model(package: Path, manifest: Manifest, variant: Variant, golden: Golden, runtime: Runtime) -> tuple[float, str]:

@@ -140,23 +140,25 @@ def placed(inputs: Sequence[ModelInput]) -> tuple[Input, ...]:
     return tuple(result)
 
 
-class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One model file.
 
     Attributes:
         tolerance: largest absolute difference from the trained model that export let through.
         worst: the largest difference it measured on the golden cases and on test rows.
         quality: of the file's own answers on the test part, by measure; None where they do not say.
+        most: the largest that a size with a name may be, by that name; of a size that is not there, any.
     """
 
     file: str
     precision: Literal["fp32", "int8"]
-    format: Literal["onnx", "ort"]
+    format: Literal["onnx", "ort", "pte"]
     bytes: int
     sha256: str
     tolerance: float
     worst: float
     quality: dict[str, float | None]
+    most: dict[str, int] = {}
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -379,7 +381,10 @@ def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, in
         yield "names no model file", "at least one"
     if missing := [name for name in manifest.files if name not in sums]:
         yield f"{missing[0]} has no sum", f"listed in {SUMS}"
+    sizes_of = {size for tensor in manifest.tensors for size in tensor.shape if isinstance(size, str)}
     for variant in manifest.variants:
+        if wrong := [name for name, most in variant.most.items() if most < 1 or name not in sizes_of]:
+            yield f"{variant.file} takes at most {variant.most[wrong[0]]} of {wrong[0]}", "a size of its tensors"
         if sums.get(variant.file) != variant.sha256:
             yield f"{variant.file} has {sums.get(variant.file, 'no sum')}", variant.sha256
         if sizes[variant.file] != variant.bytes:

@@ -23,6 +23,7 @@ class RuntimeName(StrEnum):
 
     ort = "ort"
     web = "web"
+    executorch = "executorch"
 
 
 @package.callback()
@@ -35,7 +36,7 @@ def verify(
     path: Annotated[Path, typer.Argument(help="The folder of the package.")],
     runtime: Annotated[
         RuntimeName,
-        typer.Option(help="What answers the golden cases: ort (ONNX Runtime), or web (onnxruntime-web in Node)."),
+        typer.Option(help="What answers the golden cases: ONNX Runtime, onnxruntime-web in Node, or ExecuTorch."),
     ] = RuntimeName.ort,
     key: Annotated[Path | None, typer.Option(help="Public key, in PEM, of whoever must have signed it.")] = None,
     as_json: JsonOption = False,
@@ -60,8 +61,22 @@ def _web_runtime() -> "Runtime":
     return WebRuntime()
 
 
-_MADE = {RuntimeName.ort: _onnx_runtime, RuntimeName.web: _web_runtime}
-RUNTIMES: Mapping[str, Callable[[], "Runtime"]] = {"ONNX Runtime": _onnx_runtime, "onnxruntime-web": _web_runtime}
+def _executorch_runtime() -> "Runtime":
+    from isthmus.orchestration.executorchruntime import ExecuTorchRuntime
+
+    return ExecuTorchRuntime()
+
+
+_MADE = {
+    RuntimeName.ort: _onnx_runtime,
+    RuntimeName.web: _web_runtime,
+    RuntimeName.executorch: _executorch_runtime,
+}
+RUNTIMES: Mapping[str, Callable[[], "Runtime"]] = {
+    "ONNX Runtime": _onnx_runtime,
+    "onnxruntime-web": _web_runtime,
+    "ExecuTorch": _executorch_runtime,
+}
 """What runs model files, by the name that people know."""
 
 

@@ -53,6 +53,7 @@ class WebRuntime:
         self._node = _program("node")
         self._folder = installed(cache)
 
+    name = NAME
     tolerance = TOLERANCE
 
     def files(self, manifest: Manifest) -> Sequence[Variant]:

@@ -1,0 +1,188 @@
+"""A student as a program of ExecuTorch: the file that phones run without ONNX Runtime."""
+
+import copy
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from isthmus.distill.declaration import EXECUTORCH, Distillation
+from isthmus.distill.program import INSTALL, NAME, PINS, Program, Refused
+from isthmus.distill.split import Index
+from isthmus.distill.task import Task
+from isthmus.distill.teachers.teacher import named
+from isthmus.distill.trial import Run
+from isthmus.features.errors import ConfigurationError, GateFailed, Problem
+from isthmus.features.manifest import Tensor as Described
+
+FILE = "model.fp32.pte"
+_CHATTER = ("torch", "torchao", "torch.utils._pytree", "executorch", "root")
+
+
+class Converted(NamedTuple):
+    """A program.
+
+    Attributes:
+        model: the file.
+        most: the largest of each size that has a name in the graph.
+    """
+
+    model: bytes
+    most: Mapping[str, int]
+
+
+def require_installed(declaration: Distillation) -> None:
+    """Refuses a declaration that asks for ExecuTorch where it is not.
+
+    Raises:
+        ConfigurationError: with what to install.
+    """
+    if EXECUTORCH not in declaration.runtimes:
+        return
+    problems = []
+    for name, version in PINS.items():
+        try:
+            found = metadata.version(name).partition("+")[0]
+        except metadata.PackageNotFoundError:
+            problems.append(Problem("runtimes", f"{NAME} needs {name}, which is not installed", version))
+            continue
+        if found != version:
+            problems.append(Problem("runtimes", f"{NAME} needs {name}, and {found} is installed", version))
+    if problems:
+        raise ConfigurationError(
+            declaration.where, problems, remedy=f'run {INSTALL}, or leave "{EXECUTORCH}" out of the runtimes'
+        )
+
+
+class _Ordered(nn.Module):
+    """A network that takes the tensors of a graph in the graph's order, and gives its outputs so."""
+
+    def __init__(self, network: nn.Module, order: Sequence[int], keys: Sequence[str], outputs: Sequence[str]) -> None:
+        super().__init__()
+        self.network = network
+        self._order, self._keys, self._outputs = order, keys, outputs
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        given = named(self.network(*(tensors[place] for place in self._order)), self._keys, NAME)
+        return tuple(given[name] for name in self._outputs)
+
+
+def converted(
+    task: Task, student: nn.Module, row: Index, tensors: Sequence[Described], outputs: Sequence[Described]
+) -> Converted:
+    """The program of a student, in fp32, for one row at a time. The same student gives the same bytes.
+
+    What XNNPACK can compute it does, ExecuTorch's portable operators the rest.
+
+    Args:
+        task: of the student.
+        student: in eval mode.
+        row: any one, as an example.
+        tensors: what its graph is fed.
+        outputs: what its graph gives.
+
+    Raises:
+        GateFailed: ExecuTorch cannot have it, and why.
+    """
+    network = task.network(student)
+    texts = [tensor.name for tensor in tensors if tensor.element == "string"]
+    if network is None or texts:
+        raise GateFailed(
+            FILE,
+            f"{NAME} has no operators for what the graph begins with"
+            + (f": it takes texts ({', '.join(texts)})" if texts else ""),
+            expected="a task whose `network` is a module of torch that does all that the graph does",
+            remedy="run the files in ONNX or ORT format",
+        )
+    most = _most(task, tensors, outputs)
+    fed, taken, given = task.feeds(row), [one.name for one in tensors], [one.name for one in outputs]
+    examples, sizes = [], []
+    open_sizes = {name: torch.export.Dim(name, max=size) for name, size in most.items() if size > 1}
+    for tensor in tensors:
+        shape = [most[size] if isinstance(size, str) else size for size in tensor.shape]
+        examples.append(torch.from_numpy(np.resize(fed[tensor.name], shape)))
+        sizes.append({axis: open_sizes[size] for axis, size in enumerate(tensor.shape) if size in open_sizes})
+    keys = task.keys if network is student else given
+    # A copy, laid out as usual: XNNPACK's passes fail on weights in channels-last order.
+    plain = copy.deepcopy(network)
+    for weights in plain.parameters():
+        weights.data = weights.data.contiguous()
+    module = _Ordered(plain, [taken.index(name) for name in fed], keys, given).eval()
+    try:
+        with _quiet(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            return Converted(_lowered(module, tuple(examples), (tuple(sizes),)), most)
+    except Exception as error:  # of any kind: torch's, XNNPACK's and ExecuTorch's have nothing in common
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise GateFailed(
+            FILE,
+            f"the student cannot be made a program of {NAME}: {reason[:300]}",
+            expected="a module that torch.export takes, of operators that ExecuTorch has",
+            remedy=f'change the student, or leave "{EXECUTORCH}" out of the runtimes',
+        ) from error
+
+
+@contextmanager
+def running(program: Converted, tensors: Sequence[Described], outputs: Sequence[Described]) -> Iterator[Run]:
+    """What a program answers, as long as the context lasts.
+
+    Raises:
+        GateFailed: ExecuTorch refuses it.
+    """
+    try:
+        with Program(program.model, tensors, outputs, program.most) as opened:
+            yield opened.ask
+    except Refused as error:
+        raise GateFailed(FILE, f"{NAME} refuses it ({error})", remedy="report this: the program is wrong") from error
+
+
+def _most(task: Task, tensors: Sequence[Described], outputs: Sequence[Described]) -> dict[str, int]:
+    """The largest of each size: one row, and of the others what the task says."""
+    most: dict[str, int] = {}
+    for tensor in tensors:
+        for axis, size in enumerate(tensor.shape):
+            if isinstance(size, str):
+                most[size] = 1 if axis == 0 else task.most.get(size, 0)
+    if unknown := [name for name, size in most.items() if not size]:
+        raise GateFailed(
+            FILE,
+            f"{unknown[0]}, a size that the graph leaves open, has no limit",
+            expected=f"one, as {NAME} plans its memory ahead",
+            remedy=f"say it in `most` of the task: most = {{{unknown[0]!r}: ...}}",
+        )
+    one_row = {size for size, largest in most.items() if largest == 1} | {1}
+    if shared := [tensor.name for tensor in (*tensors, *outputs) if not one_row.intersection(tensor.shape[:1])]:
+        raise GateFailed(FILE, f"tensor {shared[0]} does not begin with a size for the rows", expected="rows in each",
+                         remedy="run the files in ONNX or ORT format")  # fmt: skip
+    return most
+
+
+def _lowered(module: nn.Module, examples: tuple[Tensor, ...], sizes: tuple[Any, ...]) -> bytes:
+    # Ten seconds, and for those alone who ask for it.
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+
+    exported = torch.export.export(module, examples, dynamic_shapes=sizes)
+    lowered = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
+    return bytes(lowered.to_executorch().buffer)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What these libraries say is about themselves."""
+    loggers = [logging.getLogger(name) for name in _CHATTER]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

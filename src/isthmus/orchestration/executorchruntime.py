@@ -1,0 +1,34 @@
+"""ExecuTorch, for whoever verifies a package: whether a phone answers as recorded."""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from isthmus.distill.program import NAME, absent, opened
+from isthmus.features.golden import Golden
+from isthmus.features.manifest import Manifest, Variant
+from isthmus.features.reproduction import GOLDEN_TOLERANCE, Answers
+
+
+class ExecuTorchRuntime:
+    """ExecuTorch, one process for a model file, on one thread.
+
+    Raises:
+        DependencyError: it is not installed.
+    """
+
+    def __init__(self) -> None:
+        if find_spec("executorch") is None:
+            raise absent("is not installed")
+
+    name = NAME
+    tolerance = GOLDEN_TOLERANCE
+
+    def files(self, manifest: Manifest) -> Sequence[Variant]:
+        """Its programs."""
+        return [variant for variant in manifest.variants if variant.format == "pte"]
+
+    def ask(self, folder: Path, manifest: Manifest, variant: Variant, golden: Golden) -> Sequence[Answers]:
+        """A file's answers in the golden cases."""
+        with opened(folder, manifest, variant) as program:
+            return [program.ask(case.feeds) for case in golden.cases]

@@ -1,0 +1,247 @@
+"""Packages with a program of ExecuTorch: exported, verified in that runtime and in others, and damaged."""
+
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from isthmus.distill.check import check_package
+from isthmus.distill.distillation import DistillationReport
+from isthmus.distill.export import ExportReport, export
+from isthmus.distill.kind import made, restored
+from isthmus.distill.program import PINS, Program, Refused
+from isthmus.distill.pte import converted
+from isthmus.features.errors import ConfigurationError, DependencyError, GateFailed
+from isthmus.features.golden import read_golden
+from isthmus.features.inspection import Inspection, inspect
+from isthmus.features.manifest import Tensor as Described
+from isthmus.features.manifest import read_package
+from isthmus.orchestration.executorchruntime import ExecuTorchRuntime
+from tests.distill import kinds
+from tests.distill.conftest import SERVING, make_package
+from tests.distill.packages import contract, resum
+from tests.distill.support import material, run, training_set
+from tests.orchestration.test_packages import HEAVY, verify
+from tests.serving.support import make_package as package_of_rows
+
+# Lowering a graph to ExecuTorch takes a quarter of a minute of a free core, once before training and once after.
+pytestmark = pytest.mark.timeout(900)
+
+FILE = "model.fp32.pte"
+RUNTIMES = ("onnxruntime", "executorch")
+CONTRACT = contract()
+OWN: dict[str, Any] = {
+    "contract": CONTRACT.hash, "task": "tests.distill.kinds:Classes", "seeds": 1, "epochs": 1, "runtimes": RUNTIMES,
+}  # fmt: skip
+FP32 = replace(SERVING, precision="fp32")
+ROWS = 600
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> DistillationReport:
+    notes: list[str] = []
+    report = run(tmp_path_factory.mktemp("executorch"), training_set(ROWS), notes=notes, **OWN)
+    assert not any("no model for executorch" in note for note in notes)
+    return report
+
+
+@pytest.fixture(scope="module")
+def exported(trained: DistillationReport, tmp_path_factory: pytest.TempPathFactory) -> ExportReport:
+    return again(trained.path, tmp_path_factory.mktemp("packages"))
+
+
+def again(model: Path, packages: Path) -> ExportReport:
+    return export(
+        material(training_set(ROWS), **OWN), model, packages, contract=json.loads(CONTRACT.dumps()), profile=FP32,
+        cache=model.parents[1] / "cache",
+    )  # fmt: skip
+
+
+def test_a_program_is_one_more_model_file(exported: ExportReport, trained: DistillationReport) -> None:
+    assert exported.left_out == {}
+    manifest = read_package(exported.path)
+    program = manifest.variant("fp32", "pte")
+    assert (program.file, program.most, program.bytes) == (FILE, {"N": 1}, (exported.path / FILE).stat().st_size)
+    assert exported.worst[FILE] == program.worst <= 1e-5
+    assert program.quality == manifest.variant("fp32").quality
+    for case in read_golden(exported.path, manifest).cases:
+        theirs, ours = (case.outputs[file]["logits"].array for file in (FILE, "model.fp32.onnx"))
+        np.testing.assert_allclose(theirs, ours, atol=1e-5)
+    compared = check_package(material(training_set(ROWS), **OWN), exported.path, trained.path, rows=50)
+    assert {(one.compared, one.differing) for one in compared.values()} == {(50 + 32, 0)}
+    assert FILE in compared
+
+
+def test_another_process_makes_the_same_bytes(
+    exported: ExportReport, trained: DistillationReport, tmp_path: Path
+) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from tests.orchestration.test_executorch import again\n"
+        "if __name__ == '__main__': print(again(*map(Path, sys.argv[1:])).digest)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(trained.path), str(tmp_path)], cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONHASHSEED": "7"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split()[-1] == exported.digest
+
+
+def test_it_is_verified_in_its_runtime_and_named_in_others(exported: ExportReport) -> None:
+    shown = verify(exported.path, "--runtime", "executorch", "--json")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    told = json.loads(shown.stdout)
+    assert list(told["worst"]) == [FILE]
+    assert told["worst"][FILE] <= 1e-6
+    found = {check["check"]: check["found"] for check in told["checks"]}
+    assert found["model.int8.ort"] == "not asked: in ort format, and not for ExecuTorch"
+    told = json.loads(verify(exported.path, "--json").stdout)
+    assert len(told["worst"]) == 4
+    found = {check["check"]: check["found"] for check in told["checks"]}
+    assert found[FILE] == "not asked: in pte format, and not for ONNX Runtime"
+
+
+def test_a_package_without_a_program_is_refused_by_its_runtime(tmp_path: Path) -> None:
+    shown = verify(package_of_rows(tmp_path / "package"), "--runtime", "executorch")
+    assert shown.returncode == 1
+    assert "no model file for ExecuTorch: there is model.int8.ort; expected at least one" in shown.stderr
+
+
+def test_where_it_is_missing_the_command_that_installs_it_is_named(exported: ExportReport, tmp_path: Path) -> None:
+    (tmp_path / "executorch.py").write_text("raise ImportError('of another release')")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    shown = verify(exported.path, "--runtime", "executorch", PYTHONPATH=path)
+    assert shown.returncode == 3
+    assert "ExecuTorch: cannot be imported (of another release). Run pip install --no-deps execu" in shown.stderr
+
+
+def test_what_is_asked_for_and_not_installed_is_said_before_the_first_step(
+    tmp_path: Path, trained: DistillationReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PINS, "executorch", "0.0.1")
+    monkeypatch.setitem(PINS, "nothing-such", "7")
+    for step in (lambda: run(tmp_path, training_set(ROWS), **OWN), lambda: again(trained.path, tmp_path)):
+        with pytest.raises(ConfigurationError, match=r"executorch, and .* is installed; expected 0.0.1") as caught:
+            step()
+        assert "needs nothing-such, which is not installed; expected 7" in str(caught.value)
+        assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ConfigurationError, match="runtimes"):
+        run(tmp_path, training_set(ROWS), **{**OWN, "runtimes": ("executorch",)})
+
+
+def test_the_readme_runs(exported: ExportReport) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (exported.path / "README.md").read_text(), re.DOTALL)
+    (code,) = [block for block in blocks if "executorch" in block]
+    done = subprocess.run([sys.executable, "-c", code], cwd=exported.path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    wrong = code.replace("<= 1e-5", "> 1e-5")
+    assert subprocess.run([sys.executable, "-c", wrong], cwd=exported.path, capture_output=True, check=False).returncode
+
+
+def inspected(package: Path) -> Inspection:
+    return inspect(package, runtime=ExecuTorchRuntime())
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut", "garbage", "nothing"])
+def test_a_damaged_program_is_refused(exported: ExportReport, tmp_path: Path, how: str) -> None:
+    package = tmp_path / exported.path.name
+    shutil.copytree(exported.path, package)
+    file, whole = package / FILE, (exported.path / FILE).read_bytes()
+    draw = random.Random(5)
+    changed = {
+        "flipped": bytes([*whole[:1000], whole[1000] ^ 4, *whole[1001:]]), "cut": whole[: len(whole) // 2],
+        "garbage": draw.randbytes(len(whole)), "nothing": b"",
+    }[how]  # fmt: skip
+    file.write_bytes(changed)
+    (found,) = [check for check in inspected(package).checks if check.error]
+    assert (found.subject, "SHA-256" in found.found) == ("files and manifest", True)
+    if how == "flipped":
+        return  # of a forger, the golden cases are what finds it
+    resum(package)
+    (found,) = [check for check in inspected(package).checks if check.error]
+    assert (found.subject, "ExecuTorch refuses it (" in found.found) == (FILE, True), found
+
+
+def test_a_program_of_another_student_or_another_shape_is_refused(exported: ExportReport, tmp_path: Path) -> None:
+    manifest = read_package(exported.path)
+    model, fed = (exported.path / FILE).read_bytes(), {"x": np.zeros((2, 2), np.float32)}
+    with Program(model, manifest.tensors, manifest.outputs, {"N": 1}) as program:
+        assert program.ask(fed)["logits"].shape == (2, 5)
+        with pytest.raises(Refused, match="tensors of 0 rows"):
+            program.ask({"x": fed["x"][:0]})
+        with pytest.raises(Refused, match="set_inputs"):
+            program.ask({"x": np.zeros((2, 3), np.float32)})
+        assert program.ask(fed)["logits"].shape == (2, 5)
+    for tensor, most in ((manifest.tensors[0], {}), (Described("x", "int64", ("N", 2)), {"N": 1})):
+        with pytest.raises(Refused, match="it is fed float"):
+            Program(model, [tensor], manifest.outputs, most)
+    package = tmp_path / exported.path.name
+    shutil.copytree(exported.path, package)
+    golden = json.loads((package / "golden.json").read_bytes())
+    for case in golden["cases"]:
+        case["outputs"][FILE] = case["outputs"]["model.int8.onnx"]
+    (package / "golden.json").write_text(json.dumps(golden))
+    resum(package)
+    (found,) = [check for check in inspected(package).checks if check.error]
+    assert (found.subject, "does not reproduce its golden outputs" in found.found) == (FILE, True)
+
+
+def test_tables_are_left_out_and_that_is_said_before_training(tmp_path: Path) -> None:
+    notes: list[str] = []
+    trained = run(tmp_path, training_set(ROWS), notes=notes, seeds=1, epochs=1, runtimes=RUNTIMES)
+    reason = "ExecuTorch has no operators for what the graph begins with: it takes texts (categories)"
+    first = next(place for place, note in enumerate(notes) if "student-0" in note)
+    assert any("no model for executorch" in note and reason in note for note in notes[:first])
+    report = make_package(trained.path, training_set(ROWS), tmp_path / "packages", seeds=1, epochs=1, runtimes=RUNTIMES)
+    assert report.left_out.keys() == {"executorch"}
+    assert reason in report.left_out["executorch"]
+    assert "Run the files in ONNX or ORT format" in report.left_out["executorch"]
+    assert not (report.path / FILE).exists()
+
+
+class Odd(nn.Module):
+    """Computes what ExecuTorch has no operator for."""
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        found: Tensor = torch.linalg.svdvals(numbers[:, :, None] * numbers[:, None, :])
+        return found
+
+
+class Foreign(kinds.Classes):
+    """Its graph is no module that ExecuTorch can have."""
+
+    def network(self, _student: nn.Module) -> nn.Module:
+        return Odd()
+
+
+def test_what_a_program_cannot_have_is_named(trained: DistillationReport) -> None:
+    table = training_set(ROWS)
+    task, student = made(material(table, **OWN)), restored(material(table, **OWN), trained.path).student
+    row = np.arange(1)
+    outputs = [Described("logits", "float", ("N", 5))]
+    with pytest.raises(GateFailed, match=r"P, a size that the graph leaves open, has no limit; .* `most` of the task"):
+        converted(task, student, row, [Described("x", "float", ("N", "P"))], outputs)
+    with pytest.raises(GateFailed, match="tensor x does not begin with a size for the rows"):
+        converted(task, student, row, [Described("x", "float", (7, 2))], outputs)
+    foreign = Foreign(task.material)
+    with pytest.raises(GateFailed, match=r"cannot be made a program of ExecuTorch: .*svd"):
+        converted(foreign, student, row, [Described("x", "float", ("N", 2))], outputs)
+
+
+def test_the_process_is_not_there_without_its_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('nowhere')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    with pytest.raises(DependencyError, match="nowhere"):
+        Program(b"", [], [], {})
+    assert "torch" in HEAVY  # `verify` shows that the process that asks needs none of it
