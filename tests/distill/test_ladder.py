@@ -32,8 +32,9 @@ def package(exported: ExportReport, tmp_path: Path) -> Path:
 def test_every_rung_holds(exported: ExportReport, trained: DistillationReport, table: pa.Table) -> None:
     found = climb(material(table), exported.path, trained.path, ORT)
     assert [rung.form for rung in found.rungs] == ["student", *FILES]
-    assert [rung.holds for rung in found.rungs] == [True] * 5
-    for rung in found.rungs[1:]:
+    # The graph of a table is written node by node.
+    assert [rung.holds for rung in found.rungs] == [True, None, *[True] * 4]
+    for rung in found.rungs[2:]:
         kept = read_package(exported.path).variant("int8" if "int8" in rung.form else "fp32")
         assert rung.worst is not None
         # The trial asks more rows than the golden ones.
@@ -51,9 +52,8 @@ def test_the_first_rung_that_breaks_is_named(package: Path, trained: Distillatio
     (package / "model.fp32.ort").write_bytes(ort_format(model.SerializeToString()))
     resum(package)
     found = climb(material(table), package, trained.path, ORT)
-    assert {rung.form: rung.holds for rung in found.rungs} == dict.fromkeys(["student", *FILES], True) | {
-        "model.fp32.ort": False
-    }
+    holding = {rung.form: rung.holds for rung in found.rungs if rung.runtime != "torch"}
+    assert holding == dict.fromkeys(FILES, True) | {"model.fp32.ort": False}
     assert found.broken is not None
     assert found.broken.form == "model.fp32.ort"
     assert found.broken.case in (0, 1)
@@ -79,10 +79,11 @@ def test_runtimes_come_one_after_the_other(
 ) -> None:
     found = climb(material(table), exported.path, trained.path, {**ORT, "web": missing, "lossy": Lossy})
     states = [(rung.runtime, rung.holds) for rung in found.rungs]
-    assert states == [("torch", True), *[("ONNX Runtime", True)] * 4, ("web", None), *[("lossy", False)] * 4]
+    ours, lossy = [("ONNX Runtime", True)] * 4, [("lossy", False)] * 4
+    assert states == [("torch", True), ("torch", None), *ours, ("web", None), *lossy]
     assert found.broken is not None
     assert (found.broken.runtime, found.broken.worst) == ("lossy", float("inf"))
-    unknown = found.rungs[5]
+    unknown = found.rungs[6]
     assert "is not there" in unknown.found
 
 

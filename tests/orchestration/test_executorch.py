@@ -20,6 +20,7 @@ from isthmus.distill.check import check_package
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.export import ExportReport, export
 from isthmus.distill.kind import made, restored
+from isthmus.distill.ladder import climb
 from isthmus.distill.program import PINS, Program, Refused
 from isthmus.distill.pte import converted
 from isthmus.features.errors import ConfigurationError, DependencyError, GateFailed
@@ -28,6 +29,7 @@ from isthmus.features.inspection import Inspection, inspect
 from isthmus.features.manifest import Tensor as Described
 from isthmus.features.manifest import read_package
 from isthmus.orchestration.executorchruntime import ExecuTorchRuntime
+from isthmus.orchestration.packages import RUNTIMES as RUNTIMES_BY_NAME
 from tests.distill import kinds
 from tests.distill.conftest import SERVING, make_package
 from tests.distill.packages import contract, resum
@@ -110,6 +112,17 @@ def test_it_is_verified_in_its_runtime_and_named_in_others(exported: ExportRepor
     assert len(told["worst"]) == 4
     found = {check["check"]: check["found"] for check in told["checks"]}
     assert found[FILE] == "not asked: in pte format, and not for ONNX Runtime"
+
+
+def test_every_rung_to_a_phone_holds(exported: ExportReport, trained: DistillationReport) -> None:
+    ladder = climb(material(training_set(ROWS), **OWN), exported.path, trained.path, RUNTIMES_BY_NAME)
+    rungs = {(rung.form, rung.runtime): rung for rung in ladder.rungs}
+    assert list(rungs)[:2] == [("student", "torch"), ("exported program", "torch")]
+    assert {rung.holds for rung in ladder.rungs} == {True}
+    for place in (("exported program", "torch"), ("model.fp32.ort", "onnxruntime-web"), (FILE, "ExecuTorch")):
+        worst = rungs[place].worst
+        assert worst is not None
+        assert worst <= 1e-5
 
 
 def test_a_package_without_a_program_is_refused_by_its_runtime(tmp_path: Path) -> None:

@@ -6,8 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from isthmus.distill.kind import restored
+import torch
+
+from isthmus.distill.kind import Restored, restored
 from isthmus.distill.task import Case, Material
+from isthmus.distill.teachers.teacher import named
 from isthmus.distill.trial import difference
 from isthmus.features.errors import DependencyError, GateFailed, PackageError
 from isthmus.features.golden import Golden, Kept, read_golden
@@ -26,7 +29,7 @@ class Rung:
         tolerance: the largest difference from the student in torch that holds.
         worst: the largest one found; None without answers, infinite where a number lacks.
         case: the golden case that differs most.
-        holds: whether it is as the student; None if the runtime is not installed.
+        holds: whether it is as the student; None if nothing can ask it: there is none, or its runtime is not installed.
         found: the answer in words.
     """
 
@@ -96,6 +99,7 @@ def climb(
     _require_same(package, manifest, golden, cases, found.id)
     tolerance = found.task.tolerance
     rungs = [Rung("student", "torch", 0.0, 0.0, None, holds=True, found="what all others are compared with")]
+    rungs.append(_exported(found, manifest, cases))
     for name, make in runtimes.items():
         try:
             runtime = make()
@@ -123,11 +127,33 @@ def _rung(
         answers = runtime.ask(package, manifest, variant, golden)
     except PackageError as error:
         return Rung(variant.file, name, allowed, None, None, holds=False, found=error.found)
+    return _judged(variant.file, name, allowed, cases, answers)
+
+
+def _exported(found: Restored, manifest: Manifest, cases: Sequence[Case]) -> Rung:
+    """What torch.export makes of the student, with sizes as each case has them."""
+    form, name, allowed = "exported program", "torch", found.task.tolerance["fp32"]
+    network, keys = found.task.network(found.student), [output.name for output in manifest.outputs]
+    if network is None:
+        return Rung(form, name, allowed, None, None, holds=None, found="the graph is written node by node")
+    keys = list(found.task.keys) if network is found.student else keys
+    answers: list[Answers] = []
+    try:
+        for case in cases:
+            tensors = tuple(map(torch.from_numpy, case.feeds.values()))
+            given = named(torch.export.export(network, tensors).module()(*tensors), keys, form)
+            answers.append({key: given[key].numpy() for key in case.expected})
+    except Exception as error:  # noqa: BLE001 - of any kind: torch's have nothing in common
+        return Rung(form, name, allowed, None, None, holds=False, found=f"torch.export refuses it: {error}"[:300])
+    return _judged(form, name, allowed, cases, answers)
+
+
+def _judged(form: str, name: str, allowed: float, cases: Sequence[Case], answers: Sequence[Answers]) -> Rung:
     apart = [_apart(case, answered) for case, answered in zip(cases, answers, strict=True)]
     worst = max(apart)
     at = apart.index(worst)
     said = f"differs by up to {worst:.3g}, in case {at}" if worst else "the student's answers to the bit"
-    return Rung(variant.file, name, allowed, worst, at if worst else None, holds=worst <= allowed, found=said)
+    return Rung(form, name, allowed, worst, at if worst else None, holds=worst <= allowed, found=said)
 
 
 def _apart(case: Case, found: Answers) -> float:
