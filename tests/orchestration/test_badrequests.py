@@ -295,7 +295,10 @@ def test_a_spine_of_ones_own_is_held_to_the_same(released: Project) -> None:
     (row,) = training_data(released, "late_order_device", table(code=[None])).table().to_pylist()
     assert (row["basket__hour"], row["basket__code"], row["basket__wished"]) == (12, "???", moment)
     assert row["moment__hour_sin"] == np.float32(math.sin(12 * (2 * math.pi / 24)))
-    with pytest.raises(DataError, match=r"request source basket: .*field gift of request source basket"):
+    refused = (
+        r"request source basket, field gift: is null at event_timestamp=2024-02-01 .*, store=s1, product=9; expected a"
+    )
+    with pytest.raises(DataError, match=refused):
         training_data(released, "late_order_device", table(gift=[None])).table()
     with pytest.raises(DataError, match=r"column wished: has type timestamp\[us\]; .* with a time zone"):
         training_data(released, "late_order_device", table(wished=pa.array([0], pa.timestamp("us")))).table()
