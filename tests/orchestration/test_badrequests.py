@@ -341,7 +341,7 @@ def _ready(http: httpx.Client) -> bool:
 def test_the_contract_says_it_in_words(released: Project) -> None:
     package = last_package(released, released.definitions.distillations["late_order"])
     shown = run("contract", "show", str(package), cwd=released.root).stdout
-    part = shown.partition("\nrequest transform basket\n")[2].partition("\nrequest transform ")[0]
+    part = shown.partition("\nrequest source basket\n")[2].partition("\nrequest transform ")[0]
     for line in ("of hour  from 0 to 23, else 12", "of note  a length from 1 to 5", "of gift  always present",
                  "of wished  at least 2020-01-01 00:00:00+00:00, else 2024-01-01 00:00:00+00:00"):  # fmt: skip
         assert f" {line}\n" in part, part
