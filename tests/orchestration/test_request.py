@@ -6,6 +6,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pyarrow as pa
@@ -154,9 +155,10 @@ def test_what_the_api_refuses_is_in_no_training_set(built: Shop, project: Open, 
     for join in JOINS:
         with pytest.raises(DataError, match=FOREIGN.format("2024-01-01 23")):
             training_set(project(built), join=join)
-    moments = [datetime(2024, 2, day, tzinfo=UTC) for day in (1, 2, 3)]
-    spine = {"event_timestamp": moments, "store": ["s1", "ß", "s2"], "product": [1, 2, 3], "hour": [8, 9, 10],
-             "weight": [1.0, 2.0, 3.0]}  # fmt: skip
+    spine: dict[str, list[Any]] = {
+        "event_timestamp": [datetime(2024, 2, day, tzinfo=UTC) for day in (1, 2, 3)],
+        "store": ["s1", "ß", "s2"], "product": [1, 2, 3], "hour": [8, 9, 10], "weight": [1.0, 2.0, 3.0],
+    }  # fmt: skip
     for join in JOINS:
         data = training_data(project(built), "moment:store_code", pa.table(spine), join=join)
         with pytest.raises(DataError, match=FOREIGN.format("2024-02-02")):

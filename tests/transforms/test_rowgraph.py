@@ -133,7 +133,7 @@ def test_a_text_that_is_not_ascii_is_named_where_it_is_to_blame() -> None:
         given = {one.name: from_python([good, value], one.dtype)
                  for one, good, value in zip(taken, ("a", "b", "ü", 1), row, strict=True)}  # fmt: skip
         with pytest.raises(RequestError) as caught:
-            graph.require(given, {}.__getitem__, str)
+            graph.require(given, dict[str, RowGraph]().__getitem__, str)
         return str(caught.value)
 
     where, ascii_alone = (
