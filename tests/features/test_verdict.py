@@ -24,6 +24,15 @@ def _equal(left: Any, right: Any, dtype: DataType) -> bool:
     return bool(bits(left, dtype) == bits(right, dtype) or (left != left and right != right))
 
 
+def test_examples_are_of_different_keys_first() -> None:
+    keys = ["a", "a", "a", "b", "c", "c", "d"]
+    wrong = from_python(list(range(1, 8)), Int64)
+    examples = compare(keys, from_python([0] * 7, Int64), wrong, Int64).examples
+    assert [(one.key, one.online) for one in examples] == [("a", 1), ("b", 4), ("c", 5)]
+    examples = compare(["a"] * 7, from_python([0] * 7, Int64), wrong, Int64).examples
+    assert [one.online for one in examples] == [1, 2, 3]
+
+
 @given(st.sampled_from(list(TYPES.values())), st.data())
 def test_comparison_is_by_bits_but_for_nans(dtype: DataType, data: st.DataObject) -> None:
     values = st.none() | VALUES[dtype.name]

@@ -339,7 +339,7 @@ def test_a_size_is_part_of_the_contract(shop: Shop, project: Open, capsys: pytes
     show_contract(Found("here", before))
     shown = capsys.readouterr().out
     assert "Array(Float32) of 4" in shown
-    assert "query Array(Float32) 4" in shown
+    assert "query Array(Float32) of 4" in shown
     shop.replace('Field("words", Array(String), size=2)', 'Field("words", Array(String), size=3)')
     shop.replace('Field("trips", Array(Float64))', 'Field("trips", Array(Float64), size=2)')
     changed = differences(before, project(shop).definitions.contract)

@@ -295,7 +295,10 @@ def test_a_spine_of_ones_own_is_held_to_the_same(released: Project) -> None:
     (row,) = training_data(released, "late_order_device", table(code=[None])).table().to_pylist()
     assert (row["basket__hour"], row["basket__code"], row["basket__wished"]) == (12, "???", moment)
     assert row["moment__hour_sin"] == np.float32(math.sin(12 * (2 * math.pi / 24)))
-    with pytest.raises(DataError, match=r"request source basket: .*field gift of request source basket"):
+    refused = (
+        r"request source basket, field gift: is null at event_timestamp=2024-02-01 .*, store=s1, product=9; expected a"
+    )
+    with pytest.raises(DataError, match=refused):
         training_data(released, "late_order_device", table(gift=[None])).table()
     with pytest.raises(DataError, match=r"column wished: has type timestamp\[us\]; .* with a time zone"):
         training_data(released, "late_order_device", table(wished=pa.array([0], pa.timestamp("us")))).table()
@@ -338,7 +341,7 @@ def _ready(http: httpx.Client) -> bool:
 def test_the_contract_says_it_in_words(released: Project) -> None:
     package = last_package(released, released.definitions.distillations["late_order"])
     shown = run("contract", "show", str(package), cwd=released.root).stdout
-    part = shown.partition("\nrequest transform basket\n")[2].partition("\nrequest transform ")[0]
+    part = shown.partition("\nrequest source basket\n")[2].partition("\nrequest transform ")[0]
     for line in ("of hour  from 0 to 23, else 12", "of note  a length from 1 to 5", "of gift  always present",
                  "of wished  at least 2020-01-01 00:00:00+00:00, else 2024-01-01 00:00:00+00:00"):  # fmt: skip
         assert f" {line}\n" in part, part

@@ -422,3 +422,23 @@ def test_over_a_redis_of_the_users_own_the_command_becomes_the_server(built: Sho
         child.terminate()
         assert child.wait(15) == 0
         child.stderr.close()
+
+
+def test_a_report_on_the_screen_has_times_and_small_mappings() -> None:
+    report = {
+        "deployed_at": 1_709_251_199_999_999, "verdict": {"at": 1_709_251_200_000_000, "compared": 44_961},
+        "served": {"shelf": 0}, "tables": {}, "views": {"shelf": {"ttl": 1}}, "many": dict.fromkeys(range(5)),
+        "none": None, "path": "/a/[bold]b",
+    }  # fmt: skip
+    code = f"from isthmus.orchestration.summary import show_report; show_report({report!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert [line.split(maxsplit=1) for line in done.stdout.splitlines()] == [
+        ["deployed_at", "2024-02-29T23:59:59+00:00"],
+        ["verdict", "at 2024-03-01T00:00:00+00:00, compared 44,961"],
+        ["served", "shelf 1970-01-01T00:00:00+00:00"],
+        ["tables", "none"],
+        ["views", "1 entry, see --json"],
+        ["many", "5 entries, see --json"],
+        ["none", "-"],
+        ["path", "/a/[bold]b"],
+    ]

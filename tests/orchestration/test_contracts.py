@@ -138,7 +138,7 @@ def test_show_explains_what_is_computed_at_a_request(shop: Shop, project: Open) 
                  f"hash  {contract.transforms['moment'].hash[:12]}"):  # fmt: skip
         assert re.search(rf"^ +{re.escape(line)}$", part, re.M), line
     assert re.search(r"^ per_sold +Float64 +on devices, too *$", part, re.M)
-    assert "\nrequest transform basket\n" in shown
+    assert "\nrequest source basket\n" in shown
     device = shown.partition("\nservice late_order_device\n")[2].partition("\nservice ")[0]
     computed = "basket: store, product, hour, weight; moment: hour_sin, per_sold, store_code, heavy"
     assert re.search(rf"^ +computed  {computed}$", device, re.M)

@@ -4,8 +4,12 @@ import math
 import re
 import subprocess
 import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import httpx
+import pyarrow as pa
 import pytest
 
 from isthmus.features.contractdiff import consequences, differences
@@ -18,6 +22,7 @@ from isthmus.orchestration.registration import apply
 from isthmus.orchestration.release import deploy
 from isthmus.orchestration.server import serving
 from isthmus.orchestration.tables import build
+from isthmus.orchestration.trainingdata import JOINS, training_data
 from isthmus.orchestration.trainingset import training_set
 from isthmus.orchestration.verification import require_passed, verify
 from isthmus.serving.lookup import Lookup
@@ -133,10 +138,37 @@ def test_a_row_that_spark_would_refuse_is_refused_by_name(shop: Shop, project: O
     shop.replace('"heavy": weight > 3', '"heavy": F.floor(weight * 10) % hour > 3')
     apply(project(shop))
     build(project(shop))
-    with pytest.raises(
-        DataError, match=r"request transform moment \(definitions.py:\d+\): the engine refused it: .* by zero"
-    ):
+    where = r"request transform moment \(definitions.py:\d+\), field heavy: cannot be computed at event_timestamp=.*, "
+    given = r"customer=\d+, store=s\d, product=\d+, where .*, hour is 0, .* \(the engine refused it: .* by zero"
+    with pytest.raises(DataError, match=where + given):
         training_set(project(shop))
+
+
+FOREIGN = r"field store_code: cannot be computed at event_timestamp={}.*, store=ß, .*where store is 'ß'; expected ASCII"
+
+
+def test_what_the_api_refuses_is_in_no_training_set(built: Shop, project: Open, tmp_path: Path) -> None:
+    with_moment(built)
+    foreign = 'F.when(F.hour("ordered_at") > 22, "ß").otherwise(F.col("store")).alias("store")'
+    built.replace('        "customer",\n        "store",\n', f'        "customer",\n        {foreign},\n')
+    apply(project(built))
+    for join in JOINS:
+        with pytest.raises(DataError, match=FOREIGN.format("2024-01-01 23")):
+            training_set(project(built), join=join)
+    spine: dict[str, list[Any]] = {
+        "event_timestamp": [datetime(2024, 2, day, tzinfo=UTC) for day in (1, 2, 3)],
+        "store": ["s1", "ß", "s2"], "product": [1, 2, 3], "hour": [8, 9, 10], "weight": [1.0, 2.0, 3.0],
+    }  # fmt: skip
+    for join in JOINS:
+        data = training_data(project(built), "moment:store_code", pa.table(spine), join=join)
+        with pytest.raises(DataError, match=FOREIGN.format("2024-02-02")):
+            data.write(tmp_path / "made")
+        with pytest.raises(DataError, match=FOREIGN.format("2024-02-02")):
+            list(data.torch())
+    assert not (tmp_path / "made").exists()
+    able = pa.table({name: [values[0], values[2]] for name, values in spine.items()})
+    made = training_data(project(built), "moment:store_code", able)
+    assert made.table()["moment__store_code"].to_pylist() == ["S1-AM", "S2-AM"]
 
 
 REFUSED = {

@@ -270,8 +270,9 @@ refuses a row, for a division by zero or an overflow, the graph says so in a mas
 `coalesce`, `&` or a null, is not refused either.
 
 Times are in UTC. Texts are compared, searched and concatenated, not ordered or measured; `lower` and `upper` refuse a
-text that is not ASCII, since runtimes do not agree on other letters. Arrays have the same size in every row, which
-their field declares: `Field("embedding", Array(Float32), size=64)`.
+text that is not ASCII, since runtimes do not agree on other letters: the API and a training set refuse the row, and a
+package answers NaN. Arrays have the same size in every row, which their field declares:
+`Field("embedding", Array(Float32), size=64)`.
 
 | family | function | on | as Spark |
 |---|---|---|---|

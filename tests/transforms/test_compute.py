@@ -200,7 +200,7 @@ def test_every_problem_of_a_schema_is_in_one_error(events: "Mapping[str, DataFra
     assert [str(problem) for problem in caught.value.problems] == [
         f"{place}: its column 'k' has type string; expected bigint, because it is declared as Int64",
         f"{place}: its column 'x' has type int; expected bigint, because it is declared as Int64",
-        f"{place}: its result has no column 'y'; expected one of type float",
+        f"{place}: its result has no column 'y'; expected one of type float beside k, event_timestamp, known_at, x",
         (
             f"{place}: its column 'event_timestamp' has no time zone (timestamp_ntz); "
             "expected timestamp; convert it with to_utc_timestamp"
@@ -277,6 +277,15 @@ def test_a_result_that_the_engine_refuses(events: "Mapping[str, DataFrame]", exp
     with pytest.raises(DataError, match=r"view refused \(test_compute.py:\d+\): the engine refused it: ") as caught:
         compute(view(refused), events)
     assert "\n" not in str(caught.value)
+
+
+def test_a_column_that_no_source_has_is_named_with_those_that_there_are(events: "Mapping[str, DataFrame]") -> None:
+    def lacking(events: DataFrame) -> DataFrame:
+        return events.select("k", "no_such_column")
+
+    there = ", ".join(events["events"].columns)
+    with pytest.raises(DataError, match=rf"`no_such_column`.*; expected columns that there are: events has {there}\. "):
+        compute(view(lacking), events)
 
 
 def test_two_columns_of_one_name(events: "Mapping[str, DataFrame]") -> None:

@@ -117,6 +117,36 @@ def test_what_is_refused_is_null_and_named() -> None:
     assert "row 1" in str(refused.value)
 
 
+def test_a_text_that_is_not_ascii_is_named_where_it_is_to_blame() -> None:
+    names = ("word", "other", "plain", "n")
+    source = RequestSource("now", [Field(name, Int64 if name == "n" else String) for name in names])
+
+    def cased(word: SparkColumn, other: SparkColumn, plain: SparkColumn, n: SparkColumn) -> dict[str, SparkColumn]:
+        return {"cased": F.concat(F.lower(word), F.upper(other), plain, (10 % n).cast("string"))}
+
+    taken = tuple(request_column(field.name, field.dtype) for field in source.schema)
+    made, problems = compiled(RequestTransform("t", [source], [Field("cased", String)], cased), taken)
+    assert problems == []
+    graph = RowGraph(TransformContract("t", (), taken, (Column("cased", String),), made))
+
+    def said(*row: Any) -> str:
+        given = {one.name: from_python([good, value], one.dtype)
+                 for one, good, value in zip(taken, ("a", "b", "ü", 1), row, strict=True)}  # fmt: skip
+        with pytest.raises(RequestError) as caught:
+            graph.require(given, dict[str, RowGraph]().__getitem__, str)
+        return str(caught.value)
+
+    where, ascii_alone = (
+        "request transform t, field cased: cannot be computed in row 1, where ",
+        "; expected ASCII alone",
+    )
+    assert said("é", "b", "ü", 1).startswith(where + "word is 'é'" + ascii_alone)
+    assert said("é", "😀", "ü", 1).startswith(where + "word is 'é', other is '😀'" + ascii_alone)
+    # Another cause is not hidden.
+    zero = said("é", "b", "ü", 0)
+    assert zero == where + "word is 'é', other is 'b', plain is 'ü', n is 0; expected values for which it is defined"
+
+
 def test_a_constant_beyond_a_float_is_infinite_without_a_word() -> None:
     source = RequestSource("now", [Field("x", Float32)])
     far = RequestTransform("far", [source], [Field("y", Bool)], lambda x: {"y": x < F.lit(1e300).cast("float")})

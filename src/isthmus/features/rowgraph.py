@@ -36,6 +36,7 @@ _NUMPY: dict[str, Any] = {
 }  # fmt: skip
 _SHOWN = 40
 """Characters of a text that a message shows."""
+_ASCII = "ASCII alone in what lower or upper takes"
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -51,6 +52,25 @@ class Computed:
 
     values: Mapping[str, Values]
     refused: Mapping[str, Mask]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A row that Spark would refuse to compute a field of.
+
+    Attributes:
+        field: the field, or the request field that is not as expected.
+        row: its number.
+        shown: what stands there: in that request field, or in what the transform takes, as far as it is to blame.
+        expected: what would be computed.
+        rule: whether it is a request field that is not as expected.
+    """
+
+    field: str
+    row: int
+    shown: str
+    expected: str
+    rule: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,31 +244,52 @@ class RowGraph:
                 expected, or with all that it holds.
         """
         computed = self.run(columns)
+        if (one := self.first_refused(columns, computed, graphs)) is None:
+            return computed.values
+        if one.rule:
+            raise RequestError(place(one.field), f"{one.shown} in row {one.row}", expected=one.expected)
+        found = f"cannot be computed in row {one.row}, where {one.shown}"
+        raise RequestError(f"request transform {self.transform.name}, field {one.field}", found, expected=one.expected)
+
+    def first_refused(
+        self, columns: Mapping[str, Values], computed: Computed, graphs: "Callable[[str], RowGraph]"
+    ) -> Refused | None:
+        """The first row of what was computed that Spark would refuse; None if there is none.
+
+        Args:
+            columns: as for `run`.
+            computed: what it gave for them.
+            graphs: as for `require`.
+        """
         for name, mask in computed.refused.items():
             row = int(np.flatnonzero(mask)[0])
-            self._require_fields({taken: _one(values, row) for taken, values in columns.items()}, row, graphs, place)
-            shown = ", ".join(f"{taken} {_shown(values, row)}" for taken, values in columns.items())
-            raise RequestError(f"request transform {self.transform.name}, field {name}",
-                               f"cannot be computed in row {row}, where {shown}",
-                               expected="values for which it is defined") from None  # fmt: skip
-        return computed.values
+            given = {taken: _one(values, row) for taken, values in columns.items()}
+            if broken := self._broken(given, row, graphs):
+                return broken
+            foreign = self._foreign(given, name)
+            shown = ", ".join(f"{taken} {_shown(given[taken], 0)}" for taken in foreign or given)
+            return Refused(name, row, shown, _ASCII if foreign else "values for which it is defined")
+        return None
 
-    def _require_fields(
-        self,
-        given: Mapping[str, Values],
-        row: int,
-        graphs: "Callable[[str], RowGraph]",
-        place: Callable[[str], str],
-    ) -> None:
-        """Refuses a row if one of its request fields is not as expected."""
+    def _broken(self, given: Mapping[str, Values], row: int, graphs: "Callable[[str], RowGraph]") -> Refused | None:
+        """The request field of a row that is not as expected, if there is one."""
         for source in dict.fromkeys(rule.source for rule in self.transform.rules.values()):
             graph = graphs(source)
             absent = {column.name: from_python([None], column.dtype) for column in graph.transform.request}
             refused = graph.run({name: given.get(name, nothing) for name, nothing in absent.items()}).refused
             for name, rule in self.transform.rules.items():
                 if rule.source == source and name in refused:
-                    found = f"{_shown(given[name], 0)} in row {row}"
-                    raise RequestError(place(name), found, expected=rule.expected)
+                    return Refused(name, row, _shown(given[name], 0), rule.expected, rule=True)
+        return None
+
+    def _foreign(self, given: Mapping[str, Values], field: str) -> list[str]:
+        """The texts of a row that a field is refused for because they are not ASCII: with ASCII in place it is not."""
+        texts = {name: values.data[0] for name, values in given.items() if isinstance(values.data[0], str)}
+        plain = {name: from_python(["".join(letter if letter.isascii() else "?" for letter in text)], String)
+                 for name, text in texts.items() if not text.isascii()}  # fmt: skip
+        if not plain or field in self.run({**given, **plain}).refused:
+            return []
+        return [name for name in plain if field in self.run({**given, **plain, name: given[name]}).refused]
 
 
 def _one(values: Values, row: int) -> Values:

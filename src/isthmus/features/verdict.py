@@ -14,6 +14,8 @@ from isthmus.features.errors import GateFailed
 from isthmus.features.types import DataType
 
 EXAMPLES = 3
+_LOOKED = 1000
+"""Differing rows of which a comparison tells some."""
 PAIRS = 200
 """Pairs of differing numbers that are kept of a feature, to be drawn."""
 
@@ -222,12 +224,21 @@ def compare(
             gaps = np.abs(offline.data.astype(np.float64) - online.data)
         equal |= offline.valid & online.valid & (gaps <= tolerance)
     differing = np.flatnonzero(~equal)
-    first = differing[:EXAMPLES]
+    first = _first(keys, differing)
     examples = zip(first.tolist(), _only(offline, first).tolist(dtype), _only(online, first).tolist(dtype), strict=True)
     said = _moment if dtype.name == "UnixTimestamp" else _as_it_is
     told = [Difference(keys[n], said(a), said(b), _moment(times[n]) if len(times) else None) for n, a, b in examples]
     drawn = _pairs(offline, online, differing, dtype)
     return FeatureVerdict(len(keys), len(differing), worst, told, tolerance, drawn)
+
+
+def _first(keys: Sequence[str], differing: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A few of the differing rows, of different keys where the first ones have them."""
+    rows = differing[:_LOOKED].tolist()
+    of_a_key: dict[str, int] = {}
+    for row in rows:
+        of_a_key.setdefault(keys[row], row)
+    return np.array([*dict.fromkeys([*of_a_key.values(), *rows])][:EXAMPLES], np.int64)
 
 
 def merged(parts: Sequence[FeatureVerdict]) -> FeatureVerdict:

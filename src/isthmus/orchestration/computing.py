@@ -13,6 +13,7 @@ from isthmus.features.spec import AtRequest
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.trainingrecord import TrainingSet
 from isthmus.transforms import engine, request
+from isthmus.transforms.requestgraphs import Graphs
 
 
 class Computing:
@@ -20,24 +21,24 @@ class Computing:
 
     Args:
         transforms: each with its contract, which holds only the fields that are wanted.
-        hashes: of their whole contracts, by name.
+        contract: the whole contract.
         project: theirs, whose engine it is.
     """
 
     def __init__(
         self,
         transforms: Sequence[tuple[AtRequest, TransformContract]],
-        hashes: Mapping[str, str],
+        contract: Contract,
         project: Project,
     ) -> None:
-        self._transforms, self._hashes, self._project = transforms, hashes, project
+        self._transforms, self._contract, self._project = transforms, contract, project
 
     @property
     def known(self) -> dict[str, dict[str, Any]]:
         """All that decides the values: the transforms' hashes, and the fields."""
         return {
-            contract.name: {"hash": self._hashes[contract.name], "fields": [field.name for field in contract.fields]}
-            for _, contract in self._transforms
+            part.name: {"hash": self._contract.transforms[part.name].hash, "fields": [one.name for one in part.fields]}
+            for _, part in self._transforms
         }
 
     def schema(self, joined: pa.Schema) -> pa.Schema:
@@ -52,14 +53,14 @@ class Computing:
         """The rows in their order, with what is computed of them.
 
         Raises:
-            DataError: the engine refused a row.
+            DataError: the engine or a graph refused a row.
         """
         rows = iter(joined)
         # An engine that joins is done when its first batch comes, and Apache Spark has one session at a time.
         first = list(islice(rows, 1))
         settings = self._project.settings
         with engine.session(settings.engine, settings.profiles.training.threads) as spark, self._project.importing():
-            yield from request.computed(spark, self._transforms, chain(first, rows))
+            yield from request.computed(spark, self._transforms, chain(first, rows), Graphs(self._contract))
 
 
 def computing(project: Project, contract: Contract, fields: Mapping[str, Sequence[str]]) -> Computing | None:
@@ -72,13 +73,12 @@ def computing(project: Project, contract: Contract, fields: Mapping[str, Sequenc
     """
     if not fields:
         return None
-    chosen, hashes = [], {}
+    chosen = []
     for name, wanted in fields.items():
         whole = contract.transforms[name]
         part = tuple(next(field for field in whole.fields if field.name == one) for one in wanted)
         chosen.append((project.definitions.transforms[name], replace(whole, fields=part)))
-        hashes[name] = whole.hash
-    return Computing(chosen, hashes, project)
+    return Computing(chosen, contract, project)
 
 
 def computing_then(project: Project, made: TrainingSet) -> Computing | None:

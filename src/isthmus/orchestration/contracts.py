@@ -153,6 +153,12 @@ def service_lines(service: ServiceContract) -> dict[str, str]:
     return {"features": _pairs(service.features), "request fields": request, **computed, "hash": service.hash[:12]}
 
 
+def transform_title(transform: TransformContract) -> str:
+    """What it was declared as, and its name: a request source with rules is a transform in a contract."""
+    source = any(rule.source == transform.name for rule in transform.rules.values())
+    return f"request {'source' if source else 'transform'} {transform.name}"
+
+
 def transform_lines(transform: TransformContract) -> dict[str, str]:
     """What there is to say of a request transform beside what it gives."""
     rules = {f"of {name}": str(rule) for name, rule in transform.rules.items()}

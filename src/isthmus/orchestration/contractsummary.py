@@ -12,6 +12,7 @@ from isthmus.orchestration.contracts import (
     feature_rows,
     service_lines,
     transform_lines,
+    transform_title,
     view_lines,
 )
 from isthmus.orchestration.terminal import new_console, new_table
@@ -35,7 +36,7 @@ def show_contract(found: Found) -> None:
         _section(console, f"view {view.name}", view_lines(view))
         _features(console, view.fields)
     for transform in contract.transforms.values():
-        _section(console, f"request transform {transform.name}", transform_lines(transform))
+        _section(console, transform_title(transform), transform_lines(transform))
         _features(console, transform.fields)
     for service in contract.services.values():
         _section(console, f"service {service.name}", service_lines(service))
@@ -96,6 +97,8 @@ def _text(part: str, value: Any) -> str:
     if part == "label":
         return " ".join(value)
     if isinstance(value, list):
-        items = [" ".join(map(str, item)) if isinstance(item, list) else item or '""' for item in value]
+        # A number after a type is the size of its arrays.
+        items = [" ".join(f"of {one}" if isinstance(one, int) else str(one) for one in item)
+                 if isinstance(item, list) else item or '""' for item in value]  # fmt: skip
         return ", ".join(items) or "none"
     return "none" if value is None else str(value)

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 _SHOWN = 160
 """Characters of a value that a verdict shows; where a server refused, the value is the refusal."""
+_TIMES = ("at", "deployed_at", "served")
+"""Parts of reports that are microseconds since 1970 UTC."""
+_FEW = 4
+"""Entries of a mapping that a line shows."""
 _MEASURES = {"auc": "AUC", "log_loss": "log loss", "ece": "ECE", "brier": "Brier"}
 
 
@@ -38,9 +42,20 @@ def show_report(report: Mapping[str, Any]) -> None:
             # Sentences have commas of their own.
             between = f"\n{'':>18}" if any(", " in str(item) for item in value) else ", "
             value = f"{len(value)}" if len(value) > 6 else between.join(map(str, value)) or "none"
-        elif isinstance(value, Mapping):
-            value = f"{len(value)} entries, see --json"
-        console.print(f"[dim]{key:>16}[/]  {_cell(value)}", highlight=False, soft_wrap=True)
+        console.print(f"[dim]{key:>16}[/]  {escape(_part(key, value))}", highlight=False, soft_wrap=True)
+
+
+def _part(key: str, value: object) -> str:
+    """A part of a report on one line: with a mapping's values, if they are few and plain."""
+    if isinstance(value, int) and key in _TIMES:
+        return clock.moment(value).isoformat(timespec="seconds")
+    if not isinstance(value, Mapping):
+        return _cell(value)
+    if len(value) > _FEW or any(isinstance(one, Mapping | list) for one in value.values()):
+        return f"{len(value)} {'entry' if len(value) == 1 else 'entries'}, see --json"
+    # What is known of a view in a part that is a time, is one.
+    parts = (f"{name} {_part(key if key in _TIMES else name, one)}" for name, one in value.items())
+    return ", ".join(parts) or "none"
 
 
 def show_training_set(report: Mapping[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """Runs what a declaration declares, and holds the result against it before anyone stores it."""
 
 import inspect
+import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -169,7 +170,17 @@ def _frame(
         times = [name for name in ("event_timestamp", "known_at") if name in frame.columns]
         return place, frame.select(*(column.name for column in columns), *times)
     except PySparkException as error:
-        raise DataError(place, f"the engine refused it: {first_line(error)}", remedy=_CORRECT) from error
+        said = first_line(error)
+        raise DataError(place, f"the engine refused it: {said}", expected=_resolvable(said, declaration, frames),
+                        remedy=_CORRECT) from error  # fmt: skip
+
+
+def _resolvable(said: str, declaration: FeatureView | Spine, frames: Frames) -> str:
+    """The columns of the sources, where an engine misses one."""
+    if not re.search("cannot (be resolved|resolve attribute)", said):
+        return ""
+    there = (f"{source.name} has {', '.join(frames[source.name].columns)}" for source in declaration.sources)
+    return f"columns that there are: {'; '.join(there)}"
 
 
 def _batches(place: str, frame: "DataFrame") -> Iterator[pa.Table]:
@@ -239,7 +250,8 @@ def _check_schema(place: str, frame: "DataFrame", columns: Sequence[Column], *, 
     for column in columns:
         wanted = SPARK[column.dtype.name]
         if column.name not in types:
-            problems.append(Problem(place, f"its result has no column {column.name!r}", f"one of type {wanted}"))
+            expected = f"one of type {wanted} beside {', '.join(names)}"
+            problems.append(Problem(place, f"its result has no column {column.name!r}", expected))
         elif types[column.name] != wanted:
             found = f"its column {column.name!r} has type {types[column.name]}"
             problems.append(Problem(place, found, f"{wanted}, because it is declared as {column.dtype.name}"))

@@ -19,6 +19,7 @@ from isthmus.features.errors import DataError, Problem
 from isthmus.features.spec import AtRequest, RequestSource
 from isthmus.transforms import requestfields
 from isthmus.transforms.requestfields import SPARK
+from isthmus.transforms.requestgraphs import REMEDY, Graphs
 from isthmus.transforms.sources import first_line
 
 if TYPE_CHECKING:
@@ -171,6 +172,7 @@ def computed(
     spark: "SparkSession",
     transforms: Sequence[tuple[AtRequest, TransformContract]],
     joined: Iterable[pa.RecordBatch],
+    graphs: Graphs | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a training set in their order, with what an engine computes of them.
 
@@ -178,19 +180,24 @@ def computed(
         spark: a session of the engine.
         transforms: each with its contract, whose fields are computed.
         joined: the rows so far.
+        graphs: what the rows are held to besides; None for the engine alone.
 
     Raises:
-        DataError: the engine refused a row, or a column has values of another type than the transform takes.
+        DataError: the engine or a graph refused a row, or a column has values of another type than the transform takes.
     """
     for batch in joined:
         columns, schema = batch.columns, schema_with(batch.schema, [contract for _, contract in transforms])
         for transform, contract in transforms:
-            columns += _computed(spark, batch, transform, contract)
+            columns += _computed(spark, batch, transform, contract, graphs)
         yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _computed(
-    spark: "SparkSession", batch: pa.RecordBatch, transform: AtRequest, contract: TransformContract
+    spark: "SparkSession",
+    batch: pa.RecordBatch,
+    transform: AtRequest,
+    contract: TransformContract,
+    graphs: Graphs | None,
 ) -> list[pa.Array]:
     from pyspark.errors import PySparkException
 
@@ -198,15 +205,18 @@ def _computed(
         return [pa.array([], ARROW[field.dtype.name]) for field in contract.fields]
     place = _place(transform)
     rows = {name: _taken(place, batch, name, contract) for name in contract.taken}
-    # Engines owe nobody an order of rows.
-    rows[_ROW] = pa.array(range(len(batch)), pa.int64())
     try:
-        frame: Any = spark.createDataFrame(pa.table(rows))
+        # Engines owe nobody an order of rows.
+        frame: Any = spark.createDataFrame(pa.table({**rows, _ROW: pa.array(range(len(batch)), pa.int64())}))
         wanted = _called(transform)
         found = frame.select(_ROW, *(wanted[field.name].alias(field.name) for field in contract.fields)).toArrow()
     except PySparkException as error:
-        raise DataError(place, f"the engine refused it: {first_line(error)}",
-                        remedy="correct it, or leave such rows out of the spine") from error  # fmt: skip
+        said = f"the engine refused it: {first_line(error)}"
+        if graphs:
+            graphs.require(place, contract.name, batch, rows, said)
+        raise DataError(place, said, remedy=REMEDY) from error
+    if graphs:
+        graphs.require(place, contract.name, batch, rows)
     found = found.sort_by(_ROW).combine_chunks()
     return [found[field.name].cast(ARROW[field.dtype.name]).combine_chunks() for field in contract.fields]
 

@@ -7,6 +7,7 @@ same types and the same microseconds, also of a file inside a `.zip`, which Spar
 import hashlib
 import importlib.util
 import io
+import re
 import zipfile
 import zlib
 from pathlib import Path
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _PACKAGE = "package:"
 _REPAIR = "bring the whole file there, or correct the source's path"
+_SAIL_NAME, _SAIL_PART = re.compile(r"ObjectName\(\[.*?\]\)"), re.compile(r'Identifier\("(.*?)"\)')
 _STACK = "Traceback (most recent call last):"
 
 
@@ -99,7 +101,12 @@ def first_line(error: BaseException) -> str:
     if _STACK in lines:
         # The stack of a Python worker: its last entry is followed by the exception.
         lines = [line for line in lines[lines.index(_STACK) + 1 :] if not line.startswith(" ")]
-    return lines[0] if lines else type(error).__name__
+    return _SAIL_NAME.sub(_named, lines[0]) if lines else type(error).__name__
+
+
+def _named(found: re.Match[str]) -> str:
+    """A name that Sail writes as it keeps it, as Spark writes it."""
+    return f"`{'.'.join(_SAIL_PART.findall(found[0]))}`"
 
 
 def _locate(source: Source, root: Path) -> Path:
