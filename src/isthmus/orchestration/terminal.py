@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import typer
-
 from isthmus.features.errors import IsthmusError
 
 if TYPE_CHECKING:
@@ -33,6 +31,8 @@ def judge(report: object, show: Callable[[], None], require: Callable[[], object
     Raises:
         IsthmusError: it is refused, and nobody asked for JSON: then the report is the one document on stdout.
     """
+    import typer  # assets show nothing, and do without
+
     if not as_json:
         show()
         require()
