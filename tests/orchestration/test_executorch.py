@@ -25,11 +25,11 @@ from isthmus.distill.program import PINS, Program, Refused
 from isthmus.distill.pte import converted
 from isthmus.features.errors import ConfigurationError, DependencyError, GateFailed
 from isthmus.features.golden import read_golden
-from isthmus.features.inspection import Inspection, inspect
+from isthmus.features.inspection import Inspection, OnnxRuntime, inspect
 from isthmus.features.manifest import Tensor as Described
 from isthmus.features.manifest import read_package
 from isthmus.orchestration.executorchruntime import ExecuTorchRuntime
-from isthmus.orchestration.packages import RUNTIMES as RUNTIMES_BY_NAME
+from isthmus.orchestration.webruntime import WebRuntime
 from tests.distill import kinds
 from tests.distill.conftest import SERVING, make_package
 from tests.distill.packages import contract, resum
@@ -115,7 +115,8 @@ def test_it_is_verified_in_its_runtime_and_named_in_others(exported: ExportRepor
 
 
 def test_every_rung_to_a_phone_holds(exported: ExportReport, trained: DistillationReport) -> None:
-    ladder = climb(material(training_set(ROWS), **OWN), exported.path, trained.path, RUNTIMES_BY_NAME)
+    runtimes = {"ONNX Runtime": OnnxRuntime, "onnxruntime-web": WebRuntime, "ExecuTorch": ExecuTorchRuntime}
+    ladder = climb(material(training_set(ROWS), **OWN), exported.path, trained.path, runtimes)
     rungs = {(rung.form, rung.runtime): rung for rung in ladder.rungs}
     assert list(rungs)[:2] == [("student", "torch"), ("exported program", "torch")]
     assert {rung.holds for rung in ladder.rungs} == {True}
