@@ -31,7 +31,7 @@ def package(exported: ExportReport, tmp_path: Path) -> Path:
 
 def test_every_rung_holds(exported: ExportReport, trained: DistillationReport, table: pa.Table) -> None:
     found = climb(material(table), exported.path, trained.path, ORT)
-    assert [rung.form for rung in found.rungs] == ["student", *FILES]
+    assert [rung.form for rung in found.rungs] == ["student", "exported program", *FILES]
     # The graph of a table is written node by node.
     assert [rung.holds for rung in found.rungs] == [True, None, *[True] * 4]
     for rung in found.rungs[2:]:

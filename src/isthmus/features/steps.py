@@ -45,8 +45,10 @@ def follow(program: Program, slots: Slots) -> None:
         if apply is not None:
             slots[out] = apply(slots[first], slots[second])
         elif first is None:
-            takes, kernel = second
-            slots[out] = kernel([slots[slot] for slot in takes])
+            takes, kernel, kept, place = second
+            if slots[kept] is None:
+                slots[kept] = kernel([slots[slot] for slot in takes])
+            slots[out] = slots[kept][place]
         else:
             before, chosen = second[slots[first]]
             if before:
@@ -75,13 +77,17 @@ class _Step:
         out: the slot.
         takes: the slots that are needed; of a choice its condition, what is taken where that holds, and otherwise.
         apply: a function of two values; None for a choice.
-        kernel: a function of all that is in these slots, instead of that.
+        kernel: a function of all that is in these slots, instead of that, to a list of which this is one.
+        kept: where that list is kept for the others.
+        place: which of the list it is.
     """
 
     out: int
     takes: tuple[int, ...]
     apply: Function | None = None
-    kernel: Callable[[Sequence[Any]], Any] | None = None
+    kernel: Callable[[Sequence[Any]], Sequence[Any]] | None = None
+    kept: int = -1
+    place: int = 0
 
 
 class Steps:
@@ -103,7 +109,7 @@ class Steps:
     @property
     def calls(self) -> int:
         """How often the runtime is called for a row, if all is needed."""
-        return sum(step.kernel is not None for step in self._steps)
+        return len({step.kept for step in self._steps if step.kernel is not None})
 
     def open(self, element: str, rows: int) -> Part:
         """A tensor that a row gives, of shape (rows, 1)."""
@@ -223,11 +229,11 @@ class Steps:
         if step.apply is not None:
             self._slots[step.out] = step.apply(*values)
         elif step.kernel is not None:
-            self._slots[step.out] = step.kernel(values)
+            self._slots[step.out] = step.kernel(values)[step.place]
         return step.out
 
     def _computed(self, node: Node, inputs: Sequence[Part], element: str) -> Part:
-        """A node that the runtime computes: as a whole, once, where the first of its elements may be needed."""
+        """A node that the runtime computes: as a whole, once, when the first of its elements is needed."""
         shape = np.broadcast_shapes(*(part.slots.shape for part in inputs))
         takes = [(part.element, part.slots.shape) for part in inputs]
         run = self._session(single(node, takes, element, shape)).run
@@ -235,29 +241,30 @@ class Steps:
         feeds = [(str(place), slice(end - part.slots.size, end), NUMPY[part.element], part.slots.shape)
                  for place, (part, end) in enumerate(zip(inputs, ends, strict=True))]  # fmt: skip
 
-        def kernel(values: Sequence[Any]) -> Any:
+        def kernel(values: Sequence[Any]) -> Sequence[Any]:
             tensors = {name: np.array(values[part], dtype).reshape(shape) for name, part, dtype, shape in feeds}
-            found = run(["y"], tensors)[0]
-            return found.item() if found.size == 1 else found.reshape(-1).tolist()
+            found: list[Any] = run(["y"], tensors)[0].reshape(-1).tolist()
+            return found
 
-        needed = tuple(slot for part in inputs for slot in part.listed())
-        whole = Part(element, np.array(self._added(_Step(len(self._slots), needed, kernel=kernel))))
-        if prod(shape) == 1:
-            return Part(element, whole.slots.reshape(shape))
-        places = self.constant(Tensor("int64", np.arange(prod(shape)).reshape(shape)))
-        return self.mapped(element, getitem, whole, places)
+        needed, kept = tuple(slot for part in inputs for slot in part.listed()), len(self._slots)
+        self._slots.append(None)
+        out = [self._added(_Step(len(self._slots), needed, None, kernel, kept, place)) for place in range(prod(shape))]
+        return Part(element, np.array(out, np.intp).reshape(shape))
 
     def program(self, wanted: Sequence[int]) -> tuple[Program, Slots, dict[int, int]]:
         """The steps that some slots need, what is in all slots before, and the new numbers of those that are left.
 
         A step is a tuple of four: a function of two values, where its result goes, and where they are; None, where to,
-        None, and the slots that a function takes and the function; or None, where to, where the condition of a choice
-        is, and for false and for true the steps that only this side needs and the slot that is taken.
+        None, and the slots that a function takes, it, where its list is kept, and which of that is meant; or None,
+        where to, where the condition of a choice is, and for false and for true the steps that only this side needs
+        and the slot that is taken.
         """
         steps = self._with_polynomials()
         paths: dict[int, _Path] = dict.fromkeys(wanted, ())
         for step in reversed(steps):
             if (path := paths.get(step.out)) is not None:
+                if step.kernel is not None:
+                    paths[step.kept] = ()
                 choice = step.apply is None and step.kernel is None and len(path) < _DEEPEST
                 for side, slot in enumerate(step.takes):
                     there = (*path, (step.out, side)) if choice and side else path
@@ -271,7 +278,7 @@ class Steps:
             if step.apply is not None:
                 blocks[path].append((step.apply, out, *takes))
             elif step.kernel is not None:
-                blocks[path].append((None, out, None, (takes, step.kernel)))
+                blocks[path].append((None, out, None, (takes, step.kernel, places[step.kept], step.place)))
             else:
                 before = [blocks.pop((*path, (step.out, side)), []) for side in (2, 1)]
                 for part in before:
