@@ -252,7 +252,8 @@ def _models(models: Mapping[str, Mapping[str, Any]]) -> Table:
     measures = list(models["student"]["quality"])
     table = new_table("model", *(_MEASURES.get(one, one) for one in measures), "parameters", "kB", "p50 µs", "p99 µs")
     for name, told in models.items():
-        figures = [f"{told['quality'][measure]:.4f}" for measure in measures]
+        # None where a measure has no number, as the PSNR of equal images.
+        figures = ["" if (value := told["quality"][one]) is None else f"{value:.4f}" for one in measures]
         counted = ["" if told["parameters"] is None else f"{told['parameters']:,}"]
         counted += ["" if told["bytes"] is None else f"{told['bytes'] / 1000:,.1f}"]
         table.add_row(name, *figures, *counted, f"{told['p50_us']:,.0f}", f"{told['p99_us']:,.0f}")
