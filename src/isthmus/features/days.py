@@ -14,6 +14,11 @@ FIRST, LAST = clock.micros(datetime.min.replace(tzinfo=UTC)), clock.micros(datet
 _EPOCH = date(1970, 1, 1)
 
 
+def day_of(micros: int) -> int:
+    """The day of a moment."""
+    return micros // DAY
+
+
 @dataclass(frozen=True, order=True, slots=True)
 class Days:
     """A half-open range of days, each counted from 1970-01-01."""
@@ -59,6 +64,10 @@ class Days:
         return [*left, Days(first, self.end)] if first < self.end else left
 
 
+EVERY_DAY = Days(day_of(FIRST), day_of(LAST) + 1)
+"""What a build without a range covers."""
+
+
 def joined(ranges: Iterable[Days]) -> list[Days]:
     """The same days in as few ranges as there can be, in order."""
     found: list[Days] = []
@@ -68,11 +77,6 @@ def joined(ranges: Iterable[Days]) -> list[Days]:
         else:
             found.append(days)
     return found
-
-
-def day_of(micros: int) -> int:
-    """The day of a moment."""
-    return micros // DAY
 
 
 def day_name(day: int) -> str:

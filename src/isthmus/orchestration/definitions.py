@@ -1,6 +1,6 @@
-"""The module Dagster loads: the assets of the project in `ISTHMUS_ROOT`, or in the working folder."""
+"""The module Dagster loads: the graph of the project in `ISTHMUS_ROOT`, or in the working folder."""
 
-from isthmus.orchestration.assets import build_definitions
-from isthmus.orchestration.project import Project, environment_root
+from isthmus.orchestration.graph import build_definitions
+from isthmus.orchestration.settings import environment_root
 
-defs = build_definitions(Project.find(environment_root()))
+defs = build_definitions(environment_root())

@@ -34,7 +34,7 @@ from isthmus.features.spec import (
     Spine,
 )
 from isthmus.features.types import is_input
-from isthmus.orchestration.settings import FILE, Settings, load
+from isthmus.orchestration.settings import FILE, Settings, find, load
 from isthmus.transforms.request import compiled
 
 STATE = ".isthmus"
@@ -80,12 +80,7 @@ class Project:
     @classmethod
     def find(cls, start: Path) -> "Project":
         """The project of the nearest isthmus.toml, from `start` upwards."""
-        for folder in (start.resolve(), *start.resolve().parents):
-            if (folder / FILE).is_file():
-                return cls(folder)
-        problem = Problem(FILE, "there is none here or above", "a project folder")
-        remedy = "go to the project's folder, or name it with --project"
-        raise ConfigurationError(str(start.resolve()), [problem], remedy=remedy)
+        return cls(find(start))
 
     @property
     def name(self) -> str:
@@ -359,8 +354,3 @@ def _beyond_the_device(distillations: list[Distillation], contract: Contract) ->
         problems.append(Problem(f"distillation {distillation.name}, student", found,
                                 'fields with available="device" and request fields, computed or not'))  # fmt: skip
     return problems
-
-
-def environment_root() -> Path:
-    """The project that a Dagster code location was started for: `ISTHMUS_ROOT`, or the working folder."""
-    return Path(os.environ.get("ISTHMUS_ROOT", "."))

@@ -63,6 +63,12 @@ def _online(url: str) -> str:
     return url
 
 
+def _cron(schedule: str | None) -> str | None:
+    if schedule is not None and not re.fullmatch(r"@(hourly|daily|weekly|monthly|yearly)|([\d*/,-]+ ){4}[\d*/,-]+", schedule):
+        raise ValueError("five fields like 0 3 * * 0, or @hourly, @daily, @weekly, @monthly or @yearly")
+    return schedule
+
+
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -146,6 +152,36 @@ class DevTable(_Table):
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
 
 
+class PoolsTable(_Table):
+    """`[orchestration.pools]`: how many steps of each kind run at a time.
+
+    Attributes:
+        engine: steps that compute with PySpark.
+        train: steps that train, or measure models.
+        serve: steps that write what is served.
+    """
+
+    engine: Annotated[int, Field(ge=1)] = 1
+    train: Annotated[int, Field(ge=1)] = 1
+    serve: Annotated[int, Field(ge=1)] = 1
+
+
+class OrchestrationTable(_Table):
+    """`[orchestration]`: how Dagster runs the project.
+
+    Attributes:
+        automation: whether what depends on new data is made again by itself.
+        retrain: when models are trained again, as cron in UTC; by default when their features have drifted.
+        days_from: the first day of the daily partitions of builds; without it tables are built whole.
+        pools: how many steps run at a time.
+    """
+
+    automation: bool = True
+    retrain: Annotated[str | None, AfterValidator(_cron)] = None
+    days_from: date | None = None
+    pools: PoolsTable = PoolsTable()
+
+
 class Settings(BaseSettings):
     """The whole file. `ISTHMUS_ENGINE`, `ISTHMUS_STORES__ONLINE` and so on override it."""
 
@@ -161,6 +197,7 @@ class Settings(BaseSettings):
     packages: PackagesTable = PackagesTable()
     server: ServerTable = ServerTable()
     dev: DevTable = DevTable()
+    orchestration: OrchestrationTable = OrchestrationTable()
 
     @classmethod
     def settings_customise_sources(
@@ -268,3 +305,22 @@ def _not_json() -> list[Problem]:
             except ValueError:
                 problems.append(Problem(name, _shown(value), f"a table [{key}] as JSON"))
     return problems
+
+
+def find(start: Path) -> Path:
+    """The folder of the nearest isthmus.toml, from `start` upwards.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    for folder in (start.resolve(), *start.resolve().parents):
+        if (folder / FILE).is_file():
+            return folder
+    problem = Problem(FILE, "there is none here or above", "a project folder")
+    remedy = "go to the project's folder, or name it with --project"
+    raise ConfigurationError(str(start.resolve()), [problem], remedy=remedy)
+
+
+def environment_root() -> Path:
+    """The project that a Dagster code location was started for: around `ISTHMUS_ROOT`, or the working folder."""
+    return find(Path(os.environ.get("ISTHMUS_ROOT", ".")))

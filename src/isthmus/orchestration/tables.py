@@ -66,6 +66,22 @@ def build(project: Project, views: Sequence[str] | None = None, *, progress: Pro
     return built
 
 
+def outdated(project: Project, views: Sequence[str] | None = None) -> list[str]:
+    """Of some views those whose table is not, for every day, made of what sources and definitions are now.
+
+    A source elsewhere, whose content nobody can tell, makes its views outdated always.
+    """
+    contract, store = project.applied(), OfflineStore(project.offline)
+    found = []
+    for name in selected(project, views):
+        view, commit = project.definitions.views[name], store.commit(contract.views[name])
+        content = _content(view, _contents(project, [view]))
+        current = commit is not None and commit.whole and commit.origin.content == content
+        if not (current and commit is not None and commit.contract == contract.views[name].hash):
+            found.append(name)
+    return found
+
+
 def build_range(
     project: Project,
     views: Sequence[str] | None = None,
@@ -231,9 +247,14 @@ def _contents(project: Project, views: Iterable[FeatureView]) -> Mapping[str, st
 def _origin(view: FeatureView, frames: Frames, contents: Mapping[str, str | None]) -> Origin:
     """What the rows of a view are computed from."""
     names = sorted(source.name for source in view.sources)
+    return Origin({name: dict(frames[name].dtypes) for name in names}, _content(view, contents))
+
+
+def _content(view: FeatureView, contents: Mapping[str, str | None]) -> str:
+    """Hash of what the sources of a view hold, and of the engine; empty if nobody can say it."""
+    names = sorted(source.name for source in view.sources)
     held = [contents[name] for name in ["", *names]]
-    known = "" if None in held else hashlib.sha256(json.dumps([names, held]).encode()).hexdigest()
-    return Origin({name: dict(frames[name].dtypes) for name in names}, known)
+    return "" if None in held else hashlib.sha256(json.dumps([names, held]).encode()).hexdigest()
 
 
 def _within(rows: Spool, part: Days) -> pa.Table | None:

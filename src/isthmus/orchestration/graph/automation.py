@@ -1,0 +1,92 @@
+"""What is made again by itself, and when."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import msgspec
+
+from isthmus.orchestration.graph.outline import Outline
+
+if TYPE_CHECKING:
+    from isthmus.orchestration.graph.translator import Node
+
+_FOLLOWING = {"offline", "online", "teacher", "teacher_outputs", "student", "control", "package", "deployment"}
+_SECONDS = 30
+
+
+def condition(node: "Node") -> dg.AutomationCondition[dg.AssetKey] | None:
+    """When a node is made again: once there is something new for it, if it has been made before.
+
+    Models are trained again when the project says so, or when what they are fed has drifted from what they learned;
+    from the training set on everything follows.
+    """
+    made = ~dg.AutomationCondition.missing() & ~dg.AutomationCondition.in_progress()
+    sound = (
+        ~dg.AutomationCondition.any_deps_in_progress()
+        & dg.AutomationCondition.all_deps_blocking_checks_passed()
+    )
+    if node.kind in _FOLLOWING:
+        return (dg.AutomationCondition.any_deps_updated().since_last_handled() & made & sound).with_label("its data are new")
+    if node.kind == "training_set":
+        drifted = dg.AutomationCondition.any_deps_match(
+            dg.AutomationCondition.any_checks_match(dg.AutomationCondition.check_failed())
+        ).newly_true()
+        due = drifted
+        if node.outline.retrain is not None:
+            due = due | dg.AutomationCondition.cron_tick_passed(node.outline.retrain)
+        return (due.since_last_handled() & made).with_label("drift or schedule")
+    return None
+
+
+def sensors(outline: Outline, sources: Mapping[str, dg.AssetKey]) -> list[dg.SensorDefinition]:
+    """The sensors of a project: one looks whether sources have changed, one makes again what depends on it.
+
+    Both run unless `[orchestration] automation` says no: then they can be switched on in the page.
+
+    Args:
+        outline: the project.
+        sources: name to key.
+    """
+    status = dg.DefaultSensorStatus.RUNNING if outline.automation else dg.DefaultSensorStatus.STOPPED
+    follow = dg.AutomationConditionSensorDefinition(
+        "automation", target=dg.AssetSelection.all(), default_status=status, minimum_interval_seconds=_SECONDS
+    )
+
+    @dg.sensor(
+        name="sources",
+        description="Sees new raw data.",
+        default_status=status,
+        minimum_interval_seconds=_SECONDS,
+    )
+    def look(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        found = contents(outline)
+        before = msgspec.json.decode(context.cursor or "{}", type=dict[str, str])
+        events = [
+            dg.AssetObservation(sources[name], tags={"dagster/data_version": version})
+            for name, version in found.items()
+            if before.get(name) != version
+        ]
+        return dg.SensorResult(asset_events=events, cursor=msgspec.json.encode(found).decode())
+
+    return [look, follow]
+
+
+def contents(outline: Outline) -> dict[str, str]:
+    """What tells today's content of each source from what it held before; sources elsewhere are left out."""
+    from isthmus.features.errors import IsthmusError
+    from isthmus.features.spec import Source
+    from isthmus.transforms.sources import content
+
+    found: dict[str, str] = {}
+    for source in outline.sources:
+        try:
+            version = content(Source(source.name, path=source.path), Path(outline.root))
+        except (IsthmusError, OSError):
+            # It is not there at this moment: who reads it says so.
+            continue
+        if version is not None:
+            found[source.name] = version
+    return found
+
