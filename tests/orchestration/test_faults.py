@@ -31,7 +31,7 @@ from isthmus.features.publishing import key_values
 from isthmus.features.signature import PASSWORD
 from isthmus.features.verdict import Verdict
 from isthmus.orchestration.api import private_api
-from isthmus.orchestration.assets import build_definitions
+from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.materialization import materialize
 from isthmus.orchestration.models import distill, export
 from isthmus.orchestration.project import Project
@@ -433,11 +433,11 @@ def test_two_inputs_of_the_package_swapped(exported: Shop, project: Open) -> Non
 
 def test_the_blocking_check_of_dagster_names_the_fault(exported: Shop, project: Open) -> None:
     rewrite(exported, project, "customer_facts", later)
-    definitions = build_definitions(project(exported))
+    definitions = build_definitions(exported.root)
     (check,) = (spec.key for checks in definitions.asset_checks or () for spec in checks.check_specs
                 if spec.name == "verdict")  # fmt: skip
     job = dg.define_asset_job("verdict", dg.AssetSelection.checks(check))
-    held = dg.Definitions(assets=definitions.assets, asset_checks=definitions.asset_checks, jobs=[job])
+    held = dg.Definitions.merge(definitions, dg.Definitions(jobs=[job]))
     result = held.resolve_job_def("verdict").execute_in_process(raise_on_error=False)
     (evaluation,) = result.get_asset_check_evaluations()
     assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.ERROR)

@@ -19,7 +19,7 @@ from isthmus.features.offline import OfflineStore
 from isthmus.features.pointintime import History
 from isthmus.features.statistics import measure, read
 from isthmus.orchestration import gate
-from isthmus.orchestration.assets import build_definitions
+from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.materialization import materialize
 from isthmus.orchestration.quality import QualityReport, quality, require_quality
 from isthmus.orchestration.qualitypage import page
@@ -268,8 +268,7 @@ def test_statistics_that_are_damaged_or_missing(built: Shop, project: Open) -> N
 def test_a_broken_promise_stops_dagster_before_the_online_store(promising: Shop, project: Open) -> None:
     """The table was good when it was written; a month later it is stale."""
     promising.replace("now = 2024-03-01", "now = 2024-04-01", "isthmus.toml")
-    opened = project(promising)
-    definitions = build_definitions(opened)
+    definitions = build_definitions(promising.root)
     keys = [dg.AssetKey(["online", name]) for name in VIEWS]
     job = dg.define_asset_job("online", dg.AssetSelection.assets(*keys) | dg.AssetSelection.checks(
         *(dg.AssetCheckKey(dg.AssetKey(["offline", name]), "meets_its_expectations") for name in VIEWS)))  # fmt: skip
@@ -281,7 +280,7 @@ def test_a_broken_promise_stops_dagster_before_the_online_store(promising: Shop,
         **dict.fromkeys(VIEWS, True),
         "customer_orders": False,
     }
-    assert "the latest event is of" in str(evaluations["customer_orders"].description)
+    assert "the latest event is of" in str(evaluations["customer_orders"].metadata["found"].value)
     assert "| orders_7d | Int64 |" in str(evaluations["customer_orders"].metadata["statistics"].value)
     assert not result.success
     assert [e.asset_key for e in result.get_asset_materialization_events()] == []

@@ -6,15 +6,22 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import msgspec
 import numpy as np
 
 from isthmus.features.columns import micros
 from isthmus.features.errors import DependencyError, GateFailed, IsthmusError
-from isthmus.orchestration.assets import build_definitions
+from isthmus.orchestration.graph import build_definitions
+from isthmus.orchestration.graph.events import Made
+from isthmus.orchestration.graph.outline import compiled
+from isthmus.orchestration.graph.resource import Context, Results, asked
+from isthmus.orchestration.graph.work import work
 from isthmus.orchestration.instance import dagster_home
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.server import serving
@@ -75,9 +82,36 @@ def demo(project: Project, *, progress: Progress = silent) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class _Here:
+    """Steps in this process: what is heavy to load is loaded once, and errors come back as they are."""
+
+    project: Project
+    progress: Progress
+
+    def run(self, context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> Results:
+        keys = {node: key for key, node in nodes.items()}
+        for event in work(self.project, asked(context, step, nodes), self.progress):
+            metadata = {
+                name: getattr(dg.MetadataValue, value["type"])(value["raw_value"]) if isinstance(value, dict) else value
+                for name, value in event.metadata.items()
+            }
+            if isinstance(event, Made):
+                yield dg.MaterializeResult(
+                    asset_key=keys[event.node], data_version=dg.DataVersion(event.version), metadata=metadata
+                )
+            else:
+                yield dg.AssetCheckResult(
+                    passed=event.passed, asset_key=keys[event.node], check_name=event.check,
+                    description=event.found or None, metadata=metadata,
+                )  # fmt: skip
+
+
 def _run(project: Project, progress: Progress) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
     """The reports of all assets and checks by kind and name, and the seconds of each step."""
-    definitions = build_definitions(project, progress)
+    # Tables are built whole: days are for those who come back.
+    whole = msgspec.structs.replace(compiled(project), days=None)
+    definitions = build_definitions(whole, resource=_Here(project, progress))
     job = definitions.resolve_implicit_global_asset_job_def()
     reports: dict[str, dict[str, Any]] = {}
     seconds: dict[str, float] = {}

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import IO
 
 from isthmus.features.errors import DependencyError
+from isthmus.orchestration.graph.outline import outline
 from isthmus.orchestration.instance import dagster_home
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.server import serving
@@ -27,7 +28,7 @@ def dev(project: Project) -> int:
     """
     dagster = _dagster()
     # What is wrong with the project is said now, not in a browser.
-    _ = project.definitions
+    outline(project.root)
     home = dagster_home(project)
     settings = project.settings
     url = f"http://127.0.0.1:{settings.dev.port}"

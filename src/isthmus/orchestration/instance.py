@@ -2,21 +2,36 @@
 
 from pathlib import Path
 
+import dagster as dg
+
 from isthmus.features.files import write_atomically
 from isthmus.orchestration.project import Project
 
 _INSTANCE = b"""\
-# Written by isthmus. Nothing is sent to anyone; waiting runs are looked at every second, and run one at a time.
+# Written by isthmus. Nothing is sent to anyone; waiting runs are looked at every second. What runs beside what is said
+# by pools: [orchestration.pools] of isthmus.toml.
 telemetry:
   enabled: false
 nux:
   enabled: false
+freshness:
+  enabled: true
+concurrency:
+  pools:
+    granularity: op
+    default_limit: 1
+  runs:
+    max_concurrent_runs: 3
 run_coordinator:
   module: dagster.core.run_coordinator
   class: QueuedRunCoordinator
   config:
-    max_concurrent_runs: 1
     dequeue_interval_seconds: 1
+run_monitoring:
+  enabled: true
+  start_timeout_seconds: 180
+  cancel_timeout_seconds: 120
+  poll_interval_seconds: 20
 """
 
 
@@ -24,4 +39,7 @@ def dagster_home(project: Project) -> Path:
     """The folder of the instance, with its settings written."""
     home = project.state / "dagster"
     write_atomically(home / "dagster.yaml", _INSTANCE)
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        for pool, limit in project.settings.orchestration.pools.model_dump().items():
+            instance.event_log_storage.set_concurrency_slots(pool, limit)
     return home

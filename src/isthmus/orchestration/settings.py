@@ -64,7 +64,9 @@ def _online(url: str) -> str:
 
 
 def _cron(schedule: str | None) -> str | None:
-    if schedule is not None and not re.fullmatch(r"@(hourly|daily|weekly|monthly|yearly)|([\d*/,-]+ ){4}[\d*/,-]+", schedule):
+    if schedule is not None and not re.fullmatch(
+        r"@(hourly|daily|weekly|monthly|yearly)|([\d*/,-]+ ){4}[\d*/,-]+", schedule
+    ):
         raise ValueError("five fields like 0 3 * * 0, or @hourly, @daily, @weekly, @monthly or @yearly")
     return schedule
 

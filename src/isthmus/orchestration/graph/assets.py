@@ -13,7 +13,7 @@ from isthmus.orchestration.graph.automation import sensors
 from isthmus.orchestration.graph.events import DRIFT
 from isthmus.orchestration.graph.graph import Graph
 from isthmus.orchestration.graph.outline import Outline, outline
-from isthmus.orchestration.graph.resource import IsthmusResource
+from isthmus.orchestration.graph.resource import IsthmusResource, Steps
 from isthmus.orchestration.graph.translator import IsthmusTranslator
 
 RESOURCE = "isthmus"
@@ -22,6 +22,7 @@ _POOLS = {
     "build": "engine",
     "whole": "engine",
     "check-tables": "engine",
+    "check-drift": "engine",
     "training-set": "engine",
     "check-examples": "engine",
     "distill": "train",
@@ -38,7 +39,7 @@ def build_definitions(
     project: Path | str | Outline,
     *,
     translator: IsthmusTranslator | None = None,
-    resource: IsthmusResource | None = None,
+    resource: Steps | None = None,
 ) -> dg.Definitions:
     """The whole graph of a project: sources, tables, models, packages, deployments, their checks, and automation.
 
@@ -57,7 +58,9 @@ def build_definitions(
     assets: list[Any] = [graph.spec(node) for node in graph.of("source")]
     assets.append(_step(graph, "apply", "apply", ["contract"]))
     if found.days is not None:
-        days = dg.DailyPartitionsDefinition(start_date=found.days[0], end_date=found.days[1], end_offset=0 if found.days[1] else 1)
+        days = dg.DailyPartitionsDefinition(
+            start_date=found.days[0], end_date=found.days[1], end_offset=0 if found.days[1] else 1
+        )
         assets.append(_step(graph, "build_days", "build", graph.of("build"), days=days))
     assets.append(_step(graph, "build", "build" if found.days is None else "whole", graph.of("offline")))
     assets.append(_step(graph, "materialize", "materialize", graph.of("online")))
@@ -71,7 +74,7 @@ def build_definitions(
     if models:
         drift = {DRIFT: "New rows are like those that the models learned from."}
         used = [f"offline/{view}" for view in views if any(view in model.views for model in found.models)]
-        checks.append(_checks(graph, "check_drift", "check-tables", used, drift, blocking=False))
+        checks.append(_checks(graph, "check_drift", "check-drift", used, drift, blocking=False))
     for name in models:
         op = name.replace("-", "_")
         assets += [

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import msgspec
@@ -16,27 +16,21 @@ _FOLLOWING = {"offline", "online", "teacher", "teacher_outputs", "student", "con
 _SECONDS = 30
 
 
-def condition(node: "Node") -> dg.AutomationCondition[dg.AssetKey] | None:
+def condition(node: "Node") -> dg.AutomationCondition[Any] | None:
     """When a node is made again: once there is something new for it, if it has been made before.
 
     Models are trained again when the project says so, or when what they are fed has drifted from what they learned;
     from the training set on everything follows.
     """
-    made = ~dg.AutomationCondition.missing() & ~dg.AutomationCondition.in_progress()
-    sound = (
-        ~dg.AutomationCondition.any_deps_in_progress()
-        & dg.AutomationCondition.all_deps_blocking_checks_passed()
-    )
+    of = dg.AutomationCondition
+    ready = ~of.missing() & ~of.in_progress() & ~of.any_deps_in_progress() & of.all_deps_blocking_checks_passed()
     if node.kind in _FOLLOWING:
-        return (dg.AutomationCondition.any_deps_updated().since_last_handled() & made & sound).with_label("its data are new")
+        return (of.any_deps_updated().since_last_handled() & ready).with_label("something new below it")
     if node.kind == "training_set":
-        drifted = dg.AutomationCondition.any_deps_match(
-            dg.AutomationCondition.any_checks_match(dg.AutomationCondition.check_failed())
-        ).newly_true()
-        due = drifted
+        due: dg.AutomationCondition[Any] = of.any_deps_match(of.any_checks_match(of.check_failed())).newly_true()
         if node.outline.retrain is not None:
-            due = due | dg.AutomationCondition.cron_tick_passed(node.outline.retrain)
-        return (due.since_last_handled() & made).with_label("drift or schedule")
+            due = due | of.cron_tick_passed(node.outline.retrain)
+        return (due.since_last_handled() & ready).with_label("drift or schedule")
     return None
 
 
@@ -89,4 +83,3 @@ def contents(outline: Outline) -> dict[str, str]:
         if version is not None:
             found[source.name] = version
     return found
-

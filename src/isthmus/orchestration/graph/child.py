@@ -14,6 +14,7 @@ from isthmus.orchestration.graph.events import FAILED, Asked, Checked, Failed, M
 from isthmus.orchestration.graph.work import work
 from isthmus.orchestration.project import Project
 
+
 def main() -> int:
     """Does what it is told. What it cannot do it says; the exit code is of other errors, and of signals."""
     with open_dagster_pipes() as pipes:

@@ -77,7 +77,7 @@ class Model(msgspec.Struct, frozen=True):
         served: names of the views that its student reads.
         examples: code version of its training set.
         training: code version of what learns from that.
-        export: code version of its package.
+        export: code version of its package and its deployment.
     """
 
     name: str
@@ -222,7 +222,14 @@ def _model(project: "Project", declared: "Distillation") -> Model:
         for role, service in (("teacher", declared.teacher), ("student", declared.student))
     }
     learning = [declared.settings, declared.split, declared.split_by, declared.seeds, declared.seed]
-    training = [repr(declared.task), repr(learning), repr(dict(declared.shape)), asdict(profiles.training)]
+    # Each version has those below it in it: whoever depends on what has changed is stale at once, not run by run.
+    training = [
+        contract.hash,
+        repr(declared.task),
+        repr(learning),
+        repr(dict(declared.shape)),
+        asdict(profiles.training),
+    ]
     if isinstance(declared.task, str):
         training += _modules(project.root, declared.task.partition(":")[0])
     return Model(

@@ -1,10 +1,11 @@
 """What runs the steps of a project for Dagster."""
 
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import dagster as dg
 import msgspec
@@ -17,6 +18,13 @@ Results = Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]
 CHILD = ("-P", "-m", "isthmus.orchestration.graph.child")
 RETRIES, WAIT = 3, 10
 """How often what may pass is tried again, and after how many seconds at first; then after twice as many."""
+
+
+class Steps(Protocol):
+    """What runs steps."""
+
+    def run(self, context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> Results:
+        """Does what of a step is selected, and gives the results."""
 
 
 class IsthmusResource(dg.ConfigurableResource[Any]):
@@ -44,16 +52,10 @@ class IsthmusResource(dg.ConfigurableResource[Any]):
             Failure: in one sentence why it could not be done.
             RetryRequested: what it needs was not there, and may be later.
         """
-        keys = {node: key for key, node in nodes.items()}
-        asked = _asked(context, step, nodes)
-        yield from self.done(context, asked, keys)
-
-    def done(self, context: Context, asked: Asked, keys: Mapping[str, dg.AssetKey]) -> Results:
-        """What a step gives that is done in a process of its own."""
         extras = {
             "root": str(Path(self.project).resolve()),
-            "asked": msgspec.to_builtins(asked),
-            "keys": {node: key.to_user_string() for node, key in keys.items()},
+            "asked": msgspec.to_builtins(asked(context, step, nodes)),
+            "keys": {node: key.to_user_string() for key, node in nodes.items()},
         }
         invocation = self.launch(context, extras)
         yield from invocation.get_results(implicit_materializations=False)
@@ -61,22 +63,25 @@ class IsthmusResource(dg.ConfigurableResource[Any]):
             failed = msgspec.convert(message[FAILED], Failed)
             if failed.passes:
                 context.log.warning(failed.sentence)
-                wait = WAIT * 2 ** context.op_execution_context.retry_number
+                wait = WAIT * 2**context.op_execution_context.retry_number
                 raise dg.RetryRequested(max_retries=RETRIES, seconds_to_wait=wait) from dg.Failure(failed.sentence)
             raise dg.Failure(failed.sentence, allow_retries=False)
 
     def launch(self, context: Context, extras: dict[str, Any]) -> dg.PipesClientCompletedInvocation:
         """Starts the process of a step, and waits for its end."""
         client = PipesSubprocessClient(termination_timeout_seconds=60)
-        return client.run(context=context.op_execution_context, extras=extras, command=[sys.executable, *CHILD])
+        with warnings.catch_warnings():
+            # Dagster warns of a preview that its own client uses.
+            warnings.simplefilter("ignore", dg.PreviewWarning)
+            return client.run(context=context.op_execution_context, extras=extras, command=[sys.executable, *CHILD])
 
 
-def _asked(context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> Asked:
+def asked(context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> Asked:
     """What the run has selected of a step, in the order in which the project has it."""
     order = list(nodes.values())
     if isinstance(context, dg.AssetCheckExecutionContext):
-        chosen = [(nodes[check.asset_key], check.name) for check in context.selected_asset_check_keys]
-        return Asked(step, checks=tuple(sorted(chosen, key=lambda one: (order.index(one[0]), one[1]))))
+        checks = [(nodes[check.asset_key], check.name) for check in context.selected_asset_check_keys]
+        return Asked(step, checks=tuple(sorted(checks, key=lambda one: (order.index(one[0]), one[1]))))
     made = tuple(sorted((nodes[key] for key in context.selected_asset_keys), key=order.index))
     if not context.has_partition_key_range and not context.has_partition_key:
         return Asked(step, made)

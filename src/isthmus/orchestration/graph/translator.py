@@ -57,7 +57,7 @@ class Node:
 
 
 class IsthmusTranslator:
-    """Turns nodes into asset specs. Override `get_asset_spec` for keys, groups, owners, kinds, tags and automation:
+    """Turns nodes into asset specs. Override `get_asset_spec` for keys, groups, owners, kinds, tags and automation.
 
         class Ours(IsthmusTranslator):
             def get_asset_spec(self, node):
@@ -97,10 +97,8 @@ class IsthmusTranslator:
                 # Later than that, every answer is expired.
                 freshness = dg.FreshnessPolicy.time_window(timedelta(seconds=max(view.ttl, 60.0)))
         if model is not None:
-            training, examples = model.training[:12], model.examples[:12]
-            version = {"training_set": examples, "package": model.export[:12], "deployment": None}.get(
-                node.kind, training
-            )
+            versions = {"training_set": model.examples, "package": model.export, "deployment": model.export}
+            version = versions.get(node.kind, model.training)
             description = {
                 "training_set": "Every example with what each view answered at its moment.",
                 "teacher": "A large model that sees everything the server has.",

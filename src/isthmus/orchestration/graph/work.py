@@ -13,8 +13,9 @@ import msgspec
 from isthmus.features.contract import sha256
 from isthmus.features.errors import GateFailed, RequestError
 from isthmus.features.offline import OfflineStore, Written
-from isthmus.orchestration.graph.events import DRIFT, Asked, Checked, Made, Metadata, Progress
+from isthmus.orchestration.graph.events import Asked, Checked, Made, Metadata, Progress
 from isthmus.orchestration.project import Project
+
 
 def work(project: Project, asked: Asked, progress: Progress) -> Iterator[Made | Checked]:
     """Does a step.
@@ -99,19 +100,7 @@ def _check_tables(project: Project, asked: Asked, progress: Progress) -> Iterato
             metadata = {"rows": rows, "contract": view.hash, "version": history.version}
             yield Checked(node, check, rows > 0, "" if rows else "the table has no row", metadata)
             continue
-        drift = check == DRIFT
-        report = quality.quality(project, [name], drift=drift)
-        measured = report.views[name]
-        if drift:
-            wrong = report.drifted()
-            rows = [
-                [one.name, feature, f"{found.psi:.3g}" if found.psi is not None else "", ", ".join(found.exceeded)]
-                for one in measured.drift
-                for feature, found in one.features.items()
-            ]
-            told = {"drift": table(rows, ["model", "feature", "psi", "exceeded"])}
-            yield Checked(node, check, not wrong, "\n".join(wrong), told, blocking=False)
-            continue
+        measured = quality.quality(project, [name], drift=False).views[name]
         broken = [str(finding) for finding in measured.findings if not finding.passed]
         metadata = {
             "rows": measured.statistics.rows,
@@ -122,6 +111,23 @@ def _check_tables(project: Project, asked: Asked, progress: Progress) -> Iterato
             "statistics": table(summary.feature_rows(measured.statistics), summary.FEATURE_COLUMNS),
         }
         yield Checked(node, check, not broken, "\n".join(broken), metadata)
+
+
+def _check_drift(project: Project, asked: Asked, progress: Progress) -> Iterator[Checked]:
+    from isthmus.orchestration.quality import quality
+
+    for n, (node, check) in enumerate(asked.checks):
+        name = _name(node)
+        progress(f"comparing {name}", n / len(asked.checks))
+        report = quality(project, [name])
+        wrong = report.drifted()
+        rows = [
+            [one.name, feature, "" if found.psi is None else f"{found.psi:.3g}", ", ".join(found.exceeded)]
+            for one in report.views[name].drift
+            for feature, found in one.features.items()
+        ]
+        told: Metadata = {"drift": table(rows, ["model", "feature", "psi", "exceeded"])} if rows else {}
+        yield Checked(node, check, not wrong, "\n".join(wrong), told, blocking=False)
 
 
 def _materialize(project: Project, asked: Asked, progress: Progress) -> Iterator[Made]:
@@ -224,7 +230,9 @@ def _verify(project: Project, asked: Asked, progress: Progress) -> Iterator[Chec
                 if first is None
                 else [first.key, first.event_timestamp or "-", repr(first.offline), repr(first.online)]
             )
-            rows.append([name, f"{one.differing:,}", f"{one.compared:,}", f"{one.worst:.6g}", f"{one.tolerance:g}", *sides])
+            rows.append(
+                [name, f"{one.differing:,}", f"{one.compared:,}", f"{one.worst:.6g}", f"{one.tolerance:g}", *sides]
+            )
         if rows:
             metadata["differs"] = table(rows, _DIFFERS)
         found = "" if outcome.passed else f"{outcome.differing:,} of {outcome.compared:,} values differ"
@@ -245,6 +253,7 @@ _STEPS: Mapping[str, Callable[[Project, Asked, Progress], Iterator[Made | Checke
     "build": _build,
     "whole": _whole,
     "check-tables": _check_tables,
+    "check-drift": _check_drift,
     "materialize": _materialize,
     "training-set": _training_set,
     "check-examples": _check_examples,
@@ -295,7 +304,10 @@ def _models(report: Mapping[str, Any]) -> Metadata:
 
 
 def _figures(model: Mapping[str, Any]) -> Metadata:
-    found = {**model.get("quality", {}), **{name: model.get(name) for name in ("parameters", "bytes", "p50_us", "p99_us")}}
+    found = {
+        **model.get("quality", {}),
+        **{name: model.get(name) for name in ("parameters", "bytes", "p50_us", "p99_us")},
+    }
     return {name: value for name, value in found.items() if isinstance(value, int | float)}
 
 

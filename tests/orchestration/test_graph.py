@@ -1,0 +1,250 @@
+"""The project in Dagster: what a run gives, what is stale after which change, what is selected, and what is refused."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
+from dagster._core.loader import LoadingContextForTest
+
+from isthmus import ConfigurationError
+from isthmus.orchestration.graph import IsthmusTranslator, Node, build_definitions
+from isthmus.orchestration.graph.outline import outline
+from tests.orchestration import shop as shops
+from tests.orchestration.shop import VIEWS, Shop
+
+MODEL = "late_order"
+RELAXED = "\n[profiles.serving]\nlatency_objective_ms = 1000\nmemory_mb = 1000\n"
+LEARNED = ("training_set", "teacher", "teacher_outputs", "student", "control", "package", "deployment")
+CHAIN = {f"{kind}/{MODEL}" for kind in LEARNED}
+TABLES = {f"{kind}/{view}" for kind in ("offline", "online") for view in VIEWS}
+
+
+class Dagster:
+    """A project with the runs that there were of it."""
+
+    def __init__(self, root: Path, instance: dg.DagsterInstance) -> None:
+        self.root, self.instance = root, instance
+
+    def run(self, *nodes: str, days: tuple[str, str] | None = None) -> dg.ExecuteInProcessResult:
+        """A run of some nodes and of their checks, or of all."""
+        definitions = build_definitions(self.root)
+        chosen = dg.AssetSelection.assets(*(dg.AssetKey(node.split("/")) for node in nodes))
+        job = dg.define_asset_job("chosen", chosen if nodes else dg.AssetSelection.all())
+        merged = dg.Definitions.merge(definitions, dg.Definitions(jobs=[job])).resolve_job_def("chosen")
+        tags = {} if days is None else {
+            "dagster/asset_partition_range_start": days[0], "dagster/asset_partition_range_end": days[1],
+        }  # fmt: skip
+        return merged.execute_in_process(instance=self.instance, tags=tags, raise_on_error=False)
+
+    def stale(self) -> set[str]:
+        """The nodes that Dagster shows as stale."""
+        graph = build_definitions(self.root).resolve_asset_graph()
+        resolver = CachingStaleStatusResolver(self.instance, graph, LoadingContextForTest(self.instance))
+        return {
+            "/".join(key.path) for key in graph.materializable_asset_keys
+            if resolver.get_status(key) is StaleStatus.STALE
+        }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def _ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Everything once, in processes of its own."""
+    folder = tmp_path_factory.mktemp("ran")
+    root = shops.write(folder / "shop", rows=6000).root
+    settings = root / "isthmus.toml"
+    settings.write_text(settings.read_text().replace("epochs = 2", "epochs = 12") + RELAXED)
+    (folder / "home").mkdir()
+    with dg.DagsterInstance.local_temp(str(folder / "home")) as instance:
+        result = Dagster(root, instance).run()
+        assert result.success, [event.message for event in result.all_events if event.is_failure]
+    return folder
+
+
+@pytest.fixture
+def ran(_ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dagster]:
+    """The same, to be changed: at the place where it ran, for paths are part of it."""
+    kept = shutil.copytree(_ran, tmp_path / "kept")
+    with dg.DagsterInstance.local_temp(str(_ran / "home")) as instance:
+        yield Dagster(_ran / "shop", instance)
+    shutil.rmtree(_ran)
+    shutil.copytree(kept, _ran)
+
+
+def _edit(ran: Dagster, before: str, after: str, file: str = "definitions.py") -> None:
+    text = (ran.root / file).read_text()
+    assert before in text
+    (ran.root / file).write_text(text.replace(before, after))
+
+
+@pytest.mark.timeout(600)
+def test_everything_is_made_and_has_the_version_of_its_content(ran: Dagster) -> None:
+    made = {}
+    for node in TABLES | CHAIN | {"contract"}:
+        event = ran.instance.get_latest_materialization_event(dg.AssetKey(node.split("/")))
+        assert event is not None, node
+        assert event.asset_materialization is not None
+        made[node] = (event.asset_materialization.tags or {})["dagster/data_version"]
+    assert made["offline/customer_orders"] == made["online/customer_orders"] != made["offline/shelf_demand"]
+    deployed = json.loads((ran.root / ".isthmus" / "deployment.json").read_bytes())
+    assert deployed["digest"] == made[f"package/{MODEL}"] == made[f"deployment/{MODEL}"]
+    assert ran.stale() == set()
+
+
+def test_what_is_written_otherwise_makes_nothing_stale(ran: Dagster) -> None:
+    _edit(ran, '"customer",\n        "ordered_at",', '"customer", "ordered_at",  # both\n')
+    assert outline(ran.root).views[0].place is not None
+    assert ran.stale() == set()
+
+
+def test_a_changed_transform_makes_stale_what_depends_on_it(ran: Dagster) -> None:
+    _edit(ran, 'F.avg("cents")', 'F.max("cents")')
+    assert ran.stale() == {"contract", "offline/customer_orders", "online/customer_orders", *CHAIN}
+
+
+def test_a_gate_makes_nothing_stale_and_a_setting_what_is_trained(ran: Dagster) -> None:
+    _edit(ran, "at_least=", "at_least=0.0001 * ")
+    assert ran.stale() == set()
+    _edit(ran, "epochs = 12", "epochs = 13", "isthmus.toml")
+    assert ran.stale() == CHAIN - {f"training_set/{MODEL}"}
+
+
+def test_a_run_makes_what_it_has_selected(ran: Dagster) -> None:
+    result = ran.run("offline/shelf_demand", "online/shelf_demand")
+    assert result.success
+    made = {"/".join(event.asset_key.path) for event in result.get_asset_materialization_events() if event.asset_key}
+    assert made == {"offline/shelf_demand", "online/shelf_demand"}
+    checked = {"/".join(event.asset_key.path) for event in result.get_asset_check_evaluations()}
+    assert checked == {"offline/shelf_demand"}
+    assert ran.stale() == set(), "the same rows are the same version"
+
+
+def test_a_month_is_built_in_one_run_by_one_process(tmp_path: Path) -> None:
+    root = shops.write(tmp_path / "shop").root
+    with (root / "isthmus.toml").open("a") as file:
+        file.write("\n[orchestration]\ndays_from = 2023-12-25\n")
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        ran = Dagster(root, instance)
+        assert ran.run("offline/customer_orders").success
+        result = ran.run(*(f"build/{view}" for view in VIEWS), days=("2024-01-02", "2024-02-01"))
+        assert result.success
+        events = result.get_asset_materialization_events()
+        assert len({event.partition for event in events}) == 31
+        assert {"/".join(event.asset_key.path) for event in events if event.asset_key} == {f"build/{v}" for v in VIEWS}
+        assert sum(event.is_step_success for event in result.all_events) == 1
+        definitions = build_definitions(root)
+        days = definitions.resolve_asset_graph().get(dg.AssetKey(["build", "customer_orders"])).partitions_def
+        assert days is not None
+        assert (days.get_first_partition_key(), days.get_last_partition_key()) == ("2023-12-25", "2024-03-01")
+
+
+def test_what_fails_is_one_sentence_and_is_not_tried_again(shop: Shop, tmp_path: Path) -> None:
+    (shop.root / "data" / "orders.parquet").unlink()
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        result = Dagster(shop.root, instance).run("offline/customer_orders")
+    (failure,) = [event.step_failure_data for event in result.all_events if event.is_step_failure]
+    assert failure.user_failure_data is not None
+    assert "source orders: there is no" in str(failure.user_failure_data.description)
+    assert "Traceback" not in str(failure.user_failure_data.description)
+    assert not any(event.is_step_restarted or event.is_step_up_for_retry for event in result.all_events)
+
+
+def test_what_may_pass_is_tried_again(built: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("isthmus.orchestration.graph.resource.WAIT", 0.01)
+    with (built.root / "isthmus.toml").open("a") as file:
+        file.write('\n[stores]\nonline = "redis://127.0.0.1:1/0"\n')
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        result = Dagster(built.root, instance).run("online/shelf_demand")
+    assert not result.success
+    assert sum(event.is_step_up_for_retry for event in result.all_events) == 3
+    (failure,) = [event.step_failure_data for event in result.all_events if event.is_step_failure]
+    assert "redis://127.0.0.1:1" in str(failure.error)
+
+
+def test_definitions_load_without_what_computes(shop: Shop) -> None:
+    outline(shop.root)
+    code = (
+        "import sys; from isthmus.orchestration.graph import build_definitions; build_definitions(sys.argv[1]);"
+        "heavy = {'feast', 'pyspark', 'torch', 'duckdb', 'pyarrow', 'onnxruntime'}; print(heavy & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(shop.root)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_definitions_that_are_wrong_are_refused_with_every_problem(shop: Shop) -> None:
+    shop.replace('Field("sold_1d", Int64, "device")', 'Field("event_timestamp", Int64, "device")')
+    with pytest.raises(ConfigurationError, match="event_timestamp") as caught:
+        build_definitions(shop.root)
+    assert caught.value.problems
+
+
+def test_an_outline_is_compiled_anew_only_when_something_changed(shop: Shop) -> None:
+    first = outline(shop.root)
+    kept = shop.root / ".isthmus" / "outline.json"
+    kept.write_bytes(kept.read_bytes().replace(b'"shop"', b'"kept"'))
+    assert outline(shop.root).project == "kept"
+    shop.replace("What a customer bought", "All that a customer bought")
+    again = outline(shop.root)
+    assert again.views[0].description.startswith("All that")
+    assert (again.views[0].code, again.models[0].training) == (first.views[0].code, first.models[0].training)
+
+
+class _Ours(IsthmusTranslator):
+    def get_asset_spec(self, node: Node) -> dg.AssetSpec:
+        spec = super().get_asset_spec(node)
+        return spec.replace_attributes(key=spec.key.with_prefix("ours"), owners=["team:shop"], group_name="all")
+
+
+class _Same(IsthmusTranslator):
+    def get_asset_spec(self, node: Node) -> dg.AssetSpec:
+        return super().get_asset_spec(node).replace_attributes(key=dg.AssetKey(node.kind))
+
+
+def test_a_translator_names_what_it_wants_and_dependencies_follow(shop: Shop) -> None:
+    graph = build_definitions(shop.root, translator=_Ours()).resolve_asset_graph()
+    online = graph.get(dg.AssetKey(["ours", "online", "shelf_demand"]))
+    assert online.parent_keys == {dg.AssetKey(["ours", "offline", "shelf_demand"])}
+    assert (online.owners, online.group_name) == (["team:shop"], "all")
+    with pytest.raises(dg.DagsterInvalidDefinitionError, match=r"offline/customer_orders, .*Give each its own"):
+        build_definitions(shop.root, translator=_Same())
+
+
+def test_three_lines_of_yaml_are_the_whole_graph(shop: Shop, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    defs = place / "src" / "place" / "defs" / "features"
+    defs.mkdir(parents=True)
+    for package in (place / "src" / "place", place / "src" / "place" / "defs"):
+        (package / "__init__.py").write_text("")
+    (place / "src" / "place" / "definitions.py").write_text(
+        "from pathlib import Path\nfrom dagster import definitions, load_from_defs_folder\n\n\n"
+        "@definitions\ndef defs():\n"
+        "    return load_from_defs_folder(path_within_project=Path(__file__).parent)\n"
+    )
+    (place / "pyproject.toml").write_text(
+        '[project]\nname = "place"\nversion = "0"\n[tool.dg]\ndirectory_type = "project"\n'
+        '[tool.dg.project]\nroot_module = "place"\n'
+    )
+    (defs / "defs.yaml").write_text(
+        "type: isthmus.orchestration.graph.IsthmusProjectComponent\nattributes:\n"
+        f"  project: {shop.root}\n"
+    )  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(place / "src"), os.environ.get("PYTHONPATH", "")])}
+    refreshed = _dg("utils", "refresh-defs-state", folder=place, environment=environment)
+    assert refreshed.returncode == 0, refreshed.stderr + refreshed.stdout
+    listed = _dg("list", "defs", "--json", folder=place, environment=environment)
+    assert listed.returncode == 0, listed.stderr + listed.stdout
+    keys = {one["key"] for group in json.loads(listed.stdout).values() for one in group if "group" in one}
+    assert {*TABLES, *CHAIN, "contract", "source/orders"} <= keys
+    components = _dg("list", "components", "--json", folder=place, environment=environment)
+    assert "isthmus.orchestration.graph.IsthmusProjectComponent" in components.stdout
+
+
+def _dg(*arguments: str, folder: Path, environment: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+    command = [str(Path(sys.executable).with_name("dg")), *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
