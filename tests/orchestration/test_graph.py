@@ -115,6 +115,45 @@ def test_a_gate_makes_nothing_stale_and_a_setting_what_is_trained(ran: Dagster) 
     assert ran.stale() == CHAIN - {f"training_set/{MODEL}"}
 
 
+def test_new_data_are_seen_and_what_depends_on_them_is_asked_for(ran: Dagster) -> None:
+    cursor = _seen(ran, None)[1]
+    assert _seen(ran, cursor)[0] == set(), "nothing has changed since"
+    first = dg.evaluate_automation_conditions(build_definitions(ran.root), ran.instance)
+    assert first.total_requested == 0
+    (ran.root / "data" / "orders.parquet").touch()
+    assert _seen(ran, cursor)[0] == {"source/orders"}
+    second = dg.evaluate_automation_conditions(build_definitions(ran.root), ran.instance, cursor=first.cursor)
+    asked = {node for node in TABLES | CHAIN if second.get_num_requested(dg.AssetKey(node.split("/")))}
+    of_orders = {f"{kind}/{view}" for kind in ("offline", "online") for view in ("customer_orders", "shelf_demand")}
+    assert asked == {*of_orders, f"deployment/{MODEL}"}, (
+        "models are trained when something has drifted, or at their time"
+    )
+
+
+def _seen(ran: Dagster, cursor: str | None) -> tuple[set[str], str]:
+    """The sources that the sensor says are new, and what it remembers."""
+    sensor = next(one for one in build_definitions(ran.root).sensors or () if one.name == "sources")
+    assert isinstance(sensor, dg.SensorDefinition)
+    with dg.build_sensor_context(instance=ran.instance, cursor=cursor) as context:
+        result = sensor(context)
+    assert isinstance(result, dg.SensorResult)
+    assert result.cursor is not None
+    for event in result.asset_events:
+        ran.instance.report_runless_asset_event(event)
+    return {"/".join(event.asset_key.path) for event in result.asset_events}, result.cursor
+
+
+def test_automation_is_off_by_one_switch(shop: Shop) -> None:
+    assert {sensor.default_status for sensor in build_definitions(shop.root).sensors or ()} == {
+        dg.DefaultSensorStatus.RUNNING
+    }
+    with (shop.root / "isthmus.toml").open("a") as file:
+        file.write("\n[orchestration]\nautomation = false\n")
+    assert {sensor.default_status for sensor in build_definitions(shop.root).sensors or ()} == {
+        dg.DefaultSensorStatus.STOPPED
+    }
+
+
 def test_a_run_makes_what_it_has_selected(ran: Dagster) -> None:
     result = ran.run("offline/shelf_demand", "online/shelf_demand")
     assert result.success

@@ -131,7 +131,9 @@ def _run(project: Project, progress: Progress) -> tuple[dict[str, dict[str, Any]
     for event in result.get_asset_materialization_events():
         materialization = event.step_materialization_data.materialization
         kind, name = (*materialization.asset_key.path, "contract")[:2]
-        _take(kind, name, materialization.metadata, reports, seconds)
+        # Teacher and control are in the student's report.
+        if kind in _STEPS:
+            _take(kind, name, materialization.metadata, reports, seconds)
     for evaluation in result.get_asset_check_evaluations():
         if "report" in evaluation.metadata:
             _take("verdict", evaluation.check_name, evaluation.metadata, reports, seconds)
