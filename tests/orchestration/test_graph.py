@@ -118,15 +118,24 @@ def test_a_gate_makes_nothing_stale_and_a_setting_what_is_trained(ran: Dagster) 
 def test_new_data_are_seen_and_what_depends_on_them_is_asked_for(ran: Dagster) -> None:
     cursor = _seen(ran, None)[1]
     assert _seen(ran, cursor)[0] == set(), "nothing has changed since"
-    first = dg.evaluate_automation_conditions(build_definitions(ran.root), ran.instance)
+    first = _due(ran, None)
     assert first.total_requested == 0
     (ran.root / "data" / "orders.parquet").touch()
     assert _seen(ran, cursor)[0] == {"source/orders"}
-    second = dg.evaluate_automation_conditions(build_definitions(ran.root), ran.instance, cursor=first.cursor)
+    second = _due(ran, first)
     asked = {node for node in TABLES | CHAIN if second.get_num_requested(dg.AssetKey(node.split("/")))}
     of_orders = {f"{kind}/{view}" for kind in ("offline", "online") for view in ("customer_orders", "shelf_demand")}
     assert asked == {*of_orders, f"deployment/{MODEL}"}, (
         "models are trained when something has drifted, or at their time"
+    )
+
+
+def _due(
+    ran: Dagster, before: dg.EvaluateAutomationConditionsResult | None
+) -> dg.EvaluateAutomationConditionsResult:
+    every = dg.AssetSelection.all()
+    return dg.evaluate_automation_conditions(
+        build_definitions(ran.root), ran.instance, every, cursor=None if before is None else before.cursor
     )
 
 
