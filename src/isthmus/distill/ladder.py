@@ -127,6 +127,8 @@ def _rung(
         answers = runtime.ask(package, manifest, variant, golden)
     except PackageError as error:
         return Rung(variant.file, name, allowed, None, None, holds=False, found=error.found)
+    except DependencyError as error:  # it is there, and cannot be used
+        return Rung(variant.file, name, allowed, None, None, holds=None, found=f"not climbed: {error}")
     return _judged(variant.file, name, allowed, cases, answers)
 
 
