@@ -17,6 +17,7 @@ from hypothesis.extra import numpy as hnp
 from safetensors.torch import load_file
 
 from isthmus.distill.declaration import Search
+from isthmus.distill.footprint import footprint
 from isthmus.distill.kind import made, restored
 from isthmus.distill.papers import search_page
 from isthmus.distill.pareto import front, front_naively
@@ -35,9 +36,12 @@ from isthmus.features.errors import (
 from isthmus.features.profiles import ServingProfile
 from tests.distill.searching import UNITS, searched
 from tests.distill.support import declaration, material, run, training_set
-from tests.distill.tasks import BROKEN, SICK, Line
+from tests.distill.tasks import BROKEN, FULL, SICK, Line
 
 FEW = training_set(600)
+STARTED: list[str] = []
+"""Commands of processes that were started."""
+sys.addaudithook(lambda event, given: STARTED.append(str(given[1])) if event == "subprocess.Popen" else None)
 AT_ONCE = {"shape": {"units": (BROKEN,)}}
 """Fails before anything is measured."""
 FP32 = ServingProfile(precision="fp32", latency_objective_ms=1000, memory_mb=1000)
@@ -259,9 +263,14 @@ def test_a_student_no_smaller_than_its_teacher_is_not_trained(few: pa.Table, tmp
 
 
 def test_too_slow_and_too_much_memory_are_over_the_budget(few: pa.Table, tmp_path: Path) -> None:
-    tight = ServingProfile(precision="fp32", latency_objective_ms=1e-4, memory_mb=1)
+    tight = ServingProfile(
+        precision="fp32", latency_objective_ms=1e-4, memory_mb=1, load_ms=1e-3, package_kb=0.01
+    )  # fmt: skip
+    STARTED.clear()
     (one,) = students(searched(tmp_path, few, tight, trials=1))
-    assert one.over.keys() == {"p99", "memory"}
+    assert one.over.keys() == {"p99", "memory", "load", "package"}
+    # What was slow to load once may have been unlucky.
+    assert len([command for command in STARTED if "isthmus.distill.footprint" in command]) == 2
     assert "p99 " in one.why
     assert "ms, at most 0.0001; memory " in one.why
 
@@ -277,6 +286,36 @@ def test_what_fails_is_kept_with_its_reason(few: pa.Table, tmp_path: Path) -> No
     alone = searched(tmp_path, few, FP32, trials=1, of={"shape": {"units": (BROKEN,)}})
     with pytest.raises(GateFailed, match="none of 1 students could be trained; the first: no such student"):
         require_fit(alone.data)
+
+
+def test_what_is_no_fault_of_a_student_is_not_kept(few: pa.Table, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space left"):
+        searched(tmp_path, few, FP32, trials=1, of={"shape": {"units": (FULL,)}})
+    (journal,) = tmp_path.glob(f"search/*/{JOURNAL}")
+    assert journal.read_bytes() == b""
+
+
+def test_an_output_that_a_student_does_not_say_is_named(few: pa.Table, tmp_path: Path) -> None:
+    report = searched(tmp_path, few, FP32, trials=1, task="tests.distill.tasks:Silent")
+    (one,) = students(report)
+    assert one.status == "failed"
+    assert "output value of its graph: the student says other; expected what `expected` says" in one.why
+
+
+def test_a_report_that_is_none_is_written_again(few: pa.Table, tmp_path: Path) -> None:
+    file = searched(tmp_path, few, trials=1, of=AT_ONCE).path / "search.json"
+    before = file.read_bytes()
+    for damaged in (b"", b"[]", b"{}", b'{"tried": null}', b'{"tried": [1]}'):
+        file.write_bytes(damaged)
+        searched(tmp_path, few, trials=1, of=AT_ONCE)
+        assert file.read_bytes() == before
+
+
+def test_a_model_that_no_process_opens_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "onnx.py").write_text("raise RuntimeError('not this one')")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(GateFailed, match=r"a fresh process with the model: ended with 1: .*onnxruntime"):
+        footprint(b"no model", {}, 1)
 
 
 def test_a_table_is_searched_by_width_and_depth(few: pa.Table, tmp_path: Path) -> None:

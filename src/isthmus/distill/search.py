@@ -139,7 +139,7 @@ def search(
 def _told_before(file: Path, tried: Sequence[Tried]) -> dict[str, Any] | None:
     """The report of these students, if there is one: what has been measured side by side is not measured again."""
     known = msgspec.json.decode(msgspec.json.encode(tried))
-    with suppress(OSError, msgspec.DecodeError, LookupError):
+    with suppress(OSError, msgspec.DecodeError, LookupError, TypeError):
         data = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
         told, kept = ([{**one, "p50_us": None} for one in some] for some in (data["tried"], known))
         return data if told == kept else None

@@ -16,7 +16,7 @@ from isthmus.distill.gates import against
 from isthmus.distill.golden import spread
 from isthmus.distill.kind import Restored
 from isthmus.distill.runtime import ask, predict, session
-from isthmus.distill.task import Answers, Array, Case, replied_all
+from isthmus.distill.task import Answers, Array, Case, Task, replied_all
 from isthmus.distill.teaching import taught
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem
 from isthmus.features.manifest import Feeds, Variant
@@ -69,10 +69,7 @@ class Trial:
         task, (_, precision, form) = self._task, file.split(".")
         run = run or partial(ask, session(model, self._profile.threads))
         answers = [run(case.feeds) for case in self._golden]
-        if lacking := answers[0].keys() - self._golden[0].expected.keys():
-            said = ", ".join(self._golden[0].expected)
-            problem = Problem(f"output {min(lacking)} of its graph", f"the student says {said}", "what `expected` says")
-            raise ConfigurationError(task.material.declaration.where, [problem])
+        require_said(task, self._golden[0].expected, answers[0])
         pairs = [*zip(self._golden, answers, strict=True), *((case, run(case.feeds)) for case in self._cases)]
         # NumPy's: Python's loses a NaN.
         worst = float(np.max([difference(case.expected, found) for case, found in pairs]))
@@ -115,6 +112,18 @@ class Trial:
                 expected="; ".join(one.expected for one in failed),
                 remedy="serve another precision, train longer, or change the gates in the definitions",
             )
+
+
+def require_said(task: Task, expected: Answers, found: Answers) -> None:
+    """Refuses a graph that gives what its student does not say.
+
+    Raises:
+        ConfigurationError: with the output.
+    """
+    if lacking := found.keys() - expected.keys():
+        said = ", ".join(expected)
+        problem = Problem(f"output {min(lacking)} of its graph", f"the student says {said}", "what `expected` says")
+        raise ConfigurationError(task.material.declaration.where, [problem])
 
 
 def difference(expected: Answers, found: Answers) -> float:
