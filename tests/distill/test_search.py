@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from isthmus.features.errors import (
     GateFailed,
 )
 from isthmus.features.profiles import ServingProfile
+from tests.distill.conftest import make_package
 from tests.distill.searching import UNITS, searched
 from tests.distill.support import declaration, material, run, training_set
 from tests.distill.tasks import BROKEN, FULL, SICK, Line
@@ -45,6 +47,7 @@ sys.addaudithook(lambda event, given: STARTED.append(str(given[1])) if event == 
 AT_ONCE = {"shape": {"units": (BROKEN,)}}
 """Fails before anything is measured."""
 FP32 = ServingProfile(precision="fp32", latency_objective_ms=1000, memory_mb=1000)
+INT8 = replace(FP32, precision="int8")
 
 
 @pytest.fixture(scope="module")
@@ -406,6 +409,12 @@ def test_two_do_not_search_at_the_same_place(few: pa.Table, tmp_path: Path) -> N
         ("a:B", {"shape": {"units": ()}}, r"search: shape 'units': \(\); expected a sequence of values"),
         ("a:B", {"shape": {"units": (float("nan"),)}}, r"shape 'units': \(nan,\); expected numbers, truth values"),
         ("a:B", {"shape": {"units": ({1},)}}, r"shape 'units': \(\{1\},\); expected numbers, truth values"),
+        ("a:B", {"shape": {"units": ((1,), [1])}}, r"shape 'units': \(\(1,\), \[1\]\); expected each value once"),
+        (
+            "a:B",
+            {"shape": {"precision": (1, 2)}},
+            r"shape 'precision': is what \[profiles.serving\] says; expected another",
+        ),
         ("a:B", {"shape": {"units": (1, 2, 1)}}, r"shape 'units': \(1, 2, 1\); expected each value once"),
         ("a:B", {"settings": Settings(batch=0)}, "search: batch: 0; expected at least 1"),
         ("a:B", {"settings": Settings(steps=1, gate="auc")}, "search: gate: 'auc'; expected None: the task's"),
@@ -429,6 +438,10 @@ def test_a_search_is_right() -> None:
     ("changes", "words"),
     [
         ({"of": {"shape": {"width": (1, 2)}}}, "shape 'width': the student is not made with it; expected one of"),
+        (
+            {"task": "tests.distill.tasks:Exact"},
+            "serving: precision: int8; expected a precision that the task has: fp32",
+        ),
         ({"search": None}, r"search: is not declared; expected Distillation\(search"),
         ({"trials": 0}, "trials: 0; expected at least 1"),
         ({"task": "tests.distill.tasks:Lines"}, "'units': the student is not made with it; expected a task that has"),
@@ -440,7 +453,7 @@ def test_what_cannot_be_searched_is_said_before_a_teacher_is_asked(
 ) -> None:
     notes: list[str] = []
     with pytest.raises(ConfigurationError, match=words):
-        searched(tmp_path, few, told=notes.append, **changes)
+        searched(tmp_path, few, INT8, told=notes.append, **changes)
     assert notes == []
 
 
@@ -457,6 +470,13 @@ def test_what_was_found_is_declared_and_trained(few: pa.Table, tmp_path: Path) -
     assert again.task.shape == {"units": 5, "layers": (1,)}
     with pytest.raises(ContractMismatch, match="what is declared of it has changed"):
         restored(material(few, **changes), report.path)
+
+
+def test_a_precision_that_a_task_lacks_is_said(few: pa.Table, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"task": "tests.distill.tasks:Exact", "seeds": 1, "epochs": 1}
+    trained = run(tmp_path, few, **changes)
+    with pytest.raises(ConfigurationError, match="precision: int8; expected a precision that the task has: fp32"):
+        make_package(trained.path, few, tmp_path / "packages", INT8, **changes)
 
 
 def test_a_page_is_of_a_search() -> None:

@@ -162,6 +162,18 @@ def precisions(files: Collection[str], profile: ServingProfile) -> list[str]:
     return [one for one in there if profile.precision in (one, FASTEST)]
 
 
+def allowed(task: Task, profile: ServingProfile) -> list[str]:
+    """Which precisions of a task may be served.
+
+    Raises:
+        ConfigurationError: none.
+    """
+    if found := precisions([f".{one}" for one in task.tolerance], profile):
+        return found
+    problem = Problem("precision", profile.precision, f"a precision that the task has: {', '.join(task.tolerance)}")
+    raise ConfigurationError("profiles.serving", [problem])
+
+
 def fit(models: Mapping[str, bytes], row: Feeds, profile: ServingProfile) -> Measured:
     """What one row takes: of several precisions, in the one with the smaller median, all measured in turn.
 
