@@ -1,5 +1,6 @@
 """Searches of students: what is tried, what is measured of it, what is kept, and what is refused."""
 
+import fcntl
 import json
 import re
 import subprocess
@@ -131,6 +132,16 @@ def test_where_nothing_keeps_to_the_budget_less_is_tried() -> None:
         known.append(Known(place, None, {"p99": place[0] + 1.0}))
     widths = [one.place[0] for one in known]
     assert np.mean(widths[RANDOM:]) < np.mean(range(6)) - 0.5
+
+
+def test_where_something_failed_says_nothing_of_what_is_beside_it() -> None:
+    places = [(width, depth, 0) for width in (0, 2, 3) for depth in range(3)]
+    for seed in range(5):
+        told = {
+            proposed([*map(cost, places), *(Known((at, 1, 1), None) for at in failed)], SIZES, seed)
+            for failed in ((0, 1), (2, 3), (4, 5))
+        }
+        assert len(told) == 1
 
 
 @given(st.lists(st.sampled_from(["good", "over", "failed"]), max_size=14), st.integers(0, 2**32 - 1))
@@ -363,6 +374,33 @@ def test_a_search_that_is_killed_goes_on(few: pa.Table, tmp_path: Path) -> None:
     assert [(one.shape, one.precision, one.score, one.bytes) for one in found] == [
         (one.shape, one.precision, one.score, one.bytes) for one in expected
     ]
+
+
+def test_two_searches_train_a_student_once(few: pa.Table, tmp_path: Path) -> None:
+    searched(tmp_path, few, trials=1)
+    (weights,) = tmp_path.glob("search/students/*.safetensors")
+    learned = weights.read_bytes()
+    weights.unlink()
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from tests.distill.searching import say, searched, training_set\n"
+        "searched(Path(sys.argv[1]), training_set(600), trials=1, told=say, of={'most_bytes': 1_000_000})\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with (
+        (tmp_path / "runs" / weights.stem / "lock").open("rb") as lock,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert other.stdout
+        lines = iter(other.stdout.readline, "")
+        told = next(line for line in lines if "waits for another search" in line or "step 10" in line)
+        weights.write_bytes(learned)
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        rest = other.stdout.read()
+    assert "waits" in told
+    assert "step 10" not in rest
+    assert other.returncode == 0
 
 
 def test_a_line_that_was_not_finished_is_tried_again(few: pa.Table, tmp_path: Path) -> None:

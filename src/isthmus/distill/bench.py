@@ -2,9 +2,11 @@
 
 import dataclasses
 import errno
+import fcntl
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -171,18 +173,19 @@ class Bench:
             "profile": dataclasses.asdict(task.material.profile), "torch": torch.__version__,
         })[:16]  # fmt: skip
         file, student = self._kept / f"{key}.safetensors", self._new()
-        try:
-            student.load_state_dict(load_file(file))
-        except (OSError, RuntimeError, SafetensorError):
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(self._settings.seed)
-                student, objective = task.student(), task.objective()
-            teach(
-                task, student, objective, self._outputs, self._settings, accelerator(task.material.profile),
-                self._runs / key, progress,
-            )  # fmt: skip
-            write_atomically(file, save({name: value.contiguous() for name, value in copied(student).items()}))
-            discard(self._runs / key)
+        with _alone(self._runs / key / "lock", progress):
+            try:
+                student.load_state_dict(load_file(file))
+            except (OSError, RuntimeError, SafetensorError):
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(self._settings.seed)
+                    student, objective = task.student(), task.objective()
+                teach(
+                    task, student, objective, self._outputs, self._settings, accelerator(task.material.profile),
+                    self._runs / key, progress,
+                )  # fmt: skip
+                write_atomically(file, save({name: value.contiguous() for name, value in copied(student).items()}))
+                discard(self._runs / key)
         return student.eval().requires_grad_(requires_grad=False)
 
     def _compare(self, found: dict[str, Any], student: nn.Module, run: Any, precision: str) -> None:
@@ -202,3 +205,16 @@ class Bench:
             words = f"answers differ from the student's in torch by up to {apart:.2g}, at most {tolerance:g}"
             found["over"]["difference"] = apart / tolerance - 1
             found |= {"why": "; ".join(filter(None, (found["why"], words))), "status": "over budget"}
+
+
+@contextmanager
+def _alone(lock: Path, progress: Progress) -> Iterator[None]:
+    """Within the block no other search, under another budget, trains the same student in the same place."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("ab") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("waits for another search, which trains the same", 0.0)
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield
