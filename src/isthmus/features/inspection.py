@@ -226,4 +226,4 @@ def _none(package: Path, manifest: Manifest, runtime: Runtime) -> tuple[None, st
 def _model(package: Path, manifest: Manifest, variant: Variant, golden: Golden, runtime: Runtime) -> tuple[float, str]:
     found = runtime.ask(package, manifest, variant, golden)
     apart = require_reproduced(golden, manifest, variant, found, runtime.tolerance)
-    return apart, f"answers within {apart:.3g} of what is recorded" if apart else "answers to the bit as recorded"
+    return apart, f"answers within {apart:.3g} of what is recorded" if apart else "answers as recorded"
