@@ -175,6 +175,8 @@ def test_the_fastest_precision_is_found_by_measuring(
     assert found.digest == exported.digest
     assert found.served.precision in ("fp32", "int8")
     assert precisions(["model.fp32.ort", "model.int8.ort", "model.int8.onnx"], SERVING) == ["int8"]
+    # Of a precision that ExecuTorch alone has, nothing is served.
+    assert precisions(["model.int8.ort", "model.fp32.pte"], replace(SERVING, precision="fastest")) == ["int8"]
 
 
 def damaged(model: Path, copy: Path) -> Path:

@@ -157,8 +157,8 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def precisions(files: Collection[str], profile: ServingProfile) -> list[str]:
-    """Which precisions may be served."""
-    there = dict.fromkeys(file.split(".")[1] for file in files)
+    """Which precisions may be served, by the files in ORT format."""
+    there = dict.fromkeys(file.split(".")[1] for file in files if file.endswith(".ort"))
     return [one for one in there if profile.precision in (one, FASTEST)]
 
 
@@ -168,7 +168,7 @@ def allowed(task: Task, profile: ServingProfile) -> list[str]:
     Raises:
         ConfigurationError: none.
     """
-    if found := precisions([f".{one}" for one in task.tolerance], profile):
+    if found := precisions([f"model.{one}.ort" for one in task.tolerance], profile):
         return found
     problem = Problem("precision", profile.precision, f"a precision that the task has: {', '.join(task.tolerance)}")
     raise ConfigurationError("profiles.serving", [problem])
