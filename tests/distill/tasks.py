@@ -114,6 +114,13 @@ class Large(Lines):
     units = 64
 
 
+class Bare(Lines):
+    """Its teacher is the module itself."""
+
+    def teacher(self) -> Teacher:
+        return Line(64)  # type: ignore[return-value]  # what people try first
+
+
 class Wrong(Lines):
     """Its objective asks for what nobody gives."""
 
