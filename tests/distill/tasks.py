@@ -1,5 +1,7 @@
 """A task of one's own: a small network learns a number, with what a larger one says of it."""
 
+import errno
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -112,6 +114,13 @@ class Large(Lines):
     units = 64
 
 
+class Bare(Lines):
+    """Its teacher is the module itself."""
+
+    def teacher(self) -> Teacher:
+        return Line(64)  # type: ignore[return-value]  # what people try first
+
+
 class Wrong(Lines):
     """Its objective asks for what nobody gives."""
 
@@ -123,7 +132,7 @@ class Wrong(Lines):
 
 
 class Shaped(Lines):
-    """Its student may have other sizes; one of them learns from what is no number, and one cannot be built."""
+    """Its student may have other sizes; one of them learns from what is no number, and two cannot be built."""
 
     shape = MappingProxyType({"units": 3, "layers": (1,)})
     tolerance = MappingProxyType({"fp32": 1e-5, "int8": 0.5})
@@ -137,6 +146,8 @@ class Shaped(Lines):
     def student(self) -> nn.Module:
         if self.shape["units"] == BROKEN:
             raise RuntimeError("no such student")
+        if self.shape["units"] == FULL:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "weights")
         return Line(self.shape["units"])
 
     def batch(self, rows: Tensor) -> Batch:
@@ -151,7 +162,20 @@ class Shaped(Lines):
         return {"value": run(self.feeds(rows))["value"][:, 0]}
 
 
-SICK, BROKEN = 13, 14
+class Exact(Shaped):
+    """Loses too much in whole numbers."""
+
+    tolerance = MappingProxyType({"fp32": 1e-5})
+
+
+class Silent(Shaped):
+    """Says nothing of what its graph gives."""
+
+    def expected(self, student: nn.Module, feeds: Feeds) -> Answers:
+        return {"other": super().expected(student, feeds)["value"]}
+
+
+SICK, BROKEN, FULL = 13, 14, 15
 
 
 class Broken(Lines):

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from isthmus.features.errors import PackageError
 from isthmus.features.inspection import inspect
 from isthmus.features.manifest import SUMS
 from isthmus.features.signature import Signer, key_name, read_public_key, require_signature
-from tests.distill.packages import of_rows, resum, rewritten
+from tests.distill.packages import of_rows, of_tensors, resum, rewritten
 from tests.signing import pair
 
 Corruption = Callable[[Path], object]
@@ -153,6 +154,11 @@ def sparse(file: Path) -> None:
         opened.truncate(2**40)
 
 
+def larger(name: str, most: int) -> Corruption:
+    """A byte more than is read as a whole."""
+    return lambda package: os.truncate(package / name, most + 1)
+
+
 STRUCTURE: dict[str, tuple[Corruption, str]] = {
     "name above": (listed("../x"), r"\.\./x leaves the package folder"),
     "name above, there": (both(lambda p: (p.parent / "x").touch(), listed("../x")), "leaves the package"),
@@ -178,6 +184,10 @@ STRUCTURE: dict[str, tuple[Corruption, str]] = {
     "listed twice": (listed("README.md"), "is listed twice"),
     "huge sums": (changed_sums(lambda sums: sums * 2000), "bytes; expected at most 1,048,576"),
     "huge size": (replaced("model.fp32.ort", sparse), r"model\.fp32\.ort: 1,099,511,627,776 bytes; expected at most"),
+    **{
+        f"large {name}": (larger(name, most), rf"{name}: {most + 1:,} bytes; expected at most {most:,}")
+        for name, most in {"manifest.json": 2**24, "contract.json": 2**24, "golden.json": 2**28}.items()
+    },
     "huge README": (replaced("README.md", sparse), "1,099,511,627,776 bytes"),
     "case": (clashing, r"model\.fp32\.ort differs from MODEL\.fp32\.ort in the case"),
     "unlisted": (lambda p: (p / "more.bin").write_bytes(b""), r"more\.bin: not listed in SHA256SUMS"),
@@ -374,6 +384,11 @@ FORGED: dict[str, tuple[Corruption, str]] = {
     "no input": (changed(inputs=[]), "golden.json: an input carrier; expected the inputs of the manifest"),
     "no tensor": (changed(tensors=[]), "incomplete case"),
     "no output": (changed(outputs=[]), "incomplete case"),
+    "a name for a terminal": (changed(name="\x1b[2J"), r"a name is '\\x1b\[2J'; expected at most 255 characters"),
+    "a long name": (changed(service="x" * 256), "a name is 'x{60}'"),
+    "a tensor for a terminal": (of_tensor("outputs", name="\x1b[2J"), r"a name is '\\x1b\[2J'"),
+    "a long word": (of_model(precision="x" * 5000), "Invalid enum value 'xxx"),
+    "a long sum": (of_model(sha256="x" * 5000), "a name is 'x{60}'"),
     "a field more": (changed(more=1), "unknown field `more`"),
     "a file outside": (changed(files={"../x": "for you"}), r"\.\./x has no sum"),
     "a type": (of_input(1, dtype="Bytes"), "input distance has type Bytes"),
@@ -420,6 +435,10 @@ FORGED: dict[str, tuple[Corruption, str]] = {
     ),
     "a contract": (rewritten("contract.json", lambda c: c.update(project="trains")), "its content has hash"),
     "a type in the contract": (rewritten("contract.json", undeclared), "its content has hash"),
+    "a long type in the contract": (
+        rewritten("contract.json", lambda c: c["services"]["features"]["request"][0].__setitem__(1, "x" * 5000)),
+        "is not a contract \\('xxx",
+    ),
     "no model at all": (forged("model.fp32.ort", b"ORTM"), "onnxruntime refuses it"),
     "an empty model": (forged("model.int8.onnx", b""), "onnxruntime refuses it"),
     "precisions": (exchanged("model.fp32.ort", "model.int8.ort"), "does not reproduce its golden outputs"),
@@ -501,6 +520,29 @@ def test_what_is_corrupted_is_refused(package: Path, name: str) -> None:
 def test_what_is_forged_is_refused_for_its_reason(package: Path, name: str) -> None:
     corrupt, reason = (STRUCTURE | FORGED)[name]
     corrupt(package)
+    assert re.search(reason, str(refused(package)))
+
+
+def emptied(golden: Any) -> None:
+    case = first(golden)
+    for kept in chain(case["tensors"].values(), *(of.values() for of in case["outputs"].values())):
+        kept["shape"][0] = 0
+        kept.pop("data", None)
+        kept.pop("texts", None)
+
+
+def neither(golden: Any) -> None:
+    first(golden)["tensors"]["bool"]["data"] = base64.b64encode(b"\x02\x00").decode()
+
+
+@pytest.mark.parametrize(("change", "reason"), [
+    (emptied, r"golden\.json: no number of output bool_out of model\.fp32\.onnx; expected at least one"),
+    (neither, r"golden\.json: a bool that is neither 0 nor 1"),
+])  # fmt: skip
+def test_cases_that_ask_nothing_are_refused(tmp_path: Path, change: Callable[[Any], None], reason: str) -> None:
+    package = of_tensors(tmp_path)
+    inspect(package).require()
+    rewritten("golden.json", change)(package)
     assert re.search(reason, str(refused(package)))
 
 
@@ -628,8 +670,11 @@ def test_a_signature_that_is_none_is_refused(package: Path, keys: tuple[Path, st
     Signer(private).sign(package)
     corrupt, reason = SIGNATURES[name]
     corrupt(package)
+    inspection = inspect(package, key=public)
     with pytest.raises(PackageError, match=reason):
-        inspect(package, key=public).require()
+        inspection.require()
+    # Nothing of it is opened in a runtime.
+    assert [check.subject for check in inspection.checks][1:] in ([], ["model.sig"])
 
 
 def test_a_signature_by_another_key_is_refused(package: Path, keys: tuple[Path, str, str]) -> None:

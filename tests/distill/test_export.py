@@ -27,6 +27,7 @@ from isthmus.features.manifest import SUMS, feeds, package_digest, read_package
 from isthmus.transforms.fitting import FittedNumber, FittedText, Preparation
 from isthmus.transforms.steps import Embed, described
 from tests.distill.conftest import SERVING, make_package
+from tests.distill.packages import rewritten
 from tests.distill.support import CONTRACT, STUDENT, material, run
 
 
@@ -108,6 +109,10 @@ def test_the_package_answers_as_the_student(
     shutil.copy(trained.path / "report.json", other.path)
     wrong = check_package(material(table), exported.path, other.path, rows=500)
     assert all(one.differing > 0 for one in wrong.values())
+    # Nor does it help to say that it may differ by more.
+    lax = Path(shutil.copytree(exported.path, tmp_path / "lax"))
+    rewritten("manifest.json", lambda m: [one.update(tolerance=1e9) for one in m["variants"]])(lax)
+    assert all(one.differing > 0 for one in check_package(material(table), lax, other.path, rows=500).values())
     first = wrong["model.fp32.onnx"].examples[0]
     assert first.key.startswith("row ")
     assert first.event_timestamp is not None
@@ -170,6 +175,8 @@ def test_the_fastest_precision_is_found_by_measuring(
     assert found.digest == exported.digest
     assert found.served.precision in ("fp32", "int8")
     assert precisions(["model.fp32.ort", "model.int8.ort", "model.int8.onnx"], SERVING) == ["int8"]
+    # Of a precision that ExecuTorch alone has, nothing is served.
+    assert precisions(["model.int8.ort", "model.fp32.pte"], replace(SERVING, precision="fastest")) == ["int8"]
 
 
 def damaged(model: Path, copy: Path) -> Path:

@@ -70,6 +70,13 @@ class Lossy(OnnxRuntime):
                 for one in found]  # fmt: skip
 
 
+class Unusable(OnnxRuntime):
+    """Is installed, and lacks a library."""
+
+    def ask(self, *_: object) -> Sequence[Answers]:
+        raise DependencyError("a runtime", "cannot be imported", remedy="install it")
+
+
 def missing() -> Runtime:
     raise DependencyError("node", "is not there", remedy="install it")
 
@@ -77,10 +84,12 @@ def missing() -> Runtime:
 def test_runtimes_come_one_after_the_other(
     exported: ExportReport, trained: DistillationReport, table: pa.Table
 ) -> None:
-    found = climb(material(table), exported.path, trained.path, {**ORT, "web": missing, "lossy": Lossy})
+    runtimes = {**ORT, "web": missing, "old": Unusable, "lossy": Lossy}
+    found = climb(material(table), exported.path, trained.path, runtimes)
     states = [(rung.runtime, rung.holds) for rung in found.rungs]
     ours, lossy = [("ONNX Runtime", True)] * 4, [("lossy", False)] * 4
-    assert states == [("torch", True), ("torch", None), *ours, ("web", None), *lossy]
+    old = [("old", None)] * 4
+    assert states == [("torch", True), ("torch", None), *ours, ("web", None), *old, *lossy]
     assert found.broken is not None
     assert (found.broken.runtime, found.broken.worst) == ("lossy", float("inf"))
     unknown = found.rungs[6]

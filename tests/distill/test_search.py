@@ -1,9 +1,11 @@
 """Searches of students: what is tried, what is measured of it, what is kept, and what is refused."""
 
+import fcntl
 import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from hypothesis.extra import numpy as hnp
 from safetensors.torch import load_file
 
 from isthmus.distill.declaration import Search
+from isthmus.distill.footprint import footprint
 from isthmus.distill.kind import made, restored
 from isthmus.distill.papers import search_page
 from isthmus.distill.pareto import front, front_naively
@@ -33,14 +36,19 @@ from isthmus.features.errors import (
     GateFailed,
 )
 from isthmus.features.profiles import ServingProfile
+from tests.distill.conftest import make_package
 from tests.distill.searching import UNITS, searched
 from tests.distill.support import declaration, material, run, training_set
-from tests.distill.tasks import BROKEN, SICK, Line
+from tests.distill.tasks import BROKEN, FULL, SICK, Line
 
 FEW = training_set(600)
+STARTED: list[str] = []
+"""Commands of processes that were started."""
+sys.addaudithook(lambda event, given: STARTED.append(str(given[1])) if event == "subprocess.Popen" else None)
 AT_ONCE = {"shape": {"units": (BROKEN,)}}
 """Fails before anything is measured."""
 FP32 = ServingProfile(precision="fp32", latency_objective_ms=1000, memory_mb=1000)
+INT8 = replace(FP32, precision="int8")
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +132,16 @@ def test_where_nothing_keeps_to_the_budget_less_is_tried() -> None:
         known.append(Known(place, None, {"p99": place[0] + 1.0}))
     widths = [one.place[0] for one in known]
     assert np.mean(widths[RANDOM:]) < np.mean(range(6)) - 0.5
+
+
+def test_where_something_failed_says_nothing_of_what_is_beside_it() -> None:
+    places = [(width, depth, 0) for width in (0, 2, 3) for depth in range(3)]
+    for seed in range(5):
+        told = {
+            proposed([*map(cost, places), *(Known((at, 1, 1), None) for at in failed)], SIZES, seed)
+            for failed in ((0, 1), (2, 3), (4, 5))
+        }
+        assert len(told) == 1
 
 
 @given(st.lists(st.sampled_from(["good", "over", "failed"]), max_size=14), st.integers(0, 2**32 - 1))
@@ -259,9 +277,14 @@ def test_a_student_no_smaller_than_its_teacher_is_not_trained(few: pa.Table, tmp
 
 
 def test_too_slow_and_too_much_memory_are_over_the_budget(few: pa.Table, tmp_path: Path) -> None:
-    tight = ServingProfile(precision="fp32", latency_objective_ms=1e-4, memory_mb=1)
+    tight = ServingProfile(
+        precision="fp32", latency_objective_ms=1e-4, memory_mb=1, load_ms=1e-3, package_kb=0.01
+    )  # fmt: skip
+    STARTED.clear()
     (one,) = students(searched(tmp_path, few, tight, trials=1))
-    assert one.over.keys() == {"p99", "memory"}
+    assert one.over.keys() == {"p99", "memory", "load", "package"}
+    # What was slow to load once may have been unlucky.
+    assert len([command for command in STARTED if "isthmus.distill.footprint" in command]) == 2
     assert "p99 " in one.why
     assert "ms, at most 0.0001; memory " in one.why
 
@@ -277,6 +300,36 @@ def test_what_fails_is_kept_with_its_reason(few: pa.Table, tmp_path: Path) -> No
     alone = searched(tmp_path, few, FP32, trials=1, of={"shape": {"units": (BROKEN,)}})
     with pytest.raises(GateFailed, match="none of 1 students could be trained; the first: no such student"):
         require_fit(alone.data)
+
+
+def test_what_is_no_fault_of_a_student_is_not_kept(few: pa.Table, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space left"):
+        searched(tmp_path, few, FP32, trials=1, of={"shape": {"units": (FULL,)}})
+    (journal,) = tmp_path.glob(f"search/*/{JOURNAL}")
+    assert journal.read_bytes() == b""
+
+
+def test_an_output_that_a_student_does_not_say_is_named(few: pa.Table, tmp_path: Path) -> None:
+    report = searched(tmp_path, few, FP32, trials=1, task="tests.distill.tasks:Silent")
+    (one,) = students(report)
+    assert one.status == "failed"
+    assert "output value of its graph: the student says other; expected what `expected` says" in one.why
+
+
+def test_a_report_that_is_none_is_written_again(few: pa.Table, tmp_path: Path) -> None:
+    file = searched(tmp_path, few, trials=1, of=AT_ONCE).path / "search.json"
+    before = file.read_bytes()
+    for damaged in (b"", b"[]", b"{}", b'{"tried": null}', b'{"tried": [1]}'):
+        file.write_bytes(damaged)
+        searched(tmp_path, few, trials=1, of=AT_ONCE)
+        assert file.read_bytes() == before
+
+
+def test_a_model_that_no_process_opens_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "onnx.py").write_text("raise RuntimeError('not this one')")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(GateFailed, match=r"a fresh process with the model: ended with 1: .*onnxruntime"):
+        footprint(b"no model", {}, 1)
 
 
 def test_a_table_is_searched_by_width_and_depth(few: pa.Table, tmp_path: Path) -> None:
@@ -323,6 +376,33 @@ def test_a_search_that_is_killed_goes_on(few: pa.Table, tmp_path: Path) -> None:
     ]
 
 
+def test_two_searches_train_a_student_once(few: pa.Table, tmp_path: Path) -> None:
+    searched(tmp_path, few, trials=1)
+    (weights,) = tmp_path.glob("search/students/*.safetensors")
+    learned = weights.read_bytes()
+    weights.unlink()
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from tests.distill.searching import say, searched, training_set\n"
+        "searched(Path(sys.argv[1]), training_set(600), trials=1, told=say, of={'most_bytes': 1_000_000})\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with (
+        (tmp_path / "runs" / weights.stem / "lock").open("rb") as lock,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert other.stdout
+        lines = iter(other.stdout.readline, "")
+        told = next(line for line in lines if "waits for another search" in line or "step 10" in line)
+        weights.write_bytes(learned)
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        rest = other.stdout.read()
+    assert "waits" in told
+    assert "step 10" not in rest
+    assert other.returncode == 0
+
+
 def test_a_line_that_was_not_finished_is_tried_again(few: pa.Table, tmp_path: Path) -> None:
     report = searched(tmp_path, few, trials=2, of=AT_ONCE)
     file, (first, second) = report.path / JOURNAL, students(report)
@@ -367,6 +447,12 @@ def test_two_do_not_search_at_the_same_place(few: pa.Table, tmp_path: Path) -> N
         ("a:B", {"shape": {"units": ()}}, r"search: shape 'units': \(\); expected a sequence of values"),
         ("a:B", {"shape": {"units": (float("nan"),)}}, r"shape 'units': \(nan,\); expected numbers, truth values"),
         ("a:B", {"shape": {"units": ({1},)}}, r"shape 'units': \(\{1\},\); expected numbers, truth values"),
+        ("a:B", {"shape": {"units": ((1,), [1])}}, r"shape 'units': \(\(1,\), \[1\]\); expected each value once"),
+        (
+            "a:B",
+            {"shape": {"precision": (1, 2)}},
+            r"shape 'precision': is what \[profiles.serving\] says; expected another",
+        ),
         ("a:B", {"shape": {"units": (1, 2, 1)}}, r"shape 'units': \(1, 2, 1\); expected each value once"),
         ("a:B", {"settings": Settings(batch=0)}, "search: batch: 0; expected at least 1"),
         ("a:B", {"settings": Settings(steps=1, gate="auc")}, "search: gate: 'auc'; expected None: the task's"),
@@ -390,6 +476,10 @@ def test_a_search_is_right() -> None:
     ("changes", "words"),
     [
         ({"of": {"shape": {"width": (1, 2)}}}, "shape 'width': the student is not made with it; expected one of"),
+        (
+            {"task": "tests.distill.tasks:Exact"},
+            "serving: precision: int8; expected a precision that the task has: fp32",
+        ),
         ({"search": None}, r"search: is not declared; expected Distillation\(search"),
         ({"trials": 0}, "trials: 0; expected at least 1"),
         ({"task": "tests.distill.tasks:Lines"}, "'units': the student is not made with it; expected a task that has"),
@@ -401,7 +491,7 @@ def test_what_cannot_be_searched_is_said_before_a_teacher_is_asked(
 ) -> None:
     notes: list[str] = []
     with pytest.raises(ConfigurationError, match=words):
-        searched(tmp_path, few, told=notes.append, **changes)
+        searched(tmp_path, few, INT8, told=notes.append, **changes)
     assert notes == []
 
 
@@ -418,6 +508,13 @@ def test_what_was_found_is_declared_and_trained(few: pa.Table, tmp_path: Path) -
     assert again.task.shape == {"units": 5, "layers": (1,)}
     with pytest.raises(ContractMismatch, match="what is declared of it has changed"):
         restored(material(few, **changes), report.path)
+
+
+def test_a_precision_that_a_task_lacks_is_said(few: pa.Table, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"task": "tests.distill.tasks:Exact", "seeds": 1, "epochs": 1}
+    trained = run(tmp_path, few, **changes)
+    with pytest.raises(ConfigurationError, match="precision: int8; expected a precision that the task has: fp32"):
+        make_package(trained.path, few, tmp_path / "packages", INT8, **changes)
 
 
 def test_a_page_is_of_a_search() -> None:

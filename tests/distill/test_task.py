@@ -121,6 +121,7 @@ def test_outputs_are_computed_once(table: pa.Table, tmp_path: Path) -> None:
             "Wrong",
             r"term labels: outputs: input: student has value; expected logits[\s\S]*teacher has value",
         ),
+        ("Bare", r"task: its teacher: a Line; expected a Teacher of [\s\S]*Wrap it: NetworkTeacher"),
         ("NOTHING", r"tests.distill.tasks:NOTHING: is 3; expected a subclass of isthmus.distill.task.Task"),
         ("None_", r"is None"),
     ],

@@ -93,6 +93,17 @@ def test_every_verb_has_help(verb: str) -> None:
     assert f"isthmus {verb} [OPTIONS]" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("verb", "argument"),
+    [
+        (["distill"], "[NAME]  Distillation; may be left out where there is only one."),
+        (["package", "verify"], "PATH  The folder of the package.  [required]"),
+    ],
+)
+def test_help_says_what_an_argument_is(verb: list[str], argument: str) -> None:
+    assert argument in run(*verb, "--help").stdout
+
+
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys; sys.argv = ['isthmus', '--help']\n"
@@ -422,6 +433,27 @@ def test_over_a_redis_of_the_users_own_the_command_becomes_the_server(built: Sho
         child.terminate()
         assert child.wait(15) == 0
         child.stderr.close()
+
+
+def test_an_export_on_the_screen_says_what_is_served() -> None:
+    report = {
+        "path": "/a/late-1", "bytes": {"fp32": 900, "int8": 700}, "left_out": {},
+        "worst": {"model.fp32.onnx": 3.2e-8, "model.int8.onnx": 1e-3},
+        "quality": {"model.fp32.onnx": {"auc": 0.75}, "model.int8.onnx": {"auc": None}},
+        "served": {
+            "precision": "int8", "threads": 1, "p50_us": 40.25, "p99_us": 90.5, "requests_per_second": 24_000.0,
+            "memory_mb": 8.84, "load_ms": 6.8,
+        },
+    }  # fmt: skip
+    code = f"from isthmus.orchestration.summary import show_export; show_export({report!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert ["model.fp32.onnx", "3.2e-08", "0.75"] in rows
+    assert ["model.int8.onnx", "0.001", "-"] in rows
+    assert done.stdout.endswith(
+        "Served: int8, on this host with 1 thread: p50 40.2 µs, p99 90.5 µs, 24,000 requests/s, 8.8 MiB, "
+        "6.8 ms to the first answer.\n"
+    )
 
 
 def test_a_report_on_the_screen_has_times_and_small_mappings() -> None:

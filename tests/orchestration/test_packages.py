@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import onnx
+
 from isthmus.features.inspection import inspect
 from isthmus.features.signature import Signer
 from isthmus.orchestration.webruntime import TOLERANCE, WebRuntime, installed
@@ -69,6 +71,24 @@ def test_every_wrong_thing_has_its_line_and_the_first_is_the_error(tmp_path: Pat
     (damaged / "[red]x").write_text("")
     shown = verify(damaged)
     assert (shown.returncode, "not listed in SHA256SUMS" in shown.stderr) == (1, True)
+
+
+def test_a_terminal_obeys_nothing_that_a_package_says(tmp_path: Path) -> None:
+    package, obeyed = of_tensors(tmp_path), "\x1b]0;mine\x1b[2J"
+    model = onnx.load(package / "model.fp32.onnx")
+    model.graph.node[0].op_type = obeyed
+    (package / "model.fp32.onnx").write_bytes(model.SerializeToString())
+    (package / "model.fp32.ort").rename(package / "[red]model.ort")
+    for name in ("manifest.json", "golden.json"):
+        file = package / name
+        file.write_text(file.read_text().replace("model.fp32.ort", "[red]model.ort"))
+    resum(package)
+    shown = verify(package)
+    assert shown.returncode == 1
+    assert "\x1b" not in shown.stdout + shown.stderr
+    assert "mine" in shown.stdout
+    assert "mine" in shown.stderr
+    assert "[red]model.ort" in shown.stdout
 
 
 def test_a_key_asks_for_a_signature(tmp_path: Path) -> None:

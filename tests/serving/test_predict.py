@@ -143,7 +143,10 @@ def test_threads_come_from_the_deployment(tmp_path: Path) -> None:
     package = make_package(tmp_path / "package")
     file = tmp_path / "deployment.json"
     deploy(package, verdict_of(package), CONTRACT, ServingProfile(threads=2), file, tables=TABLES, at=NOW)
-    assert Model(Deployment.loads(file.read_bytes())).threads == 2
+    model = Model(Deployment.loads(file.read_bytes()))
+    assert model.threads == 2
+    # They wait as they did when the latency was measured.
+    assert model._session.get_session_options().get_session_config_entry("session.intra_op.allow_spinning") == "0"
 
 
 def test_a_program_of_another_runtime_is_never_opened(tmp_path: Path) -> None:

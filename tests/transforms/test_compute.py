@@ -346,6 +346,15 @@ def test_a_spine_says_when_its_label_was_known(events: "Mapping[str, DataFrame]"
         compute_spine(asked(hasty), COLUMNS, events)
 
 
+def test_a_label_that_was_known_before_the_question_leaks(events: "Mapping[str, DataFrame]") -> None:
+    def early(events: DataFrame) -> DataFrame:
+        known = F.when(F.col("x") == 7, F.col("at") - F.expr("INTERVAL 1 SECOND")).otherwise(F.col("at"))
+        return events.select("k", "at", known.alias("seen"), F.lit(1).cast("bigint").alias("y"))
+
+    with pytest.raises(DataError, match=r"spine early: \d+ labels that were known before the question.*may be among"):
+        compute_spine(asked(early), COLUMNS, events)
+
+
 def test_a_window_gives_the_same_rows_every_time(events: "Mapping[str, DataFrame]") -> None:
     def rolling(events: DataFrame) -> DataFrame:
         day = Window.partitionBy("k").orderBy(F.unix_seconds("at")).rangeBetween(1 - 86400, 0)

@@ -29,7 +29,8 @@ def check_package(
 
     On rows spread over the training set every model file must give what the student says; in the golden cases every
     model file must give what is recorded. A model of rows is fed as the manifest says that its columns are. Each within
-    the tolerance of the file. Of an output with many numbers in a row, the one that differs most is shown.
+    the task's tolerance for its precision, not what a manifest may say. Of an output with many numbers in a row, that
+    which differs most is shown.
 
     Args:
         material: what the student was trained with.
@@ -76,7 +77,7 @@ def check_package(
             when += [None] * len(sides[-1][0])
         both = [np.concatenate(side) for side in zip(*sides, strict=True)]
         expected, answers = (Values(side, np.ones(len(told), bool)) for side in both)
-        compared[variant.file] = compare(told, expected, answers, Float64, variant.tolerance, when)
+        compared[variant.file] = compare(told, expected, answers, Float64, task.tolerance[variant.precision], when)
     return compared
 
 

@@ -1,5 +1,6 @@
 """The declaration of a distillation: which features each model sees, how the student learns, and what it must reach."""
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -175,11 +176,13 @@ class Search:
         found = _problems(self, where, checks)
         for name, values in self.shape.items():
             place = f"{where}: shape {name!r}"
-            if not isinstance(values, Sequence) or isinstance(values, str) or not len(values):
+            if name == "precision":
+                found.append(Problem(place, "is what [profiles.serving] says", "another name"))
+            elif not isinstance(values, Sequence) or isinstance(values, str) or not len(values):
                 found.append(Problem(place, repr(values), "a sequence of values"))
             elif not all(map(_plain, values)):
                 found.append(Problem(place, repr(values), "numbers, truth values, texts, and tuples of them"))
-            elif len(set(map(repr, values))) < len(values):
+            elif len(set(map(json.dumps, values))) < len(values):  # as the file of a search has them
                 found.append(Problem(place, repr(values), "each value once"))
             elif isinstance(task, Tabular) and name not in LAYERS:
                 found.append(Problem(place, "is nothing of a Tabular's student", one_of(LAYERS)))

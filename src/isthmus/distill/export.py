@@ -23,7 +23,7 @@ from isthmus.distill.quantize import quantize
 from isthmus.distill.runtime import described, ort_format
 from isthmus.distill.split import Index
 from isthmus.distill.task import Array, Case, Material, Task
-from isthmus.distill.trial import Measured, Trial, fit, precisions
+from isthmus.distill.trial import Measured, Trial, allowed, fit, precisions
 from isthmus.features.errors import ContractMismatch, GateFailed
 from isthmus.features.golden import Case as GoldenCase
 from isthmus.features.golden import Golden, Kept
@@ -98,7 +98,8 @@ def export(
         progress: is told what is done and the share of all that is done.
 
     Raises:
-        ConfigurationError: a runtime is not installed that the package is to have a model for.
+        ConfigurationError: a runtime is not installed that the package is to have a model for, or the task does not
+            have the precision that is served.
         ContractMismatch: the student was trained under another contract, on other rows, or as another declaration.
         DataError: the student cannot be read.
         GateFailed: the variant to serve differs too much from the student, is not good enough, too slow or too large.
@@ -114,6 +115,7 @@ def export(
             remedy="run training-set and distill again",
         )
     task = found.task
+    allowed(task, profile)
     progress("read", 0.1)
     golden = task.cases(found.student)
     models = _models(task, found.student, golden[1:])

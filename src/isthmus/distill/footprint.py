@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from isthmus.distill.runtime import predict, session
+from isthmus.features.errors import GateFailed
 from isthmus.features.golden import Kept
 from isthmus.features.manifest import Feeds
 
@@ -30,14 +31,25 @@ class Footprint(msgspec.Struct, frozen=True):
 
 
 def footprint(model: bytes, fed: Feeds, threads: int) -> Footprint:
-    """Of a model that answers once."""
+    """Of a model that answers once.
+
+    Raises:
+        GateFailed: it does not.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file, tensors = Path(folder) / "model", Path(folder) / "tensors"
         file.write_bytes(model)
         tensors.write_bytes(msgspec.json.encode({name: Kept.of(array) for name, array in fed.items()}))
-        command = [sys.executable, "-m", "isthmus.distill.footprint", str(file), str(tensors), str(threads)]
+        # -P: a project that it is run in may have an onnx.py of its own.
+        command = [sys.executable, "-P", "-m", "isthmus.distill.footprint", str(file), str(tensors), str(threads)]
         # The command is this interpreter and this module; nothing in it comes from outside.
-        answer = subprocess.run(command, capture_output=True, check=True)  # noqa: S603
+        answer = subprocess.run(command, capture_output=True, check=False)  # noqa: S603
+    if answer.returncode:
+        said = answer.stderr.decode(errors="replace").splitlines()[-1:]
+        raise GateFailed(
+            "a fresh process with the model", f"ended with {answer.returncode}: {''.join(said)[:300]}",
+            expected="an answer", remedy="make the student smaller, or look whether this machine has memory left",
+        )  # fmt: skip
     return msgspec.json.decode(answer.stdout, type=Footprint)
 
 

@@ -44,7 +44,7 @@ def held(report: Mapping[str, Any], gates: Sequence[Gate], where: str) -> list[H
     known = figures(report)
     unknown = [gate.metric for gate in gates if gate.metric not in known]
     if unknown:
-        problems = [Problem(f"{where}: gate", repr(metric), one_of(known)) for metric in unknown]
+        problems = [Problem("gate", repr(metric), one_of(known)) for metric in unknown]
         raise ConfigurationError(where, problems)
     return against(known, gates)
 

@@ -127,6 +127,8 @@ def _rung(
         answers = runtime.ask(package, manifest, variant, golden)
     except PackageError as error:
         return Rung(variant.file, name, allowed, None, None, holds=False, found=error.found)
+    except DependencyError as error:  # it is there, and cannot be used
+        return Rung(variant.file, name, allowed, None, None, holds=None, found=f"not climbed: {error}")
     return _judged(variant.file, name, allowed, cases, answers)
 
 
@@ -152,7 +154,7 @@ def _judged(form: str, name: str, allowed: float, cases: Sequence[Case], answers
     apart = [_apart(case, answered) for case, answered in zip(cases, answers, strict=True)]
     worst = max(apart)
     at = apart.index(worst)
-    said = f"differs by up to {worst:.3g}, in case {at}" if worst else "the student's answers to the bit"
+    said = f"differs by up to {worst:.3g}, in case {at}" if worst else "the student's answers"
     return Rung(form, name, allowed, worst, at if worst else None, holds=worst <= allowed, found=said)
 
 

@@ -29,6 +29,7 @@ from isthmus.distill.proposal import Known, proposed
 from isthmus.distill.rehearsal import rehearse
 from isthmus.distill.task import Material, Task
 from isthmus.distill.teaching import taught
+from isthmus.distill.trial import allowed
 from isthmus.distill.tried import Budget, Journal, Tried, nearest, recommended, shaped
 from isthmus.features.contract import sha256
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem
@@ -81,7 +82,7 @@ def search(
 
     Raises:
         ConfigurationError: values of the declaration are wrong, or no search is declared, or the student is not made
-            with what is searched.
+            with what is searched, or not in the precision that is served.
         DataError: the table does not hold what was declared, or the file of the search is damaged.
         DependencyError: the profile asks for what this machine lacks, the disk is full, or another process searches.
         Stopped: by SIGINT or SIGTERM while a student learned; the same call goes on from there.
@@ -98,13 +99,13 @@ def search(
         raise ConfigurationError(where, [Problem("trials", str(most), "at least 1")])
     task = made(material)
     require_shape(task, asked.shape, where)
+    space = {**asked.shape, PRECISION: allowed(task, profile)}
     rows = np.arange(material.table.num_rows)
     outputs, facts = taught(
         task, task.teacher(), rows, cache, lambda text, done: progress(f"teacher, {text}", 0.2 * done)
     )
     settings, references = declared.tried(material.profile), [*task.references()]
     rehearse(task, outputs, facts, settings, references, lambda text: progress(text, 0.2))
-    space = {**asked.shape, PRECISION: _precisions(task, profile)}
     budget = Budget(
         profile.latency_objective_ms, profile.memory_mb, profile.load_ms, profile.package_kb, asked.most_bytes,
         facts.bytes,
@@ -139,7 +140,7 @@ def search(
 def _told_before(file: Path, tried: Sequence[Tried]) -> dict[str, Any] | None:
     """The report of these students, if there is one: what has been measured side by side is not measured again."""
     known = msgspec.json.decode(msgspec.json.encode(tried))
-    with suppress(OSError, msgspec.DecodeError, LookupError):
+    with suppress(OSError, msgspec.DecodeError, LookupError, TypeError):
         data = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
         told, kept = ([{**one, "p50_us": None} for one in some] for some in (data["tried"], known))
         return data if told == kept else None
@@ -165,10 +166,6 @@ def require_fit(data: Mapping[str, Any]) -> None:
             "machine that does nothing else",
         )
     raise GateFailed(where, f"{count} could be trained; the first: {tried[0].why}", remedy="correct the task")
-
-
-def _precisions(task: Task, profile: ServingProfile) -> list[str]:
-    return [one for one in task.tolerance if profile.precision in (one, FASTEST)]
 
 
 def _identity(task: Task, asked: Search, outputs: TeacherOutputs, profile: ServingProfile) -> str:

@@ -13,6 +13,7 @@ from isthmus.distill.outputs.outputs import TeacherOutputs
 from isthmus.distill.split import Index
 from isthmus.distill.task import Task
 from isthmus.distill.teachers.teacher import Teacher
+from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.files import write_atomically
 
 FACTS = "facts.json"
@@ -40,7 +41,16 @@ def taught(task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Pro
     """The outputs of a teacher for some rows, by their place among them, and what it costs.
 
     Both are kept: what is kept is not computed again, and a teacher of which all is kept is not even loaded.
+
+    Raises:
+        ConfigurationError: what should be asked is no `Teacher`.
     """
+    if not isinstance(teacher, Teacher):
+        raise ConfigurationError(
+            f"{task.material.declaration.where}: task",
+            [Problem("its teacher", f"a {type(teacher).__name__}", "a Teacher of isthmus.distill.teachers")],
+            remedy="wrap it: NetworkTeacher, PretrainedTeacher, EstimatorTeacher or FunctionTeacher (docs/teachers.md)",
+        )
     outputs = TeacherOutputs(
         cache, teacher, task.identities()[rows], lambda places: task.asked(rows[places]),
         contract=task.material.contract, form=task.form, options=task.options(), batch=task.at_once,

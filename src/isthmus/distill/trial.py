@@ -16,7 +16,7 @@ from isthmus.distill.gates import against
 from isthmus.distill.golden import spread
 from isthmus.distill.kind import Restored
 from isthmus.distill.runtime import ask, predict, session
-from isthmus.distill.task import Answers, Array, Case, replied_all
+from isthmus.distill.task import Answers, Array, Case, Task, replied_all
 from isthmus.distill.teaching import taught
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem
 from isthmus.features.manifest import Feeds, Variant
@@ -69,10 +69,7 @@ class Trial:
         task, (_, precision, form) = self._task, file.split(".")
         run = run or partial(ask, session(model, self._profile.threads))
         answers = [run(case.feeds) for case in self._golden]
-        if lacking := answers[0].keys() - self._golden[0].expected.keys():
-            said = ", ".join(self._golden[0].expected)
-            problem = Problem(f"output {min(lacking)} of its graph", f"the student says {said}", "what `expected` says")
-            raise ConfigurationError(task.material.declaration.where, [problem])
+        require_said(task, self._golden[0].expected, answers[0])
         pairs = [*zip(self._golden, answers, strict=True), *((case, run(case.feeds)) for case in self._cases)]
         # NumPy's: Python's loses a NaN.
         worst = float(np.max([difference(case.expected, found) for case, found in pairs]))
@@ -117,6 +114,18 @@ class Trial:
             )
 
 
+def require_said(task: Task, expected: Answers, found: Answers) -> None:
+    """Refuses a graph that gives what its student does not say.
+
+    Raises:
+        ConfigurationError: with the output.
+    """
+    if lacking := found.keys() - expected.keys():
+        said = ", ".join(expected)
+        problem = Problem(f"output {min(lacking)} of its graph", f"the student says {said}", "what `expected` says")
+        raise ConfigurationError(task.material.declaration.where, [problem])
+
+
 def difference(expected: Answers, found: Answers) -> float:
     """The largest absolute difference of outputs from what is expected of them; NaN if a number is missing."""
     if any(values.shape != expected[name].shape for name, values in found.items()):
@@ -148,9 +157,21 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def precisions(files: Collection[str], profile: ServingProfile) -> list[str]:
-    """Which precisions may be served."""
-    there = dict.fromkeys(file.split(".")[1] for file in files)
+    """Which precisions may be served, by the files in ORT format."""
+    there = dict.fromkeys(file.split(".")[1] for file in files if file.endswith(".ort"))
     return [one for one in there if profile.precision in (one, FASTEST)]
+
+
+def allowed(task: Task, profile: ServingProfile) -> list[str]:
+    """Which precisions of a task may be served.
+
+    Raises:
+        ConfigurationError: none.
+    """
+    if found := precisions([f"model.{one}.ort" for one in task.tolerance], profile):
+        return found
+    problem = Problem("precision", profile.precision, f"a precision that the task has: {', '.join(task.tolerance)}")
+    raise ConfigurationError("profiles.serving", [problem])
 
 
 def fit(models: Mapping[str, bytes], row: Feeds, profile: ServingProfile) -> Measured:

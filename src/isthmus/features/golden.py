@@ -61,6 +61,8 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
             flat = np.array(self.texts, object)
         elif self.element in _LAID_OUT:
             flat = np.frombuffer(self.data, _LAID_OUT[self.element])
+            if self.element == "bool" and not set(self.data) <= {0, 1}:
+                raise ValueError("a bool that is neither 0 nor 1")
         else:
             raise ValueError(f"elements of kind {self.element}")
         if len(flat) != math.prod(self.shape):
@@ -179,4 +181,9 @@ def read_golden(path: Path, manifest: Manifest) -> Golden:
             raise PackageError(str(file), str(error), expected="values of the inputs' types", remedy=REMEDY) from error
     if not golden.cases:
         raise PackageError(str(file), "no case", expected="at least one", remedy=REMEDY)
+    for name, output in sorted((name, output) for name in files for output in given):
+        # Answers of no rows are the same of every model.
+        if not any(math.prod(case.outputs[name][output].shape) for case in golden.cases):
+            found = f"no number of output {output} of {name}"
+            raise PackageError(str(file), found, expected="at least one", remedy=REMEDY)
     return golden

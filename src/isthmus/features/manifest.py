@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +29,10 @@ SIGNATURE = "model.sig"
 LARGEST = 2**31
 """Bytes of a file: what a model in ONNX format can have. Whoever sends more wants a reader to choke on it."""
 
-_LARGEST_SUMS = 2**20
+_LARGEST_OF = {SUMS: 2**20, MANIFEST: 2**24, CONTRACT: 2**24, GOLDEN: 2**28}
+"""Bytes of what is read as a whole, which takes several times as much memory."""
+
+_LONGEST = 255
 _SHOWN = 60
 """Characters of a line that a message shows."""
 
@@ -214,7 +218,7 @@ def read_package(path: Path) -> Manifest:
     sizes = _sizes(path)
     if SUMS not in sizes:
         raise PackageError(str(path / SUMS), "cannot be read", expected="a package folder", remedy=REMEDY)
-    sums = _read_sums(path / SUMS, sizes[SUMS])
+    sums = _read_sums(path / SUMS)
     for name in sizes:
         if name not in sums and name not in (SUMS, SIGNATURE):
             where = str(path / name)
@@ -248,7 +252,7 @@ def read_contract(path: Path, manifest: Manifest) -> Contract:
     except OSError as error:
         raise PackageError(str(file), str(error), expected="a contract", remedy=REMEDY) from error
     except ContractMismatch as error:
-        raise PackageError(error.where, error.found, expected=error.expected, remedy=REMEDY) from error
+        raise PackageError(error.where, error.found[:_LONGEST], expected=error.expected, remedy=REMEDY) from error
     if contract.hash != manifest.contract:
         found, expected = f"contract {contract.hash[:12]}", f"{manifest.contract[:12]}, as in the manifest"
         raise PackageError(str(file), found, expected=expected, remedy=REMEDY)
@@ -278,8 +282,8 @@ def _sizes(path: Path) -> dict[str, int]:
     except (OSError, ValueError) as error:  # a path with a NUL is no OSError
         raise PackageError(str(path / SUMS), "cannot be read", expected="a package folder", remedy=REMEDY) from error
     for name, size in sizes.items():
-        if size > LARGEST:
-            where, expected = str(path / name), f"at most {LARGEST:,}"
+        if size > (most := _LARGEST_OF.get(name, LARGEST)):
+            where, expected = str(path / name), f"at most {most:,}"
             raise PackageError(where, f"{size:,} bytes", expected=expected, remedy=REMEDY)
     return sizes
 
@@ -292,9 +296,7 @@ def _sum(file: Path) -> str:
         raise PackageError(str(file), f"cannot be read ({error.strerror})", remedy=REMEDY) from error
 
 
-def _read_sums(file: Path, size: int) -> dict[str, str]:
-    if size > _LARGEST_SUMS:
-        raise PackageError(str(file), f"{size:,} bytes", expected=f"at most {_LARGEST_SUMS:,}", remedy=REMEDY)
+def _read_sums(file: Path) -> dict[str, str]:
     try:
         text = file.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -351,7 +353,7 @@ def _read_manifest(file: Path, sums: Mapping[str, str], sizes: Mapping[str, int]
             )
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise PackageError(str(file), str(error), expected="a manifest", remedy=REMEDY) from error
+        raise PackageError(str(file), str(error)[:_LONGEST], expected="a manifest", remedy=REMEDY) from error
     for found, expected in _misfits(manifest, sums, sizes):
         raise PackageError(str(file), found, expected=expected, remedy=REMEDY)
     return manifest
@@ -359,6 +361,16 @@ def _read_manifest(file: Path, sums: Mapping[str, str], sizes: Mapping[str, int]
 
 def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     """What a manifest says that cannot be, and what was expected."""
+    # Messages show them, and a terminal obeys what some characters say.
+    for name in chain(
+        (manifest.name, manifest.contract, manifest.service, manifest.model, manifest.training_set),
+        (manifest.task, manifest.metric),
+        *((one.name, one.dtype, one.tensor) for one in manifest.inputs),
+        *((one.name, *map(str, one.shape)) for one in (*manifest.tensors, *manifest.outputs)),
+        *((one.file, one.sha256) for one in manifest.variants),
+    ):
+        if not name.isprintable() or len(name) > _LONGEST:
+            yield f"a name is {name[:_SHOWN]!r}", f"at most {_LONGEST} characters that can be shown"
     for item in manifest.inputs:
         if item.dtype not in ELEMENTS:
             yield f"input {item.name} has type {item.dtype}", "|".join(ELEMENTS)

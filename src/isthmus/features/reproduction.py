@@ -39,6 +39,7 @@ def opened(folder: Path, manifest: Manifest, variant: Variant, threads: int) -> 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # as its latency was measured
     file = folder / variant.file
     try:
         # Whoever asks by `--json` reads stdout, on which the fallback would say that it tries the same again.

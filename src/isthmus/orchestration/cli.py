@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 a gate or verdict failed or data were refused, 2 bad usage
 (Redis, Java, an engine, an optional library) is not available, 130 and 143 stopped by SIGINT or SIGTERM.
 """
 
+import errno
 import os
 import sys
 import traceback
@@ -224,7 +225,12 @@ def export(name: NameArgument = None, project: ProjectOption = None, as_json: Js
 
     with progress() as bar:
         report = run(_project(project), name, progress=bar)
-    _report(report.as_dict(), as_json=as_json)
+    if as_json:
+        write_json(report.as_dict())
+        return
+    from isthmus.orchestration.summary import show_export
+
+    show_export(report.as_dict())
 
 
 @app.command()
@@ -424,7 +430,10 @@ def main() -> None:
         code = _failed(usage.as_dict(), str(usage), 2)
     except OSError as error:
         # A full disk, a folder that may not be written: the user's to mend.
-        trouble = DependencyError(str(error.filename or "file system"), error.strerror or str(error))
+        trouble = DependencyError(
+            str(error.filename or "file system"), error.strerror or str(error),
+            remedy="make room there, and run the same command again" if error.errno == errno.ENOSPC else "",
+        )  # fmt: skip
         code = _failed(trouble.as_dict(), str(trouble), trouble.exit_code)
     code = code if isinstance(code, int) else 0
     if "dagster" in sys.modules:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from isthmus.orchestration.options import JsonOption
-from isthmus.orchestration.terminal import judge, new_console, new_table
+from isthmus.orchestration.terminal import harmless, judge, new_console, new_table
 
 if TYPE_CHECKING:
     from isthmus.distill.ladder import Ladder
@@ -87,7 +87,7 @@ def _show(inspection: "Inspection") -> None:
     # A package may hold what the terminal would take for markup, and lines of any length.
     table.columns[-1].no_wrap = False
     for check in inspection.checks:
-        table.add_row(check.subject, "ok" if check.error is None else "refused", Text(check.found))
+        table.add_row(Text(check.subject), "ok" if check.error is None else "refused", Text(harmless(check.found)))
     new_console().print(table)
 
 
@@ -100,5 +100,5 @@ def show_ladder(ladder: "Ladder") -> None:
     words = {True: "holds", False: "breaks", None: "unknown"}
     for rung in ladder.rungs:
         allowed = f"{rung.tolerance:g}" if rung.tolerance else ""
-        table.add_row(rung.form, rung.runtime, words[rung.holds], Text(rung.found), allowed)
+        table.add_row(Text(rung.form), rung.runtime, words[rung.holds], Text(harmless(rung.found)), allowed)
     new_console().print(table)

@@ -216,6 +216,26 @@ def show_distillation(report: Mapping[str, Any]) -> None:
     console.print(f"Student, with report.html: {report['path']}", highlight=False, soft_wrap=True)
 
 
+def show_export(report: Mapping[str, Any]) -> None:
+    """Prints the report of an export: each model file, and what is served at which cost."""
+    console, served = new_console(), report["served"]
+    show_report({name: value for name, value in report.items() if name not in ("worst", "quality", "served")})
+    measures = dict.fromkeys(name for found in report["quality"].values() for name in found)
+    table = new_table("model file", "worst difference", *(_MEASURES.get(name, name) for name in measures))
+    for file, worst in report["worst"].items():
+        quality = (_cell(report["quality"].get(file, {}).get(name)) for name in measures)
+        table.add_row(escape(file), _cell(worst), *quality)
+    console.print(table)
+    threads = f"{served['threads']} thread{'s' if served['threads'] > 1 else ''}"
+    figures = [
+        f"p50 {served['p50_us']:,.1f} µs", f"p99 {served['p99_us']:,.1f} µs",
+        f"{served['requests_per_second']:,.0f} requests/s", f"{served['memory_mb']:,.1f} MiB",
+        f"{served['load_ms']:,.1f} ms to the first answer",
+    ]  # fmt: skip
+    console.print(f"Served: {served['precision']}, on this host with {threads}: {', '.join(figures)}.", highlight=False,
+                  soft_wrap=True)  # fmt: skip
+
+
 def show_search(report: Mapping[str, Any]) -> None:
     """Prints what a search found: the students that no other one beats, and what to write for the best."""
     console, tried = new_console(), report["tried"]

@@ -22,7 +22,12 @@ def write_json(report: object) -> None:
 
 def say(text: str) -> None:
     """A sentence."""
-    sys.stderr.write(f"isthmus: {text}\n")
+    sys.stderr.write(f"isthmus: {harmless(text)}\n")
+
+
+def harmless(text: str) -> str:
+    """A text without what a terminal would obey: it may quote a stranger's file."""
+    return "".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in text)
 
 
 def judge(report: object, show: Callable[[], None], require: Callable[[], object], *, as_json: bool) -> None:

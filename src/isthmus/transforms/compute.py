@@ -104,18 +104,30 @@ def compute_spine(spine: Spine, columns: Sequence[Column], frames: Frames) -> pa
 
     Raises:
         ConfigurationError: the result lacks a declared column or has another type; every such column is named.
-        DataError: the function failed, returned no row, or has null times.
+        DataError: the function failed, returned no row, has null times, or labels that were known before the question.
     """
     table = _compute(f"spine {spine.name}", spine, columns, frames, needs_known=True)
     nulls = _Nulls(f"spine {spine.name}", ["event_timestamp", "known_at"])
     nulls.look(table)
     nulls.refuse()
+    _require_later(f"spine {spine.name}", table)
     # Rows of one moment come from the engine in no particular order: all columns decide, so that the order is fixed.
     order = ["event_timestamp", *(name for name in table.column_names if name != "event_timestamp")]
     parts = [part for name in order for part in _sortable(table[name])]
     names = [f"{n}" for n in range(len(parts))]
     by = [(name, "ascending") for name in names]
     return table.take(pc.sort_indices(pa.table(parts, names), by)).combine_chunks()
+
+
+def _require_later(where: str, table: pa.Table) -> None:
+    early = table.filter(pc.less(table["known_at"], table["event_timestamp"]))
+    if len(early):
+        asked, known = (early[name][0].as_py().isoformat() for name in ("event_timestamp", "known_at"))
+        raise DataError(
+            where, f"{len(early)} labels that were known before the question, as one of {known}, asked at {asked}",
+            expected="known_at at event_timestamp or later: what is known by then may be among the features",
+            remedy="ask earlier, or correct known_at",
+        )  # fmt: skip
 
 
 def _sortable(column: pa.ChunkedArray) -> list[pa.ChunkedArray]:

@@ -199,7 +199,12 @@ LINEAR = nn.Linear(3, 3)
         (
             soft_targets,
             {"student": "student.logits", "teacher": "teacher.logits"},
-            "missing a required .*'temperature'",
+            "with the loss soft_targets: .*missing a required .*'temperature'",
+        ),
+        (
+            soft_targets,
+            {"student": "student.logits", "teacher": "teacher.logits", "temperature": 2.0},
+            r"temperature: 2\.0; expected \"student\.KEY\".*options of the loss are bound by functools\.partial",
         ),
         (torch.dist, {"input": "student.logits", "other": "teacher.logits"}, "arguments: no signature found"),
         (squared, {"student": "student.logits", "labels": "labels"}, "arguments: .*'teacher'"),
@@ -212,7 +217,7 @@ LINEAR = nn.Linear(3, 3)
     ],
 )
 def test_a_term_that_cannot_work_is_refused(
-    loss: Callable[..., Tensor], arguments: dict[str, str], message: str
+    loss: Callable[..., Tensor], arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Term(loss, **arguments)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from isthmus.distill.papers.markdown import table, text
+from isthmus.distill.papers.markdown import paragraph, table, text
 from isthmus.distill.papers.report import Report, ServingHalf, TrainingHalf, read_report
 from isthmus.distill.papers.words import UNKNOWN, duration, money, number, scaled
 from isthmus.features.errors import GateFailed
@@ -11,6 +11,10 @@ from isthmus.features.errors import GateFailed
 Prices = Mapping[str, float]
 """What an hour of a device costs, by the name that reports give it: "cpu", "cuda"."""
 MEGA = 1e6
+TOGETHER = (
+    "The training half is of all students and controls together, over all seeds. Of the teacher it holds nothing but "
+    "its share in the peak memory."
+)
 NO_PRICE = "not known: no price of {} is declared"
 
 
@@ -52,6 +56,7 @@ def boundary_card(report: Mapping[str, Any], prices: Prices | None = None, curre
     parts = [
         f"# Boundary card of {text(read.name)}",
         f"Student {text(read.id)}. On one side of the boundary it was trained, once; on the other it answers.",
+        paragraph(TOGETHER),
     ]
     for title, rows in halves(read, prices or {}, currency).items():
         shown = table(["", ""], [[name, text(value)] for name, value in rows]) if rows else "Not measured yet."

@@ -7,7 +7,7 @@ import yaml
 
 from isthmus.distill.papers.findings import gained, limits
 from isthmus.distill.papers.markdown import paragraph, table, text
-from isthmus.distill.papers.report import Model, Report, read_report
+from isthmus.distill.papers.report import Model, Quality, Report, read_report
 from isthmus.distill.papers.words import UNKNOWN, between, duration, measure, number, scaled
 
 PIPELINES = {"tabular": "tabular-classification", "text": "feature-extraction", "image": "image-to-image"}
@@ -45,7 +45,7 @@ def model_card(report: Mapping[str, Any]) -> str:
 
 def _front_matter(report: Report) -> str:
     pipeline = PIPELINES.get(report.task, report.task)
-    quality = report.models["student"].quality if "student" in report.models else {}
+    quality = shipped(report)
     result = {
         "task": {"type": pipeline},
         "dataset": {"name": f"{report.name}, test part", "type": report.name},
@@ -58,6 +58,12 @@ def _front_matter(report: Report) -> str:
         "model-index": [{"name": report.name, "results": [result] if result["metrics"] else []}],
     }
     return str(yaml.safe_dump(matter, sort_keys=False, allow_unicode=True, width=1 << 30))
+
+
+def shipped(report: Report) -> Quality:
+    """How good the shipped student is: by itself, and not with the students of other seeds."""
+    runs = (run.quality for run in report.runs if (run.model, run.seed) == ("student", report.shipped))
+    return next(runs, report.models.get("student", Model()).quality)
 
 
 def _what(report: Report) -> list[str]:
@@ -110,7 +116,10 @@ def _evaluation(report: Report) -> str:
     ]
     told = "On the test part."
     if len(report.seeds) > 1:
-        told += f" Intervals are 95 % intervals of the mean over {len(report.seeds)} seeds."
+        told += f" Of student and control the mean over {len(report.seeds)} seeds, with its 95 % interval."
+        if alone := shipped(report):
+            figures = ", ".join(f"{text(name)} {measure(value)}" for name, value in alone.items())
+            told += f" The shipped student alone: {figures}. Likeness and slices are of it, too."
     return f"{told}\n\n{table(['', *map(text, models)], rows)}"
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any
 
-from isthmus.distill.papers.boundarycard import Prices, halves
+from isthmus.distill.papers.boundarycard import TOGETHER, Prices, halves
 from isthmus.distill.papers.findings import gained, limits
 from isthmus.distill.papers.plots import (
     MODELS,
@@ -60,6 +60,7 @@ def page(
         _slices(read),
         _training(read),
         "<h2>The boundary</h2>",
+        f"<p>{TOGETHER}</p>",
         _halves(halves(read, prices or {}, currency)),
         *(["<h2>Search</h2>", *search_parts(read_search(search))] if search is not None else []),
         "<h2>Limits</h2>",

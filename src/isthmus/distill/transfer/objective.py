@@ -36,6 +36,9 @@ Outputs = Mapping[str, Any]
 """What a model gives for a batch: tensors, or lists of tensors, by name."""
 
 
+_OPTIONS = "options of the loss are bound by functools.partial, and the weight comes second"
+
+
 class Term(nn.Module):
     """One loss of an objective: what computes it, how much it counts, and where its arguments come from.
 
@@ -56,9 +59,10 @@ class Term(nn.Module):
         super().__init__()
         self.loss, self.weight, self.arguments = loss, weight, arguments
         problems = [
-            Problem(name, repr(source), '"student.KEY", "teacher.KEY" or "labels"')
+            Problem(name, repr(source), f'"student.KEY", "teacher.KEY" or "labels"; {_OPTIONS}')
             for name, source in arguments.items()
-            if not re.fullmatch(r"labels|(student|teacher)\..+", source)
+            # A temperature is what people give here first.
+            if not (isinstance(source, str) and re.fullmatch(r"labels|(student|teacher)\..+", source))
         ]
         if not callable(weight) and not math.isfinite(weight):
             problems.append(Problem("weight", repr(weight), "a finite number"))
@@ -69,9 +73,11 @@ class Term(nn.Module):
         try:
             inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).bind(**arguments)
         except (TypeError, ValueError) as error:  # ValueError: a function of torch that is not written in Python
-            problems.append(Problem("arguments", str(error), "those of the loss that have no default"))
+            problems.append(Problem("arguments", str(error), f"those of the loss that have no default; {_OPTIONS}"))
         if problems:
-            raise ConfigurationError("term of an objective", problems)
+            named = loss.func if isinstance(loss, partial) else loss
+            name = getattr(named, "__name__", type(named).__name__)
+            raise ConfigurationError(f"term of an objective with the loss {name}", problems)
 
     @property
     def asks_teacher(self) -> bool:
