@@ -15,6 +15,7 @@ from dagster._core.loader import LoadingContextForTest
 
 from isthmus import ConfigurationError
 from isthmus.orchestration.graph import IsthmusTranslator, Node, build_definitions
+from isthmus.orchestration.graph.assets import observe
 from isthmus.orchestration.graph.outline import outline
 from tests.orchestration import shop as shops
 from tests.orchestration.shop import VIEWS, Shop
@@ -62,6 +63,7 @@ def _ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings.write_text(settings.read_text().replace("epochs = 2", "epochs = 12") + RELAXED)
     (folder / "home").mkdir()
     with dg.DagsterInstance.local_temp(str(folder / "home")) as instance:
+        observe(instance, root)
         result = Dagster(root, instance).run()
         assert result.success, [event.message for event in result.all_events if event.is_failure]
     return folder
@@ -116,40 +118,36 @@ def test_a_gate_makes_nothing_stale_and_a_setting_what_is_trained(ran: Dagster) 
 
 
 def test_new_data_are_seen_and_what_depends_on_them_is_asked_for(ran: Dagster) -> None:
-    cursor = _seen(ran, None)[1]
-    assert _seen(ran, cursor)[0] == set(), "nothing has changed since"
+    assert _seen(ran) == set(), "nothing has changed since they were looked at"
     first = _due(ran, None)
     assert first.total_requested == 0
     (ran.root / "data" / "orders.parquet").touch()
-    assert _seen(ran, cursor)[0] == {"source/orders"}
+    assert _seen(ran) == {"source/orders"}
+    assert _seen(ran) == set()
+    of_orders = {f"{kind}/{view}" for kind in ("offline", "online") for view in ("customer_orders", "shelf_demand")}
+    assert ran.stale() == {"offline/customer_orders", "offline/shelf_demand", f"training_set/{MODEL}"}, "who reads them"
     second = _due(ran, first)
     asked = {node for node in TABLES | CHAIN if second.get_num_requested(dg.AssetKey(node.split("/")))}
-    of_orders = {f"{kind}/{view}" for kind in ("offline", "online") for view in ("customer_orders", "shelf_demand")}
-    assert asked == {*of_orders, f"deployment/{MODEL}"}, (
-        "models are trained when something has drifted, or at their time"
-    )
+    assert asked == {*of_orders, f"deployment/{MODEL}"}, "models are trained when it is time, or something drifted"
 
 
-def _due(
-    ran: Dagster, before: dg.EvaluateAutomationConditionsResult | None
-) -> dg.EvaluateAutomationConditionsResult:
+def _due(ran: Dagster, before: dg.EvaluateAutomationConditionsResult | None) -> dg.EvaluateAutomationConditionsResult:
     every = dg.AssetSelection.all()
     return dg.evaluate_automation_conditions(
         build_definitions(ran.root), ran.instance, every, cursor=None if before is None else before.cursor
     )
 
 
-def _seen(ran: Dagster, cursor: str | None) -> tuple[set[str], str]:
-    """The sources that the sensor says are new, and what it remembers."""
+def _seen(ran: Dagster) -> set[str]:
+    """The sources that the sensor says are new."""
     sensor = next(one for one in build_definitions(ran.root).sensors or () if one.name == "sources")
     assert isinstance(sensor, dg.SensorDefinition)
-    with dg.build_sensor_context(instance=ran.instance, cursor=cursor) as context:
+    with dg.build_sensor_context(instance=ran.instance) as context:
         result = sensor(context)
     assert isinstance(result, dg.SensorResult)
-    assert result.cursor is not None
     for event in result.asset_events:
         ran.instance.report_runless_asset_event(event)
-    return {"/".join(event.asset_key.path) for event in result.asset_events}, result.cursor
+    return {"/".join(event.asset_key.path) for event in result.asset_events}
 
 
 def test_automation_is_off_by_one_switch(shop: Shop) -> None:

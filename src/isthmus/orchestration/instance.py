@@ -5,6 +5,7 @@ from pathlib import Path
 import dagster as dg
 
 from isthmus.features.files import write_atomically
+from isthmus.orchestration.graph.assets import observe
 from isthmus.orchestration.project import Project
 
 _INSTANCE = b"""\
@@ -36,10 +37,11 @@ run_monitoring:
 
 
 def dagster_home(project: Project) -> Path:
-    """The folder of the instance, with its settings written."""
+    """The folder of the instance, with its settings written, and what the sources hold noted."""
     home = project.state / "dagster"
     write_atomically(home / "dagster.yaml", _INSTANCE)
     with dg.DagsterInstance.from_config(str(home)) as instance:
         for pool, limit in project.settings.orchestration.pools.model_dump().items():
             instance.event_log_storage.set_concurrency_slots(pool, limit)
+        observe(instance, project.root)
     return home

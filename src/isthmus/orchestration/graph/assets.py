@@ -3,13 +3,14 @@
 Every blocking check is an op of its own: a failing check stops what is downstream only across ops.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
-from isthmus.orchestration.graph.automation import sensors
+from isthmus.orchestration.graph.automation import contents, new, sensors
 from isthmus.orchestration.graph.events import DRIFT
 from isthmus.orchestration.graph.graph import Graph
 from isthmus.orchestration.graph.outline import Outline, outline
@@ -55,8 +56,7 @@ def build_definitions(
     found = project if isinstance(project, Outline) else outline(Path(project).resolve())
     graph = Graph(found, translator or IsthmusTranslator())
     views, models = [view.name for view in found.views], [model.name for model in found.models]
-    assets: list[Any] = [graph.spec(node) for node in graph.of("source")]
-    assets.append(_step(graph, "apply", "apply", ["contract"]))
+    assets: list[Any] = [_sources(graph), _step(graph, "apply", "apply", ["contract"])]
     if found.days is not None:
         days = dg.DailyPartitionsDefinition(
             start_date=found.days[0], end_date=found.days[1], end_offset=0 if found.days[1] else 1
@@ -103,6 +103,40 @@ def build_definitions(
         resources={RESOURCE: resource or IsthmusResource(project=found.root)},
         executor=dg.in_process_executor,
     )
+
+
+def _sources(graph: Graph) -> dg.AssetsDefinition:
+    nodes = graph.of("source")
+    with warnings.catch_warnings():
+        # In beta: several sources that are observed by one function.
+        warnings.simplefilter("ignore", dg.BetaWarning)
+
+        observed: Callable[[Callable[..., Any]], dg.AssetsDefinition] = dg.multi_observable_source_asset(
+            name="look", specs=[graph.spec(node) for node in nodes], can_subset=True
+        )
+
+        @observed
+        def look(context: dg.AssetExecutionContext) -> Iterator[dg.ObserveResult]:
+            found = contents(graph.outline)
+            for node in nodes:
+                version = found.get(graph.nodes[node].name)
+                if version is not None and graph.key(node) in context.selected_asset_keys:
+                    yield dg.ObserveResult(asset_key=graph.key(node), data_version=dg.DataVersion(version))
+
+    return look
+
+
+def observe(instance: dg.DagsterInstance, project: Path) -> None:
+    """Notes what a project's sources hold now, so that its first build is one of known content.
+
+    Args:
+        instance: where it is noted.
+        project: its folder.
+    """
+    graph = Graph(outline(project.resolve()), IsthmusTranslator())
+    sources = {graph.nodes[node].name: graph.key(node) for node in graph.of("source")}
+    for event in new(instance, graph.outline, sources):
+        instance.report_runless_asset_event(event)
 
 
 def _step(

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-import msgspec
 
 from isthmus.orchestration.graph.outline import Outline
 
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
 
 _FOLLOWING = {"offline", "online", "teacher", "teacher_outputs", "student", "control", "package", "deployment"}
 _SECONDS = 30
+_VERSION = "dagster/data_version"
 
 
 def condition(node: "Node") -> dg.AutomationCondition[Any] | None:
@@ -55,16 +55,28 @@ def sensors(outline: Outline, sources: Mapping[str, dg.AssetKey]) -> list[dg.Sen
         minimum_interval_seconds=_SECONDS,
     )
     def look(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        found = contents(outline)
-        before = msgspec.json.decode(context.cursor or "{}", type=dict[str, str])
-        events = [
-            dg.AssetObservation(sources[name], tags={"dagster/data_version": version})
-            for name, version in found.items()
-            if before.get(name) != version
-        ]
-        return dg.SensorResult(asset_events=events, cursor=msgspec.json.encode(found).decode())
+        return dg.SensorResult(asset_events=new(context.instance, outline, sources))
 
     return [look, follow]
+
+
+def new(
+    instance: dg.DagsterInstance, outline: Outline, sources: Mapping[str, dg.AssetKey]
+) -> list[dg.AssetObservation]:
+    """Observations of the sources whose content is another than was observed last.
+
+    Args:
+        instance: that knows what was observed.
+        outline: the project.
+        sources: name to key.
+    """
+    found = []
+    for name, version in contents(outline).items():
+        seen = instance.fetch_observations(sources[name], limit=1).records
+        last = seen[0].asset_observation if seen else None
+        if last is None or last.tags.get(_VERSION) != version:
+            found.append(dg.AssetObservation(sources[name], tags={_VERSION: version}))
+    return found
 
 
 def contents(outline: Outline) -> dict[str, str]:
