@@ -22,7 +22,7 @@ from isthmus.distill.export import ExportReport, export
 from isthmus.distill.kind import made, restored
 from isthmus.distill.ladder import climb
 from isthmus.distill.program import PINS, Program, Refused
-from isthmus.distill.pte import converted
+from isthmus.distill.pte import converted, running
 from isthmus.features.errors import ConfigurationError, DependencyError, GateFailed
 from isthmus.features.golden import read_golden
 from isthmus.features.inspection import Inspection, OnnxRuntime, inspect
@@ -269,6 +269,37 @@ def test_what_a_program_cannot_have_is_named(trained: DistillationReport) -> Non
     foreign = Foreign(task.material)
     with pytest.raises(GateFailed, match=r"cannot be made a program of ExecuTorch: .*svd"):
         converted(foreign, student, row, [Described("x", "float", ("N", 2))], outputs)
+
+
+class Placed(nn.Module):
+    """Adds whole numbers, and looks up the rows of a table by them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Parameter(torch.arange(20.0).reshape(4, 5) / 20), nn.Linear(2, 5)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        found: Tensor = self.layer(numbers) + self.table[(numbers > 0).long().sum(1) + 1]
+        return found
+
+
+class Looking(kinds.Classes):
+    """Whole numbers stay whole in INT8."""
+
+    def network(self, _student: nn.Module) -> nn.Module:
+        torch.manual_seed(3)
+        return Placed().requires_grad_(requires_grad=False).eval()
+
+
+def test_places_stay_whole_numbers_in_int8() -> None:
+    task = Looking(material(training_set(ROWS), **OWN))
+    tensors, outputs = ([Described(name, "float", ("N", width))] for name, width in (("x", 2), ("logits", 5)))
+    program = converted(task, task.student(), np.arange(1), tensors, outputs, np.arange(20))
+    fed = {"x": np.array([[0.3, 0.5], [0.9, -0.1], [-0.2, -0.4]], np.float32)}
+    expected = task.network(nn.Identity())(torch.from_numpy(fed["x"])).numpy()
+    with running(program, tensors, outputs) as run_program:
+        found = run_program(fed)["logits"]
+    np.testing.assert_allclose(found, expected, atol=0.1)
 
 
 def test_the_process_is_not_there_without_its_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -195,11 +195,17 @@ def _quantized(exported: ExportedProgram, rows: Iterable[tuple[Tensor, ...]]) ->
     from torchao.quantization.pt2e.observer import MinMaxObserver
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
+    class Quantizer(XNNPACKQuantizer):  # type: ignore[misc]
+        """Leaves numbers that are added as they are: usually each becomes a float, and positions no index any more."""
+
+        def transform_for_annotation(self, model: nn.Module) -> nn.Module:
+            return model
+
     usual = get_symmetric_quantization_config(is_per_channel=True)
     # From the least to the largest number, as in ONNX: histograms, which are usual here, take a second for a frame.
     ranges = replace(usual.input_activation, observer_or_fake_quant_ctr=MinMaxObserver.with_args(eps=_NARROWEST))
     config = replace(usual, input_activation=ranges, output_activation=ranges)
-    prepared = prepare_pt2e(exported.module(), XNNPACKQuantizer().set_global(config))
+    prepared = prepare_pt2e(exported.module(), Quantizer().set_global(config))
     for tensors in rows:
         prepared(*tensors)
     result: nn.Module = convert_pt2e(prepared)
