@@ -22,7 +22,7 @@ from isthmus.distill.export import ExportReport, export
 from isthmus.distill.kind import made, restored
 from isthmus.distill.ladder import climb
 from isthmus.distill.program import PINS, Program, Refused
-from isthmus.distill.pte import converted
+from isthmus.distill.pte import converted, running
 from isthmus.features.errors import ConfigurationError, DependencyError, GateFailed
 from isthmus.features.golden import read_golden
 from isthmus.features.inspection import Inspection, OnnxRuntime, inspect
@@ -40,7 +40,7 @@ from tests.serving.support import make_package as package_of_rows
 # Lowering a graph to ExecuTorch takes a quarter of a minute of a free core, once before training and once after.
 pytestmark = pytest.mark.timeout(900)
 
-FILE = "model.fp32.pte"
+FILE, QUANTIZED = "model.fp32.pte", "model.int8.pte"
 RUNTIMES = ("onnxruntime", "executorch")
 CONTRACT = contract()
 OWN: dict[str, Any] = {
@@ -63,26 +63,30 @@ def exported(trained: DistillationReport, tmp_path_factory: pytest.TempPathFacto
     return again(trained.path, tmp_path_factory.mktemp("packages"))
 
 
-def again(model: Path, packages: Path) -> ExportReport:
+def again(model: Path, packages: Path, **changes: Any) -> ExportReport:
     return export(
-        material(training_set(ROWS), **OWN), model, packages, contract=json.loads(CONTRACT.dumps()), profile=FP32,
-        cache=model.parents[1] / "cache",
+        material(training_set(ROWS), **{**OWN, **changes}), model, packages, contract=json.loads(CONTRACT.dumps()),
+        profile=FP32, cache=model.parents[1] / "cache",
     )  # fmt: skip
 
 
-def test_a_program_is_one_more_model_file(exported: ExportReport, trained: DistillationReport) -> None:
+def test_programs_are_two_more_model_files(exported: ExportReport, trained: DistillationReport) -> None:
     assert exported.left_out == {}
     manifest = read_package(exported.path)
     program = manifest.variant("fp32", "pte")
     assert (program.file, program.most, program.bytes) == (FILE, {"N": 1}, (exported.path / FILE).stat().st_size)
     assert exported.worst[FILE] == program.worst <= 1e-5
     assert program.quality == manifest.variant("fp32").quality
+    quantized = manifest.variant("int8", "pte")
+    assert (quantized.file, quantized.most, quantized.tolerance) == (QUANTIZED, {"N": 1}, 0.05)
+    assert 1e-4 < quantized.worst <= quantized.tolerance
+    assert quantized.quality["accuracy"] == pytest.approx(program.quality["accuracy"], abs=0.05)
     for case in read_golden(exported.path, manifest).cases:
         theirs, ours = (case.outputs[file]["logits"].array for file in (FILE, "model.fp32.onnx"))
         np.testing.assert_allclose(theirs, ours, atol=1e-5)
     compared = check_package(material(training_set(ROWS), **OWN), exported.path, trained.path, rows=50)
     assert {(one.compared, one.differing) for one in compared.values()} == {(50 + 32, 0)}
-    assert FILE in compared
+    assert {FILE, QUANTIZED} <= compared.keys()
 
 
 def test_another_process_makes_the_same_bytes(
@@ -104,8 +108,8 @@ def test_it_is_verified_in_its_runtime_and_named_in_others(exported: ExportRepor
     shown = verify(exported.path, "--runtime", "executorch", "--json")
     assert (shown.returncode, shown.stderr) == (0, "")
     told = json.loads(shown.stdout)
-    assert list(told["worst"]) == [FILE]
-    assert told["worst"][FILE] <= 1e-6
+    assert list(told["worst"]) == [FILE, QUANTIZED]
+    assert max(told["worst"].values()) <= 1e-6
     found = {check["check"]: check["found"] for check in told["checks"]}
     assert found["model.int8.ort"] == "not asked: in ort format, and not for ExecuTorch"
     told = json.loads(verify(exported.path, "--json").stdout)
@@ -124,6 +128,7 @@ def test_every_rung_to_a_phone_holds(exported: ExportReport, trained: Distillati
         worst = rungs[place].worst
         assert worst is not None
         assert worst <= 1e-5
+    assert rungs[QUANTIZED, "ExecuTorch"].tolerance == 0.05
 
 
 def test_a_package_without_a_program_is_refused_by_its_runtime(tmp_path: Path) -> None:
@@ -218,10 +223,23 @@ def test_tables_are_left_out_and_that_is_said_before_training(tmp_path: Path) ->
     first = next(place for place, note in enumerate(notes) if "student-0" in note)
     assert any("no model for executorch" in note and reason in note for note in notes[:first])
     report = make_package(trained.path, training_set(ROWS), tmp_path / "packages", seeds=1, epochs=1, runtimes=RUNTIMES)
-    assert report.left_out.keys() == {"executorch"}
-    assert reason in report.left_out["executorch"]
-    assert "Run the files in ONNX or ORT format" in report.left_out["executorch"]
-    assert not (report.path / FILE).exists()
+    assert report.left_out.keys() == {FILE, QUANTIZED}
+    for file, said in report.left_out.items():
+        assert reason in said
+        assert said.startswith(file)
+        assert "Run the files in ONNX or ORT format" in said
+        assert not (report.path / file).exists()
+
+
+def test_a_program_that_is_too_coarse_is_left_out(tmp_path: Path) -> None:
+    task = {"task": "tests.distill.kinds:Coarse"}
+    trained = run(tmp_path, training_set(ROWS), **{**OWN, **task, "runtimes": ("onnxruntime",)})
+    report = again(trained.path, tmp_path / "packages", **task)
+    assert report.left_out.keys() == {"int8", QUANTIZED}
+    assert f"{QUANTIZED}: golden cases and test part" in report.left_out[QUANTIZED]
+    assert "expected at most 1e-12" in report.left_out[QUANTIZED]
+    files = [variant.file for variant in read_package(report.path).variants]
+    assert files == ["model.fp32.onnx", "model.fp32.ort", FILE]
 
 
 class Odd(nn.Module):
@@ -251,6 +269,37 @@ def test_what_a_program_cannot_have_is_named(trained: DistillationReport) -> Non
     foreign = Foreign(task.material)
     with pytest.raises(GateFailed, match=r"cannot be made a program of ExecuTorch: .*svd"):
         converted(foreign, student, row, [Described("x", "float", ("N", 2))], outputs)
+
+
+class Placed(nn.Module):
+    """Adds whole numbers, and looks up the rows of a table by them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Parameter(torch.arange(20.0).reshape(4, 5) / 20), nn.Linear(2, 5)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        found: Tensor = self.layer(numbers) + self.table[(numbers > 0).long().sum(1) + 1]
+        return found
+
+
+class Looking(kinds.Classes):
+    """Whole numbers stay whole in INT8."""
+
+    def network(self, _student: nn.Module) -> nn.Module:
+        torch.manual_seed(3)
+        return Placed().requires_grad_(requires_grad=False).eval()
+
+
+def test_places_stay_whole_numbers_in_int8() -> None:
+    task = Looking(material(training_set(ROWS), **OWN))
+    tensors, outputs = ([Described(name, "float", ("N", width))] for name, width in (("x", 2), ("logits", 5)))
+    program = converted(task, task.student(), np.arange(1), tensors, outputs, np.arange(20))
+    fed = {"x": np.array([[0.3, 0.5], [0.9, -0.1], [-0.2, -0.4]], np.float32)}
+    expected = task.network(nn.Identity())(torch.from_numpy(fed["x"])).numpy()
+    with running(program, tensors, outputs) as run_program:
+        found = run_program(fed)["logits"]
+    np.testing.assert_allclose(found, expected, atol=0.1)
 
 
 def test_the_process_is_not_there_without_its_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

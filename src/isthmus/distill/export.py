@@ -51,7 +51,7 @@ class ExportReport:
         bytes: of a package that ships one precision only, by precision.
         worst: largest difference from the student in torch, per model file, on the golden cases and on test rows.
         quality: on the test part, per model file, by measure.
-        left_out: precision or runtime to why the package has no file of it.
+        left_out: precision, or file for ExecuTorch, to why the package does not have it.
         served: what one row takes with the threads of the serving profile and its precision, or the fastest one.
         runtime: what answered.
         seconds: of the whole step.
@@ -141,18 +141,19 @@ def export(
     kept = {variant.file: models[variant.file] for variant in variants}
     example = onnx.load_model_from_string(models["model.fp32.onnx"])
     tensors, given = (tuple(map(described, values)) for values in (example.graph.input, example.graph.output))
-    if EXECUTORCH in material.declaration.runtimes:
+    for file, calibration in _programs(task) if EXECUTORCH in material.declaration.runtimes else ():
         try:
-            program = converted(task, found.student, material.parts.test[:1], tensors, given)
+            program = converted(task, found.student, material.parts.test[:1], tensors, given, calibration)
             with running(program, tensors, given) as run:
-                variant, outputs[pte.FILE] = trial.of(pte.FILE, program.model, run, program.most)
+                variant, outputs[file] = trial.of(file, program.model, run, program.most)
             variants.append(variant)
-            kept[pte.FILE] = program.model
-            progress(f"compared {EXECUTORCH}", 0.8)
+            kept[file] = program.model
+            progress(f"compared {file}", 0.8)
         except GateFailed as error:
-            left_out[EXECUTORCH] = error
-            progress(f"no model for {EXECUTORCH}: {error}", 0.8)
-    served = {precision: kept[f"model.{precision}.ort"] for precision in precisions(kept, profile)}
+            left_out[file] = error
+            progress(f"no {file}: {error}", 0.8)
+    formats = [file for file in kept if file.endswith(".ort")]
+    served = {precision: kept[f"model.{precision}.ort"] for precision in precisions(formats, profile)}
     measured = fit(served, _row(task), profile)
     progress("measured", 0.9)
 
@@ -224,6 +225,12 @@ def _models(task: Task, student: nn.Module, edges: Sequence[Case]) -> dict[str, 
     }
 
 
+def _programs(task: Task) -> list[tuple[str, Index | None]]:
+    """Files for ExecuTorch, and the rows that each is calibrated on."""
+    learned = task.material.parts.train
+    return [(pte.FILE, None), (pte.QUANTIZED, learned[spread(len(learned), pte.CALIBRATION_ROWS)])]
+
+
 def plain(task: Task, student: nn.Module) -> onnx.ModelProto:
     """The graph of a student, and nothing about the machine that made it."""
     model = task.model(student)
@@ -243,7 +250,7 @@ def in_precision(task: Task, model: onnx.ModelProto, precision: str, edges: Sequ
         return bytes(model.SerializeToString(deterministic=True))
     learned = task.material.parts.train
     rows = learned[spread(len(learned), CALIBRATION_ROWS)]
-    return quantize(model, [*_in_parts(task, rows), *(case.feeds for case in edges)], task.quantized)
+    return quantize(model, [*_in_parts(task, rows), *(case.feeds for case in edges)], task.quantized, alike=task.alike)
 
 
 def _in_parts(task: Task, rows: Index) -> list[Feeds]:

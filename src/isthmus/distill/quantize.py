@@ -12,6 +12,7 @@ from onnxruntime.quantization import (
     quantize_static,
 )
 
+from isthmus.distill.exactness import exact
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.manifest import Feeds
 
@@ -26,17 +27,21 @@ class _Calibration(CalibrationDataReader):  # type: ignore[misc]
         return next(self._batches, None)
 
 
-def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Sequence[str]) -> bytes:
-    """The model with INT8 weights, one scale per output channel, and INT8 inputs of every layer but the last.
+def quantize(
+    model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Sequence[str], *, alike: bool = False
+) -> bytes:
+    """The model with INT8 weights, one scale per output channel, and INT8 inputs of every layer, but for the last.
 
     Static and not dynamic: a dynamic scale comes from the whole batch, so the answer for one row would depend on the
     rows beside it. Signed inputs: with unsigned ones x86 processors without VNNI saturate, and answer otherwise than
-    the machine the package was checked on. The last layer, a few dozen weights, is the one whose rounding is seen.
+    the machine the package was checked on. The last layer, a few dozen weights, is the one whose rounding is seen: it
+    stays in float32, or takes INT8 inputs with weights of a dozen bits.
 
     Args:
         model: float32.
         calibration: rows from which the ranges of the layer inputs are taken, in parts.
         operators: what is a layer.
+        alike: whether it is the latter, and `exact`, as are the sigmoids: every runtime gives the same bits.
 
     Raises:
         ConfigurationError: the graph has no such layer.
@@ -60,6 +65,9 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
             weight_type=QuantType.QInt8,
             per_channel=True,
             op_types_to_quantize=[*operators],
-            nodes_to_exclude=layers[-1:],
+            nodes_to_exclude=[] if alike else layers[-1:],
         )
-        return target.read_bytes()
+        if not alike:
+            return target.read_bytes()
+        found: bytes = exact(onnx.load(target), model, layers[-1]).SerializeToString(deterministic=True)
+        return found

@@ -128,8 +128,8 @@ The Swift package of ONNX Runtime has no tensors of kind {kinds}, of which this 
 
 _EXECUTORCH = """\
 `@FILE@` answers the same for runtimes that phones have instead of ONNX Runtime. It takes one row at a time, tensors in
-the order of the table above: @ORDER@. Its answers differ from those of the trained model by @WORST@ at most. The Python
-has been run; the Kotlin and the Swift have not.
+the order of the table above: @ORDER@. Its answers differ from those of the trained model by @WORST@ at most.@OTHER@ The
+Python has been run; the Kotlin and the Swift have not.
 
 ```python
 import base64
@@ -298,10 +298,11 @@ def _executorch(manifest: Manifest) -> list[str]:
     if not programs:
         return []
     fed, given = ([tensor.name for tensor in of] for of in (manifest.tensors, manifest.outputs))
+    other = "".join(f" `{one.file}` is the same with whole numbers, {one.worst:.2g} at most." for one in programs[1:])
     quoted = ", ".join(json.dumps(name) for name in fed)
     told = {
         "FILE": programs[0].file, "WORST": f"{programs[0].worst:.2g}", "ORDER": ", ".join(f"`{name}`" for name in fed),
-        "INPUTS": json.dumps(fed), "OUTPUTS": json.dumps(given), "KOTLIN": quoted, "SWIFT": quoted,
+        "INPUTS": json.dumps(fed), "OUTPUTS": json.dumps(given), "KOTLIN": quoted, "SWIFT": quoted, "OTHER": other,
     }  # fmt: skip
     text = _EXECUTORCH
     for place, value in told.items():

@@ -22,8 +22,8 @@ from isthmus.features.reproduction import SECONDS, Answers, refused
 
 NAME = "onnxruntime-web"
 TOLERANCE = 1e-6
-"""Largest difference from the recorded outputs. Whole numbers are multiplied alike, but a browser has no fused
-multiply-add, so that what comes after them, such as a sigmoid, may differ in its last bit in INT8 files, too."""
+"""Largest difference from the recorded outputs: a browser has no fused multiply-add, so that sums of floats, and what
+is made of them, may differ in their last bits."""
 
 SOURCES = Path(__file__).parent / "web"
 """What pages and Node run."""

@@ -1,0 +1,143 @@
+"""INT8 graphs that every runtime answers to the bit: against slow references, and in a browser's runtime."""
+
+import math
+import shutil
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+import pyarrow as pa
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from isthmus.distill.export import ExportReport
+from isthmus.distill.kind import made
+from isthmus.distill.quantize import quantize
+from isthmus.distill.runtime import ask, session
+from isthmus.features.golden import Case, Golden, Kept
+from isthmus.features.manifest import GOLDEN, read_package
+from isthmus.orchestration.webruntime import WebRuntime
+from tests.distill.support import material
+
+Array = np.ndarray[Any, Any]
+ROWS = 500
+
+
+def network(kind: str, inputs: int, draw: np.random.Generator) -> onnx.ModelProto:
+    """Two layers of a kind and a sigmoid."""
+    area = [3, 3] if kind == "Conv" else []
+    nodes: list[onnx.NodeProto] = []
+    constants: list[onnx.TensorProto] = []
+    value = "x"
+    for place, (outputs, taken) in enumerate([(8, inputs), (3, 8)]):
+        # A Gemm has its weights in one order, then in the other.
+        outputs_first = kind == "Conv" or (kind == "Gemm" and place == 0)
+        sizes = (outputs, taken) if outputs_first else (taken, outputs)
+        parameters = [draw.normal(size=[*sizes, *area]) / math.sqrt(taken), draw.normal(size=outputs)]
+        if kind == "MatMul":
+            parameters.pop()
+        names = [f"{part}_{place}" for part in ("weight", "bias")][: len(parameters)]
+        constants += map(numpy_helper.from_array, (part.astype(np.float32) for part in parameters), names)
+        attributes: dict[str, dict[str, Any]] = {"Conv": {"pads": [1] * 4}, "Gemm": {"transB": int(outputs_first)}}
+        name = f"layer_{place}"
+        nodes.append(helper.make_node(kind, [value, *names], [name], name=name, **attributes.get(kind, {})))
+        value = f"after_{place}"
+        nodes.append(helper.make_node(["Relu", "Sigmoid"][place], [name], [value], name=value))
+    given, gives = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", width, *[5 for _ in area]])
+        for name, width in (("x", inputs), (value, 3))
+    )
+    graph = helper.make_graph(nodes, kind, [given], [gives], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def steps(logits: Array) -> Array:
+    """What the nodes compute, by NumPy, which rounds each operation once."""
+    one, small = np.float32(1), np.clip(logits, np.float32(-16), np.float32(16)) * np.float32(-1 / 32)
+    power: Array = np.full_like(small, 1 / 24)
+    for coefficient in (1 / 6, 1 / 2, 1, 1):
+        power = small * power + np.float32(coefficient)
+    for _ in range(5):
+        power = power * power
+    return one / (power + one)
+
+
+@pytest.mark.parametrize(("kind", "inputs"), [("Gemm", 3), ("Gemm", 200), ("MatMul", 40), ("Conv", 16)])
+def test_a_last_layer_loses_no_bit_and_a_sigmoid_none_but_its_own(kind: str, inputs: int) -> None:
+    draw = np.random.default_rng(inputs)
+    model = network(kind, inputs, draw)
+    fed = {"x": draw.normal(size=(ROWS, inputs, *[5] * (2 * (kind == "Conv")))).astype(np.float32)}
+    made_exact = onnx.load_model_from_string(quantize(model, [fed], [kind], alike=True))
+    layer = next(node for node in made_exact.graph.node if node.name == "layer_1")
+    shown = [layer.input[0], layer.output[0]]
+    made_exact.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in shown)
+    found = ask(session(made_exact.SerializeToString(), 1), fed)
+    whole, logits = (found[name] for name in shown)
+    np.testing.assert_array_equal(whole, np.rint(whole))
+    assert np.abs(whole).max() <= 255
+    constants = {constant.name: numpy_helper.to_array(constant) for constant in made_exact.graph.initializer}
+    parameters = [constants[name].astype(np.float64) for name in layer.input[1:]]
+    # All sums are float64, and each of them is a float32.
+    expected = in_float64(kind, whole.astype(np.float64), parameters)
+    np.testing.assert_array_equal(expected.astype(np.float32).astype(np.float64), expected)
+    np.testing.assert_array_equal(logits, expected)
+    np.testing.assert_array_equal(found["after_1"], steps(logits))
+    np.testing.assert_allclose(found["after_1"], 1 / (1 + np.exp(-expected)), atol=1e-6)
+    # It is the network, as far as eight bits tell.
+    plain = ask(session(model.SerializeToString(), 1), fed)["after_1"]
+    assert np.sqrt(np.mean((found["after_1"] - plain) ** 2)) < 0.02
+
+
+def in_float64(kind: str, fed: Array, parameters: list[Array]) -> Array:
+    if kind == "Conv":
+        padded = np.pad(fed, [(0, 0), (0, 0), (1, 1), (1, 1)])
+        windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
+        sums: Array = np.einsum("nihwab,oiab->nohw", windows, parameters[0])
+        return sums + parameters[1][:, None, None]
+    product: Array = fed @ parameters[0]
+    return product + sum(parameters[1:])
+
+
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
+def test_no_sum_passes_what_a_float_holds(size: float) -> None:
+    """Of the worst whole numbers that can come in; one output has no weights."""
+    draw = np.random.default_rng(7)
+    model = network("Gemm", 60, draw)
+    for constant in model.graph.initializer[2:]:
+        values = numpy_helper.to_array(constant) * np.float32(size)
+        values[..., 0] = 0
+        constant.CopyFrom(numpy_helper.from_array(values, constant.name))
+    fed = {"x": draw.normal(size=(ROWS, 60)).astype(np.float32)}
+    graph = onnx.load_model_from_string(quantize(model, [fed], ["Gemm"], alike=True)).graph
+    constants = {constant.name: numpy_helper.to_array(constant) for constant in graph.initializer}
+    weights, bias = constants["layer_1/weight"], constants["layer_1/bias"]
+    for column, offset in zip(weights.T.tolist(), bias.tolist(), strict=True):
+        parts = [Fraction(value) for value in (*column, offset)]
+        common = max(part.denominator for part in parts)
+        whole = [int(part * common) for part in parts]
+        step = math.gcd(*whole) & -math.gcd(*whole)
+        assert 255 * sum(map(abs, whole[:-1])) + abs(whole[-1]) <= 2**24 * step
+    assert np.abs(bias).max() == pytest.approx(
+        np.abs(numpy_helper.to_array(model.graph.initializer[3])).max(), rel=0.01
+    )
+
+
+def test_a_browser_answers_int8_to_the_bit(exported: ExportReport, table: pa.Table, tmp_path: Path) -> None:
+    """Rows of the training set, and others drawn column by column."""
+    draw, task = np.random.default_rng(3), made(material(table))
+    fed = task.feeds(np.arange(table.num_rows))
+    drawn = {name: draw.permuted(np.concatenate([array, array]), axis=0) for name, array in fed.items()}
+    drawn["numeric"] *= draw.normal(1, 2, drawn["numeric"].shape).astype(np.float32)
+    manifest = read_package(exported.path)
+    golden = Golden((), tuple(Case({name: Kept.of(of[name]) for name in of}, {}) for of in (fed, drawn)))
+    (tmp_path / GOLDEN).write_bytes(msgspec.json.encode(golden))
+    variant = manifest.variant("int8")
+    shutil.copy(exported.path / variant.file, tmp_path)
+    opened = session((tmp_path / variant.file).read_bytes(), 1)
+    for of, theirs in zip((fed, drawn), WebRuntime().ask(tmp_path, manifest, variant, golden), strict=True):
+        ours = ask(opened, of)["probability"]
+        assert len(np.unique(ours)) > 1000
+        np.testing.assert_array_equal(theirs["probability"].view(np.int32), ours.view(np.int32))
