@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from isthmus.features.days import EVERY_DAY, Days
+from isthmus.features.days import Days
 
 _CONTRACT, _FINGERPRINT, _ROWS = "isthmus.contract", "isthmus.fingerprint", "isthmus.rows"
 _DAYS, _UNTIL, _ORIGIN, _DONE = "isthmus.days", "isthmus.until", "isthmus.sources", "isthmus.done"
@@ -74,11 +74,6 @@ class Commit:
     fingerprint: str = ""
     rows: int = 0
     written: int = 0
-
-    @property
-    def whole(self) -> bool:
-        """Whether every day was built from exactly that content."""
-        return self.done == (EVERY_DAY,)
 
     @classmethod
     def of(cls, contract: str, days: Mapping[int, Day], until: int, origin: Origin, done: Sequence[Days]) -> "Commit":

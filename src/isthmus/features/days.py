@@ -64,10 +64,6 @@ class Days:
         return [*left, Days(first, self.end)] if first < self.end else left
 
 
-EVERY_DAY = Days(day_of(FIRST), day_of(LAST) + 1)
-"""What a build without a range covers."""
-
-
 def joined(ranges: Iterable[Days]) -> list[Days]:
     """The same days in as few ranges as there can be, in order."""
     found: list[Days] = []

@@ -21,7 +21,7 @@ from isthmus.features.canonical import Doubled, ahead_of, by_day, canonical, cas
 from isthmus.features.columns import from_arrow
 from isthmus.features.commits import Commit, Day, Origin
 from isthmus.features.contract import ViewContract
-from isthmus.features.days import DAY, EVERY_DAY, Days, joined
+from isthmus.features.days import DAY, Days, joined
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, Problem
 from isthmus.features.partitions import DAY_COLUMN, check_files, column_names, dataset, on, reader
 from isthmus.features.pointintime import History, table_schema
@@ -380,7 +380,7 @@ def _came_of(
     """What the table will say of its sources, and which ranges were built from just that."""
     origin = origin or Origin()
     if within is None or before is None:
-        return origin, tuple(joined([within or EVERY_DAY, *done])) if origin.content else ()
+        return origin, tuple(joined([within, *done])) if within and origin.content else ()
     schemas = {name: {**before.origin.schemas.get(name, {}), **types} for name, types in origin.schemas.items()}
     if not origin.content:
         return Origin(schemas), ()

@@ -388,6 +388,27 @@ def contract_diff(
 
 
 @app.command()
+def status(
+    measure: Annotated[
+        bool, typer.Option("--measure/--no-measure", help="Measure expectations and drift, which reads the tables.")
+    ] = True,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show where the project stands: tables, online rows, drift, models, verdicts, deployments and last runs."""
+    from isthmus.orchestration.status import status as run
+
+    with progress() as bar:
+        found = run(_project(project), measure=measure, progress=bar)
+    if as_json:
+        write_json(found.as_dict())
+        return
+    from isthmus.orchestration.statusscreen import show_status
+
+    show_status(found)
+
+
+@app.command()
 def dev(project: ProjectOption = None) -> None:
     """Run the Dagster UI over the project, and the API beside it."""
     from isthmus.orchestration.dev import dev as run

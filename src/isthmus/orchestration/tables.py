@@ -4,7 +4,9 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 
 from isthmus.features.clock import MICROSECOND
@@ -12,6 +14,7 @@ from isthmus.features.commits import Commit, Origin
 from isthmus.features.contract import ViewContract
 from isthmus.features.days import DAY, Days, day_name, day_of
 from isthmus.features.errors import DataError, RequestError
+from isthmus.features.files import write_atomically
 from isthmus.features.findings import Finding
 from isthmus.features.offline import OfflineStore, Prepared, Written
 from isthmus.features.spec import FeatureView, Source, Spine
@@ -62,6 +65,9 @@ def build(project: Project, views: Sequence[str] | None = None, *, progress: Pro
                 prepared[view.name] = ready
         gate.require(found)
         built = {name: store.write(ready) for name, ready in prepared.items()}
+        for name, ready in prepared.items():
+            made = _Built(ready.view.hash, ready.commit.fingerprint, ready.commit.origin.content)
+            write_atomically(_note(project, name), msgspec.json.encode(made))
     progress("all tables are written", 1.0)
     return built
 
@@ -75,11 +81,29 @@ def outdated(project: Project, views: Sequence[str] | None = None) -> list[str]:
     found = []
     for name in selected(project, views):
         view, commit = project.definitions.views[name], store.commit(contract.views[name])
+        try:
+            built = msgspec.json.decode(_note(project, name).read_bytes(), type=_Built)
+        except (OSError, msgspec.MsgspecError):
+            built = None
         content = _content(view, _contents(project, [view]))
-        current = commit is not None and commit.whole and commit.origin.content == content
-        if not (current and commit is not None and commit.contract == contract.views[name].hash):
+        if commit is None or not content or built != _Built(contract.views[name].hash, commit.fingerprint, content):
             found.append(name)
     return found
+
+
+class _Built(msgspec.Struct, frozen=True):
+    """What a table was made whole of: hash of the view's contract, fingerprint of the rows, content of the sources.
+
+    Beside the project and not in the table: the same rows of another content make no new version of it.
+    """
+
+    contract: str
+    fingerprint: str
+    content: str
+
+
+def _note(project: Project, view: str) -> Path:
+    return project.state / "built" / f"{view}.json"
 
 
 def build_range(

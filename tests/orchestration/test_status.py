@@ -1,0 +1,87 @@
+"""Where a project stands, before and after each step, and after what may happen to it."""
+
+import json
+from datetime import timedelta
+
+import pytest
+
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.registration import apply
+from isthmus.orchestration.status import status
+from isthmus.orchestration.statusscreen import show_status
+from isthmus.orchestration.tables import build
+from isthmus.orchestration.trainingset import training_set
+from tests.orchestration.shop import VIEWS, Open, Shop
+from tests.orchestration.test_cli import run
+
+
+def test_a_project_that_nobody_has_touched_says_what_is_to_be_done(
+    shop: Shop, project: Open, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = status(project(shop))
+    assert not found.applied
+    assert [view.rows for view in found.views.values()] == [None] * len(VIEWS)
+    assert (found.models["late_order"].training_set, found.models["late_order"].deployed, found.runs) == (
+        None,
+        None,
+        [],
+    )
+    show_status(found)
+    screen = capsys.readouterr().out
+    assert "not in force, run `isthmus apply`" in screen
+    assert screen.count("to be built") == len(VIEWS)
+
+
+def test_what_was_built_and_materialized_is_up_to_date(
+    built: Shop, project: Open, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = training_set(project(built))
+    found = status(project(built))
+    assert found.applied
+    for view in found.views.values():
+        assert (view.current, view.served, view.expired, view.broken, view.problem) == (True, True, False, (), "")
+        assert view.rows
+        assert view.served_at is not None
+    assert found.models["late_order"].training_set == made.id
+    show_status(found)
+    assert capsys.readouterr().out.count("up to date") == len(VIEWS)
+
+
+def test_new_data_a_changed_transform_and_time_are_seen(built: Shop, project: Open) -> None:
+    (built.root / "data" / "orders.parquet").touch()
+    found = status(project(built), measure=False).views
+    assert {name: view.current for name, view in found.items()} == {
+        "customer_orders": False, "shelf_demand": False, "customer_facts": True,
+    }  # fmt: skip
+    built.replace("now = 2024-03-01", "now = 2024-04-01", "isthmus.toml")
+    later = status(project(built), measure=False).views
+    assert {name: view.expired for name, view in later.items()} == {
+        "customer_orders": True, "shelf_demand": True, "customer_facts": False,
+    }  # fmt: skip
+    age = (later["customer_orders"].age_days or 0) - (found["customer_orders"].age_days or 0)
+    assert timedelta(days=age) == timedelta(days=31)
+    built.replace("rangeBetween(1 - 7 * 86400, 0)", "rangeBetween(1 - 6 * 86400, 0)")
+    changed = status(project(built), measure=False)
+    assert not changed.applied
+    apply(project(built))
+    build(project(built))
+    again = status(project(built), measure=False).views
+    assert {name: (view.current, view.served) for name, view in again.items()} == {
+        "customer_orders": (True, False), "shelf_demand": (True, True), "customer_facts": (True, True),
+    }  # fmt: skip
+
+
+def test_a_damaged_table_is_said_and_hides_no_other(built: Shop, project: Open) -> None:
+    table = Project(built.root).definitions.contract.views["shelf_demand"].table
+    log = next((built.root / ".isthmus" / "offline" / table / "_delta_log").glob("*.json"))
+    log.write_text("nothing")
+    found = status(project(built), measure=False).views
+    assert "damaged" in found["shelf_demand"].problem or "cannot be read" in found["shelf_demand"].problem
+    assert found["customer_facts"].served
+
+
+def test_the_command_line_says_the_same(built: Shop) -> None:
+    done = run("status", "--json", "--no-measure", "--project", str(built.root))
+    told = json.loads(done.stdout)
+    assert set(told["views"]) == set(VIEWS)
+    assert told["models"]["late_order"]["verdict"] is None
