@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import dagster as dg
 
+from isthmus.orchestration.graph.automation import condition
 from isthmus.orchestration.graph.outline import Model, Outline, Place, View
 
 Kind = Literal[
@@ -73,8 +74,6 @@ class IsthmusTranslator:
         Args:
             node: of the graph.
         """
-        from isthmus.orchestration.graph.automation import condition
-
         view, model = node.view, node.model
         metadata: dict[str, Any] = {}
         description, version, freshness = "", None, None

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from isthmus.features.contract import sha256
-from isthmus.features.errors import GateFailed, RequestError
+from isthmus.features.errors import GateFailed
 from isthmus.features.offline import OfflineStore, Written
 from isthmus.orchestration.graph.events import Asked, Checked, Made, Metadata, Progress
 from isthmus.orchestration.project import Project
@@ -263,16 +263,6 @@ _STEPS: Mapping[str, Callable[[Project, Asked, Progress], Iterator[Made | Checke
     "verify": _verify,
     "deploy": _deploy,
 }
-
-
-def require_step(step: str) -> None:
-    """Refuses a step that there is not.
-
-    Raises:
-        RequestError: with those that there are.
-    """
-    if step not in _STEPS:
-        raise RequestError(f"step {step!r}", "is none", expected=", ".join(_STEPS))
 
 
 def reported(report: Mapping[str, Any], began: float) -> Metadata:
