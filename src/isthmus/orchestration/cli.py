@@ -290,9 +290,34 @@ def verify(
 def deploy(name: NameArgument = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
     """Put the package behind the API. Refused without a passing verdict."""
     from isthmus.orchestration.release import deploy as run
-    from isthmus.orchestration.release import deployed
 
-    _report(deployed(run(_project(project), name)), as_json=as_json)
+    _released(run(_project(project), name).as_dict(), as_json=as_json)
+
+
+@app.command()
+def rollback(
+    to: Annotated[str | None, typer.Option(help="How the digest begins; by default of the deployment before.")] = None,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Put the deployment before this one behind the API again. Refused where what its model reads has changed."""
+    from isthmus.orchestration.release import rollback as run
+
+    _released(run(_project(project), to).as_dict(), as_json=as_json)
+
+
+@app.command()
+def history(project: ProjectOption = None, as_json: JsonOption = False) -> None:
+    """List what was deployed and rolled back, the newest first."""
+    from isthmus.orchestration.release import history as run
+
+    events = run(_project(project))
+    if as_json:
+        write_json(events)
+    else:
+        from isthmus.orchestration.summary import show_history
+
+        show_history(events)
 
 
 @app.command()
@@ -459,6 +484,12 @@ def _project(folder: Path | None) -> "Project":
     from isthmus.orchestration.project import Project
 
     return Project(folder) if folder else Project.find(Path.cwd())
+
+
+def _released(report: dict[str, Any], *, as_json: bool) -> None:
+    if not as_json:
+        report["seconds"] = ", ".join(f"{stage} {taken:.3f}" for stage, taken in report["seconds"].items())
+    _report(report, as_json=as_json)
 
 
 def _report(report: Any, *, as_json: bool) -> None:

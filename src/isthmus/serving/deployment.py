@@ -8,7 +8,6 @@ import msgspec
 from isthmus.features.contract import Contract
 from isthmus.features.contractdiff import require_service
 from isthmus.features.errors import GateFailed, PackageError
-from isthmus.features.files import write_atomically
 from isthmus.features.manifest import Manifest, package_digest, read_contract, read_package
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.signature import require_signature
@@ -29,7 +28,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     Attributes:
         model: name by which `/predict` knows it.
-        package: path of the package folder.
+        package: path of the package folder, in the cache beside the file.
         digest: digest of the package.
         contract: hash of the contract the package was made under.
         service: feature service whose values the model reads.
@@ -51,6 +50,11 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     verdict: Approval
     public_key: str | None = None
 
+    @property
+    def runs(self) -> tuple[str, str, int]:
+        """What runs: the digest of the package, the precision, and the threads."""
+        return self.digest, self.precision, self.threads
+
     def dumps(self) -> bytes:
         """The deployment as a file."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
@@ -68,34 +72,17 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise PackageError(where, f"is not a deployment ({error})", remedy="run `isthmus deploy`") from error
 
 
-def deploy(
+def approved(
     package: Path,
     verdict: Verdict | None,
     contract: Contract,
     profile: ServingProfile,
-    file: Path,
     *,
     tables: Mapping[str, str],
     at: int,
     public_key: str | None = None,
 ) -> Deployment:
-    """Puts a package behind the API: a running server takes it up within a second.
-
-    Args:
-        package: the package folder.
-        verdict: the outcome of `isthmus verify` for this package, if there is one.
-        contract: the contract in use.
-        profile: precision and threads.
-        file: where the deployment is written, all at once.
-        tables: view to the fingerprint of its offline table now; the verdict must be about these.
-        at: the present time in microseconds since 1970 UTC.
-        public_key: whose owner must have signed the package, as PEM.
-
-    Raises:
-        PackageError: the package is damaged, not signed by the owner of the key, or lacks the profile's precision.
-        ContractMismatch: what the model reads is not what it was when the package was made.
-        GateFailed: there is no verdict, or it did not pass, or it is about something else or not about everything.
-    """
+    """The deployment of a package where it lies, if nothing speaks against it. Arguments and errors: see `deploy`."""
     manifest = read_package(package)
     if public_key is not None:
         require_signature(package, public_key)
@@ -106,7 +93,7 @@ def deploy(
     require_rows(manifest)
     verdict = _approve(where, digest, contract, verdict)
     _require_coverage(where, contract, manifest.service, verdict, tables)
-    deployment = Deployment(
+    return Deployment(
         model=manifest.name,
         package=str(package.resolve()),
         digest=digest,
@@ -118,8 +105,6 @@ def deploy(
         verdict=Approval(verdict.at, verdict.compared),
         public_key=public_key,
     )
-    write_atomically(file, deployment.dumps())
-    return deployment
 
 
 def require_rows(manifest: Manifest) -> str:
