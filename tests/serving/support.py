@@ -290,9 +290,9 @@ class Server:
     def predict(self, **asked: Any) -> httpx.Response:
         return self.http.post("/predict", json=asked)
 
-    def deploy(self, package: Path, contract: Contract = CONTRACT) -> Deployment:
+    def deploy(self, package: Path, contract: Contract = CONTRACT, **trial: Any) -> Deployment:
         verdict = verdict_of(package, contract)
-        done = deploy(package, verdict, contract, ServingProfile(), self.deployment, tables=TABLES, at=NOW)
+        done = deploy(package, verdict, contract, ServingProfile(), self.deployment, tables=TABLES, at=NOW, **trial)
         return done.deployment
 
     def grant(self, **scopes: str) -> dict[str, str]:

@@ -19,8 +19,7 @@ from isthmus.orchestration.trainingset import distillation
 from isthmus.orchestration.verification import verdict_file
 from isthmus.serving import rollout
 from isthmus.serving.deployment import Deployment
-from isthmus.serving.history import History
-from isthmus.serving.rollout import Rollout
+from isthmus.serving.rollout import Rollout, happened
 
 SWITCH_SECONDS = 5.0
 """How long a server that answers is waited for: it looks for a new deployment twice a second."""
@@ -50,12 +49,13 @@ class Released:
         return {**self.rollout.as_dict(), "server": self.server}
 
 
-def deploy(project: Project, name: str | None = None) -> Released:
+def deploy(project: Project, name: str | None = None, *, share: float | None = None) -> Released:
     """Puts the last package of a distillation behind the API. A running server takes it up by itself.
 
     Args:
         project: the project, with a package and a verdict.
         name: the distillation; may be left out where there is only one.
+        share: of requests that it answers beside what is deployed; 0 for a shadow; None to replace that.
 
     Raises:
         GateFailed: there is no passing verdict for this package under this contract, what it costs to train or to
@@ -79,12 +79,28 @@ def deploy(project: Project, name: str | None = None) -> Released:
         tables={view.name: store.fingerprint(store.history(view)) for view in views},
         at=clock.now(),
         public_key=project.public_key,
+        share=share,
     )
     return _released(project, done)
 
 
+def promote(project: Project) -> Released:
+    """Puts the candidate in force. A running server takes it up by itself.
+
+    Raises:
+        GateFailed: there is no candidate, or it was given up.
+        PackageError: its package is gone, damaged, or not signed by whom it must be.
+        ContractMismatch: nothing is applied, or what its model reads has changed since.
+        DependencyError: another deployment is under way.
+    """
+    done = rollout.promote(project.deployment_file, _contract(project), at=clock.now(), public_key=project.public_key)
+    return _released(project, done)
+
+
 def rollback(project: Project, to: str | None = None) -> Released:
-    """Puts the deployment before the one in force behind the API again. A running server takes it up by itself.
+    """Drops the candidate, if there is one; else puts the deployment before the one in force behind the API again.
+
+    A running server takes it up by itself.
 
     Args:
         project: the project.
@@ -96,32 +112,38 @@ def rollback(project: Project, to: str | None = None) -> Released:
         ContractMismatch: nothing is applied, or what its model reads has changed since.
         DependencyError: another deployment is under way.
     """
-    file = project.contract_file
-    if not file.exists():
-        raise ContractMismatch(f"project {project.name}", "nothing has been applied", remedy="run `isthmus apply`")
-    # That of the server, whatever the definitions have become: going back must not wait for them.
-    contract = Contract.loads(file.read_bytes(), str(file))
-    done = rollout.rollback(project.deployment_file, contract, at=clock.now(), to=to, public_key=project.public_key)
+    done = rollout.rollback(
+        project.deployment_file, _contract(project), at=clock.now(), to=to, public_key=project.public_key
+    )
     return _released(project, done)
 
 
 def history(project: Project) -> list[dict[str, Any]]:
     """What was deployed and rolled back, the newest first."""
-    return [event.as_dict() for event in reversed(History(project.deployment_file).read())]
+    return [event.as_dict() for event in reversed(happened(project.deployment_file))]
+
+
+def _contract(project: Project) -> Contract:
+    """The contract of the server, whatever the definitions have become: going back must not wait for them."""
+    file = project.contract_file
+    if not file.exists():
+        raise ContractMismatch(f"project {project.name}", "nothing has been applied", remedy="run `isthmus apply`")
+    return Contract.loads(file.read_bytes(), str(file))
 
 
 def _released(project: Project, done: Rollout) -> Released:
-    server = _switched(project, done.deployment.digest)
+    server = _switched(project, done.deployment)
     done.done("switch")
     return Released(done, server)
 
 
-def _switched(project: Project, digest: str) -> str:
+def _switched(project: Project, deployment: Deployment) -> str:
     """Waits until the project's server answers with a package; says what it says where it does not."""
     settings = project.settings.server
     host = _ANY.get(settings.host, settings.host)
     end = time.monotonic() + SWITCH_SECONDS
     told = "none answers here"
+    wanted = deployment.digest, deployment.candidate and deployment.candidate.deployment.digest
     try:
         with closing(http.client.HTTPConnection(host, settings.port, timeout=SWITCH_SECONDS)) as server:
             status, found = _asked(server, "/readyz")
@@ -131,7 +153,8 @@ def _switched(project: Project, digest: str) -> str:
                 return told
             while time.monotonic() < end:
                 _, found = _asked(server, "/models")
-                if any(model["package"] == digest for model in found.get("models", ())):
+                models = found.get("models", ())
+                if any((one["package"], one.get("candidate", {}).get("package")) == wanted for one in models):
                     return "has switched"
                 told = f"has not switched: {found.get('refused') or 'it still answers with the package before'}"
                 time.sleep(_PAUSE_SECONDS)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -37,6 +38,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         deployed_at: microseconds since 1970 UTC.
         verdict: what the deployment rests on.
         public_key: whose owner must have signed the package, as PEM; None if nobody must.
+        candidate: what is tried beside it; None if nothing is.
     """
 
     model: str
@@ -49,6 +51,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     deployed_at: int
     verdict: Approval
     public_key: str | None = None
+    candidate: "Candidate | None" = None
 
     @property
     def runs(self) -> tuple[str, str, int]:
@@ -70,6 +73,20 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             return msgspec.json.decode(text, type=cls)
         except msgspec.DecodeError as error:
             raise PackageError(where, f"is not a deployment ({error})", remedy="run `isthmus deploy`") from error
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A package that is tried beside the deployed one.
+
+    Attributes:
+        deployment: it, as if it were deployed.
+        share: of requests that it answers, below 1; 0 for a shadow, whose answers are compared and never returned.
+        latency_objective_ms: the largest p99 of a prediction of one row that a canary may have, in milliseconds.
+    """
+
+    deployment: Deployment
+    share: Annotated[float, msgspec.Meta(ge=0, lt=1)]
+    latency_objective_ms: float
 
 
 def approved(

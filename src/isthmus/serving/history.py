@@ -12,7 +12,8 @@ import msgspec
 from isthmus.features.errors import DataError, DependencyError
 from isthmus.serving.deployment import Deployment
 
-Action = Literal["deploy", "rollback"]
+Action = Literal["deploy", "promote", "rollback", "shadow", "canary", "drop", "refuse"]
+"""The first three put something in force; the others are about a candidate."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,6 +106,8 @@ def standing(events: Sequence[Event]) -> list[Deployment]:
     """What a rollback may go back through, the newest last: what was rolled back from is no longer among it."""
     found: list[Deployment] = []
     for event in events:
+        if event.action not in ("deploy", "promote", "rollback"):
+            continue
         places = [n for n, one in enumerate(found) if one.runs == event.deployment.runs]
         if event.action == "rollback" and places:
             del found[places[-1] :]

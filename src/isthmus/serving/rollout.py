@@ -17,9 +17,10 @@ from isthmus.features.manifest import read_contract, read_package
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.verdict import Verdict
 from isthmus.serving import cache
-from isthmus.serving.deployment import Deployment, approved
+from isthmus.serving.deployment import Candidate, Deployment, approved
 from isthmus.serving.history import Event, History, standing
 from isthmus.serving.model import Model
+from isthmus.serving.trial import decided
 
 STAGES = ("fetch", "verify", "load", "warm", "switch")
 
@@ -87,6 +88,7 @@ def deploy(
     tables: Mapping[str, str],
     at: int,
     public_key: str | None = None,
+    share: float | None = None,
     why: str = "",
 ) -> Rollout:
     """Puts a package behind the API: a running server takes it up within a second.
@@ -103,32 +105,78 @@ def deploy(
         tables: view to the fingerprint of its offline table now; the verdict must be about these.
         at: the present time in microseconds since 1970 UTC.
         public_key: whose owner must have signed the package, as PEM.
+        share: of requests that it answers as a candidate beside what is in force; 0 for a shadow, whose answers are
+            compared and never returned; None if it is to be in force itself.
         why: the reason, for the history.
 
     Raises:
         PackageError: the package is damaged, not signed by the owner of the key, lacks the profile's precision, or
             does not reproduce its golden rows here.
         ContractMismatch: what the model reads is not what it was when the package was made.
-        GateFailed: there is no verdict, or it did not pass, or it is about something else or not about everything.
+        GateFailed: there is no verdict, or it did not pass, or it is about something else or not about everything; or
+            there is nothing that a candidate could be beside.
         DependencyError: another deployment is under way.
         DataError: the history cannot be read.
     """
     with _changing(file) as (history, _):
         rollout = Rollout()
+        current = None if share is None else _beside(file)
         deployment = approved(package, verdict, contract, profile, tables=tables, at=at, public_key=public_key)
         rollout.done("verify")
         kept, rollout.bytes = cache.fetch(package, deployment.digest, cache.folder_of(file), public_key, rollout.done)
         deployment = msgspec.structs.replace(deployment, package=str(kept.resolve()))
         rollout.load(deployment, public_key)
+        if current is None or share is None:
+            rollout.switch(file, deployment)
+            history.add(Event(at=at, action="deploy", deployment=deployment, why=why))
+            return rollout
+        if deployment.service != current.service:
+            raise GateFailed(f"package {deployment.model}", f"reads service {deployment.service}",
+                             expected=f"{current.service}, as what is in force", remedy="deploy it whole")  # fmt: skip
+        objective = profile.latency_objective_ms
+        candidate = Candidate(deployment=deployment, share=share, latency_objective_ms=objective)
+        rollout.switch(file, msgspec.structs.replace(current, candidate=candidate))
+        history.add(Event(at=at, action="canary" if share else "shadow", deployment=deployment, why=why))
+    return rollout
+
+
+def promote(file: Path, contract: Contract, *, at: int, public_key: str | None = None, why: str = "") -> Rollout:
+    """Puts the candidate in force.
+
+    Args:
+        file: the deployment file.
+        contract: the contract in use.
+        at: the present time in microseconds since 1970 UTC.
+        public_key: whose owner must have signed the package, as PEM.
+        why: the reason, for the history.
+
+    Raises:
+        GateFailed: there is no candidate, or it was given up.
+        PackageError: its package is not there any more, is damaged, or is not signed by the owner of the key.
+        ContractMismatch: what its model reads is not what it was when the package was made.
+        DependencyError: another deployment is under way.
+        DataError: the history cannot be read.
+    """
+    with _changing(file) as (history, _):
+        rollout = Rollout()
+        candidate = _beside(file).candidate
+        if candidate is None:
+            raise GateFailed(str(file), "there is no candidate", expected="one to promote",
+                             remedy="run `isthmus deploy --shadow` or `isthmus deploy --canary SHARE`")  # fmt: skip
+        if decision := decided(file, candidate):
+            where = f"package {candidate.deployment.digest[:12]}"
+            raise GateFailed(where, f"was given up: {decision.why}", expected="a candidate that is still tried",
+                             remedy="run `isthmus rollback`, which drops it")  # fmt: skip
+        deployment = _verified(rollout, candidate.deployment, contract, at, public_key)
         rollout.switch(file, deployment)
-        history.add(Event(at=at, action="deploy", deployment=deployment, why=why))
+        history.add(Event(at=at, action="promote", deployment=deployment, why=why))
     return rollout
 
 
 def rollback(
     file: Path, contract: Contract, *, at: int, to: str | None = None, public_key: str | None = None, why: str = ""
 ) -> Rollout:
-    """Puts the deployment before the one in force behind the API again, from the cache.
+    """Drops the candidate, if there is one; else puts the deployment before the one in force behind the API again.
 
     Args:
         file: the deployment file.
@@ -148,22 +196,42 @@ def rollback(
     with _changing(file) as (history, events):
         rollout = Rollout()
         current = in_force(file)
+        if current is not None and current.candidate is not None and to is None:
+            dropped = current.candidate.deployment
+            rollout.switch(file, msgspec.structs.replace(current, candidate=None))
+            history.add(Event(at=at, action="drop", deployment=dropped, why=why))
+            return rollout
         earlier = _earlier(file, events, current, to)
-        where = f"package {earlier.model} {earlier.digest[:12]}"
-        folder = Path(earlier.package)
-        if not folder.is_dir():
-            raise PackageError(where, f"is no longer in {folder.parent}", expected=f"one of the last {KEPT}",
-                               remedy="make it again, or give another with --to")  # fmt: skip
-        cache.require(folder, earlier.digest, public_key)
-        manifest = read_package(folder)
-        require_service(where, read_contract(folder, manifest), contract, manifest.service)
-        rollout.done("verify")
-        deployment = msgspec.structs.replace(earlier, deployed_at=at, public_key=public_key or earlier.public_key)
-        rollout.load(deployment, public_key)
+        deployment = _verified(rollout, earlier, contract, at, public_key)
         rollout.switch(file, deployment)
         left = "" if current is None else f"from {current.digest[:12]}"
         history.add(Event(at=at, action="rollback", deployment=deployment, why=why or left))
     return rollout
+
+
+def _beside(file: Path) -> Deployment:
+    """What is in force, for a candidate to be beside."""
+    current = in_force(file)
+    if current is None:
+        raise GateFailed(str(file), "nothing is deployed", expected="a deployment to try a package beside",
+                         remedy="run `isthmus deploy`")  # fmt: skip
+    return current
+
+
+def _verified(rollout: Rollout, earlier: Deployment, contract: Contract, at: int, public_key: str | None) -> Deployment:
+    """A deployment of a package in the cache, as of now, if nothing speaks against it any more."""
+    where = f"package {earlier.model} {earlier.digest[:12]}"
+    folder = Path(earlier.package)
+    if not folder.is_dir():
+        raise PackageError(where, f"is no longer in {folder.parent}", expected=f"one of the last {KEPT}",
+                           remedy="make it again, or give another with --to")  # fmt: skip
+    cache.require(folder, earlier.digest, public_key)
+    manifest = read_package(folder)
+    require_service(where, read_contract(folder, manifest), contract, manifest.service)
+    rollout.done("verify")
+    deployment = msgspec.structs.replace(earlier, deployed_at=at, public_key=public_key or earlier.public_key)
+    rollout.load(deployment, public_key)
+    return deployment
 
 
 def in_force(file: Path) -> Deployment | None:
@@ -178,17 +246,41 @@ def _changing(file: Path) -> Iterator[tuple[History, list[Event]]]:
     """The history, for as long as nobody else deploys; afterwards the cache has no more than it names."""
     history = History(file)
     with history.held() as events:
-        current = in_force(file)
-        stood = standing(events)
-        if current is not None and (not stood or stood[-1] != current):
-            # Its process was killed between the two files; or it is older than the history.
-            found = Event(at=current.deployed_at, action="deploy", deployment=current, why="found in force")
-            history.add(found)
-            events.append(found)
+        for event in _unnoted(file, events):
+            history.add(event)
+            events.append(event)
         yield history, events
         last = [event.deployment.digest for event in history.read()[-KEPT:]]
         now = in_force(file)
-        cache.prune(cache.folder_of(file), {*last, *(() if now is None else (now.digest,))})
+        tried = () if now is None or now.candidate is None else (now.candidate.deployment.digest,)
+        cache.prune(cache.folder_of(file), {*last, *tried, *(() if now is None else (now.digest,))})
+
+
+def happened(file: Path) -> list[Event]:
+    """The history of a deployment file, the newest last.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    events = History(file).read()
+    return [*events, *_unnoted(file, events)]
+
+
+def _unnoted(file: Path, events: list[Event]) -> Iterator[Event]:
+    """What the files say and the history does not."""
+    current = in_force(file)
+    if current is None:
+        return
+    stood, tried = standing(events), current.candidate
+    alone = msgspec.structs.replace(current, candidate=None)
+    if not stood or stood[-1] != alone:
+        # Its process was killed between the two files; or it is older than the history.
+        yield Event(at=alone.deployed_at, action="deploy", deployment=alone, why="found in force")
+    # A server that gives a candidate up does not wait for whoever deploys.
+    if tried is not None and (decision := decided(file, tried)) is not None:
+        event = Event(at=decision.at, action="refuse", deployment=tried.deployment, why=decision.why)
+        if event not in events:
+            yield event
 
 
 def _earlier(file: Path, events: list[Event], current: Deployment | None, to: str | None) -> Deployment:
