@@ -37,6 +37,8 @@ VERBS = [
     "page",
     "verify",
     "deploy",
+    "rollback",
+    "history",
     "serve",
     "dev",
     "demo",

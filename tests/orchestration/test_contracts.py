@@ -43,7 +43,7 @@ def test_a_package_outlives_what_it_does_not_read(built: Shop, project: Open) ->
     distill(project(built))
     package = export(project(built)).path
     verify(project(built))
-    before = deploy(project(built))
+    before = deploy(project(built)).deployment
     built.append(ELSEWHERE)
     found = difference(project(built))
     assert found.changes == ["view spent is new", "service spending is new"]
@@ -61,7 +61,7 @@ def test_a_package_outlives_what_it_does_not_read(built: Shop, project: Open) ->
     with pytest.raises(GateFailed, match="boundary card of late_order: the serving half is missing"):
         deploy(project(built))
     measured.write_bytes(half)
-    after = deploy(project(built))
+    after = deploy(project(built)).deployment
     assert (after.digest, after.contract) == (before.digest, before.contract)
     assert after.contract != project(built).applied().hash
     with pytest.raises(DataError, match="training set of late_order: made under contract"):

@@ -99,7 +99,7 @@ def test_a_project_without_faults_passes(exported: Shop, project: Open) -> None:
     assert set(verdict.inputs) == {
         "shelf_demand__sold_1d", "shelf_demand__distance", "store", "product", "hour", "weight",
     }  # fmt: skip
-    assert deploy(project(exported)).verdict.compared == verdict.compared
+    assert deploy(project(exported)).deployment.verdict.compared == verdict.compared
 
 
 def test_a_package_with_request_transforms_is_checked_by_itself(exported: Shop, cache: Path) -> None:
@@ -135,7 +135,7 @@ def test_what_must_be_signed_is_signed_by_export_and_neither_verified_nor_deploy
         export(configured(**{**ours, "public_key": "another.pub"}))
     export(configured(**ours))
     assert package_digest(package(exported)) == unsigned
-    assert deploy(configured(**ours)).public_key == public.read_text()
+    assert deploy(configured(**ours)).deployment.public_key == public.read_text()
     with pytest.raises(PackageError, match="signed by key"):
         deploy(configured(public_key="another.pub"))
     require_passed(verify(configured(**ours)))

@@ -42,8 +42,9 @@ from isthmus.features.types import (
     UnixTimestamp,
 )
 from isthmus.features.verdict import FeatureVerdict, Verdict
-from isthmus.serving.deployment import Deployment, deploy
+from isthmus.serving.deployment import Deployment
 from isthmus.serving.keys import Key, Keyring, make
+from isthmus.serving.rollout import deploy
 from isthmus.serving.settings import ServerSettings, command
 
 HOUR = 3_600_000_000
@@ -289,9 +290,10 @@ class Server:
     def predict(self, **asked: Any) -> httpx.Response:
         return self.http.post("/predict", json=asked)
 
-    def deploy(self, package: Path, contract: Contract = CONTRACT) -> Deployment:
+    def deploy(self, package: Path, contract: Contract = CONTRACT, **trial: Any) -> Deployment:
         verdict = verdict_of(package, contract)
-        return deploy(package, verdict, contract, ServingProfile(), self.deployment, tables=TABLES, at=NOW)
+        done = deploy(package, verdict, contract, ServingProfile(), self.deployment, tables=TABLES, at=NOW, **trial)
+        return done.deployment
 
     def grant(self, **scopes: str) -> dict[str, str]:
         """Makes these the only keys: name to its scopes with a space between. Returns each one's Authorization."""
@@ -323,7 +325,7 @@ def serving(folder: Path, redis: str, **settings: Any) -> Iterator[Server]:
     folder.mkdir(parents=True, exist_ok=True)
     chosen = ServerSettings(
         contract=str(folder / "contract.json"), deployment=str(folder / "deployment.json"), redis=redis,
-        keys=str(folder / "keys.json"), port=free_port(), **{"now": NOW, **settings},
+        keys=str(folder / "keys.json"), **{"port": free_port(), "now": NOW, **settings},
     )  # fmt: skip
     arguments, environment = command(chosen)
     log = folder / "server.log"

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from isthmus.features.columns import Values
 from isthmus.features.profiles import ServingProfile
 from isthmus.serving.batches import BATCH_ROWS, QUICK_ROWS, QUICK_SECONDS, Batches, Columns, Outputs
-from isthmus.serving.deployment import deploy
 from isthmus.serving.limits import Limits
 from isthmus.serving.model import Model
+from isthmus.serving.rollout import deploy
 from tests.serving.support import CONTRACT, NOW, TABLES, Server, make_package, serving, verdict_of, wait
 
 SLOW_BALLAST = 32
@@ -151,7 +151,8 @@ def test_a_large_request_holds_up_no_small_one(seconds: float) -> None:
 
 
 def seconds(package: Path, file: Path) -> float:
-    return Model(deploy(package, verdict_of(package), CONTRACT, ServingProfile(), file, tables=TABLES, at=NOW)).seconds
+    done = deploy(package, verdict_of(package), CONTRACT, ServingProfile(), file, tables=TABLES, at=NOW)
+    return Model(done.deployment).seconds
 
 
 def test_a_model_knows_how_slow_it_is(tmp_path: Path) -> None:

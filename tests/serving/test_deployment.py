@@ -9,7 +9,8 @@ from isthmus.features.errors import ContractMismatch, GateFailed, IsthmusError, 
 from isthmus.features.manifest import package_digest
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.verdict import FeatureVerdict, Verdict
-from isthmus.serving.deployment import Approval, Deployment, deploy
+from isthmus.serving.deployment import Approval, Deployment
+from isthmus.serving.rollout import deploy
 from tests.serving.support import CONTRACT, EVERYTHING, NOW, PUNCTUALITY, TABLES, contract_of, make_package, verdict_of
 
 OTHER = contract_of(PUNCTUALITY, EVERYTHING)
@@ -27,13 +28,15 @@ def package(tmp_path: Path) -> Path:
 
 def test_a_deployment_is_written_and_read_back(package: Path, tmp_path: Path) -> None:
     file = tmp_path / "state" / "deployment.json"
-    deployment = deploy(package, verdict_of(package), CONTRACT, ServingProfile(threads=3), file, tables=TABLES, at=NOW)
+    done = deploy(package, verdict_of(package), CONTRACT, ServingProfile(threads=3), file, tables=TABLES, at=NOW)
+    deployment, kept = done.deployment, file.parent / "deployments" / package_digest(package)
     assert deployment == Deployment.loads(file.read_bytes())
     assert deployment == Deployment(
-        model="late", package=str(package), digest=package_digest(package), contract=CONTRACT.hash, service="late",
+        model="late", package=str(kept), digest=package_digest(package), contract=CONTRACT.hash, service="late",
         precision="int8", threads=3, deployed_at=NOW, verdict=Approval(at=NOW, compared=30),
     )  # fmt: skip
-    assert [entry.name for entry in file.parent.iterdir()] == ["deployment.json"]
+    assert {entry.name for entry in file.parent.iterdir()} == {"deployment.json", "deployments", "deployments.jsonl"}
+    assert [entry.name for entry in kept.parent.iterdir()] == [kept.name]
 
 
 def refused(package: Path, verdict: Verdict | None, profile: ServingProfile | None = None) -> IsthmusError:
@@ -70,10 +73,8 @@ def test_each_reason_for_refusal_has_its_sentence(package: Path) -> None:
 
 def test_a_package_of_a_contract_that_had_less_or_more_elsewhere_is_deployed(tmp_path: Path) -> None:
     package = make_package(tmp_path / "package", OTHER)
-    deployment = deploy(
-        package, verdict_of(package), CONTRACT, ServingProfile(), tmp_path / "d.json", tables=TABLES, at=NOW
-    )
-    assert deployment.contract == OTHER.hash != CONTRACT.hash, "what the package was made under"
+    done = deploy(package, verdict_of(package), CONTRACT, ServingProfile(), tmp_path / "d.json", tables=TABLES, at=NOW)
+    assert done.deployment.contract == OTHER.hash != CONTRACT.hash, "what the package was made under"
 
 
 @pytest.mark.parametrize(

@@ -444,6 +444,8 @@ def counted(file: Path) -> Samples:
 
 def test_the_dashboard_asks_for_what_there_is_and_for_all_of_it(watched: Server) -> None:
     assert watched.lookup(**LOOKUP).status_code == 200
+    watched.deploy(make_package(watched.contract.parent / "shadow", weight=-1.0), share=0.0)
+    wait(lambda: "candidate" in watched.http.get("/models").json()["models"][0], "the shadow")
     assert watched.predict(**PREDICT).status_code == 200
     assert watched.http.get("/invented").status_code == 404
     families = list(parse_text(watched.http.get("/metrics").text))

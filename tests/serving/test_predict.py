@@ -7,8 +7,9 @@ from isthmus.features.errors import PackageError
 from isthmus.features.manifest import package_digest
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Float64, Int64, String
-from isthmus.serving.deployment import Deployment, deploy
+from isthmus.serving.deployment import Deployment
 from isthmus.serving.model import Model
+from isthmus.serving.rollout import deploy
 from tests.serving.support import CONTRACT, NOW, TABLES, Server, make_package, serving, verdict_of, wait
 
 

@@ -14,8 +14,9 @@ from isthmus.features.files import write_atomically
 from isthmus.features.manifest import package_digest, read_package
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.signature import PASSWORD, Signer, key_name, read_public_key, require_signature
-from isthmus.serving.deployment import Deployment, deploy
+from isthmus.serving.deployment import Deployment
 from isthmus.serving.model import Model
+from isthmus.serving.rollout import deploy
 from isthmus.serving.settings import ServerSettings, command
 from tests.serving.support import CONTRACT, NOW, TABLES, make_package, serving, verdict_of, wait
 from tests.signing import pair
@@ -26,7 +27,8 @@ ASKED = {"entities": {"carrier": ["B6"]}, "request": {"distance": [1]}}
 def deployed(package: Path, key: str | None = None) -> Deployment:
     file = package.parent / "deployment.json"
     profile = ServingProfile()
-    return deploy(package, verdict_of(package), CONTRACT, profile, file, tables=TABLES, at=NOW, public_key=key)
+    done = deploy(package, verdict_of(package), CONTRACT, profile, file, tables=TABLES, at=NOW, public_key=key)
+    return done.deployment
 
 
 def test_signing_changes_neither_sums_nor_digest(tmp_path: Path) -> None:
@@ -64,7 +66,7 @@ def test_each_refusal_of_a_deployment_has_its_sentence(tmp_path: Path) -> None:
     Model(deployment, key)
     with pytest.raises(PackageError, match="expected a signature by key"):
         Model(deployment, other)
-    (package / "model.sig").unlink()
+    (Path(deployment.package) / "model.sig").unlink()
     for told in (deployment, msgspec.structs.replace(deployment, public_key=None)):
         with pytest.raises(PackageError, match="is not signed"):
             Model(told, key)

@@ -287,12 +287,58 @@ def verify(
 
 
 @app.command()
-def deploy(name: NameArgument = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
+def deploy(
+    name: NameArgument = None,
+    shadow: Annotated[
+        bool, typer.Option("--shadow", help="Beside what is deployed: answers are compared, never returned.")
+    ] = False,
+    canary: Annotated[
+        float | None, typer.Option(help="Beside what is deployed: answers this share of requests, 0.1 for a tenth.")
+    ] = None,
+    promote: Annotated[bool, typer.Option("--promote", help="Put what is tried so far in its place.")] = False,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Put the package behind the API. Refused without a passing verdict."""
-    from isthmus.orchestration.release import deploy as run
-    from isthmus.orchestration.release import deployed
+    from isthmus.orchestration import release
 
-    _report(deployed(run(_project(project), name)), as_json=as_json)
+    if shadow + promote + (canary is not None) > 1 or (promote and name is not None):
+        raise click.UsageError("--shadow, --canary and --promote exclude each other, and --promote takes no name")
+    if canary is not None and not 0 < canary < 1:
+        raise click.UsageError(f"--canary is {canary:g}, and must be above 0 and below 1")
+    opened = _project(project)
+    share = 0.0 if shadow else canary
+    done = release.promote(opened) if promote else release.deploy(opened, name, share=share)
+    _released(done.as_dict(), as_json=as_json)
+
+
+@app.command()
+def rollback(
+    to: Annotated[str | None, typer.Option(help="How the digest begins; by default of the deployment before.")] = None,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Drop the candidate, or put the deployment before this one behind the API again.
+
+    Refused where what its model reads has changed.
+    """
+    from isthmus.orchestration.release import rollback as run
+
+    _released(run(_project(project), to).as_dict(), as_json=as_json)
+
+
+@app.command()
+def history(project: ProjectOption = None, as_json: JsonOption = False) -> None:
+    """List what was deployed and rolled back, the newest first."""
+    from isthmus.orchestration.release import history as run
+
+    events = run(_project(project))
+    if as_json:
+        write_json(events)
+    else:
+        from isthmus.orchestration.summary import show_history
+
+        show_history(events)
 
 
 @app.command()
@@ -480,6 +526,12 @@ def _project(folder: Path | None) -> "Project":
     from isthmus.orchestration.project import Project
 
     return Project(folder) if folder else Project.find(Path.cwd())
+
+
+def _released(report: dict[str, Any], *, as_json: bool) -> None:
+    if not as_json:
+        report["seconds"] = ", ".join(f"{stage} {taken:.3f}" for stage, taken in report["seconds"].items())
+    _report(report, as_json=as_json)
 
 
 def _report(report: Any, *, as_json: bool) -> None:

@@ -1,7 +1,7 @@
 """What a person reads at the end of a step."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,17 @@ def show_report(report: Mapping[str, Any]) -> None:
             between = f"\n{'':>18}" if any(", " in str(item) for item in value) else ", "
             value = f"{len(value)}" if len(value) > 6 else between.join(map(str, value)) or "none"
         console.print(f"[dim]{key:>16}[/]  {escape(_part(key, value))}", highlight=False, soft_wrap=True)
+
+
+def show_history(events: Sequence[Mapping[str, Any]]) -> None:
+    """Prints what was deployed and rolled back."""
+    table = new_table("at", "action", "model", "package", "contract", "precision", "why", words=True)
+    for one in events:
+        table.add_row(
+            clock.moment(one["at"]).isoformat(timespec="seconds"), one["action"], escape(one["model"]),
+            one["digest"][:12], one["contract"][:12], one["precision"], escape(one["why"]),
+        )  # fmt: skip
+    new_console().print(table)
 
 
 def _part(key: str, value: object) -> str:

@@ -3,11 +3,11 @@
 import asyncio
 import gc
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import orjson
@@ -38,7 +38,8 @@ from isthmus.serving.messages import (
 from isthmus.serving.metrics import REFUSAL, Metrics
 from isthmus.serving.observe import Observed
 from isthmus.serving.offload import BYTES, VALUES, offload
-from isthmus.serving.predictor import Predictor, require_keys
+from isthmus.serving.prediction import Asking, Predictions, told
+from isthmus.serving.predictor import require_keys
 from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
 from isthmus.serving.state import State
 from isthmus.serving.store import Store
@@ -64,6 +65,7 @@ class Api:
         self._watch = Watch(Path(settings.contract), Path(settings.deployment), settings.public_key)
         folder = os.environ.get(METRICS_FOLDER) if settings.workers > 1 else None
         self.metrics = Metrics(lambda: self._watch.state, self._at, Path(folder) if folder else None)
+        self._predictions = Predictions(self._store, settings.limits, self.metrics, self._at)
         self._document = orjson.dumps(openapi.document())
 
     @asynccontextmanager
@@ -74,7 +76,10 @@ class Api:
         gc.collect()
         gc.freeze()
         gc.set_threshold(10_000)
-        tasks = [asyncio.create_task(self._watch.run()), asyncio.create_task(self.metrics.share())]
+        tasks = [
+            asyncio.create_task(work)
+            for work in (self._watch.run(), self.metrics.share(), self._predictions.shadow.run())
+        ]
         try:
             yield
         finally:
@@ -100,7 +105,10 @@ class Api:
         lookup.require_apart(keys)
         rows = columns.rows("entities", {**fields, **keys}, self._limits.rows)
         self._limits.require_values("entities and features", rows, len(lookup.names))
-        answers = await self._read(lookup, keys, rows) if lookup.plan.views else {}
+        answers: Mapping[str, ViewAnswer] = {}
+        if lookup.plan.views:
+            answers = await self._store.read(lookup.plan, keys, rows, self._at())
+            self.metrics.read(answers, lookup.bits)
         large = rows * len(lookup.names) > VALUES
         made: Made = {}
         if lookup.computes:
@@ -139,17 +147,8 @@ class Api:
         asked = _decode(body, _PREDICT)
         state = self._watch.state
         granted(request).require("predict", state.deployed(asked.model).deployment.model)
-        predictor = state.predictor()
-        large = len(body) > BYTES
-        keys, fields, rows = await offload(
-            large, predictor.read, asked.entities, asked.request, state.join_keys, self._limits
-        )
-        answers = await self._read(predictor, keys, rows) if predictor.plan.views else {}
-        inputs = predictor.inputs(fields, answers)
-        with self.metrics.run(predictor.model.deployment.model, rows):
-            output = await predictor.batches.predict(inputs, rows)
-        predictor.require(output, inputs)
-        return _answer(await offload(rows > VALUES, predictor.encode, output, answers), state.contract.hash)
+        answer = await self._predictions.answer(Asking(state, asked, body))
+        return _answer(answer, state.contract.hash)
 
     async def models(self, _request: Request) -> Response:
         """The deployed models."""
@@ -170,6 +169,7 @@ class Api:
             # What the model reads itself and a request transform takes, too, is one input to who asks.
             inputs=list(dict.fromkeys(ModelInput(item.name, item.dtype.name) for item in model.inputs)),
             outdated=None if outdated is None else str(outdated),
+            candidate=msgspec.UNSET if state.trial is None else told(state.trial),
         )
         return _answer(msgspec.json.encode(Models([described], state.refused)))
 
@@ -193,13 +193,6 @@ class Api:
     async def openapi(self, _request: Request) -> Response:
         """The OpenAPI document."""
         return _answer(self._document)
-
-    async def _read(
-        self, asked: Lookup | Predictor, keys: Mapping[str, Sequence[Any]], rows: int
-    ) -> dict[str, ViewAnswer]:
-        answers = await self._store.read(asked.plan, keys, rows, self._at())
-        self.metrics.read(answers, asked.bits)
-        return answers
 
     def _at(self) -> int:
         return clock.now() if self._now is None else self._now

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from isthmus.features.contract import Contract
 from isthmus.features.contractdiff import require_service
 from isthmus.features.errors import GateFailed, PackageError
-from isthmus.features.files import write_atomically
 from isthmus.features.manifest import Manifest, package_digest, read_contract, read_package
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.signature import require_signature
@@ -29,7 +29,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     Attributes:
         model: name by which `/predict` knows it.
-        package: path of the package folder.
+        package: path of the package folder, in the cache beside the file.
         digest: digest of the package.
         contract: hash of the contract the package was made under.
         service: feature service whose values the model reads.
@@ -38,6 +38,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         deployed_at: microseconds since 1970 UTC.
         verdict: what the deployment rests on.
         public_key: whose owner must have signed the package, as PEM; None if nobody must.
+        candidate: what is tried beside it; None if nothing is.
     """
 
     model: str
@@ -50,6 +51,12 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     deployed_at: int
     verdict: Approval
     public_key: str | None = None
+    candidate: "Candidate | None" = None
+
+    @property
+    def runs(self) -> tuple[str, str, int]:
+        """What runs: the digest of the package, the precision, and the threads."""
+        return self.digest, self.precision, self.threads
 
     def dumps(self) -> bytes:
         """The deployment as a file."""
@@ -68,34 +75,31 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise PackageError(where, f"is not a deployment ({error})", remedy="run `isthmus deploy`") from error
 
 
-def deploy(
+class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A package that is tried beside the deployed one.
+
+    Attributes:
+        deployment: it, as if it were deployed.
+        share: of requests that it answers, below 1; 0 for a shadow, whose answers are compared and never returned.
+        latency_objective_ms: the largest p99 of a prediction of one row that a canary may have, in milliseconds.
+    """
+
+    deployment: Deployment
+    share: Annotated[float, msgspec.Meta(ge=0, lt=1)]
+    latency_objective_ms: float
+
+
+def approved(
     package: Path,
     verdict: Verdict | None,
     contract: Contract,
     profile: ServingProfile,
-    file: Path,
     *,
     tables: Mapping[str, str],
     at: int,
     public_key: str | None = None,
 ) -> Deployment:
-    """Puts a package behind the API: a running server takes it up within a second.
-
-    Args:
-        package: the package folder.
-        verdict: the outcome of `isthmus verify` for this package, if there is one.
-        contract: the contract in use.
-        profile: precision and threads.
-        file: where the deployment is written, all at once.
-        tables: view to the fingerprint of its offline table now; the verdict must be about these.
-        at: the present time in microseconds since 1970 UTC.
-        public_key: whose owner must have signed the package, as PEM.
-
-    Raises:
-        PackageError: the package is damaged, not signed by the owner of the key, or lacks the profile's precision.
-        ContractMismatch: what the model reads is not what it was when the package was made.
-        GateFailed: there is no verdict, or it did not pass, or it is about something else or not about everything.
-    """
+    """The deployment of a package where it lies, if nothing speaks against it. Arguments and errors: see `deploy`."""
     manifest = read_package(package)
     if public_key is not None:
         require_signature(package, public_key)
@@ -106,7 +110,7 @@ def deploy(
     require_rows(manifest)
     verdict = _approve(where, digest, contract, verdict)
     _require_coverage(where, contract, manifest.service, verdict, tables)
-    deployment = Deployment(
+    return Deployment(
         model=manifest.name,
         package=str(package.resolve()),
         digest=digest,
@@ -118,8 +122,6 @@ def deploy(
         verdict=Approval(verdict.at, verdict.compared),
         public_key=public_key,
     )
-    write_atomically(file, deployment.dumps())
-    return deployment
 
 
 def require_rows(manifest: Manifest) -> str:

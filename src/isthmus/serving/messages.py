@@ -150,6 +150,36 @@ class ModelInput(Struct, frozen=True):
     dtype: str
 
 
+class RoleCounts(Struct):
+    """What one of two models has done in the worker that answers, since the candidate is there."""
+
+    requests: int
+    failures: int
+    p99_ms: Annotated[float | None, Meta(description="Of a run over one row, of the latest ones.")]
+
+
+class CandidateState(Struct):
+    """A package that is tried beside the deployed one; `refused` says why it is not asked any more.
+
+    `deployed` and `tried` are what the two have done since; the counts are those of the worker that answers.
+    """
+
+    package: str
+    contract: str
+    precision: str
+    role: Literal["shadow", "canary"]
+    share: Annotated[float, Meta(description="Of requests that it answers; 0 for a shadow.")]
+    deployed_at: Annotated[int, Meta(description="Microseconds since 1970 UTC.")]
+    deployed: RoleCounts
+    tried: RoleCounts
+    compared: Annotated[int, Meta(description="Predictions of a shadow that were compared.")]
+    differing: Annotated[int, Meta(description="Of these, those that differ by more than `tolerance`.")]
+    worst: float | Literal["Infinity"]
+    tolerance: float
+    dropped: Annotated[int, Meta(description="Requests that a shadow was not asked, because too many waited.")]
+    refused: str | None = None
+
+
 class ModelState(Struct):
     """A deployed model; `current` is false, and `outdated` says why, when what it reads has changed since it was made.
 
@@ -166,6 +196,7 @@ class ModelState(Struct):
     current: bool
     inputs: list[ModelInput]
     outdated: str | None = None
+    candidate: CandidateState | UnsetType = UNSET
 
 
 class Models(Struct):

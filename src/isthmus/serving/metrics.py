@@ -25,6 +25,7 @@ from isthmus.serving.lookup import LABELS
 from isthmus.serving.refusals import NotReadyError
 from isthmus.serving.state import State
 from isthmus.serving.tally import Tally
+from isthmus.serving.trial import Trial
 
 REFUSAL = "isthmus.refusal"
 """Where a request's scope has the class of the error that it was answered with."""
@@ -138,6 +139,20 @@ class Metrics:
             runs.seconds.observe(time.perf_counter() - start)
             runs.rows.value += rows
 
+    def tried(self, trial: Trial, outcome: str, role: str) -> None:
+        """A request was put to one of the two while a candidate is on trial.
+
+        Args:
+            trial: the candidate.
+            outcome: answered, failed, dropped or differing.
+            role: of whom: deployed, canary or shadow.
+        """
+        self._series.trials.number(trial.candidate.deployment.model, role, outcome).value += 1
+
+    def timed(self, trial: Trial, seconds: float, role: str) -> None:
+        """One of the two has run over the rows of a request."""
+        self._series.trial_seconds.seconds(trial.candidate.deployment.model, role).observe(seconds)
+
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """All metrics as text, and its content type: OpenMetrics if `accept` names it, else Prometheus's own format."""
         # The request for them is no work in progress; other workers would read of it long after it has been answered.
@@ -190,6 +205,14 @@ class _Series:
         )
         self.model_rows = tally.counter("isthmus_model_rows_total", "Rows that a model was run over.", "model")
         self.failures = tally.counter("isthmus_prediction_failures_total", "Runs of a model that failed.", "model")
+        self.trials = tally.counter(
+            "isthmus_trial_predictions_total",
+            "Requests to the deployed model while a candidate is on trial, and to that, as canary or shadow.",
+            "model", "role", "outcome",
+        )  # fmt: skip
+        self.trial_seconds = tally.histogram(
+            "isthmus_trial_duration_seconds", "A run of each of the two over its rows.", "model", "role"
+        )
 
 
 class _Outcome:

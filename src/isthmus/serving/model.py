@@ -30,6 +30,7 @@ class Model:
     Attributes:
         contract: what its package was made under.
         seconds: how long a prediction of one row takes here, at best.
+        warming: how many seconds its first predictions took, those of the golden rows.
 
     Raises:
         PackageError: the package is damaged, is another one, is not signed by whom it must be, or does not reproduce
@@ -58,9 +59,11 @@ class Model:
         golden = read_golden(folder, manifest)
         require_fed(f"package {manifest.name}", golden, manifest)
         self._session = opened(folder, manifest, variant, deployment.threads)
+        began = time.perf_counter()
         found = answers(self._session, manifest, variant, [case.feeds for case in golden.cases])
         require_reproduced(golden, manifest, variant, found)
         self.seconds = self._time(golden.columns(golden.cases[0], self.inputs))
+        self.warming = time.perf_counter() - began
 
     @property
     def threads(self) -> int:

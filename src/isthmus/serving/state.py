@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 
 from isthmus.features.contract import Column, Contract
-from isthmus.features.errors import IsthmusError
+from isthmus.features.errors import ContractMismatch, IsthmusError
 from isthmus.features.rowgraph import RowGraph
 from isthmus.serving.lookup import Lookup, resolve, service_features
 from isthmus.serving.model import Model
 from isthmus.serving.predictor import Predictor
 from isthmus.serving.pushed import Form, PushedView
 from isthmus.serving.refusals import NotFoundError, NotReadyError
+from isthmus.serving.trial import Trial
 
 LOOKUPS = 256
 """Lists of features that are kept compiled."""
@@ -24,6 +25,7 @@ class State:
         model: the model, or why there is none; None if nothing is deployed.
         refused: why the deployment that is there now was not taken up.
         before: the contract before this one, if the server has seen one.
+        trial: what is tried beside the model; None if nothing is.
     """
 
     def __init__(
@@ -32,9 +34,11 @@ class State:
         model: Model | IsthmusError | None = None,
         refused: IsthmusError | None = None,
         before: Contract | None = None,
+        trial: Trial | None = None,
     ) -> None:
         self._contract = contract
         self._model = model
+        self.trial = trial
         # Of rows that were written under one of these it can be told what has changed since.
         made = None if self.model is None else self.model.contract
         self._earlier = [one for one in (before, made) if one is not None]
@@ -104,6 +108,27 @@ class State:
             # Without the frames of the refusals before it, which would pile up.
             raise found.with_traceback(None)
         return found
+
+    @property
+    def candidate(self) -> Predictor | None:
+        """What answers the predictions of the candidate; None if there is none, or it has been given up."""
+        if self.trial is None or self.trial.refused is not None:
+            return None
+        return self._candidate
+
+    @cached_property
+    def _candidate(self) -> Predictor | None:
+        trial = self.trial
+        if trial is None or not isinstance(trial.model, Model):
+            return None
+        try:
+            return Predictor(self.contract, trial.model, self.graph, self._earlier)
+        except ContractMismatch as error:
+            trial.refused = str(error)
+        except IsthmusError:
+            # There is no contract: neither of the two can be asked.
+            pass
+        return None
 
     def _compile(self, references: tuple[str, ...], full_names: bool) -> Lookup:
         return self._looking_up(resolve(self.contract, references), full_names)

@@ -2,18 +2,22 @@
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+import msgspec
 import structlog
 
+from isthmus.features import clock
 from isthmus.features.contract import Contract
 from isthmus.features.errors import DataError, IsthmusError
-from isthmus.serving.deployment import Deployment
+from isthmus.features.files import write_atomically
+from isthmus.serving.deployment import Candidate, Deployment
 from isthmus.serving.log import place
 from isthmus.serving.model import Model
 from isthmus.serving.state import State
+from isthmus.serving.trial import Decision, Trial, decided, decision_file
 
 POLL_SECONDS = 0.5
 
@@ -21,7 +25,7 @@ T = TypeVar("T")
 
 
 class Watch:
-    """The state of a server, kept up with two files.
+    """The state of a server, kept up with two files, and with what its workers decide about a candidate.
 
     Args:
         contract: the one file.
@@ -34,34 +38,93 @@ class Watch:
 
     def __init__(self, contract: Path, deployment: Path, public_key: str | None = None) -> None:
         self._contract = File(contract, _contract)
-        self._deployment = File(deployment, partial(_model, public_key))
+        self._deployment = File(deployment, self._loaded)
+        self._decision = File(decision_file(deployment), _decision)
+        self._told: Trial | None = None
+        self._public_key = public_key
         self.state = State()
         self._before: Contract | None = None
 
     def load(self) -> None:
         """Reads what has changed, and replaces the state if something has."""
-        changed = [file for file in (self._contract, self._deployment) if file.changed()]
+        changed = [file for file in self._files if file.changed()]
         contract = self._contract.content
         for file in changed:
             file.load()
         if isinstance(contract, Contract) and self._contract.content != contract:
             self._before = contract
         if changed:
-            state = State(self._contract.content, self._deployment.content, self._deployment.problem, self._before)
+            found = self._deployment.content
+            model, trial = (found.model, found.trial) if isinstance(found, _Deployed) else (found, None)
+            decision = self._decision.content
+            if trial is not None and isinstance(decision, Decision) and decision.about(trial.candidate):
+                trial.refused = decision.why
+            state = State(self._contract.content, model, self._deployment.problem, self._before, trial)
             if state.outdated is not None:
                 structlog.get_logger().warning("model refused", problem=str(state.outdated))
+            # Compiled here, and not while a request waits.
+            state.candidate  # noqa: B018
             self.state = state
 
     async def run(self) -> None:
         """Follows the files until it is canceled."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            if self._contract.changed() or self._deployment.changed():
+            trial = self.state.trial
+            if trial is not None and trial.refused is not None and trial is not self._told:
+                await asyncio.to_thread(self._tell, trial, trial.refused)
+            if any(file.changed() for file in self._files):
                 # A model takes a while to load, and the event loop has requests to answer.
                 try:
                     await asyncio.to_thread(self.load)
                 except Exception as error:  # noqa: BLE001 - a defect, and the next change may be without it
                     structlog.get_logger().warning("reload failed", exception=type(error).__name__, at=place(error))
+
+    @property
+    def _files(self) -> "tuple[File[Contract], File[_Deployed], File[Decision]]":
+        return self._contract, self._deployment, self._decision
+
+    def _loaded(self, path: Path) -> "_Deployed":
+        deployment = Deployment.loads(_read(path), str(path))
+        candidate = deployment.candidate
+        deployment = msgspec.structs.replace(deployment, candidate=None)
+        before = self._deployment.content
+        trial = candidate or (isinstance(before, _Deployed) and before.trial)
+        if isinstance(before, _Deployed) and before.model.deployment == deployment and trial:
+            # It is the candidate that has changed.
+            model = before.model
+        else:
+            model = Model(deployment, self._public_key)
+        return _Deployed(model, None if candidate is None else self._tried(candidate))
+
+    def _tried(self, candidate: Candidate) -> Trial:
+        try:
+            return Trial(candidate, Model(candidate.deployment, self._public_key))
+        except IsthmusError as error:
+            structlog.get_logger().warning("candidate refused", problem=str(error))
+            return Trial(candidate, error)
+
+    def _tell(self, trial: Trial, why: str) -> None:
+        """Writes down that a candidate was given up here, once, for the other workers and for who asks later."""
+        self._told = trial
+        if decided(self._deployment.path, trial.candidate) is not None:
+            return
+        deployment = trial.candidate.deployment
+        log = structlog.get_logger()
+        log.warning("candidate given up", package=deployment.digest, problem=why)
+        decision = Decision(deployment.digest, deployment.deployed_at, clock.now(), why)
+        try:
+            write_atomically(decision_file(self._deployment.path), decision.dumps())
+        except OSError as error:
+            log.warning("decision not written", problem=error.strerror or str(error))
+
+
+@dataclass(frozen=True)
+class _Deployed:
+    """What a deployment file stands for: its model, and what is tried beside it."""
+
+    model: Model
+    trial: Trial | None
 
 
 class File(Generic[T]):
@@ -71,7 +134,7 @@ class File(Generic[T]):
     """
 
     def __init__(self, path: Path, parse: Callable[[Path], T]) -> None:
-        self._path = path
+        self.path = path
         self._parse = parse
         self._stamp: tuple[int, int, int] | None = None
         self.content: T | IsthmusError | None = None
@@ -79,27 +142,27 @@ class File(Generic[T]):
 
     def changed(self) -> bool:
         """Whether it is another file than the one that was read last."""
-        return _stamp(self._path) != self._stamp
+        return _stamp(self.path) != self._stamp
 
     def load(self) -> None:
         """Reads the file."""
         log = structlog.get_logger()
         # Taken first: a file that changes while it is read is read again.
-        self._stamp = _stamp(self._path)
+        self._stamp = _stamp(self.path)
         if self._stamp is None:
-            log.warning("file is gone", path=str(self._path))
+            log.warning("file is gone", path=str(self.path))
             self.content = self.problem = None
             return
         try:
-            self.content, self.problem = self._parse(self._path), None
+            self.content, self.problem = self._parse(self.path), None
         except IsthmusError as error:
             kept = self.content is not None and not isinstance(self.content, IsthmusError)
-            log.warning("file refused", path=str(self._path), problem=str(error), previous="kept" if kept else "none")
+            log.warning("file refused", path=str(self.path), problem=str(error), previous="kept" if kept else "none")
             self.problem = error
             if not kept:
                 self.content = error
             return
-        log.info("file loaded", path=str(self._path))
+        log.info("file loaded", path=str(self.path))
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
@@ -117,8 +180,8 @@ def _contract(path: Path) -> Contract:
     return Contract.loads(_read(path), str(path))
 
 
-def _model(public_key: str | None, path: Path) -> Model:
-    return Model(Deployment.loads(_read(path), str(path)), public_key)
+def _decision(path: Path) -> Decision:
+    return Decision.loads(_read(path), str(path))
 
 
 def _read(path: Path) -> bytes:

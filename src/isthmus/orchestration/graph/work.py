@@ -240,11 +240,11 @@ def _verify(project: Project, asked: Asked, progress: Progress) -> Iterator[Chec
 
 
 def _deploy(project: Project, asked: Asked, _progress: Progress) -> Iterator[Made]:
-    from isthmus.orchestration.release import deploy, deployed
+    from isthmus.orchestration.release import deploy
 
     (node,), began = asked.nodes, time.perf_counter()
     done = deploy(project, _name(node))
-    yield Made(node, done.digest, reported(deployed(done), began))
+    yield Made(node, done.deployment.digest, reported(done.as_dict(), began))
 
 
 _DIFFERS = ("", "differing", "compared", "worst", "tolerance", "first key", "event time", "offline", "online")

@@ -1,0 +1,83 @@
+"""The cache of a server: every package that was deployed lately, beside the deployment, under its digest."""
+
+import shutil
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+
+from isthmus.features.errors import PackageError
+from isthmus.features.files import publish
+from isthmus.features.manifest import SIGNATURE, package_digest, read_package
+from isthmus.features.signature import require_signature
+
+
+def folder_of(file: Path) -> Path:
+    """The cache beside a deployment file."""
+    return file.parent / "deployments"
+
+
+def fetch(
+    package: Path, digest: str, folder: Path, public_key: str | None, done: Callable[[str], None]
+) -> tuple[Path, int]:
+    """Moves a package into a cache, unless it is there whole; returns where it is, and the bytes that were moved.
+
+    It appears there when its sums and its signature have been checked on that side, and not before. What is there but
+    damaged, or signed otherwise, is replaced.
+
+    Args:
+        package: its folder.
+        digest: what it must be.
+        folder: the cache.
+        public_key: whose owner must have signed it, as PEM; None if nobody must.
+        done: told the stage, fetch or verify, that a part of the work belonged to, when that has ended.
+
+    Raises:
+        PackageError: the copy is not what `digest` says, or is not signed by whom it must be.
+    """
+    target = folder / digest
+    with suppress(PackageError):
+        require(target, digest, public_key)
+        if _signature(target) == _signature(package):
+            done("verify")
+            return target, 0
+    moved = 0
+
+    def write(fresh: Path) -> None:
+        nonlocal moved
+        for entry in sorted(package.iterdir()):
+            shutil.copyfile(entry, fresh / entry.name, follow_symlinks=False)
+            moved += (fresh / entry.name).stat().st_size
+        done("fetch")
+        require(fresh, digest, public_key)
+        done("verify")
+
+    publish(target, write, kind="package")
+    done("fetch")
+    return target, moved
+
+
+def require(package: Path, digest: str, public_key: str | None) -> None:
+    """Refuses a folder that is not the package of a digest, whole and signed by whom it must be.
+
+    Raises:
+        PackageError: it is not.
+    """
+    manifest = read_package(package)
+    if (found := package_digest(package)) != digest:
+        raise PackageError(f"package {manifest.name}", f"has digest {found[:12]}", expected=digest[:12],
+                           remedy="run `isthmus deploy` again")  # fmt: skip
+    if public_key is not None:
+        require_signature(package, public_key)
+
+
+def _signature(package: Path) -> bytes | None:
+    # No part of the digest: a package may have been signed since.
+    file = package / SIGNATURE
+    return file.read_bytes() if file.exists() else None
+
+
+def prune(folder: Path, kept: Collection[str]) -> None:
+    """Removes the packages of a cache but those with these digests."""
+    for entry in folder.glob("[0-9a-f]" * 64):
+        if entry.name not in kept:
+            shutil.rmtree(entry, ignore_errors=True)
