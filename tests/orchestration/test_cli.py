@@ -38,6 +38,7 @@ VERBS = [
     "verify",
     "deploy",
     "serve",
+    "fleet",
     "dev",
     "demo",
     "keys",

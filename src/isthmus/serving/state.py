@@ -5,6 +5,7 @@ from functools import cached_property, lru_cache
 
 from isthmus.features.contract import Column, Contract
 from isthmus.features.errors import IsthmusError
+from isthmus.features.profiles import BATCH_ROWS
 from isthmus.features.rowgraph import RowGraph
 from isthmus.serving.lookup import Lookup, resolve, service_features
 from isthmus.serving.model import Model
@@ -24,6 +25,7 @@ class State:
         model: the model, or why there is none; None if nothing is deployed.
         refused: why the deployment that is there now was not taken up.
         before: the contract before this one, if the server has seen one.
+        batch: rows of several requests that are predicted together.
     """
 
     def __init__(
@@ -32,7 +34,9 @@ class State:
         model: Model | IsthmusError | None = None,
         refused: IsthmusError | None = None,
         before: Contract | None = None,
+        batch: int = BATCH_ROWS,
     ) -> None:
+        self._batch = batch
         self._contract = contract
         self._model = model
         # Of rows that were written under one of these it can be told what has changed since.
@@ -74,7 +78,7 @@ class State:
     def _predictor(self) -> Predictor | IsthmusError:
         # What is refused is compared once, not for every request.
         try:
-            return Predictor(self.contract, self.deployed(None), self.graph, self._earlier)
+            return Predictor(self.contract, self.deployed(None), self.graph, self._earlier, self._batch)
         except IsthmusError as error:
             return error
 

@@ -10,6 +10,7 @@ import structlog
 
 from isthmus.features.contract import Contract
 from isthmus.features.errors import DataError, IsthmusError
+from isthmus.features.profiles import BATCH_ROWS
 from isthmus.serving.deployment import Deployment
 from isthmus.serving.log import place
 from isthmus.serving.model import Model
@@ -27,15 +28,19 @@ class Watch:
         contract: the one file.
         deployment: the other.
         public_key: whose owner must have signed what is deployed, as PEM; None if nobody must.
+        batch: rows of several requests that are predicted together.
 
     Attributes:
         state: what to answer from. A request takes it once and keeps it: the next state is another object.
     """
 
-    def __init__(self, contract: Path, deployment: Path, public_key: str | None = None) -> None:
+    def __init__(
+        self, contract: Path, deployment: Path, public_key: str | None = None, batch: int = BATCH_ROWS
+    ) -> None:
         self._contract = File(contract, _contract)
         self._deployment = File(deployment, partial(_model, public_key))
-        self.state = State()
+        self._batch = batch
+        self.state = State(batch=batch)
         self._before: Contract | None = None
 
     def load(self) -> None:
@@ -47,7 +52,8 @@ class Watch:
         if isinstance(contract, Contract) and self._contract.content != contract:
             self._before = contract
         if changed:
-            state = State(self._contract.content, self._deployment.content, self._deployment.problem, self._before)
+            state = State(self._contract.content, self._deployment.content, self._deployment.problem, self._before,
+                          self._batch)  # fmt: skip
             if state.outdated is not None:
                 structlog.get_logger().warning("model refused", problem=str(state.outdated))
             self.state = state
