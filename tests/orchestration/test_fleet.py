@@ -150,7 +150,7 @@ def test_selectors_find_their_pods_and_no_others(made: Made) -> None:
 def test_no_pod_may_more_than_it_needs(made: Made, component: str) -> None:
     spec = pod(made, component)
     (container,) = spec["containers"]
-    assert spec["automountServiceAccountToken"] is False
+    assert spec["automountServiceAccountToken"] is spec["enableServiceLinks"] is False
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["securityContext"]["runAsUser"] > 9999
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -308,6 +308,15 @@ def test_a_server_is_told_what_the_project_says(tmp_path: Path, monkeypatch: pyt
     assert set(json.loads(text)) == set(ServerSettings.__struct_fields__)
     assert (settings.host, settings.port, settings.workers, settings.batch) == ("0.0.0.0", 8080, 4, 32)  # noqa: S104
     assert (settings.redis, settings.limits) == ("redis://:p%40ss@there", opened.settings.server.limits)
+
+
+def test_the_settings_of_the_documentation_are_settings(tmp_path: Path) -> None:
+    (block,) = re.findall(r"^```ini\n(.*?)^```", (ROOT / "docs" / "fleets.md").read_text(), re.MULTILINE | re.DOTALL)
+    profiles = project(tmp_path, block).settings.profiles
+    # All that there are, and those of servers as they are by default.
+    shown = tomllib.loads(block)["profiles"]
+    assert shown["training"].keys() | {"epochs", "compile"} == {field.name for field in fields(TrainingProfile)}
+    assert profiles.serving == ServingProfile()
 
 
 # --- images

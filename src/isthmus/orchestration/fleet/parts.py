@@ -77,15 +77,24 @@ class Fleets:
                 "persistentVolumeClaim": {"claimName": f"{self.name}-state", "readOnly": read_only}}  # fmt: skip
 
 
-def pod_security() -> Manifest:
-    """Security context of a pod."""
-    return {
+def pod(container: Manifest, volumes: list[Manifest], **more: Any) -> Manifest:
+    """A pod of one container that may no more than it needs."""
+    security = {
         "runAsNonRoot": True,
         "runAsUser": USER,
         "runAsGroup": USER,
         "fsGroup": USER,
         "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    return {
+        "automountServiceAccountToken": False,
+        # Variables that are named after Services: of a project named isthmus, they would be taken for its settings.
+        "enableServiceLinks": False,
+        "securityContext": security,
+        **more,
+        "containers": [container],
+        "volumes": volumes,
     }
 
 

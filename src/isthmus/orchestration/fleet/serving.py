@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from isthmus.orchestration.fleet import probe
-from isthmus.orchestration.fleet.parts import DNS, SEALED, STATE, Fleets, Manifest, pod_security
+from isthmus.orchestration.fleet.parts import DNS, SEALED, STATE, Fleets, Manifest, pod
 
 KEYS = "/etc/isthmus/keys"
 COMPONENT = "serving"
@@ -53,33 +53,30 @@ def manifests(fleets: Fleets) -> dict[str, Manifest]:
 
 
 def _pod(fleets: Fleets) -> Manifest:
-    return {
-        "automountServiceAccountToken": False,
-        "securityContext": pod_security(),
-        "terminationGracePeriodSeconds": LEAVE_SECONDS + fleets.drain_seconds + 5,
-        "topologySpreadConstraints": [
-            {
-                "maxSkew": 1,
-                "topologyKey": key,
-                "whenUnsatisfiable": "ScheduleAnyway",
-                "labelSelector": {"matchLabels": fleets.labels(COMPONENT)},
-            }
-            for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
-        ],
-        "containers": [_container(fleets)],
-        "volumes": [
+    spread = [
+        {
+            "maxSkew": 1,
+            "topologyKey": key,
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": fleets.labels(COMPONENT)},
+        }
+        for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
+    ]
+    keys = {
+        "secretName": f"{fleets.name}-{COMPONENT}",
+        "items": [{"key": "keys.json", "path": "keys.json"}],
+        "defaultMode": 0o440,
+    }
+    return pod(
+        _container(fleets),
+        [
             fleets.state(read_only=True),
-            {
-                "name": "keys",
-                "secret": {
-                    "secretName": f"{fleets.name}-{COMPONENT}",
-                    "items": [{"key": "keys.json", "path": "keys.json"}],
-                    "defaultMode": 0o440,
-                },
-            },
+            {"name": "keys", "secret": keys},
             {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
         ],
-    }
+        terminationGracePeriodSeconds=LEAVE_SECONDS + fleets.drain_seconds + 5,
+        topologySpreadConstraints=spread,
+    )
 
 
 def _container(fleets: Fleets) -> Manifest:

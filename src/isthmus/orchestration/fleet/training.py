@@ -2,7 +2,7 @@
 
 from isthmus.features.profiles import Accelerator
 from isthmus.orchestration.fleet.accelerate import PORT
-from isthmus.orchestration.fleet.parts import ROOT, SEALED, STATE, Fleets, Manifest, pod_security
+from isthmus.orchestration.fleet.parts import ROOT, SEALED, STATE, Fleets, Manifest, pod
 
 COMPONENT = "training"
 CONFIGURATION = "/etc/isthmus/accelerate"
@@ -83,31 +83,29 @@ def command(fleets: Fleets) -> list[str]:
 
 def _pod(fleets: Fleets) -> Manifest:
     profile = fleets.training
-    accelerate = {"name": f"{fleets.name}-accelerate"}
     shared = {"medium": "Memory", "sizeLimit": f"{max(64, profile.memory_mb // 4)}Mi"}
-    pod: Manifest = {
-        "automountServiceAccountToken": False,
-        "restartPolicy": "Never",
-        "securityContext": pod_security(),
-        # A step is finished and a checkpoint written.
-        "terminationGracePeriodSeconds": 120,
-        "containers": [_container(fleets)],
-        "volumes": [
-            fleets.state(read_only=False),
-            {"name": "accelerate", "configMap": accelerate},
-            {"name": "tmp", "emptyDir": {}},
-            {"name": "shared", "emptyDir": shared},
-        ],
-    }
+    placed: Manifest = {}
     if profile.nodes > 1:
-        pod["subdomain"] = f"{fleets.name}-{COMPONENT}"
+        placed["subdomain"] = f"{fleets.name}-{COMPONENT}"
     if profile.accelerator is not None:
         products = list(PRODUCTS[profile.accelerator])
         has = {"key": "nvidia.com/gpu.product", "operator": "In", "values": products}
         required = {"nodeSelectorTerms": [{"matchExpressions": [has]}]}
-        pod["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
-        pod["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-    return pod
+        placed["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+        placed["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    return pod(
+        _container(fleets),
+        [
+            fleets.state(read_only=False),
+            {"name": "accelerate", "configMap": {"name": f"{fleets.name}-accelerate"}},
+            {"name": "tmp", "emptyDir": {}},
+            {"name": "shared", "emptyDir": shared},
+        ],
+        restartPolicy="Never",
+        # A step is finished and a checkpoint written.
+        terminationGracePeriodSeconds=120,
+        **placed,
+    )
 
 
 def _container(fleets: Fleets) -> Manifest:
