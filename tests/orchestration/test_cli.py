@@ -40,6 +40,7 @@ VERBS = [
     "rollback",
     "history",
     "serve",
+    "fleet",
     "dev",
     "demo",
     "keys",

@@ -65,7 +65,10 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
     found = dict(line.split(": ", 1) for line in problems(tmp_path, text))
     assert found == {
         "engine": "'flink'; expected sail, spark, or a Spark Connect URL like sc://host:15002",
-        "colour": "is not a setting; expected one of dev, engine, packages, prices, profiles, project, server, stores",
+        "colour": (
+            "is not a setting; expected one of dev, engine, orchestration, packages, prices, profiles, project, "
+            "server, stores"
+        ),
         "project.name": "'My Shop'; expected lower-case letters, digits, _ and -, a letter or digit first",
         "project.now": "'2013-12-31T12:00:00'; expected a time with its zone, for example 2013-12-31T12:00:00Z",
         "project.definitions": "'my definitions'; expected the name of a Python module, for example definitions",
@@ -78,8 +81,8 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         "profiles.training.batch": "0; expected greater than or equal to 1",
         "profiles.training.epochs": "'four'; expected a whole number",
         "profiles.serving.thread": (
-            "is not a setting; expected one of latency_objective_ms, load_ms, memory_mb, package_kb, precision, "
-            "runtime, threads"
+            "is not a setting; expected one of batch, latency_objective_ms, load_ms, memory_mb, package_kb, precision, "
+            "replicas_max, replicas_min, runtime, target_utilization, threads"
         ),
         "profiles.serving.latency_objective_ms": "-1; expected greater than 0",
         "server.port": "70000; expected less than or equal to 65535",
@@ -112,6 +115,68 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
 def test_one_problem(tmp_path: Path, text: str, problem: str) -> None:
     (found,) = problems(tmp_path, text)
     assert found.startswith(problem)
+
+
+def test_profiles_that_cannot_be_had_are_refused_all_at_once(tmp_path: Path) -> None:
+    text = """
+        [profiles.training]
+        device = "cpu"
+        accelerator = "nvidia-t4"
+        precision = "bf16"
+        nodes = 2
+        per_node = 2
+        batch = 3
+        [profiles.serving]
+        replicas_min = 3
+        replicas_max = 2
+    """
+    found = dict(line.split(": ", 1) for line in problems(tmp_path, 'engine = "flink"\n' + SMALLEST + text))
+    assert found == {
+        "engine": "'flink'; expected sail, spark, or a Spark Connect URL like sc://host:15002",
+        "profiles.training.device": '"cpu" leaves the accelerator nvidia-t4 idle; expected "cuda" or "auto"',
+        "profiles.training.precision": '"bf16", which nvidia-t4 has no arithmetic for; expected "fp32"',
+        "profiles.training.script": (
+            "none for 4 processes, and `isthmus distill` is one; expected a script for them (docs/training.md), or "
+            "nodes = 1 and per_node = 1"
+        ),
+        "profiles.training.batch": "3, which 4 processes cannot share; expected 4 or more",
+        "profiles.serving.replicas_max": "2; expected replicas_min (3) or more",
+    }
+
+
+@pytest.mark.parametrize(
+    ("table", "line", "said"),
+    [
+        ("profiles.training", 'precision = "int8"',
+         ("precision: 'int8'; expected 'fp32' or 'bf16': gradients need floating point. For an INT8 package, set "
+          'profiles.serving.precision = "int8"')),
+        ("profiles.training", 'accelerator = "tpu"', "accelerator: 'tpu'; expected 'nvidia-t4', 'nvidia-a10', "),
+        ("profiles.training", 'framework = "jax"', "framework: 'jax'; expected 'torch'"),
+        ("profiles.training", 'interconnect = "wifi"', "interconnect: 'wifi'; expected 'ethernet' or 'infiniband'"),
+        ("profiles.training", 'nodes = "two"', "nodes: 'two'; expected a whole number"),
+        ("profiles.training", "per_node = 0", "per_node: 0; expected greater than or equal to 1"),
+        ("profiles.training", "script = 3", "script: 3; expected a text"),
+        ("profiles.serving", "replicas_min = 1.5", "replicas_min: 1.5; expected a whole number"),
+        ("profiles.serving", 'replicas_max = "many"', "replicas_max: 'many'; expected a whole number"),
+        ("profiles.serving", "target_utilization = 60", "target_utilization: 60; expected less than or equal to 1"),
+        ("profiles.serving", 'target_utilization = "half"', "target_utilization: 'half'; expected a number"),
+        ("profiles.serving", "batch = 0", "batch: 0; expected greater than or equal to 1"),
+        ("orchestration.pools", "gpu = 1", "gpu: is not a setting; expected one of engine, serve, train"),
+        ("orchestration.pools", 'train = "all"', "train: 'all'; expected a whole number"),
+    ],
+)  # fmt: skip
+def test_a_value_of_the_wrong_kind_names_key_value_and_what_would_do(
+    tmp_path: Path, table: str, line: str, said: str
+) -> None:
+    (found,) = problems(tmp_path, f"{SMALLEST}[{table}]\n{line}\n")
+    assert found.startswith(f"{table}.{said}")
+
+
+def test_a_contradiction_from_a_variable_is_named_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ISTHMUS_PROFILES__SERVING__REPLICAS_MAX", "1")
+    assert problems(tmp_path, SMALLEST) == [
+        "ISTHMUS_PROFILES__SERVING__REPLICAS_MAX: 1; expected replicas_min (2) or more"
+    ]
 
 
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:

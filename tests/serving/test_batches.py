@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.features.columns import Values
-from isthmus.features.profiles import ServingProfile
-from isthmus.serving.batches import BATCH_ROWS, QUICK_ROWS, QUICK_SECONDS, Batches, Columns, Outputs
+from isthmus.features.profiles import BATCH_ROWS, ServingProfile
+from isthmus.serving.batches import QUICK_ROWS, QUICK_SECONDS, Batches, Columns, Outputs
 from isthmus.serving.limits import Limits
 from isthmus.serving.model import Model
 from isthmus.serving.rollout import deploy
@@ -67,6 +67,21 @@ def test_what_waits_for_a_slow_model_is_its_next_batch() -> None:
     assert [part.tolist() for part in outputs] == [[0], [2, 2], [4, 4], [6, 6], [18]]
     assert model.batches == [[0], [1, 1, 2, 2, 3, 3], [9]]
     assert threading.get_ident() not in model.threads
+
+
+def test_a_batch_has_no_more_rows_than_it_may() -> None:
+    model = Doubling()
+
+    async def ask() -> None:
+        batches = Batches(model.predict, SLOW, 3)
+        model.may_run.clear()
+        asked = [asyncio.create_task(batches.predict(column(*[n] * n), n)) for n in (1, 2, 1, 1, 4)]
+        await asyncio.sleep(0.05)
+        model.may_run.set()
+        await asyncio.gather(*asked)
+
+    asyncio.run(ask())
+    assert sorted(map(len, model.batches)) == [2, 3, 4]
 
 
 def test_a_quick_model_runs_where_it_is_asked() -> None:

@@ -1,6 +1,5 @@
 """Where students are built, measured as they would be served, and trained."""
 
-import dataclasses
 import errno
 import fcntl
 import math
@@ -170,7 +169,7 @@ class Bench:
         key = sha256({
             "made_of": origins(task), "contract": task.material.contract, "shape": dict(task.shape),
             "settings": self._settings.identity(), "outputs": self._outputs.path.name,
-            "profile": dataclasses.asdict(task.material.profile), "torch": torch.__version__,
+            "profile": task.material.profile.identity(), "torch": torch.__version__,
         })[:16]  # fmt: skip
         file, student = self._kept / f"{key}.safetensors", self._new()
         with _alone(self._runs / key / "lock", progress):

@@ -1,6 +1,5 @@
 """The step: a teacher, and over several seeds a student and the same student without the teacher, side by side."""
 
-import dataclasses
 import json
 import os
 import time
@@ -144,7 +143,7 @@ def _identity(task: Task, settings: Settings, outputs: str) -> str:
         "seeds": [material.declaration.seed, material.declaration.seeds],
         "settings": settings.identity(),
         "outputs": outputs,
-        "profile": dataclasses.asdict(material.profile),
+        "profile": material.profile.identity(),
         "torch": torch.__version__,
     })[:12]  # fmt: skip
 

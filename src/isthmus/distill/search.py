@@ -180,7 +180,7 @@ def _identity(task: Task, asked: Search, outputs: TeacherOutputs, profile: Servi
         "most_bytes": asked.most_bytes,
         "settings": material.declaration.tried(material.profile).identity(),
         "outputs": outputs.path.name,
-        "profiles": [dataclasses.asdict(material.profile), dataclasses.asdict(profile)],
+        "profiles": [material.profile.identity(), profile.identity()],
         "versions": [torch.__version__, onnxruntime.__version__],
     })[:12]  # fmt: skip
 

@@ -352,6 +352,22 @@ def serve(
     raise typer.Exit(run(_project(project), port=port))
 
 
+@app.command()
+def fleet(
+    out: Annotated[Path, typer.Option(help="Where to write; what this command wrote there before is replaced.")] = Path(
+        "fleet"
+    ),
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write what runs the project on two fleets: Kubernetes manifests, an accelerate configuration, Dockerfiles."""
+    from isthmus.orchestration.fleet.files import fleet as run
+
+    written = run(_project(project), out)
+    _report({"fleet": str(out), "files": written} if as_json else {"fleet": str(out), "files": len(written)},
+            as_json=as_json)  # fmt: skip
+
+
 keys = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(keys, name="keys")
 KeyArgument = Annotated[str, typer.Argument(help="Whose key it is.")]

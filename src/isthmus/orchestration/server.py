@@ -58,6 +58,7 @@ def settings(project: Project, url: str, port: int | None = None, *, private: bo
         port=server.port if port is None else port,
         workers=server.workers,
         limits=server.limits,
+        batch=project.settings.profiles.serving.batch,
         public_key=project.public_key,
         now=project.fixed_now,
     )

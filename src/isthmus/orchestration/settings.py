@@ -8,7 +8,7 @@ from dataclasses import fields as fields_of
 from dataclasses import is_dataclass
 from datetime import date, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_settings import (
@@ -29,6 +29,9 @@ FILE = "isthmus.toml"
 _ENVIRONMENT = "ISTHMUS_"
 _OTHERS = ("ISTHMUS_ROOT", "ISTHMUS_SERVER", PASSWORD)
 """Variables that one process of ours sets for another, and a secret that belongs into no file."""
+
+
+_Profile = TypeVar("_Profile", TrainingProfile, ServingProfile)
 
 
 def _zoned(moment: object) -> datetime:
@@ -105,11 +108,25 @@ class StoresTable(_Table):
     online: Annotated[str, AfterValidator(_online)] = "embedded"
 
 
+class _ContradictionsError(ValueError):
+    """Values of a table that do not go together, every one of them."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__(*problems)
+        self.problems = problems
+
+
+def _agreeing(profile: _Profile) -> _Profile:
+    if problems := profile.problems():
+        raise _ContradictionsError(problems)
+    return profile
+
+
 class ProfilesTable(_Table):
     """`[profiles.training]` and `[profiles.serving]`."""
 
-    training: TrainingProfile = TrainingProfile()
-    serving: ServingProfile = ServingProfile()
+    training: Annotated[TrainingProfile, AfterValidator(_agreeing)] = TrainingProfile()
+    serving: Annotated[ServingProfile, AfterValidator(_agreeing)] = ServingProfile()
 
 
 class PricesTable(_Table):
@@ -238,7 +255,9 @@ def load(path: Path) -> Settings:
     except SettingsError as error:
         raise ConfigurationError(str(path), _not_json() or [Problem("environment", str(error))]) from error
     except ValidationError as error:
-        problems = [_problem(tuple(map(str, detail["loc"])), dict(detail)) for detail in error.errors()]
+        problems = [
+            problem for detail in error.errors() for problem in _problems(tuple(map(str, detail["loc"])), dict(detail))
+        ]
         raise ConfigurationError(str(path), problems) from error
 
 
@@ -252,12 +271,29 @@ _EXPECTED = {
 }
 
 
-def _problem(place: tuple[str, ...], detail: dict[str, Any]) -> Problem:
-    """A pydantic finding as a sentence: the key, the value, what would be accepted."""
-    key, kind = ".".join(place), detail["type"]
+_WHY: dict[tuple[str, ...], str] = {
+    ("profiles", "training", "precision"): ": gradients need floating point. For an INT8 package, set "
+    'profiles.serving.precision = "int8"'
+}
+"""What is said besides of a value that many try."""
+
+
+def _problems(place: tuple[str, ...], detail: dict[str, Any]) -> list[Problem]:
+    """A pydantic finding as sentences: for each key, the value and what would be accepted."""
+    error = detail.get("ctx", {}).get("error")
+    if isinstance(error, _ContradictionsError):
+        return [Problem(_key((*place, one.where)), one.found, one.expected) for one in error.problems]
+    return [_problem(place, detail)]
+
+
+def _key(place: tuple[str, ...]) -> str:
+    """Where a value comes from: a variable, or the file."""
     variable = _ENVIRONMENT + "__".join(place).upper()
-    if variable in {name.upper() for name in os.environ}:
-        key = variable
+    return variable if variable in {name.upper() for name in os.environ} else ".".join(place)
+
+
+def _problem(place: tuple[str, ...], detail: dict[str, Any]) -> Problem:
+    key, kind = _key(place), detail["type"]
     table = _fields(place)
     if kind == "missing":
         return Problem(key, "is missing", f"a table [{key}]" if table else "a value")
@@ -265,7 +301,9 @@ def _problem(place: tuple[str, ...], detail: dict[str, Any]) -> Problem:
         return Problem(key, "is not a setting", "one of " + ", ".join(sorted(_fields(place[:-1]))))
     found = _shown(detail["input"].isoformat() if isinstance(detail["input"], date) else detail["input"])
     message = str(detail["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
-    return Problem(key, found, f"a table [{'.'.join(place)}]" if table else _EXPECTED.get(kind, message))
+    if table:
+        return Problem(key, found, f"a table [{'.'.join(place)}]")
+    return Problem(key, found, _EXPECTED.get(kind, message) + _WHY.get(place, ""))
 
 
 def _fields(place: tuple[str, ...]) -> list[str]:

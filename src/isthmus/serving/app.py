@@ -62,7 +62,7 @@ class Api:
         self._now = settings.now
         self._limits = settings.limits
         self._store = Store(settings.redis, settings.limits)
-        self._watch = Watch(Path(settings.contract), Path(settings.deployment), settings.public_key)
+        self._watch = Watch(Path(settings.contract), Path(settings.deployment), settings.public_key, settings.batch)
         folder = os.environ.get(METRICS_FOLDER) if settings.workers > 1 else None
         self.metrics = Metrics(lambda: self._watch.state, self._at, Path(folder) if folder else None)
         self._predictions = Predictions(self._store, settings.limits, self.metrics, self._at)

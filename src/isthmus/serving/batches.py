@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from isthmus.features.columns import Values
+from isthmus.features.profiles import BATCH_ROWS
 from isthmus.serving.offload import offload
 
 QUICK_SECONDS = 500e-6
@@ -20,9 +21,6 @@ QUICK_SECONDS = 500e-6
 
 QUICK_ROWS = 1000
 """Rows that a quick model predicts on the event loop."""
-
-BATCH_ROWS = 256
-"""Rows of a batch; a request with more is a batch of its own, beside the others."""
 
 Columns = Mapping[str, Values]
 Outputs = np.ndarray[Any, np.dtype[np.float32]]
@@ -43,10 +41,12 @@ class Batches:
     Args:
         predict: the model: columns of n values to n outputs, which do not depend on each other.
         seconds: how long it takes for one row.
+        most: rows of a batch; a request with more is a batch of its own, beside the others.
     """
 
-    def __init__(self, predict: Callable[[Columns], Outputs], seconds: float) -> None:
+    def __init__(self, predict: Callable[[Columns], Outputs], seconds: float, most: int = BATCH_ROWS) -> None:
         self._predict = predict
+        self._most = most
         self._quick = seconds <= QUICK_SECONDS
         self._waiting: list[_Waiting] = []
         self._runner: asyncio.Task[None] | None = None
@@ -55,7 +55,7 @@ class Batches:
         """The outputs for some rows, shape (rows,)."""
         if self._quick:
             return await offload(rows > QUICK_ROWS, self._predict, columns)
-        if rows > BATCH_ROWS:
+        if rows > self._most:
             return await asyncio.to_thread(self._predict, columns)
         waiting = _Waiting(columns, rows, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
@@ -86,7 +86,7 @@ class Batches:
         rows = count = 0
         for one in self._waiting:
             rows += one.rows
-            if rows > BATCH_ROWS:
+            if rows > self._most:
                 break
             count += 1
         batch, self._waiting = self._waiting[:count], self._waiting[count:]

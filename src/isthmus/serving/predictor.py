@@ -12,6 +12,7 @@ from isthmus.features.contract import Column, Contract, optional
 from isthmus.features.contractdiff import require_service
 from isthmus.features.errors import RequestError
 from isthmus.features.lookupplan import LookupPlan, ViewAnswer
+from isthmus.features.profiles import BATCH_ROWS
 from isthmus.features.rowgraph import RowGraph
 from isthmus.features.types import Float32
 from isthmus.serving import columns
@@ -31,18 +32,24 @@ class Predictor:
         model: the model.
         graphs: request transforms by name, to say what is wrong with a row that the model cannot answer.
         earlier: contracts whose rows may still be there.
+        batch: rows of several requests that are predicted together.
 
     Raises:
         ContractMismatch: what the model reads is not what it was when its package was made.
     """
 
     def __init__(
-        self, contract: Contract, model: Model, graphs: Callable[[str], RowGraph], earlier: Sequence[Contract] = ()
+        self,
+        contract: Contract,
+        model: Model,
+        graphs: Callable[[str], RowGraph],
+        earlier: Sequence[Contract] = (),
+        batch: int = BATCH_ROWS,
     ) -> None:
         deployment = model.deployment
         require_service(f"model {deployment.model}", model.contract, contract, deployment.service)
         self.model = model
-        self.batches = Batches(model.predict, model.seconds)
+        self.batches = Batches(model.predict, model.seconds, batch)
         self._used, self._graphs = contract.used(deployment.service), graphs
         needed = {item.name for item in model.inputs}
         self._features = [

@@ -12,6 +12,7 @@ import msgspec
 
 from isthmus.features.address import SCHEMES, Address, without_credentials
 from isthmus.features.errors import ConfigurationError, DataError, Problem
+from isthmus.features.profiles import BATCH_ROWS
 from isthmus.features.signature import PASSWORD
 from isthmus.serving.keys import Keyring
 from isthmus.serving.limits import Limits
@@ -35,6 +36,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         port: port to listen on; 0 for any free one.
         workers: server processes that share the port.
         limits: what requests may ask of a worker.
+        batch: rows of several requests that a slow model predicts together.
         public_key: whose owner must have signed every package that is deployed, as PEM; None if nobody must.
         now: the present time in microseconds since 1970 UTC for projects that replay history; None for the clock.
     """
@@ -47,6 +49,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     port: int = 6570
     workers: int = 1
     limits: Limits = Limits()
+    batch: int = BATCH_ROWS
     public_key: str | None = None
     now: int | None = None
 
@@ -65,6 +68,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             problems.append(Problem("port", str(self.port), "0 to 65535"))
         if self.workers < 1:
             problems.append(Problem("workers", str(self.workers), "1 or more"))
+        if self.batch < 1:
+            problems.append(Problem("batch", str(self.batch), "1 or more"))
         if problems:
             raise ConfigurationError("server", problems)
 

@@ -5,6 +5,7 @@ from functools import cached_property, lru_cache
 
 from isthmus.features.contract import Column, Contract
 from isthmus.features.errors import ContractMismatch, IsthmusError
+from isthmus.features.profiles import BATCH_ROWS
 from isthmus.features.rowgraph import RowGraph
 from isthmus.serving.lookup import Lookup, resolve, service_features
 from isthmus.serving.model import Model
@@ -26,6 +27,7 @@ class State:
         refused: why the deployment that is there now was not taken up.
         before: the contract before this one, if the server has seen one.
         trial: what is tried beside the model; None if nothing is.
+        batch: rows of several requests that are predicted together.
     """
 
     def __init__(
@@ -35,7 +37,9 @@ class State:
         refused: IsthmusError | None = None,
         before: Contract | None = None,
         trial: Trial | None = None,
+        batch: int = BATCH_ROWS,
     ) -> None:
+        self._batch = batch
         self._contract = contract
         self._model = model
         self.trial = trial
@@ -78,7 +82,7 @@ class State:
     def _predictor(self) -> Predictor | IsthmusError:
         # What is refused is compared once, not for every request.
         try:
-            return Predictor(self.contract, self.deployed(None), self.graph, self._earlier)
+            return Predictor(self.contract, self.deployed(None), self.graph, self._earlier, self._batch)
         except IsthmusError as error:
             return error
 
@@ -122,7 +126,7 @@ class State:
         if trial is None or not isinstance(trial.model, Model):
             return None
         try:
-            return Predictor(self.contract, trial.model, self.graph, self._earlier)
+            return Predictor(self.contract, trial.model, self.graph, self._earlier, self._batch)
         except ContractMismatch as error:
             trial.refused = str(error)
         except IsthmusError:

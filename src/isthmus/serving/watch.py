@@ -13,6 +13,7 @@ from isthmus.features import clock
 from isthmus.features.contract import Contract
 from isthmus.features.errors import DataError, IsthmusError
 from isthmus.features.files import write_atomically
+from isthmus.features.profiles import BATCH_ROWS
 from isthmus.serving.deployment import Candidate, Deployment
 from isthmus.serving.log import place
 from isthmus.serving.model import Model
@@ -31,18 +32,22 @@ class Watch:
         contract: the one file.
         deployment: the other.
         public_key: whose owner must have signed what is deployed, as PEM; None if nobody must.
+        batch: rows of several requests that are predicted together.
 
     Attributes:
         state: what to answer from. A request takes it once and keeps it: the next state is another object.
     """
 
-    def __init__(self, contract: Path, deployment: Path, public_key: str | None = None) -> None:
+    def __init__(
+        self, contract: Path, deployment: Path, public_key: str | None = None, batch: int = BATCH_ROWS
+    ) -> None:
         self._contract = File(contract, _contract)
         self._deployment = File(deployment, self._loaded)
         self._decision = File(decision_file(deployment), _decision)
         self._told: Trial | None = None
         self._public_key = public_key
-        self.state = State()
+        self._batch = batch
+        self.state = State(batch=batch)
         self._before: Contract | None = None
 
     def load(self) -> None:
@@ -59,7 +64,9 @@ class Watch:
             decision = self._decision.content
             if trial is not None and isinstance(decision, Decision) and decision.about(trial.candidate):
                 trial.refused = decision.why
-            state = State(self._contract.content, model, self._deployment.problem, self._before, trial)
+            state = State(
+                self._contract.content, model, self._deployment.problem, self._before, trial, batch=self._batch
+            )
             if state.outdated is not None:
                 structlog.get_logger().warning("model refused", problem=str(state.outdated))
             # Compiled here, and not while a request waits.

@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -228,7 +227,7 @@ def _model(project: "Project", declared: "Distillation") -> Model:
         repr(declared.task),
         repr(learning),
         repr(dict(declared.shape)),
-        asdict(profiles.training),
+        profiles.training.identity(),
     ]
     if isinstance(declared.task, str):
         training += _modules(project.root, declared.task.partition(":")[0])
@@ -241,7 +240,7 @@ def _model(project: "Project", declared: "Distillation") -> Model:
         # A training set belongs to a contract as a whole.
         contract.hash,
         _hash(training),
-        _hash([training, list(declared.runtimes), asdict(profiles.serving)]),
+        _hash([training, list(declared.runtimes), profiles.serving.identity()]),
     )
 
 
