@@ -88,6 +88,7 @@ def test_threads_have_their_part_of_a_cpu_and_all_of_a_gpu() -> None:
     whole = device(8.0, 4.0, cores=4, peak={"int8": 16.0})
     part = whole.part(1)
     assert (part.peak, part.bandwidth, part.cores) == (Peak(fp32=2.0, int8=4.0), 1.0, 1)
+    assert whole.part(2).peak.fp32 == 4.0
     assert whole.part(9) is whole
     gpu = device(8.0, 4.0, cores=4, kind="cuda")
     assert gpu.part(1) is gpu
@@ -210,6 +211,12 @@ def test_the_work_of_convolutions_is_that_by_hand() -> None:
     transposed = 2 * (6 * 4 * 6) * (2 * 2 * 2)
     assert found.flops == first + depthwise + transposed
     assert found.values == 4 * (3 * 8 * 12 + 2 * 8 * 12)
+
+
+def test_rows_may_be_the_last_size_of_an_input() -> None:
+    nodes = [helper.make_node("Transpose", ["x"], ["t"]), helper.make_node("MatMul", ["t", "a"], ["y"])]
+    found = graph_work(graph(nodes, [4, "n"], [weights("a", 4, 2)]), {"x": (4, 32)})
+    assert (found.flops, found.values) == (2 * 4 * 2, 4 * (4 + 2))
 
 
 def test_what_is_not_counted_is_said() -> None:

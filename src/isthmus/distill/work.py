@@ -41,14 +41,18 @@ def graph_work(model: bytes, shapes: Mapping[str, Sequence[int]]) -> GraphWork:
 
     Args:
         model: the graph.
-        shapes: of inputs, by their names, where sizes of them have only a name; the first size is that of rows.
+        shapes: of inputs, by their names, where sizes of them have only a name; the size that is called like the first
+            one of the first output is that of rows, whichever it is, and without such a name the first one.
     """
     opened = onnx.load_model_from_string(model)
     graph = opened.graph
+    answered = graph.output[0].type.tensor_type.shape.dim
+    rows = answered[0].dim_param if answered else ""
     for value in graph.input:
         for axis, size in enumerate(value.type.tensor_type.shape.dim):
             if not size.HasField("dim_value"):
-                size.dim_value = 1 if axis == 0 else int(shapes[value.name][axis])
+                of_rows = size.dim_param == rows if rows else axis == 0
+                size.dim_value = 1 if of_rows else int(shapes[value.name][axis])
     inferred = onnx.shape_inference.infer_shapes(opened, data_prop=True).graph
     known = {value.name: _sizes(value) for value in (*inferred.input, *inferred.value_info, *inferred.output)}
     known |= {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}

@@ -152,8 +152,6 @@ class _Planned:
 
 def _shapes(package: Path, manifest: Manifest) -> dict[str, tuple[int, ...]]:
     """Of what the model is fed in the first golden case: where a size has a name only, this one stands for it."""
-    if not any(isinstance(size, str) for tensor in manifest.tensors for size in tensor.shape[1:]):
-        return {}
     return {name: kept.shape for name, kept in read_golden(package, manifest).cases[0].tensors.items()}
 
 
