@@ -358,7 +358,7 @@ def test_what_lacks_a_precision_is_left_out(shop: Shop) -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"device": "cuda"}, "it ran on cuda in fp32, which is not what was measured of this host"),
+        ({"device": "cuda"}, "it ran on cuda in fp32, not as this host was measured: what a call costs is not known"),
         ({"seconds": 1.0}, "sooner than the roofline allows"),
         ({"seconds": 7.0}, "the arithmetic of this host explains it"),
     ],
