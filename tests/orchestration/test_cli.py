@@ -34,6 +34,7 @@ VERBS = [
     "search",
     "export",
     "ladder",
+    "plan",
     "page",
     "verify",
     "deploy",

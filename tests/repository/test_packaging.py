@@ -35,9 +35,9 @@ def test_the_wheel_holds_every_module_once_under_one_name(built: Path) -> None:
     assert {str(file.relative_to(ROOT / "src")) for file in (ROOT / "src").rglob("*.py")} == set(names)
 
 
-def test_the_wheel_holds_the_dashboard(built: Path) -> None:
+@pytest.mark.parametrize("name", ["isthmus/serving/grafana/isthmus.json", "isthmus/orchestration/devices.toml"])
+def test_the_wheel_holds_the_dashboard_and_the_catalogue(built: Path, name: str) -> None:
     (wheel,) = built.glob("*.whl")
-    name = "isthmus/serving/grafana/isthmus.json"
     assert zipfile.ZipFile(wheel).read(name) == (ROOT / "src" / name).read_bytes()
 
 

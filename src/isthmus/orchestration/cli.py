@@ -244,6 +244,28 @@ def ladder(name: NameArgument = None, project: ProjectOption = None, as_json: Js
 
 
 @app.command()
+def plan(
+    name: Annotated[str | None, typer.Argument(help="Distillation; by default all.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=0.001, help="Requests a second to answer; by default what one device does.")
+    ] = None,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Work out what training and serving take and cost on which device, and measure this host beside it."""
+    from isthmus.orchestration.plan import plan as run
+
+    with progress() as bar:
+        found = run(_project(project), name, rate=rate, progress=bar)
+    if as_json:
+        write_json(found)
+        return
+    from isthmus.orchestration.plansummary import show_plan
+
+    show_plan(found)
+
+
+@app.command()
 def page(
     name: NameArgument = None,
     out: Annotated[Path, typer.Option(help="Where to write; what this command wrote there before is replaced.")] = Path(

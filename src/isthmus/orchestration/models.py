@@ -286,7 +286,7 @@ def require_boundary(project: Project, declared: Distillation) -> None:
     """
     from isthmus.distill.papers import require_boundary as require
 
-    report = _packaged_report(project, declared)
+    report = packaged_report(project, declared)
     profile = papers.serving_profile(project, last_package(project, declared))
     require(report)
     served = {"precision": profile.precision, "threads": profile.threads}
@@ -309,10 +309,10 @@ def require_release(project: Project, declared: Distillation) -> None:
         GateFailed: with what is missing.
     """
     require_boundary(project, declared)
-    _require_gates(declared, _packaged_report(project, declared))
+    _require_gates(declared, packaged_report(project, declared))
 
 
-def _packaged_report(project: Project, declared: Distillation) -> dict[str, Any]:
+def packaged_report(project: Project, declared: Distillation) -> dict[str, Any]:
     """What was reported of the student in the last package."""
     package = last_package(project, declared)
     student = _models(project, declared) / read_package(package).model

@@ -130,11 +130,11 @@ class ProfilesTable(_Table):
 
 
 class PricesTable(_Table):
-    """`[prices]`: what the boundary card multiplies measured times with.
+    """`[prices]`: what the boundary card multiplies measured times with, and `isthmus plan` expected ones.
 
     Attributes:
         currency: what prices are in.
-        hour: price of an hour of a device, by its name there: "cpu" or "cuda".
+        hour: price of an hour of a device, by its name there, "cpu" or "cuda", or in the catalogue of devices.
     """
 
     currency: str = ""
