@@ -22,9 +22,10 @@ from isthmus.distill.work import graph_work, weight_bytes
 from isthmus.features.errors import ConfigurationError, DataError, GateFailed
 from isthmus.features.golden import Case, Golden, Kept
 from isthmus.features.manifest import FORMAT_VERSION, Manifest, Variant
+from isthmus.features.profiles import ServingProfile
 from isthmus.orchestration.devices import Device, Peak, Precision, catalogue, measured
 from isthmus.orchestration.models import distill, export
-from isthmus.orchestration.plan import BUSY, plan
+from isthmus.orchestration.plan import plan
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.roofline import Work, roofline, rows_to_ridge
 from isthmus.orchestration.trainingset import training_set
@@ -327,7 +328,7 @@ def test_a_rate_asks_for_as_many_devices_as_keep_up(shop: Shop) -> None:
     shop.append("\n[prices]\nhour = { cpu = 0.1, grace-superchip = 4 }\n", "isthmus.toml")
     serving = plan(Project(shop.root), "late_order", rate=40_000, speed=host)["models"]["late_order"]["serving"]
     here, grace = (serving["devices"][name] for name in ("this host", "grace-superchip"))
-    assert here["count"] == math.ceil(40_000 * 42e-6 / BUSY) == 3
+    assert here["count"] == math.ceil(40_000 * 42e-6 / ServingProfile().target_utilization) == 3
     assert (grace["count"], grace["cost_hour"]) == (1, 4.0)
     assert math.isclose(here["cost_hour"], 0.3)
     assert serving["recommended"]["cheapest"] == "this host"

@@ -15,6 +15,7 @@ from isthmus.distill.papers.words import duration, scaled
 from isthmus.features.errors import DependencyError
 from isthmus.features.golden import read_golden
 from isthmus.features.manifest import Manifest, read_package
+from isthmus.features.profiles import ServingProfile
 from isthmus.orchestration.devices import HOST, Device, Precision, catalogue, measured
 from isthmus.orchestration.models import last_model, last_package, packaged_report, require_boundary
 from isthmus.orchestration.project import Project
@@ -31,8 +32,6 @@ ACTIVATION = 5
 gradient, written and read."""
 KEPT = 4 * 4
 """Bytes of a weight, its gradient and its two moments."""
-BUSY = 0.7
-"""Share of its time that a server answers, at most: towards 1 those who wait become ever more."""
 _EXPLAINED = 2.0
 """Times the least seconds that a measured time may be to be called explained by them."""
 
@@ -97,9 +96,7 @@ def plan(
             one.name: {
                 "uncounted": list(one.uncounted),
                 "training": _training(one, training, profiles.training.precision),
-                "serving": _serving(
-                    one, serving, profiles.serving.threads, profiles.serving.latency_objective_ms, rate
-                ),
+                "serving": _serving(one, serving, profiles.serving, rate),
             }
             for one in found
         },
@@ -182,7 +179,8 @@ def _training(one: _Planned, sheet: _Sheet, precision: Precision) -> dict[str, A
     }
 
 
-def _serving(one: _Planned, sheet: _Sheet, threads: int, objective_ms: float, rate: float | None) -> dict[str, Any]:
+def _serving(one: _Planned, sheet: _Sheet, profile: ServingProfile, rate: float | None) -> dict[str, Any]:
+    threads, busy = profile.threads, profile.target_utilization
     half, work, precision = one.served, one.answer, one.served["precision"]
     p50, p99 = half["p50_us"] / 1e6, half["p99_us"] / 1e6
     check = _check(roofline(work, sheet.devices[HOST], precision), p50, work, "")
@@ -197,13 +195,13 @@ def _serving(one: _Planned, sheet: _Sheet, threads: int, objective_ms: float, ra
             left_out[name] = f"has no {precision}, or no room for the weights"
             continue
         capacity = max(1, whole.cores // threads) / estimate.seconds
-        count = 1 if rate is None else math.ceil(rate / (capacity * BUSY))
+        count = 1 if rate is None else math.ceil(rate / (capacity * busy))
         tail = estimate.seconds * p99 / p50 * 1000
         devices[name] = {
             **_told(estimate),
             "rows_to_ridge": rows_to_ridge(work.flops, one.fixed, work.bytes - one.fixed, estimate.ridge),
             "p99_ms": tail,
-            "holds": tail <= objective_ms,
+            "holds": tail <= profile.latency_objective_ms,
             "requests_per_second": capacity,
             "cost": sheet.cost(name, 1000 / capacity),
             "count": count,
