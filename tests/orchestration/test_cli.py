@@ -42,6 +42,7 @@ VERBS = [
     "history",
     "serve",
     "fleet",
+    "status",
     "dev",
     "demo",
     "keys",
