@@ -285,7 +285,7 @@ def test_three_lines_of_yaml_are_the_whole_graph(shop: Shop, tmp_path: Path) -> 
     assert refreshed.returncode == 0, refreshed.stderr + refreshed.stdout
     listed = _dg("list", "defs", "--json", folder=place, environment=environment)
     assert listed.returncode == 0, listed.stderr + listed.stdout
-    keys = {one["key"] for group in json.loads(listed.stdout).values() for one in group if "group" in one}
+    keys = {asset["asset_key"] for asset in json.loads(listed.stdout)["assets"]}
     assert {*TABLES, *CHAIN, "contract", "source/orders"} <= keys
     components = _dg("list", "components", "--json", folder=place, environment=environment)
     assert "isthmus.orchestration.graph.IsthmusProjectComponent" in components.stdout
