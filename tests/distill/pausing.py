@@ -3,8 +3,9 @@
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -35,7 +36,8 @@ class Clock:
             time.sleep(seconds)
 
 
-class Drawn(NamedTuple):
+@dataclass
+class Drawn:
     """A network that computes with several threads, and rows for it."""
 
     module: nn.Module

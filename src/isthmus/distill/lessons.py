@@ -163,8 +163,8 @@ def teach(
     epochs, left = divmod(steps, math.ceil(len(lessons) / settings.batch))
     rows = epochs * len(lessons) + left * settings.batch
     took = training.standing
-    times = (round(seconds, 3) for seconds in (took.seconds, took.slowed, took.paused))
-    return Run(history, best, steps, rows, flops * rows, *times, used)
+    seconds, slowed, paused = (round(one, 3) for one in (took.seconds, took.slowed, took.paused))
+    return Run(history, best, steps, rows, flops * rows, seconds, slowed, paused, used)
 
 
 def _checked(
