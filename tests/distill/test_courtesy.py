@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -24,7 +25,7 @@ from isthmus.distill.lessons import threads
 from isthmus.distill.loop import Training
 from isthmus.distill.priority import Priority
 from isthmus.features.errors import Stopped
-from tests.distill.pausing import STRAINED, Clock, hearing, training
+from tests.distill.pausing import STRAINED, Clock, hearing, squares, training
 
 LOOKS = st.lists(st.tuples(st.booleans(), st.floats(0.1, 20)), max_size=200)
 DEEPEST = st.integers(1, 8)
@@ -176,7 +177,7 @@ def every() -> dict[int, tuple[int, int, set[int]]]:
 
 def test_all_threads_are_lowered_and_restored() -> None:
     done = threading.Event()
-    other = threading.Thread(target=done.wait)
+    other = threading.Thread(target=done.wait, daemon=True)
     other.start()
     before, cores = every(), os.sched_getaffinity(0)
     priority = Priority()
@@ -184,7 +185,7 @@ def test_all_threads_are_lowered_and_restored() -> None:
     assert {(policy, nice) for policy, nice, _ in every().values()} == {(os.SCHED_BATCH, 10)}
     priority.lower(1, idle=True)
     assert {(policy, tuple(on)) for policy, _, on in every().values()} == {(os.SCHED_IDLE, (max(cores),))}
-    younger = threading.Thread(target=done.wait)
+    younger = threading.Thread(target=done.wait, daemon=True)
     younger.start()
     priority.lower(priority.cores)
     assert {tuple(on) for _, _, on in every().values()} == {tuple(cores)}
@@ -339,11 +340,15 @@ def test_a_signal_in_a_pause_is_obeyed_at_once(monkeypatch: pytest.MonkeyPatch, 
         sent.append(time.monotonic())
         signal.raise_signal(signal.SIGINT)
 
+    def counted(*asked: Any) -> Any:
+        assert not sent, "no step is begun any more"
+        return squares(*asked)
+
     def progress(text: str, _done: float) -> None:
         if text.endswith(": paused"):
             threading.Timer(0.3, interrupt).start()
 
-    run = training("table", lambda: STRAINED, tmp_path, 10_000, progress=progress)
+    run = training("table", lambda: STRAINED, tmp_path, 10_000, step=counted, progress=progress)
     with pytest.raises(Stopped, match="stopped by SIGINT after step"):
         run.run()
     assert time.monotonic() - sent[0] < 2
