@@ -60,9 +60,9 @@ def _sum_exactly(graph: onnx.GraphProto, name: str, parameters: list[Array]) -> 
     fed = makers[layer.input[0]]
     scale, zero = (numpy_helper.to_array(constants[tensor]) for tensor in fed.input[1:])
     axis = {"Conv": 0, "MatMul": parameters[0].ndim - 1}.get(layer.op_type, 1 - _attribute(layer, "transB"))
-    largest = max(127 - int(zero), 128 + int(zero))
+    largest = max(int(zero), 255 - int(zero))
     rounded = _rounded(parameters[0] * np.float64(scale), parameters[1:], axis, largest)
-    names = [f"{name}/{part}" for part in ("weight", "bias")]
+    names = [f"{name}/exact/{part}" for part in ("weight", "bias")]
     for tensor, value in zip(names, rounded, strict=False):
         graph.initializer.append(numpy_helper.from_array(value, tensor))
     graph.initializer.append(numpy_helper.from_array(np.array(1, np.float32), f"{name}/one"))

@@ -33,7 +33,8 @@ def quantize(
     """The model with INT8 weights, one scale per output channel, and INT8 inputs of every layer, but for the last.
 
     Static and not dynamic: a dynamic scale comes from the whole batch, so the answer for one row would depend on the
-    rows beside it. Signed inputs: with unsigned ones x86 processors without VNNI saturate, and answer otherwise than
+    rows beside it. Inputs are unsigned: on x86 ONNX Runtime makes signed ones so where it can, and computes in floats
+    where it cannot. Weights have seven bits: with eight, processors without VNNI saturate, and answer otherwise than
     the machine the package was checked on. The last layer, a few dozen weights, is the one whose rounding is seen: it
     stays in float32, or takes INT8 inputs with weights of a dozen bits.
 
@@ -61,9 +62,10 @@ def quantize(
             target,
             _Calibration(calibration),
             quant_format=QuantFormat.QDQ,
-            activation_type=QuantType.QInt8,
+            activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             per_channel=True,
+            reduce_range=True,
             op_types_to_quantize=[*operators],
             nodes_to_exclude=[] if alike else layers[-1:],
         )
