@@ -40,7 +40,6 @@ class Effects(Task):
     metric = "ssim"
     keys = ("image",)
     at_once = 8
-    alike = True
     tolerance: Mapping[str, float] = {"fp32": 1e-4, "int8": 0.5}
     """Of a single color of a single pixel, from 0 to 1; the gates say how far INT8 may be on the whole."""
     golden, compared = 1, 16

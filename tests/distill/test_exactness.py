@@ -72,7 +72,7 @@ def test_a_last_layer_loses_no_bit_and_a_sigmoid_none_but_its_own(kind: str, inp
     draw = np.random.default_rng(inputs)
     model = network(kind, inputs, draw)
     fed = {"x": draw.normal(size=(ROWS, inputs, *[5] * (2 * (kind == "Conv")))).astype(np.float32)}
-    made_exact = onnx.load_model_from_string(quantize(model, [fed], [kind], alike=True))
+    made_exact = onnx.load_model_from_string(quantize(model, [fed], [kind]))
     layer = next(node for node in made_exact.graph.node if node.name == "layer_1")
     shown = [layer.input[0], layer.output[0]]
     made_exact.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in shown)
@@ -113,7 +113,7 @@ def test_no_sum_passes_what_a_float_holds(size: float) -> None:
         values[..., 0] = 0
         constant.CopyFrom(numpy_helper.from_array(values, constant.name))
     fed = {"x": draw.normal(size=(ROWS, 60)).astype(np.float32)}
-    graph = onnx.load_model_from_string(quantize(model, [fed], ["Gemm"], alike=True)).graph
+    graph = onnx.load_model_from_string(quantize(model, [fed], ["Gemm"])).graph
     constants = {constant.name: numpy_helper.to_array(constant) for constant in graph.initializer}
     weights, bias = constants["layer_1/exact/weight"], constants["layer_1/exact/bias"]
     for column, offset in zip(weights.T.tolist(), bias.tolist(), strict=True):
@@ -163,7 +163,7 @@ def test_a_browser_answers_images_in_int8_to_the_bit(exported: ExportReport, tmp
     draw = np.random.default_rng(9)
     model = residual(draw)
     fed = {"x": draw.normal(size=(4, 3, 64, 64)).astype(np.float32)}
-    quantized = quantize(model, [fed], ["Conv"], alike=True)
+    quantized = quantize(model, [fed], ["Conv"])
     options = ort.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
     options.log_severity_level = 3  # It warns that the file is of this machine.
