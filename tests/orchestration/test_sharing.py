@@ -1,5 +1,6 @@
 """A training beside a real API that is too slow for its objective: it pauses, and goes on afterwards."""
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -15,11 +16,14 @@ from isthmus.distill import courtesy
 from isthmus.distill.checkpoint import copied
 from isthmus.distill.loop import Training
 from isthmus.features.embedded import EmbeddedRedis
-from isthmus.features.latency import Heard, Told
+from isthmus.features.latency import Heard, Teller, Told
+from isthmus.orchestration.models import distill, last_report
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.server import settings
+from isthmus.orchestration.trainingset import distillation, training_set
 from tests.distill.pausing import Clock, squares, training
 from tests.orchestration import shop
+from tests.orchestration.shop import Shop
 from tests.serving.support import CONTRACT, Server, fill, serving, wait
 
 ASKED = {"features": ["punctuality:flights"], "entities": {"carrier": ["UA"]}}
@@ -136,3 +140,30 @@ def test_one_switch(tmp_path: Path) -> None:
     file.write_text(f"{switched}\n[profiles.serving]\nlatency_objective_ms = 7.5\n")
     off = settings(Project(project.root), url)
     assert (off.latency, off.latency_objective_ms) == (None, 7.5)
+
+
+@pytest.mark.parametrize("gives", [True, False])
+def test_distilling_beside_a_server_runs_at_a_low_priority(built: Shop, gives: bool) -> None:
+    if not gives:
+        file = built.root / "isthmus.toml"
+        file.write_text(file.read_text().replace("[profiles.training]", "[profiles.training]\ngive_way = false"))
+    project = Project(built.root)
+    training_set(project)
+    teller, over, policies = Teller(project.latency_folder, 1.0, (0.001,)), threading.Event(), set()
+
+    def tell() -> None:
+        while not over.wait(1):
+            teller.tell([100, 0])
+
+    teller.tell([0, 0])
+    telling = threading.Thread(target=tell)
+    telling.start()
+    try:
+        distill(project, progress=lambda _text, _done: policies.add(os.sched_getscheduler(0)))
+    finally:
+        over.set()
+        telling.join()
+    assert policies == ({os.SCHED_OTHER, os.SCHED_BATCH} if gives else {os.SCHED_OTHER})
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+    report = last_report(project, distillation(project, None))["training"]
+    assert (report["slowed_seconds"], report["paused_seconds"]) == (0, 0)
