@@ -22,17 +22,17 @@ ROWS, STEPS = 600, 12
 
 
 class Clock:
-    """Seconds that pass by themselves, so many at each look, or so many times as fast."""
+    """Seconds that pass by themselves, so many at each look, or so many times as fast; naps are real, or none."""
 
-    def __init__(self, each: float = 0.0, times: float = 0.0) -> None:
-        self._each, self._times, self._passed = each, times, 0.0
+    def __init__(self, each: float = 0.0, times: float = 0.0, *, naps: bool = True) -> None:
+        self._each, self._times, self._naps, self._passed = each, times, naps, 0.0
 
     def monotonic(self) -> float:
         self._passed += self._each
         return self._passed + time.monotonic() * self._times
 
     def sleep(self, seconds: float) -> None:
-        if self._times:
+        if self._naps:
             time.sleep(seconds)
 
 
@@ -104,14 +104,14 @@ def hearing(strains: Iterable[bool]) -> Any:
 def main() -> None:
     """`KIND FOLDER RESULT PATIENCE`: says what it is told; is strained PATIENCE looks long, then calm."""
     kind, folder, result, patience = sys.argv[1:]
-    courtesy.time = Clock(times=50)  # type: ignore[assignment,attr-defined]
+    courtesy.time = Clock(each=6)  # type: ignore[assignment,attr-defined]
 
     def progress(text: str, _done: float) -> None:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
 
     torch.set_num_threads(2)
-    run = training(kind, hearing([True] * int(patience)), Path(folder), 300, progress=progress)
+    run = training(kind, hearing([True] * int(patience)), Path(folder), 40, progress=progress)
     run.run()
     save_file(run.module.state_dict(), result)
     progress("saved", 1.0)

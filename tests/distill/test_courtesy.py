@@ -108,7 +108,7 @@ def test_what_fails_again_and_again_is_tried_ever_less_often() -> None:
 def each_look(seconds: float, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Within the block, so many seconds pass at each look, and none asleep."""
     with monkeypatch.context() as patch:
-        patch.setattr(courtesy, "time", Clock(each=seconds))
+        patch.setattr(courtesy, "time", Clock(each=seconds, naps=False))
         yield
 
 
@@ -320,12 +320,12 @@ def test_a_pause_takes_no_time_of_a_core_and_after_a_kill_goes_on_to_the_same_we
         assert list((tmp_path / "run").glob("checkpoint-*"))
         process.kill()
         process.wait()
-    with pausing(tmp_path / "run", result, 40) as process:
+    with pausing(tmp_path / "run", result, 10) as process:
         until(process, "goes on after step")
         until(process, ": paused")
         until(process, "saved")
     with threads(2):
-        alone = training("table", steps=300)
+        alone = training("table", steps=40)
         alone.run()
     found = load_file(result)
     assert {name: value.numpy().tobytes() for name, value in found.items()} == weights(alone)
