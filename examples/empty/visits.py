@@ -17,10 +17,10 @@ def visits(end: datetime) -> list[tuple[str, str, str, float]]:
     for number in range(VISITORS):
         habit, began = chance.random(), end - timedelta(days=DAYS * chance.random())
         while (ended := began + timedelta(minutes=chance.randint(2, 40))) < end:
-            bought = chance.random() < 0.1 + 0.6 * habit
+            bought = chance.random() < 0.05 + 0.9 * habit
             spent = round(chance.gammavariate(2, 15), 2) if bought else 0.0
             rows.append((f"v{number:03}", began.isoformat(), ended.isoformat(), spent))
-            habit = 0.8 * habit + 0.2 * bought
+            habit = 0.9 * habit + 0.1 * bought
             began = ended + timedelta(days=0.1 + 3 * chance.random() * (1.2 - habit))
     return sorted(rows, key=lambda row: row[1])
 
