@@ -44,7 +44,6 @@ class TabularTask(Task):
     # process holds one of them.
     rows_per_thread = 4096
     quantized = ("Gemm",)
-    alike = True
     shape: Mapping[str, Any] = MappingProxyType(dict.fromkeys(LAYERS))
     """None: as the Tabular says."""
     form = Form("float32")
