@@ -38,6 +38,9 @@ OTHERS = {
 }
 """Commands that are not ours, with the reason why nothing is asked of them."""
 
+OTHER_OPTIONS = {"--build-arg": "docker", "--multi_gpu": "accelerate", "--engine": "benchmarks/scaling.py"}
+"""Options of other programs that a text names alone."""
+
 # --- python
 
 BEFORE = {
@@ -135,6 +138,15 @@ def test_the_commands_of_a_page_are_there(page: str) -> None:
 def test_the_verbs_and_options_in_the_text_of_a_page_are_there(page: str) -> None:
     for command in re.findall(r"`(isthmus [a-z][^`]*)`", prose(page)):
         parsed(words(command)[1:], f"{page}: {command}")
+    ours = options(typer.main.get_command(cli.app))
+    for option in re.findall(r"`(--[a-z][\w-]*)[^`]*`", prose(page)):
+        assert option in ours | OTHER_OPTIONS.keys(), f"{page}: {option}"
+
+
+def options(command: click.Command) -> set[str]:
+    """Of a command and of those below it."""
+    own = {name for parameter in command.params for name in parameter.opts}
+    return own.union(*(options(one) for one in command.commands.values())) if isinstance(command, click.Group) else own
 
 
 def known(command: list[str], block: Block) -> None:
