@@ -288,4 +288,4 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
     (names,) = [node.value for node in tree.body if isinstance(node, ast.Assign)]
     written = (site / "reference.html").read_text()
     for name in ast.literal_eval(names):
-        assert f'id="isthmus.{name}"' in written, name
+        assert f'id="isthmus.{name}"' in written or f"<td><code>{name}</code></td>" in written, name
