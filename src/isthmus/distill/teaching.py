@@ -4,9 +4,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+import torch
 from threadpoolctl import threadpool_limits
 
 from isthmus.distill.account import Progress
+from isthmus.distill.courtesy import between
 from isthmus.distill.evaluate import interleaved
 from isthmus.distill.lessons import threads
 from isthmus.distill.outputs.outputs import TeacherOutputs
@@ -57,7 +59,8 @@ def taught(task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Pro
         note=lambda text: progress(text, 0.0),
     )  # fmt: skip
     if outputs.missing:
-        outputs.fill(progress)
+        with between(task.material.heard, progress, torch.get_num_threads()) as told:
+            outputs.fill(told)
     else:
         progress(f"kept outputs {outputs.path.name[:12]}", 1.0)
     file = outputs.path / FACTS
