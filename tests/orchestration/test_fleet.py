@@ -311,7 +311,7 @@ def test_a_server_is_told_what_the_project_says(tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_settings_of_the_documentation_are_settings(tmp_path: Path) -> None:
-    (block,) = re.findall(r"^```ini\n(.*?)^```", (ROOT / "docs" / "fleets.md").read_text(), re.MULTILINE | re.DOTALL)
+    (block,) = re.findall(r"^```toml\n(.*?)^```", (ROOT / "docs" / "fleets.md").read_text(), re.MULTILINE | re.DOTALL)
     profiles = project(tmp_path, block).settings.profiles
     # All that there are, and those of servers as they are by default.
     shown = tomllib.loads(block)["profiles"]
