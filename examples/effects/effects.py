@@ -155,6 +155,8 @@ class Effects(Task):
         """By photograph and contrast."""
         return self.material.table.select(["photograph", "contrast"]).take(rows)
 
+    measured = ("teacher_multiply_adds", "student_multiply_adds", "fewer_multiply_adds")
+
     def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:  # noqa: ARG002 - they cost the same
         """Multiply-adds of a frame, and how many times fewer the student's are."""
         with torch.random.fork_rng(devices=[]):

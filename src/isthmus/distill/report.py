@@ -124,7 +124,7 @@ def report(
             for (name, seed), one in trained.items()
         ],
         **_gaps(task, of_each, seeds),
-        "measures": task.measures(quality),
+        "measures": {**dict.fromkeys(task.measured), **task.measures(quality)},
         "agreement": {name: task.agreement(said[name, shipped], said["teacher", None]) for name in PUPILS},
         "slices": [
             dataclasses.asdict(one)

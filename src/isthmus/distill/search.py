@@ -26,9 +26,9 @@ from isthmus.distill.kind import made, origins, require_shape
 from isthmus.distill.outputs.outputs import TeacherOutputs
 from isthmus.distill.pareto import front
 from isthmus.distill.proposal import Known, proposed
-from isthmus.distill.rehearsal import rehearse
+from isthmus.distill.rehearsal import rehearse, require_measured
 from isthmus.distill.task import Material, Task
-from isthmus.distill.teaching import taught
+from isthmus.distill.teaching import outputs_of, taught
 from isthmus.distill.trial import allowed
 from isthmus.distill.tried import Budget, Journal, Tried, nearest, recommended, shaped
 from isthmus.features.contract import sha256
@@ -101,11 +101,11 @@ def search(
     require_shape(task, asked.shape, where)
     space = {**asked.shape, PRECISION: allowed(task, profile)}
     rows = np.arange(material.table.num_rows)
-    outputs, facts = taught(
-        task, task.teacher(), rows, cache, lambda text, done: progress(f"teacher, {text}", 0.2 * done)
-    )
-    settings, references = declared.tried(material.profile), [*task.references()]
-    rehearse(task, outputs, facts, settings, references, lambda text: progress(text, 0.2))
+    teacher, settings, told = task.teacher(), declared.tried(material.profile), _within(progress, "teacher", 0.0, 0.2)
+    outputs = outputs_of(task, teacher, rows, cache, told)
+    rehearse(task, teacher, outputs, settings, lambda text: progress(text, 0.0))
+    outputs, facts = taught(task, teacher, rows, cache, told, outputs)
+    require_measured(task, outputs, facts, task.references())
     budget = Budget(
         profile.latency_objective_ms, profile.memory_mb, profile.load_ms, profile.package_kb, asked.most_bytes,
         facts.bytes,

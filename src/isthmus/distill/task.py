@@ -114,6 +114,8 @@ class Task(ABC):
         alike: whether the last layer and the sigmoids of an INT8 graph are such that every runtime computes them to the
             bit. The last layer then takes whole numbers, too.
         golden: test rows in a package, with its answers.
+        measured: names of all that `measures` may give, so that a gate about something else is refused before the
+            first step.
         compared: rows on which the verdict compares a package with its student, at most.
         shape: what its student is made with, by name: what `Distillation(shape=...)` says otherwise, and what a search
             tries values of.
@@ -133,6 +135,7 @@ class Task(ABC):
     alike = False
     golden = 32
     compared = 2000
+    measured: Sequence[str] = ()
     shape: Mapping[str, Any] = MappingProxyType({})
     most: Mapping[str, int] = {}
 
@@ -274,7 +277,7 @@ class Task(ABC):
         return self.material.training_set
 
     def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:  # noqa: ARG002 - for others
-        """What else the report says, from the quality of each model."""
+        """What else the report says, by the names in `measured`, from the quality of each model."""
         return {}
 
     def files(self, identity: str) -> dict[str, bytes]:  # noqa: ARG002 - for others

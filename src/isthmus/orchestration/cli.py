@@ -182,12 +182,19 @@ def training_set(
 
 
 @app.command()
-def distill(name: NameArgument = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
-    """Train teacher, reference, student and control."""
+def distill(
+    name: NameArgument = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Train also if nothing has changed since the last time.")
+    ] = False,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train teacher, reference, student and control, unless nothing has changed since they were trained."""
     from isthmus.orchestration.models import distill as run
 
     with progress() as bar:
-        report = run(_project(project), name, progress=bar)
+        report = run(_project(project), name, again=again, progress=bar)
     if as_json:
         write_json(report.as_dict())
         return
