@@ -155,6 +155,7 @@ class Effects(Task):
         """By photograph and contrast."""
         return self.material.table.select(["photograph", "contrast"]).take(rows)
 
+    pipeline = "image-to-image"
     measured = ("teacher_multiply_adds", "student_multiply_adds", "fewer_multiply_adds")
 
     def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:  # noqa: ARG002 - they cost the same

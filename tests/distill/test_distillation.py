@@ -30,6 +30,7 @@ def test_all_four_stand_side_by_side(trained: DistillationReport) -> None:
         assert 0.5 < told["quality"]["auc"] < 1
     assert models["teacher"]["quality"]["auc"] > models["reference"]["quality"]["auc"] + 0.05
     assert trained.data["measures"]["lift_kept"] > 0.8
+    assert trained.data["pipeline"] == "tabular-classification"
     assert trained.data["agreement"].keys() == {"student", "control"}
     assert all(one["rows"] >= 200 for one in trained.data["slices"])
     assert sum(trained.data["rows"].values()) <= 2000

@@ -132,7 +132,7 @@ def outside(package: Path, location: str) -> bytes:
     for key, value in (("location", location), ("offset", "0"), ("length", str(len(weights)))):
         largest.external_data.add(key=key, value=value)
     file.write_bytes(model.SerializeToString())
-    return weights
+    return bytes(weights)
 
 
 def test_weights_beside_a_model_are_those_of_the_package(

@@ -111,6 +111,7 @@ def report(
         "made_of": origins(task),
         "name": declared.name,
         "task": declared.task if isinstance(declared.task, str) else "tabular",
+        "pipeline": task.pipeline,
         "metric": task.metric,
         "more": task.more,
         "seeds": seeds,

@@ -44,6 +44,7 @@ class TabularTask(Task):
     # process holds one of them.
     rows_per_thread = 4096
     measured = MEASURED
+    pipeline = "tabular-classification"
     quantized = ("Gemm",)
     alike = True
     shape: Mapping[str, Any] = MappingProxyType(dict.fromkeys(LAYERS))

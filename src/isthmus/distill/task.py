@@ -116,6 +116,8 @@ class Task(ABC):
         golden: test rows in a package, with its answers.
         measured: names of all that `measures` may give, so that a gate about something else is refused before the
             first step.
+        pipeline: what Hugging Face's hub calls such models ("image-to-image"), for the model card; None if it has no
+            name for them.
         compared: rows on which the verdict compares a package with its student, at most.
         shape: what its student is made with, by name: what `Distillation(shape=...)` says otherwise, and what a search
             tries values of.
@@ -136,6 +138,7 @@ class Task(ABC):
     golden = 32
     compared = 2000
     measured: Sequence[str] = ()
+    pipeline: str | None = None
     shape: Mapping[str, Any] = MappingProxyType({})
     most: Mapping[str, int] = {}
 

@@ -279,12 +279,13 @@ def page(
         "site"
     ),
     project: ProjectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write a folder of files that runs the last package in a browser, from any server of files."""
     from isthmus.orchestration.site import site
 
     written = site(_project(project), name, out)
-    _report({"page": str(written), "open": f"python -m http.server --directory {written} 8080"}, as_json=False)
+    _report({"page": str(written), "open": f"python -m http.server --directory {written} 8080"}, as_json=as_json)
 
 
 @app.command()
