@@ -24,8 +24,9 @@ from isthmus.distill.student import Student
 from isthmus.distill.task import Task
 from isthmus.distill.trial import difference, precisions
 from isthmus.features.errors import ContractMismatch, DataError, GateFailed, PackageError
+from isthmus.features.folder import SUMS
 from isthmus.features.golden import read_golden
-from isthmus.features.manifest import SUMS, feeds, package_digest, read_package
+from isthmus.features.manifest import feeds, package_digest, read_package
 from isthmus.features.verdict import FeatureVerdict
 from isthmus.transforms.fitting import FittedNumber, FittedText, Preparation
 from isthmus.transforms.steps import Embed, described

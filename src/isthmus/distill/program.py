@@ -21,8 +21,9 @@ import numpy as np
 
 from isthmus.features.confinement import confine
 from isthmus.features.errors import DependencyError
+from isthmus.features.folder import LARGEST
 from isthmus.features.golden import Kept
-from isthmus.features.manifest import LARGEST, Feeds, Manifest, Tensor, Variant
+from isthmus.features.manifest import Feeds, Manifest, Tensor, Variant
 from isthmus.features.reproduction import SECONDS, refused
 
 NAME = "ExecuTorch"
