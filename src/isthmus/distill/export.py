@@ -118,7 +118,7 @@ def export(
     allowed(task, profile)
     progress("read", 0.1)
     golden = task.cases(found.student)
-    models = _models(task, found.student, golden[1:])
+    models = _models(task, found.student, task.edges(found.student))
     progress("converted", 0.3)
     trial = Trial(found, golden, cache, profile)
     variants: list[Variant] = []

@@ -113,7 +113,7 @@ class Task(ABC):
         quantized: the operators whose weights and inputs are whole numbers in an INT8 graph.
         alike: whether the last layer and the sigmoids of an INT8 graph are such that every runtime computes them to the
             bit. The last layer then takes whole numbers, too.
-        golden: test rows in a package, with its answers.
+        golden: test rows in a package, with its answers; with 0 there are the edges alone.
         measured: names of all that `measures` may give, so that a gate about something else is refused before the
             first step.
         pipeline: what Hugging Face's hub calls such models ("image-to-image"), for the model card; None if it has no
@@ -226,7 +226,8 @@ class Task(ABC):
     def cases(self, student: nn.Module) -> list[Case]:
         """The golden cases of a package: test rows, and what no row may hold."""
         test = self.material.parts.test
-        return [self.case(student, test[spread(len(test), self.golden)]), *self.edges(student)]
+        usual = [self.case(student, test[spread(len(test), self.golden)])] if self.golden else []
+        return [*usual, *self.edges(student)]
 
     def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
         """What a graph says of rows, by the student's keys and as `quality` takes it; by default, its outputs.
