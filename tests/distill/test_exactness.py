@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pyarrow as pa
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -16,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from isthmus.distill.export import ExportReport
 from isthmus.distill.kind import made
 from isthmus.distill.quantize import quantize
-from isthmus.distill.runtime import ask, session
+from isthmus.distill.runtime import ask, described, ort_format, session
 from isthmus.features.folder import GOLDEN
 from isthmus.features.golden import Case, Golden, Kept
 from isthmus.features.manifest import read_package
@@ -71,7 +73,7 @@ def test_a_last_layer_loses_no_bit_and_a_sigmoid_none_but_its_own(kind: str, inp
     draw = np.random.default_rng(inputs)
     model = network(kind, inputs, draw)
     fed = {"x": draw.normal(size=(ROWS, inputs, *[5] * (2 * (kind == "Conv")))).astype(np.float32)}
-    made_exact = onnx.load_model_from_string(quantize(model, [fed], [kind], alike=True))
+    made_exact = onnx.load_model_from_string(quantize(model, [fed], [kind]))
     layer = next(node for node in made_exact.graph.node if node.name == "layer_1")
     shown = [layer.input[0], layer.output[0]]
     made_exact.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in shown)
@@ -112,9 +114,9 @@ def test_no_sum_passes_what_a_float_holds(size: float) -> None:
         values[..., 0] = 0
         constant.CopyFrom(numpy_helper.from_array(values, constant.name))
     fed = {"x": draw.normal(size=(ROWS, 60)).astype(np.float32)}
-    graph = onnx.load_model_from_string(quantize(model, [fed], ["Gemm"], alike=True)).graph
+    graph = onnx.load_model_from_string(quantize(model, [fed], ["Gemm"])).graph
     constants = {constant.name: numpy_helper.to_array(constant) for constant in graph.initializer}
-    weights, bias = constants["layer_1/weight"], constants["layer_1/bias"]
+    weights, bias = constants["layer_1/exact/weight"], constants["layer_1/exact/bias"]
     for column, offset in zip(weights.T.tolist(), bias.tolist(), strict=True):
         parts = [Fraction(value) for value in (*column, offset)]
         common = max(part.denominator for part in parts)
@@ -124,6 +126,61 @@ def test_no_sum_passes_what_a_float_holds(size: float) -> None:
     assert np.abs(bias).max() == pytest.approx(
         np.abs(numpy_helper.to_array(model.graph.initializer[3])).max(), rel=0.01
     )
+
+
+def residual(draw: np.random.Generator) -> onnx.ModelProto:
+    """Two blocks of two convolutions, to whose result is added what they are given; a sigmoid of a third one."""
+    nodes: list[onnx.NodeProto] = []
+    constants: list[onnx.TensorProto] = []
+
+    def layer(given: str, outputs: int, inputs: int) -> str:
+        name = f"layer_{len(constants) // 2}"
+        parameters = draw.normal(size=(outputs, inputs, 3, 3)) / math.sqrt(9 * inputs), draw.normal(size=outputs) / 4
+        for part, value in zip(("weight", "bias"), parameters, strict=True):
+            constants.append(numpy_helper.from_array(value.astype(np.float32), f"{name}/{part}"))
+        nodes.append(
+            helper.make_node("Conv", [given, f"{name}/weight", f"{name}/bias"], [name], name=name, pads=[1] * 4)
+        )
+        return name
+
+    def node(kind: str, *given: str) -> str:
+        name = f"{kind}_{len(nodes)}"
+        nodes.append(helper.make_node(kind, given, [name], name=name))
+        return name
+
+    value = node("Relu", layer("x", 8, 3))
+    for _ in range(2):
+        value = node("Add", value, layer(node("Relu", layer(value, 8, 8)), 8, 8))
+    nodes.append(helper.make_node("Sigmoid", [layer(value, 3, 8)], ["y"], name="y"))
+    given, gives = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 3, "height", "width"]) for name in ("x", "y")
+    )
+    graph = helper.make_graph(nodes, "residual", [given], [gives], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def test_a_browser_answers_images_in_int8_to_the_bit(exported: ExportReport, tmp_path: Path) -> None:
+    """Every layer is one of whole numbers, those whose input another takes, too."""
+    draw = np.random.default_rng(9)
+    model = residual(draw)
+    fed = {"x": draw.normal(size=(4, 3, 64, 64)).astype(np.float32)}
+    quantized = quantize(model, [fed], ["Conv"])
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    options.log_severity_level = 3  # It warns that the file is of this machine.
+    ort.InferenceSession(quantized, options)
+    kinds = Counter(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
+    assert (kinds["QLinearConv"], kinds["Conv"]) == (5, 1)
+    variant = read_package(exported.path).variant("int8")
+    tensors = [tuple(map(described, of)) for of in (model.graph.input, model.graph.output)]
+    manifest = msgspec.structs.replace(read_package(exported.path), tensors=tensors[0], outputs=tensors[1])
+    golden = Golden((), (Case({"x": Kept.of(fed["x"])}, {}),))
+    (tmp_path / GOLDEN).write_bytes(msgspec.json.encode(golden))
+    (tmp_path / variant.file).write_bytes(ort_format(quantized))
+    ours = ask(session(quantized, 1), fed)["y"]
+    (theirs,) = WebRuntime().ask(tmp_path, manifest, variant, golden)
+    assert len(np.unique(ours)) > 1000
+    np.testing.assert_array_equal(theirs["y"].view(np.int32), ours.view(np.int32))
 
 
 def test_a_browser_answers_int8_to_the_bit(exported: ExportReport, table: pa.Table, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from isthmus.orchestration.registration import apply
 from isthmus.orchestration.site import site
 from isthmus.orchestration.tables import build
 from isthmus.orchestration.trainingset import training_set
+from tests.end_to_end.browsers import differing
 from tests.end_to_end.files import served
 
 # Lowering a graph to ExecuTorch takes a quarter of a minute of a free core, once before training and once after.
@@ -216,6 +217,7 @@ def test_the_package_holds_all_that_a_device_needs(distilled: DistillationReport
         # Exporters note where in the sources a node comes from.
         assert str(EXAMPLE).encode() not in file.read_bytes()
         assert b"site-packages" not in file.read_bytes()
+    assert differing(package) == 0
     compared = check_last_package(project, project.definitions.distillations["docsearch"])
     assert {one.differing for one in compared.values()} == {0}
     assert {one.compared for one in compared.values()} == {256 + 16 + len(golden.cases) - 1}

@@ -34,6 +34,7 @@ from isthmus.orchestration.registration import apply
 from isthmus.orchestration.site import site
 from isthmus.orchestration.tables import build
 from isthmus.orchestration.trainingset import training_set
+from tests.end_to_end.browsers import differing
 from tests.end_to_end.files import served
 
 # Lowering a graph to ExecuTorch takes a quarter of a minute of a free core, once before training and once after.
@@ -105,6 +106,7 @@ def distilled(folder: Path) -> DistillationReport:
     report = distill(project)
     exported = export(project)
     assert exported.left_out == {}
+    assert differing(exported.path) == 0
     return report
 
 

@@ -1,4 +1,4 @@
-"""Floats of an INT8 graph that every runtime computes to the bit: its last layer and its sigmoids.
+"""A last layer of an INT8 graph that every runtime computes to the bit.
 
 Whole numbers are multiplied alike everywhere, sums of floats are not: runtimes add up in another order, and with fused
 multiply-add or without, as a browser does. Where every product and every sum is a float32 anyway, as whole numbers up
@@ -6,14 +6,13 @@ to 2**24 times a power of two are, neither matters. And of a single addition, mu
 each bit.
 """
 
-from collections.abc import Iterator
-from itertools import count
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from isthmus.distill.steps import in_steps
 from isthmus.transforms.rowwise.graph import needed
 
 _EXACT = 2**24
@@ -22,29 +21,28 @@ _EXACT = 2**24
 _FINEST = 100
 """Steps of 2**-100 and below would leave the range of float32."""
 
-_END, _SQUARINGS = 16.0, 5
-
 Array = np.ndarray[Any, Any]
 
 
-def exact(quantized: onnx.ModelProto, model: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """A graph that answers to the bit alike in every runtime, if nothing but layers and sigmoids stood against it.
+def exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.NodeProto) -> onnx.ModelProto:
+    """A graph that answers to the bit alike in every runtime, if nothing but layers and `steps` stood against it.
 
     Its last layer takes whole numbers of eight bits, as all do, but its weights are floats again, rounded to what its
-    sums can hold: for 32 inputs to twelve bits, for 144 to ten. What it gives is not rounded any more.
+    sums can hold: for 32 inputs to twelve bits, for 144 to ten. What it gives is not rounded any more. Weights that are
+    computed stay whole numbers of eight bits.
 
     Args:
         quantized: of ONNX Runtime's quantizer, with every layer between a DequantizeLinear and a QuantizeLinear.
         model: what was quantized.
-        name: of the last layer: a Gemm, a Conv or a MatMul, whose weights are constants.
+        layer: its last one, with a name: a Gemm, a Conv or a MatMul.
     """
     result = onnx.ModelProto()
     result.CopyFrom(quantized)
-    layer = next(node for node in model.graph.node if node.name == name)
     told = {constant.name: numpy_helper.to_array(constant) for constant in model.graph.initializer}
-    _sum_exactly(result.graph, name, [told[tensor] for tensor in layer.input[1:]])
-    nodes = [step for node in result.graph.node for step in _steps(result.graph, node)]
-    nodes = needed(nodes, [output.name for output in result.graph.output])
+    given = [tensor for tensor in layer.input[1:] if tensor]
+    if all(tensor in told for tensor in given):
+        _sum_exactly(result.graph, layer.name, [told[tensor] for tensor in given])
+    nodes = needed(in_steps(result), [output.name for output in result.graph.output])
     used = {tensor for node in nodes for tensor in node.input}
     constants = [constant for constant in result.graph.initializer if constant.name in used]
     del result.graph.node[:], result.graph.initializer[:]
@@ -60,9 +58,9 @@ def _sum_exactly(graph: onnx.GraphProto, name: str, parameters: list[Array]) -> 
     fed = makers[layer.input[0]]
     scale, zero = (numpy_helper.to_array(constants[tensor]) for tensor in fed.input[1:])
     axis = {"Conv": 0, "MatMul": parameters[0].ndim - 1}.get(layer.op_type, 1 - _attribute(layer, "transB"))
-    largest = max(127 - int(zero), 128 + int(zero))
+    largest = max(int(zero), 255 - int(zero))
     rounded = _rounded(parameters[0] * np.float64(scale), parameters[1:], axis, largest)
-    names = [f"{name}/{part}" for part in ("weight", "bias")]
+    names = [f"{name}/exact/{part}" for part in ("weight", "bias")]
     for tensor, value in zip(names, rounded, strict=False):
         graph.initializer.append(numpy_helper.from_array(value, tensor))
     graph.initializer.append(numpy_helper.from_array(np.array(1, np.float32), f"{name}/one"))
@@ -98,42 +96,6 @@ def _rounded(weights: Array, biases: list[Array], axis: int, largest: int) -> li
         power = np.minimum(np.floor(np.log2(room / most)), _FINEST)
     steps = [np.exp2(-power).reshape(shape), np.exp2(-power)]
     return [(np.rint(part / step) * step).astype(np.float32) for part, step in zip(parts, steps, strict=False)]
-
-
-def _steps(graph: onnx.GraphProto, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-    """A sigmoid as 1 / (1 + exp(-x)), within 1e-6, x clipped to ±16; every other node as it is.
-
-    exp(y) = exp(y / 2**n) ** 2**n by n squarings (Higham, 2005, "The scaling and squaring method for the matrix
-    exponential revisited"), the small one by Taylor's polynomial of degree 4.
-    """
-    if node.op_type != "Sigmoid":
-        yield node
-        return
-    (given,), (wanted,) = node.input, node.output
-    numbers = count()
-
-    def constant(value: float) -> str:
-        name = f"number/{value:.9g}"
-        if all(one.name != name for one in graph.initializer):
-            graph.initializer.append(numpy_helper.from_array(np.array(value, np.float32), name))
-        return name
-
-    def step(operator: str, *inputs: str, name: str = "") -> onnx.NodeProto:
-        name = name or f"{wanted}/{next(numbers)}"
-        return helper.make_node(operator, inputs, [name], name=name)
-
-    yield (clipped := step("Clip", given, constant(-_END), constant(_END)))
-    yield (small := step("Mul", *clipped.output, constant(-(2.0**-_SQUARINGS))))
-    power = constant(1 / 24)
-    for coefficient in (1 / 6, 1 / 2, 1, 1):
-        yield (product := step("Mul", *small.output, power))
-        yield (added := step("Add", *product.output, constant(coefficient)))
-        (power,) = added.output
-    for _ in range(_SQUARINGS):
-        yield (square := step("Mul", power, power))
-        (power,) = square.output
-    yield (below := step("Add", power, constant(1)))
-    yield step("Div", constant(1), *below.output, name=wanted)
 
 
 def _attribute(node: onnx.NodeProto, name: str) -> int:

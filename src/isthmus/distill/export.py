@@ -237,7 +237,7 @@ def in_precision(task: Task, model: onnx.ModelProto, precision: str, edges: Sequ
         return bytes(model.SerializeToString(deterministic=True))
     learned = task.material.parts.train
     rows = learned[spread(len(learned), CALIBRATION_ROWS)]
-    return quantize(model, [*_in_parts(task, rows), *(case.feeds for case in edges)], task.quantized, alike=task.alike)
+    return quantize(model, [*_in_parts(task, rows), *(case.feeds for case in edges)], task.quantized)
 
 
 def _in_parts(task: Task, rows: Index) -> list[Feeds]:

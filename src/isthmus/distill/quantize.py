@@ -27,31 +27,31 @@ class _Calibration(CalibrationDataReader):  # type: ignore[misc]
         return next(self._batches, None)
 
 
-def quantize(
-    model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Sequence[str], *, alike: bool = False
-) -> bytes:
-    """The model with INT8 weights, one scale per output channel, and INT8 inputs of every layer, but for the last.
+def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Sequence[str]) -> bytes:
+    """The model with INT8 weights, one scale per output channel, and INT8 inputs: alike in every runtime.
 
     Static and not dynamic: a dynamic scale comes from the whole batch, so the answer for one row would depend on the
-    rows beside it. Signed inputs: with unsigned ones x86 processors without VNNI saturate, and answer otherwise than
-    the machine the package was checked on. The last layer, a few dozen weights, is the one whose rounding is seen: it
-    stays in float32, or takes INT8 inputs with weights of a dozen bits.
+    rows beside it. Inputs are unsigned: on x86 ONNX Runtime makes signed ones so where it can, and computes in floats
+    where it cannot. Weights have seven bits: with eight, processors without VNNI saturate, and answer otherwise than
+    the machine the package was checked on. The last layer, a few dozen weights, is the one whose rounding is seen: its
+    weights have a dozen bits. What is left of floats gives the same bits everywhere: see `exactness` and `steps`.
 
     Args:
         model: float32.
         calibration: rows from which the ranges of the layer inputs are taken, in parts.
         operators: what is a layer.
-        alike: whether it is the latter, and `exact`, as are the sigmoids: every runtime gives the same bits.
 
     Raises:
         ConfigurationError: the graph has no such layer.
     """
-    layers = [node.name for node in model.graph.node if node.op_type in operators]
+    source = onnx.ModelProto()
+    source.CopyFrom(model)
+    for place, node in enumerate(source.graph.node):
+        node.name = node.name or f"node/{place}"
+    layers = [node for node in source.graph.node if node.op_type in operators]
     if not layers:
         problem = Problem("quantized", ", ".join(operators), "an operator that the student's graph has")
         raise ConfigurationError("task", [problem])
-    source = onnx.ModelProto()
-    source.CopyFrom(model)
     # The graph is built with known shapes and nothing to fold; without the mark the quantizer asks for its own pass.
     onnx.helper.set_model_props(source, {"onnx.quant.pre_process": "onnxruntime.quant"})
     with tempfile.TemporaryDirectory() as folder:
@@ -61,13 +61,13 @@ def quantize(
             target,
             _Calibration(calibration),
             quant_format=QuantFormat.QDQ,
-            activation_type=QuantType.QInt8,
+            activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             per_channel=True,
+            reduce_range=True,
             op_types_to_quantize=[*operators],
-            nodes_to_exclude=[] if alike else layers[-1:],
         )
-        if not alike:
-            return target.read_bytes()
-        found: bytes = exact(onnx.load(target), model, layers[-1]).SerializeToString(deterministic=True)
-        return found
+        # The quantizer moves the constants of what it is given out of it.
+        quantized = onnx.load(target)
+    found: bytes = exact(quantized, model, layers[-1]).SerializeToString(deterministic=True)
+    return found

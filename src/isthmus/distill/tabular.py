@@ -46,7 +46,6 @@ class TabularTask(Task):
     measured = MEASURED
     pipeline = "tabular-classification"
     quantized = ("Gemm",)
-    alike = True
     shape: Mapping[str, Any] = MappingProxyType(dict.fromkeys(LAYERS))
     """None: as the Tabular says."""
     form = Form("float32")

@@ -111,8 +111,6 @@ class Task(ABC):
         form: how the teacher's outputs are kept.
         tolerance: the largest absolute difference between the answers of a package in each precision and the student's.
         quantized: the operators whose weights and inputs are whole numbers in an INT8 graph.
-        alike: whether the last layer and the sigmoids of an INT8 graph are such that every runtime computes them to the
-            bit. The last layer then takes whole numbers, too.
         golden: test rows in a package, with its answers; with 0 there are the edges alone.
         measured: names of all that `measures` may give, so that a gate about something else is refused before the
             first step.
@@ -134,7 +132,6 @@ class Task(ABC):
     form = Form()
     tolerance: Mapping[str, float] = {"fp32": 1e-5, "int8": 0.05}
     quantized: Sequence[str] = ("Conv", "Gemm", "MatMul")
-    alike = False
     golden = 32
     compared = 2000
     measured: Sequence[str] = ()

@@ -1,0 +1,216 @@
+"""Operators of floats, as steps of which IEEE 754 says each bit.
+
+One addition, multiplication, division or root has one right answer. A sum of many has as many as there are orders, an
+exponential as many as there are libraries. So sums are made of whole numbers that a float64 holds, in whatever order,
+and exponentials of additions and multiplications.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+_END, _SQUARINGS = 16.0, 5
+_SMALLER = 2.0**-_SQUARINGS
+_FINE = 2.0**40
+"""Steps of the largest number of a sum: 8,192 such numbers are a float64."""
+_ERF = 0.3275911, (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
+_AXES_ARE_INPUTS = 18
+"""From this opset on, of all that goes along axes."""
+
+Given = Mapping[str, "np.ndarray[Any, Any]"]
+
+
+def in_steps(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """The nodes of a graph, with steps for sigmoid, tanh, erf, GELU, softmax, layer norms, and sums, means and norms.
+
+    Constants are added to the graph. Sigmoid, tanh and erf are within 2e-6. What goes along axes stays as it is below
+    opset 18, and where these are no constants.
+    """
+    constants = {one.name: numpy_helper.to_array(one) for one in model.graph.initializer}
+    known = onnx.shape_inference.infer_shapes(model).graph
+    floats = {
+        value.name
+        for value in (*known.value_info, *known.input, *known.output)
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT
+    }
+    opset = next(one.version for one in model.opset_import if not one.domain)
+    nodes: list[onnx.NodeProto] = []
+    for node in model.graph.node:
+        write = _SINGLE.get(node.op_type) or (_ALONG.get(node.op_type) if opset >= _AXES_ARE_INPUTS else None)
+        writer = _Writer(model.graph, node, constants)
+        if write is not None and node.input[0] in floats and write(writer):
+            writer.nodes[-1].output[0] = node.output[0]
+            nodes += writer.nodes
+        else:
+            nodes.append(node)
+    return nodes
+
+
+class _Writer:
+    """Writes the steps that stand for a node."""
+
+    def __init__(self, graph: onnx.GraphProto, node: onnx.NodeProto, constants: Given) -> None:
+        self._graph = graph
+        self._numbers = count()
+        self._names = {one.name for one in graph.initializer}
+        self.constants, self.node = constants, node
+        self.attributes = {one.name: helper.get_attribute_value(one) for one in node.attribute}
+        self.nodes: list[onnx.NodeProto] = []
+
+    def step(self, operator: str, *inputs: str | float, wide: bool = False, **attributes: Any) -> str:
+        """Adds a node; numbers are float32, or float64 if it is wide. The name of what it gives."""
+        kind = np.float64 if wide else np.float32
+        names = [one if isinstance(one, str) else self.constant(np.array(one, kind)) for one in inputs]
+        name = f"{self.node.output[0]}/{next(self._numbers)}"
+        self.nodes.append(helper.make_node(operator, names, [name], name=name, **attributes))
+        return name
+
+    def reduced(self, operator: str, value: str, axes: Sequence[int], *, keep: bool = True) -> str:
+        """The same for one that goes along axes."""
+        return self.step(operator, value, self.constant(np.array(axes)), keepdims=int(keep))
+
+    def cast(self, value: str, kind: int) -> str:
+        """A tensor as one of another type."""
+        return self.step("Cast", value, to=kind)
+
+    def constant(self, value: "np.ndarray[Any, Any]") -> str:
+        """The name of one."""
+        name = f"number/{value.dtype.name}/{value.tolist()}"
+        if name not in self._names:
+            self._graph.initializer.append(numpy_helper.from_array(value, name))
+            self._names.add(name)
+        return name
+
+
+def _power(writer: _Writer, small: str) -> str:
+    """exp(x) of x / 32, itself within ±0.5.
+
+    exp(y) = exp(y / 2**n) ** 2**n by n squarings (Higham, 2005, "The scaling and squaring method for the matrix
+    exponential revisited"), the small one by Taylor's polynomial of degree 4.
+    """
+    power: str | float = 1 / 24
+    for coefficient in (1 / 6, 1 / 2, 1, 1):
+        power = writer.step("Add", writer.step("Mul", small, power), coefficient)
+    for _ in range(_SQUARINGS):
+        power = writer.step("Mul", power, power)
+    return str(power)
+
+
+def _whole(writer: _Writer, value: str, axes: Sequence[int], *, squares: bool = False) -> str:
+    """The sum of float64 numbers along axes, which stay, or of their squares: in steps of 2**-40 of the largest."""
+    largest = writer.reduced("ReduceMax", writer.step("Abs", value), axes)
+    largest = writer.step("Max", largest, 1e-150, wide=True)
+    parts = writer.step("Div", value, largest)
+    if squares:
+        parts, largest = writer.step("Mul", parts, parts), writer.step("Mul", largest, largest)
+    steps = writer.step("Round", writer.step("Mul", parts, _FINE, wide=True))
+    total = writer.step("Mul", writer.reduced("ReduceSum", steps, axes), 1 / _FINE, wide=True)
+    return writer.step("Mul", total, largest)
+
+
+def _sigmoid(writer: _Writer, value: str = "", times: float = 1.0) -> bool:
+    """1 / (1 + exp(-x)), x clipped to ±16."""
+    clipped = writer.step("Clip", value or writer.node.input[0], -_END / times, _END / times)
+    power = _power(writer, writer.step("Mul", clipped, -_SMALLER * times))
+    writer.step("Div", 1.0, writer.step("Add", power, 1.0))
+    return True
+
+
+def _tanh(writer: _Writer) -> bool:
+    """2 / (1 + exp(-2 x)) - 1."""
+    _sigmoid(writer, times=2.0)
+    writer.step("Sub", writer.step("Mul", writer.nodes[-1].output[0], 2.0), 1.0)
+    return True
+
+
+def _softmax(writer: _Writer) -> bool:
+    """exp(x - max) over their sum; what is 16 below the largest is nothing."""
+    value, axes = writer.node.input[0], [writer.attributes.get("axis", -1)]
+    below = writer.step("Sub", value, writer.reduced("ReduceMax", value, axes))
+    power = _power(writer, writer.step("Mul", writer.step("Clip", below, -_END, 0.0), _SMALLER))
+    power = writer.step("Where", writer.step("Greater", below, -_END), power, 0.0)
+    total = _whole(writer, writer.cast(power, TensorProto.DOUBLE), axes)
+    writer.step("Div", power, writer.cast(total, TensorProto.FLOAT))
+    return True
+
+
+def _beyond(writer: _Writer, value: str) -> str:
+    """1 - erf(|x|), within 2e-7: Abramowitz and Stegun, 1964, formula 7.1.26."""
+    positive, (rate, coefficients) = writer.step("Abs", value), _ERF
+    part = writer.step("Div", 1.0, writer.step("Add", writer.step("Mul", positive, rate), 1.0))
+    found = writer.step("Mul", part, coefficients[0])
+    for coefficient in coefficients[1:]:
+        found = writer.step("Mul", writer.step("Add", found, coefficient), part)
+    square = writer.step("Clip", writer.step("Mul", positive, positive), 0.0, _END)
+    return writer.step("Mul", found, _power(writer, writer.step("Mul", square, -_SMALLER)))
+
+
+def _erf(writer: _Writer) -> bool:
+    value = writer.node.input[0]
+    found = writer.step("Sub", 1.0, _beyond(writer, value))
+    writer.step("Where", writer.step("Less", value, 0.0), writer.step("Neg", found), found)
+    return True
+
+
+def _gelu(writer: _Writer) -> bool:
+    """The input times the normal distribution's share below it (Hendrycks and Gimpel, 2016, arXiv:1606.08415)."""
+    value = writer.node.input[0]
+    if writer.attributes.get("approximate", b"none") == b"tanh":
+        cube = writer.step("Mul", writer.step("Mul", value, value), value)
+        inner = writer.step("Add", value, writer.step("Mul", cube, 0.044715))
+        _sigmoid(writer, writer.step("Mul", inner, 2 * (2 / np.pi) ** 0.5))
+        share = writer.nodes[-1].output[0]
+    else:
+        half = writer.step("Mul", _beyond(writer, writer.step("Mul", value, 0.5**0.5)), 0.5)
+        below = writer.step("Less", value, 0.0)
+        share = writer.step("Where", below, half, writer.step("Sub", 1.0, half))
+    writer.step("Mul", value, share)
+    return True
+
+
+def _layer_norm(writer: _Writer) -> bool:
+    """(x - mean) / sqrt(variance + epsilon), scaled and shifted (Ba, Kiros and Hinton, 2016, arXiv:1607.06450)."""
+    scale = writer.constants.get(writer.node.input[1])
+    if scale is None or scale.ndim != 1 or len(writer.node.output) > 1 or writer.attributes.get("axis", -1) != -1:
+        return False
+    wide = writer.cast(writer.node.input[0], TensorProto.DOUBLE)
+    mean = writer.step("Div", _whole(writer, wide, [-1]), float(scale.size), wide=True)
+    centered = writer.step("Sub", wide, mean)
+    variance = writer.step("Div", _whole(writer, centered, [-1], squares=True), float(scale.size), wide=True)
+    spread = writer.step("Sqrt", writer.step("Add", variance, writer.attributes.get("epsilon", 1e-5), wide=True))
+    found = writer.cast(writer.step("Div", centered, spread), TensorProto.FLOAT)
+    found = writer.step("Mul", found, writer.node.input[1])
+    for bias in writer.node.input[2:]:
+        writer.step("Add", found, bias)
+    return True
+
+
+def _reduction(writer: _Writer) -> bool:
+    """Sums, means, and roots of sums of squares."""
+    kind, value = writer.node.op_type, writer.node.input[0]
+    constant = writer.constants.get("".join(writer.node.input[1:]))
+    if constant is None or not constant.size:
+        return False
+    axes = constant.tolist()
+    total = _whole(writer, writer.cast(value, TensorProto.DOUBLE), axes, squares=kind == "ReduceL2")
+    if kind == "ReduceL2":
+        total = writer.step("Sqrt", total)
+    if kind == "ReduceMean":
+        sizes = writer.step("Gather", writer.step("Shape", value), writer.constant(constant))
+        number = writer.cast(writer.step("ReduceProd", sizes, keepdims=0), TensorProto.DOUBLE)
+        total = writer.step("Div", total, number)
+    found = writer.cast(total, TensorProto.FLOAT)
+    if not writer.attributes.get("keepdims", 1):
+        writer.reduced("ReduceMax", found, axes, keep=False)
+    return True
+
+
+_SINGLE = {"Sigmoid": _sigmoid, "Tanh": _tanh, "Erf": _erf, "Gelu": _gelu}
+_ALONG = {
+    "Softmax": _softmax, "LayerNormalization": _layer_norm, "ReduceSum": _reduction, "ReduceMean": _reduction,
+    "ReduceL2": _reduction,
+}  # fmt: skip

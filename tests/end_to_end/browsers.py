@@ -1,0 +1,21 @@
+"""What a browser's runtime says of an INT8 model, beside what is recorded."""
+
+from pathlib import Path
+
+import numpy as np
+
+from isthmus.features.golden import read_golden
+from isthmus.features.manifest import read_package
+from isthmus.orchestration.webruntime import WebRuntime
+
+
+def differing(package: Path) -> int:
+    """In how many values of the golden cases its bits are others."""
+    manifest = read_package(package)
+    golden, variant = read_golden(package, manifest), manifest.variant("int8")
+    answers = WebRuntime().ask(package, manifest, variant, golden)
+    return sum(
+        int(np.count_nonzero(theirs[name].view(np.int32) != kept.array.view(np.int32)))
+        for case, theirs in zip(golden.cases, answers, strict=True)
+        for name, kept in case.outputs[variant.file].items()
+    )
