@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint thorough constraints clean
+.PHONY: demo test lint docs thorough constraints clean
 
 demo: $(INSTALLED)
 	$(VENV)/bin/isthmus demo --project examples/flights
@@ -17,6 +17,10 @@ lint: $(INSTALLED)
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+
+# The documentation as a folder of pages that asks no other host: site/index.html.
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 # The property tests with a thousand examples each.
 thorough: $(INSTALLED)
@@ -42,4 +46,4 @@ constraints:
 	$(VENV)/bin/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' | LC_ALL=C sort -f > constraints.txt
 
 clean:
-	rm -rf $(VENV) examples/*/.isthmus .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site examples/*/.isthmus .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,7 +1,6 @@
 import hashlib
 import os
 import random
-import re
 import shutil
 import signal
 import socket
@@ -652,16 +651,3 @@ def test_what_identifies_a_row_is_its_content_and_not_its_place() -> None:
         identities({"x": [object()]})
     with pytest.raises(DataError, match="expected columns of one length"):
         identities({"x": [1], "y": [1, 2]})
-
-
-# --- documentation
-
-
-def test_the_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "teachers.md").read_text()
-    (example,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    space: dict[str, Any] = {}
-    exec(example, space)  # noqa: S102
-    sizes = {key: (value.dtype, tuple(value.shape)) for key, value in space["targets"].items()}
-    assert sizes == {"logits": (torch.float16, (3, 3)), "hidden": (torch.float16, (3, 64))}

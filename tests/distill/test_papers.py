@@ -69,6 +69,7 @@ def test_the_boundary_card_has_both_halves() -> None:
         "device-hours": "0.0073",
         "floating-point operations": "120 GFLOP",
         "peak memory": "812 MB",
+        "gave way to serving": "0 s on fewer cores, and 0 s paused",
         "throughput": "52,000 rows/s",
         "cost": "0.00263 EUR at 0.36 EUR an hour of cpu",
     }

@@ -25,6 +25,7 @@ from tests.servers import free_port, redis_server
 
 SCRIPT = Path(sys.executable).with_name("isthmus")
 VERBS = [
+    "init",
     "apply",
     "build",
     "materialize",

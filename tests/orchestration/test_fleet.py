@@ -311,11 +311,13 @@ def test_a_server_is_told_what_the_project_says(tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_settings_of_the_documentation_are_settings(tmp_path: Path) -> None:
-    (block,) = re.findall(r"^```ini\n(.*?)^```", (ROOT / "docs" / "fleets.md").read_text(), re.MULTILINE | re.DOTALL)
+    (block,) = re.findall(r"^```toml\n(.*?)^```", (ROOT / "docs" / "fleets.md").read_text(), re.MULTILINE | re.DOTALL)
     profiles = project(tmp_path, block).settings.profiles
     # All that there are, and those of servers as they are by default.
     shown = tomllib.loads(block)["profiles"]
-    assert shown["training"].keys() | {"epochs", "compile"} == {field.name for field in fields(TrainingProfile)}
+    assert shown["training"].keys() | {"epochs", "compile", "give_way"} == {
+        field.name for field in fields(TrainingProfile)
+    }
     assert profiles.serving == ServingProfile()
 
 
@@ -529,8 +531,8 @@ def test_secrets_of_the_environment_are_in_no_file(tmp_path: Path, monkeypatch: 
 
 
 def placed() -> Iterator[tuple[Any, str, object]]:
-    """Profiles, and their settings that are about the fleet alone."""
-    for name in ("framework", "accelerator", "nodes", "per_node", "interconnect", "memory_mb", "script"):
+    """Profiles, and their settings that are about machines alone."""
+    for name in ("give_way", "framework", "accelerator", "nodes", "per_node", "interconnect", "memory_mb", "script"):
         yield TrainingProfile(), name, "other"
     for name in ("batch", "replicas_min", "replicas_max", "target_utilization"):
         yield ServingProfile(), name, 7

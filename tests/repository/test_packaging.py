@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+EXAMPLES = "isthmus/orchestration/examples/"
 PACKAGES = ("features", "transforms", "distill", "serving", "orchestration")
 
 
@@ -32,7 +33,8 @@ def test_the_wheel_holds_every_module_once_under_one_name(built: Path) -> None:
     assert names
     assert len(names) == len(set(names))
     assert all(name.startswith("isthmus/") for name in names)
-    assert {str(file.relative_to(ROOT / "src")) for file in (ROOT / "src").rglob("*.py")} == set(names)
+    modules = {str(file.relative_to(ROOT / "src")) for file in (ROOT / "src").rglob("*.py")}
+    assert modules == {name for name in names if not name.startswith(EXAMPLES)}
 
 
 @pytest.mark.parametrize("name", ["isthmus/serving/grafana/isthmus.json", "isthmus/orchestration/devices.toml"])
@@ -47,6 +49,15 @@ def test_the_wheel_holds_what_runs_in_a_browser(built: Path) -> None:
     assert len(files) > 5
     for file in files:
         assert zipfile.ZipFile(wheel).read(f"isthmus/orchestration/web/{file.name}") == file.read_bytes()
+
+
+def test_the_wheel_holds_the_examples_and_nothing_that_was_made_in_them(built: Path) -> None:
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "."]
+    listed = subprocess.run(command, cwd=ROOT / "examples", capture_output=True, text=True, check=True).stdout
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name: archive.read(name) for name in archive.namelist() if name.startswith(EXAMPLES)}
+    assert held == {EXAMPLES + file: (ROOT / "examples" / file).read_bytes() for file in listed.splitlines()}
 
 
 def test_the_sdist_holds_every_module_once(built: Path) -> None:
@@ -64,9 +75,13 @@ def test_the_wheel_imports_from_an_empty_environment(built: Path, tmp_path: Path
     subprocess.run(install, check=True, capture_output=True)
     imports = "; ".join(f"import isthmus.{name}" for name in PACKAGES)
     flat = f"import importlib.util as u; assert not any(u.find_spec(n) for n in {PACKAGES!r})"
-    command = [python, "-W", "error", "-c", f"import isthmus; {imports}; {flat}"]
+    # The examples come with it.
+    begin = "from pathlib import Path; from isthmus.orchestration.scaffold import init; init(Path('new'), 'flights')"
+    command = [python, "-W", "error", "-c", f"import isthmus; {imports}; {flat}; {begin}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    definitions = (ROOT / "examples" / "flights" / "definitions.py").read_bytes()
+    assert (tmp_path / "new" / "definitions.py").read_bytes() == definitions
 
 
 def test_the_base_install_asks_for_no_trainer_engine_or_orchestrator(built: Path) -> None:

@@ -46,6 +46,10 @@ class Account:
         if now - self._told >= TOLD_SECONDS:
             self._tell(step, {"loss": values["loss"]}, place)
 
+    def paused(self, seconds: float) -> None:
+        """For so long nothing was done, which makes no step slower."""
+        self._began += seconds
+
     def evaluation(self, step: int, means: Mapping[str, float], metrics: Mapping[str, float], place: str) -> None:
         """The module was evaluated."""
         self._tell(step, {"loss": means["loss"], **metrics}, place)

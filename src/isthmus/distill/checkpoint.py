@@ -31,7 +31,9 @@ class Standing(msgspec.Struct, forbid_unknown_fields=True):
         sums: sum of the loss and of its terms since the last evaluation, over `summed` steps.
         summed: how many steps that are.
         history: what each evaluation gave: its step, means of loss and terms since the one before, and the metrics.
-        seconds: that all these steps took, those of stopped runs too.
+        seconds: that all these steps took, those of stopped runs too, without pauses.
+        slowed: seconds of these on fewer cores, for servers.
+        paused: seconds in which it did nothing for them.
     """
 
     step: int = 0
@@ -42,6 +44,8 @@ class Standing(msgspec.Struct, forbid_unknown_fields=True):
     summed: int = 0
     history: list[dict[str, int | float]] = []
     seconds: float = 0.0
+    slowed: float = 0.0
+    paused: float = 0.0
 
 
 class _Record(msgspec.Struct, forbid_unknown_fields=True):

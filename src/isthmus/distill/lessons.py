@@ -99,7 +99,9 @@ class Run:
         rows: that were learned from, each as often as it was.
         flops: floating-point operations of all forward and backward passes, as torch counts them: those of products of
             matrices and convolutions.
-        seconds: that all these steps took.
+        seconds: that all these steps took, without pauses.
+        slowed: seconds of these on fewer cores, for servers.
+        paused: seconds in which it did nothing for them.
         threads: of the CPU, that it used.
     """
 
@@ -109,6 +111,8 @@ class Run:
     rows: int
     flops: float
     seconds: float
+    slowed: float
+    paused: float
     threads: int
 
 
@@ -147,7 +151,10 @@ def teach(
     used = min(task.material.profile.threads, 1 + settings.batch // task.rows_per_thread)
     try:
         with threads(used):
-            training = Training(pupil, lessons, step, settings, accelerator, evaluate, folder, data_id, where, progress)
+            training = Training(
+                pupil, lessons, step, settings, accelerator, evaluate, folder, data_id, where, progress,
+                task.material.heard,
+            )  # fmt: skip
             history = training.run()
     finally:
         pupil.cpu()
@@ -155,7 +162,9 @@ def teach(
     best, steps = max(metrics) if task.more else min(metrics), int(history[-1]["step"])
     epochs, left = divmod(steps, math.ceil(len(lessons) / settings.batch))
     rows = epochs * len(lessons) + left * settings.batch
-    return Run(history, best, steps, rows, flops * rows, round(training.standing.seconds, 3), used)
+    took = training.standing
+    seconds, slowed, paused = (round(one, 3) for one in (took.seconds, took.slowed, took.paused))
+    return Run(history, best, steps, rows, flops * rows, seconds, slowed, paused, used)
 
 
 def _checked(

@@ -22,11 +22,13 @@ from torch.nn.utils import clip_grad_norm_
 
 from isthmus.distill.account import Account, Progress
 from isthmus.distill.checkpoint import Checkpoints, Standing, captured, copied, restored
+from isthmus.distill.courtesy import Giving
 from isthmus.distill.device import enough_memory
 from isthmus.distill.interruption import interruption
 from isthmus.distill.settings import Settings
 from isthmus.features.contract import one_of, sha256
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem, Stopped
+from isthmus.features.latency import Latency
 
 LOOK = {"cpu": 1, "cuda": 8}
 """Steps after which their losses are looked at: a look waits for a GPU, and costs nothing on a CPU."""
@@ -66,6 +68,8 @@ class Training:
         data_id: what identifies the data: another one is another run.
         where: what errors call this training.
         progress: told where it stands, and the share that is done.
+        heard: what servers on this machine answered of late, to which it gives way; None if there is none. Of several
+            processes each lowers its priority and takes fewer cores, but none pauses: the others would wait for it.
     """
 
     module: nn.Module
@@ -78,6 +82,7 @@ class Training:
     data_id: str = ""
     where: str = "training"
     progress: Progress = lambda _text, _done: None
+    heard: Callable[[], Latency | None] | None = None
 
     def run(self) -> list[dict[str, float]]:
         """Trains to the end.
@@ -128,6 +133,7 @@ class Training:
         self.account = Account(
             self.progress if heard else lambda _text, _done: None, self.total, self.folder if heard else None
         )
+        self.giving: Giving | None = None
         self.checkpoints: Checkpoints | None = None
         if self.folder:
             identity = sha256({
@@ -151,6 +157,11 @@ class Training:
             self.account.progress(f"goes on after step {step} of {self.total}", step / self.total)
         if not self.standing.over:
             self.account.begin(self.standing.step)
+        if self.heard:
+            self.giving = Giving(
+                self.heard, self._tell, torch.get_num_threads(), pauses=self.processes == 1,
+                slowed=self.standing.slowed, paused=self.standing.paused,
+            )  # fmt: skip
         self.module.train()
         self.saved = time.monotonic()
         self.begun = self.saved - self.standing.seconds
@@ -208,7 +219,8 @@ class Training:
             return
         due = time.monotonic() - self.saved >= (settings.checkpoint_seconds or math.inf)
         stops, due = self._look(bool(signals), due)
-        saves = saves or due or stops
+        pauses = self.giving is not None and self.giving.look()
+        saves = saves or due or stops or pauses
         if (evaluates or saves) and not all(weights.isfinite().all() for weights in self.trained.values()):
             # A gradient that was not finite has ruined them before any loss could tell.
             raise self._failed(standing.step, "a weight", {"a weight": math.nan})
@@ -220,6 +232,12 @@ class Training:
             self._save()
         if stops:
             raise self._stopped(signals)
+        if pauses and self.giving and not standing.over:
+            seconds = self.giving.pause(signals)
+            self.begun += seconds
+            self.account.paused(seconds)
+            if signals:
+                raise self._stopped(signals)
 
     def _look(self, stops: bool, due: bool) -> tuple[bool, bool]:
         """Judges the steps since the last look; what any process was told to do, all do."""
@@ -282,6 +300,8 @@ class Training:
     def _save(self) -> None:
         """Writes a checkpoint: one process for all of them."""
         self.standing.seconds = time.monotonic() - self.begun
+        if self.giving:
+            self.standing.slowed, self.standing.paused = self.giving.slowed, self.giving.paused
         if self.checkpoints is None:
             return
         device = self.accelerator.device
@@ -301,6 +321,8 @@ class Training:
 
     def _end(self) -> None:
         """The best weights so far, in the module as it came."""
+        if self.giving:
+            self.giving.end()
         self.account.end()
         self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False, keep_torch_compile=False)
         for name in ("forward", "_is_accelerate_prepared"):
@@ -308,6 +330,9 @@ class Training:
         self.optimizer.zero_grad()
         self.module.load_state_dict(self.kept)
         self.module.eval()
+
+    def _tell(self, text: str) -> None:
+        self.account.progress(text, self.standing.step / self.total)
 
     def _at(self, step: int) -> str:
         if self.settings.epochs:

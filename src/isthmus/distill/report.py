@@ -216,6 +216,8 @@ def _training(task: Task, runs: Sequence[Run]) -> dict[str, Any]:
         "steps": sum(run.steps for run in runs),
         "seconds": round(seconds, 3),
         "device_hours": seconds / 3600,
+        "slowed_seconds": round(sum(run.slowed for run in runs), 3),
+        "paused_seconds": round(sum(run.paused for run in runs), 3),
         "flops": sum(run.flops for run in runs),
         "peak_mb": round(peak),
         "rows_per_second": round(rows / seconds) if seconds else None,

@@ -30,6 +30,7 @@ from isthmus.distill.split import Index, Split, split_table
 from isthmus.distill.teachers.teacher import Teacher, named
 from isthmus.distill.transfer.objective import Objective
 from isthmus.features.errors import ConfigurationError, Problem
+from isthmus.features.latency import Latency
 from isthmus.features.manifest import Feeds, ModelInput
 from isthmus.features.profiles import TrainingProfile
 from isthmus.features.types import UnixTimestamp
@@ -56,6 +57,7 @@ class Material:
         head: the request transforms in the student's graph.
         learn: learns a preparation from the training part, by the project's engine.
         progress: told what a task is at while it makes its teacher, and the share of that.
+        heard: what servers on this machine answered of late, to which the training gives way; None to give way to none.
     """
 
     declaration: Distillation
@@ -69,6 +71,7 @@ class Material:
     head: Head
     learn: Learn
     progress: Progress = lambda _text, _done: None
+    heard: Callable[[], Latency | None] | None = None
 
     @cached_property
     def parts(self) -> Split:

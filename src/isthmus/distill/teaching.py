@@ -4,9 +4,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+import torch
 from threadpoolctl import threadpool_limits
 
 from isthmus.distill.account import Progress
+from isthmus.distill.courtesy import between
 from isthmus.distill.evaluate import interleaved
 from isthmus.distill.lessons import threads
 from isthmus.distill.outputs.outputs import TeacherOutputs
@@ -76,7 +78,8 @@ def taught(
     """
     outputs = outputs or outputs_of(task, teacher, rows, cache, progress)
     if outputs.missing:
-        outputs.fill(progress)
+        with between(task.material.heard, progress, torch.get_num_threads()) as told:
+            outputs.fill(told)
     else:
         progress(f"kept outputs {outputs.path.name[:12]}", 1.0)
     file = outputs.path / FACTS

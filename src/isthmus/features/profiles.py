@@ -27,6 +27,7 @@ class TrainingProfile:
         epochs: passes over the training part.
         threads: CPU threads for the teacher and the student.
         compile: whether torch.compile prepares the student first, which pays off on a GPU and with large students.
+        give_way: whether a training leaves this machine to the project's API while that is slower than it may be.
         framework: what trains.
         accelerator: what a node of the training fleet has; None for CPUs alone.
         nodes: machines of the fleet that train together.
@@ -42,6 +43,7 @@ class TrainingProfile:
     epochs: _Count = 4
     threads: _Count = 2
     compile: bool = False
+    give_way: bool = True
     framework: Literal["torch"] = "torch"
     accelerator: Accelerator | None = None
     nodes: _Count = 1
@@ -77,6 +79,7 @@ class TrainingProfile:
 
 
 FASTEST = "fastest"
+OBJECTIVE_MS = 1.0
 
 BATCH_ROWS = 256
 """Rows that wait for a slow model and are predicted together; more are faster together and later one by one."""
@@ -91,7 +94,8 @@ class ServingProfile:
         precision: which variant of the package is deployed; "fastest" is the one that answered sooner when it was
             exported.
         threads: CPU threads of one prediction.
-        latency_objective_ms: largest p99 of a one-row prediction, in milliseconds, that `export` lets through.
+        latency_objective_ms: largest p99 of a one-row prediction, in milliseconds, that `export` lets through, and of
+            the API's answers beside which a training does not give way.
         memory_mb: largest growth of a process, in MiB, that opens the model and answers, that `export` lets through.
         load_ms: longest time from the model's file to its first answer, in milliseconds; None for no limit.
         package_kb: largest package, in kB, with one precision only; None for no limit.
@@ -104,7 +108,7 @@ class ServingProfile:
     runtime: Literal["onnxruntime"] = "onnxruntime"
     precision: Literal["fp32", "int8", "fastest"] = "int8"
     threads: _Count = 1
-    latency_objective_ms: Annotated[float, Gt(0)] = 1.0
+    latency_objective_ms: Annotated[float, Gt(0)] = OBJECTIVE_MS
     memory_mb: _Count = 64
     load_ms: Annotated[float, Gt(0)] | None = None
     package_kb: Annotated[float, Gt(0)] | None = None

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 a gate or verdict failed or data were refused, 2 bad usage
 
 import errno
 import os
+import shlex
 import sys
 import traceback
 from datetime import datetime
@@ -19,6 +20,7 @@ import typer
 from isthmus.features.errors import DependencyError, IsthmusError, RequestError
 from isthmus.orchestration.options import JsonOption, ProjectOption
 from isthmus.orchestration.packages import package
+from isthmus.orchestration.scaffold import EXAMPLES
 from isthmus.orchestration.terminal import judge, progress, say, write_json
 
 if TYPE_CHECKING:
@@ -45,6 +47,29 @@ def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """A feature store and distillation framework: one definition, one contract, one verdict."""
+
+
+@app.command()
+def init(
+    folder: Annotated[
+        Path, typer.Argument(metavar="[PATH]", help="A new or empty folder; the project has its name.")
+    ] = Path(),
+    example: Annotated[
+        str, typer.Option(click_type=click.Choice(EXAMPLES), help="What to begin with; empty has made-up rows.")
+    ] = "empty",
+    as_json: JsonOption = False,
+) -> None:
+    """Write a new project that passes its own tests."""
+    from isthmus.orchestration.scaffold import init as run
+
+    made = run(folder, example)
+    if as_json:
+        write_json(made.as_dict())
+        return
+    there = made.folder == Path.cwd()
+    typer.echo(f"{made.name}: {len(made.files)} files in {made.folder}\n\nNext:\n")
+    for line in [*([] if there else [f"cd {shlex.quote(str(folder))}"]), *made.next]:
+        typer.echo(f"    {line}")
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """`distill`, `search` and `export`: from a training set to a student, from a student to a package."""
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from isthmus.features.errors import (
     PackageError,
 )
 from isthmus.features.files import read_pointer, write_atomically
+from isthmus.features.latency import Heard
 from isthmus.features.manifest import ModelInput, read_contract, read_package
 from isthmus.features.signature import require_signature
 from isthmus.features.verdict import FeatureVerdict
@@ -49,6 +51,7 @@ def distill(
         again: train also a student that is there.
         progress: told what is being done and the share that is done.
     """
+    _unspun()
     try:
         from isthmus.distill.distillation import distill as run
     except ImportError as error:
@@ -82,6 +85,7 @@ def search(
         trials: how many there shall be, those of earlier calls included; if not as declared.
         progress: told what is being done and the share that is done.
     """
+    _unspun()
     try:
         from isthmus.distill.search import search as run
     except ImportError as error:
@@ -115,11 +119,20 @@ def require_fit(report: "SearchReport") -> None:
     require(report.data)
 
 
+def _unspun() -> None:
+    """Threads of one computation that wait for each other shall not hold the cores of others (docs/log.md).
+
+    Taken by the OpenMP of torch when that is loaded, and by nothing before.
+    """
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = "2000"
+
+
 def _material(project: Project, declared: Distillation, examples: TrainingSet) -> "Material":
     """What a student learns from."""
     from isthmus.distill.task import Material
 
-    contract = project.applied()
+    contract, profile = project.applied(), project.settings.profiles.training
     inputs = _inputs(contract, declared.student.name)
     return Material(
         declared,
@@ -129,9 +142,10 @@ def _material(project: Project, declared: Distillation, examples: TrainingSet) -
         label=declared.spine.label.name,
         training_set=examples.id,
         contract=contract.hash,
-        profile=project.settings.profiles.training,
+        profile=profile,
         head=Head.of(contract, declared.student.name),
         learn=lambda plan, before: _learned(project, examples, inputs, plan, before),
+        heard=Heard(project.latency_folder) if profile.give_way else None,
     )
 
 

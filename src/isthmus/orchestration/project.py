@@ -109,6 +109,11 @@ class Project:
         return self.state / "deployment.json"
 
     @property
+    def latency_folder(self) -> Path:
+        """Where servers say how fast they answer."""
+        return self.state / "latency"
+
+    @property
     def keys_file(self) -> Path:
         """The API keys, as hashes."""
         return self.state / "keys.json"

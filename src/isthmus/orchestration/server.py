@@ -48,7 +48,7 @@ def running(settings: ServerSettings, log: IO[bytes] | None = None) -> "Iterator
 
 def settings(project: Project, url: str, port: int | None = None, *, private: bool = False) -> ServerSettings:
     """What a server of the project is told; a private one is for this machine and asks for no key."""
-    server = project.settings.server
+    server, profiles = project.settings.server, project.settings.profiles
     return ServerSettings(
         contract=str(project.contract_file),
         deployment=str(project.deployment_file),
@@ -58,7 +58,9 @@ def settings(project: Project, url: str, port: int | None = None, *, private: bo
         port=server.port if port is None else port,
         workers=server.workers,
         limits=server.limits,
-        batch=project.settings.profiles.serving.batch,
+        batch=profiles.serving.batch,
         public_key=project.public_key,
+        latency=str(project.latency_folder) if profiles.training.give_way and not private else None,
+        latency_objective_ms=profiles.serving.latency_objective_ms,
         now=project.fixed_now,
     )

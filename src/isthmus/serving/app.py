@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 import orjson
+import structlog
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -20,6 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from isthmus.features import clock
 from isthmus.features.errors import IsthmusError, RequestError
+from isthmus.features.latency import WRITE_SECONDS, Teller
 from isthmus.features.lookupplan import ViewAnswer
 from isthmus.serving import columns, compact, documentation, log, members, openapi, push, refusals
 from isthmus.serving.formats import Format, chosen
@@ -64,7 +66,10 @@ class Api:
         self._store = Store(settings.redis, settings.limits)
         self._watch = Watch(Path(settings.contract), Path(settings.deployment), settings.public_key, settings.batch)
         folder = os.environ.get(METRICS_FOLDER) if settings.workers > 1 else None
-        self.metrics = Metrics(lambda: self._watch.state, self._at, Path(folder) if folder else None)
+        objective = settings.latency_objective_ms
+        self.metrics = Metrics(lambda: self._watch.state, self._at, Path(folder) if folder else None, objective)
+        told = settings.latency
+        self._teller = None if told is None else Teller(Path(told), objective, self.metrics.bounds)
         self._predictions = Predictions(self._store, settings.limits, self.metrics, self._at)
         self._document = orjson.dumps(openapi.document())
 
@@ -78,7 +83,7 @@ class Api:
         gc.set_threshold(10_000)
         tasks = [
             asyncio.create_task(work)
-            for work in (self._watch.run(), self.metrics.share(), self._predictions.shadow.run())
+            for work in (self._watch.run(), self.metrics.share(), self._predictions.shadow.run(), self._tell())
         ]
         try:
             yield
@@ -88,7 +93,23 @@ class Api:
                 with suppress(asyncio.CancelledError):
                     await task
             self.metrics.close()
+            if self._teller:
+                self._teller.close()
             await self._store.close()
+
+    async def _tell(self) -> None:
+        """Says every second how fast this process answers, until it is canceled."""
+        failed = False
+        while self._teller:
+            try:
+                # In a thread: a file system may take its time, and the event loop has requests to answer.
+                await asyncio.to_thread(self._teller.tell, self.metrics.answered())
+                failed = False
+            except OSError as error:
+                if not failed:
+                    structlog.get_logger().warning("latency not told", problem=error.strerror or str(error))
+                failed = True
+            await asyncio.sleep(WRITE_SECONDS)
 
     async def lookup(self, request: Request) -> Response:
         """Feast's online lookup."""

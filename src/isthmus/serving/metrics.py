@@ -21,10 +21,11 @@ from starlette.types import Scope
 
 from isthmus.features.clock import Status
 from isthmus.features.lookupplan import ViewAnswer
+from isthmus.features.profiles import OBJECTIVE_MS
 from isthmus.serving.lookup import LABELS
 from isthmus.serving.refusals import NotReadyError
 from isthmus.serving.state import State
-from isthmus.serving.tally import Tally
+from isthmus.serving.tally import BUCKETS, Tally
 from isthmus.serving.trial import Trial
 
 REFUSAL = "isthmus.refusal"
@@ -33,6 +34,7 @@ REFUSAL = "isthmus.refusal"
 WRITE_SECONDS = 1.0
 """How much of a worker's counts is lost if it is killed, and how far the others lag behind it."""
 
+_ANSWERS = ("/get-online-features", "/predict")
 _NEWEST = "isthmus_view_newest_known_microseconds"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -60,11 +62,17 @@ class Metrics:
         state: what the server answers from at present.
         now: the present time in microseconds since 1970 UTC.
         folder: where the workers count together; None if there is but one.
+        objective_ms: what the p99 of answers shall not be above: a bound of the durations of requests, so that how many
+            took longer is exact.
     """
 
-    def __init__(self, state: Callable[[], State], now: Callable[[], int], folder: Path | None = None) -> None:
+    def __init__(
+        self, state: Callable[[], State], now: Callable[[], int], folder: Path | None = None,
+        objective_ms: float = OBJECTIVE_MS,
+    ) -> None:  # fmt: skip
         self._tally = Tally(folder)
-        self._series = _Series(self._tally)
+        self.bounds = tuple(sorted({*BUCKETS, objective_ms / 1000}))
+        self._series = _Series(self._tally, self.bounds)
         self._in_flight = self._series.in_flight.number()
         self._first_answer = self._series.first_answer.number()
         self._exposed = CollectorRegistry()
@@ -78,6 +86,10 @@ class Metrics:
         while True:
             self._tally.write()
             await asyncio.sleep(WRITE_SECONDS)
+
+    def answered(self) -> list[int]:
+        """Lookups and predictions of this process that were answered with 200, by `bounds` of what they took."""
+        return [*map(sum, zip(*(self._series.request_seconds.counts(route, "2xx") for route in _ANSWERS), strict=True))]
 
     def close(self) -> None:
         """Lets the other workers know it for the last time."""
@@ -169,11 +181,12 @@ class Metrics:
 class _Series:
     """Every metric that is counted as things happen."""
 
-    def __init__(self, tally: Tally) -> None:
+    def __init__(self, tally: Tally, bounds: tuple[float, ...]) -> None:
         self.requests = tally.counter("isthmus_requests_total", "Requests answered.", "route", "method", "status")
         self.request_seconds = tally.histogram(
-            "isthmus_request_duration_seconds", "From a request to the end of its answer.", "route", "status_class"
-        )
+            "isthmus_request_duration_seconds", "From a request to the end of its answer.", "route", "status_class",
+            bounds=bounds,
+        )  # fmt: skip
         self.store_seconds = tally.histogram(
             "isthmus_store_duration_seconds", "Of a request's time, waiting for the online store.", "route"
         )

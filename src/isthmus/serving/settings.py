@@ -12,7 +12,7 @@ import msgspec
 
 from isthmus.features.address import SCHEMES, Address, without_credentials
 from isthmus.features.errors import ConfigurationError, DataError, Problem
-from isthmus.features.profiles import BATCH_ROWS
+from isthmus.features.profiles import BATCH_ROWS, OBJECTIVE_MS
 from isthmus.features.signature import PASSWORD
 from isthmus.serving.keys import Keyring
 from isthmus.serving.limits import Limits
@@ -38,6 +38,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         limits: what requests may ask of a worker.
         batch: rows of several requests that a slow model predicts together.
         public_key: whose owner must have signed every package that is deployed, as PEM; None if nobody must.
+        latency: folder where it tells a training beside it how fast it answers; None for a server that does not.
+        latency_objective_ms: what the p99 of its answers shall not be above.
         now: the present time in microseconds since 1970 UTC for projects that replay history; None for the clock.
     """
 
@@ -51,6 +53,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     limits: Limits = Limits()
     batch: int = BATCH_ROWS
     public_key: str | None = None
+    latency: str | None = None
+    latency_objective_ms: float = OBJECTIVE_MS
     now: int | None = None
 
     def __post_init__(self) -> None:

@@ -20,8 +20,6 @@ from prometheus_client.utils import floatToGoString
 BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5)
 """Upper bounds in seconds: from a lookup of one key to the longest wait for Redis."""
 
-_BOUNDS = [*map(floatToGoString, BUCKETS), "+Inf"]
-
 
 class Number:
     """One number; `key` is its name in a file of prometheus_client."""
@@ -34,17 +32,18 @@ class Number:
 
 
 class Seconds:
-    """One histogram of durations: how many fell into each bucket, and their sum."""
+    """One histogram of durations: how many fell into each bucket, by its upper bound, and their sum."""
 
-    __slots__ = ("counts", "total")
+    __slots__ = ("bounds", "counts", "total")
 
-    def __init__(self, counts: list[Number], total: Number) -> None:
+    def __init__(self, bounds: tuple[float, ...], counts: list[Number], total: Number) -> None:
+        self.bounds = bounds
         self.counts = counts
         self.total = total
 
     def observe(self, seconds: float) -> None:
         """Counts one duration."""
-        self.counts[bisect_left(BUCKETS, seconds)].value += 1
+        self.counts[bisect_left(self.bounds, seconds)].value += 1
         self.total.value += seconds
 
 
@@ -57,10 +56,15 @@ class Family:
         text: what it is.
         labels: names of its labels.
         merge: how the gauges of several workers become one.
+        bounds: of the buckets of a histogram, in seconds.
     """
 
-    def __init__(self, kind: str, name: str, text: str, labels: tuple[str, ...], merge: str = "") -> None:
+    def __init__(
+        self, kind: str, name: str, text: str, labels: tuple[str, ...], merge: str = "",
+        bounds: tuple[float, ...] = BUCKETS,
+    ) -> None:  # fmt: skip
         self.kind, self.name, self.text, self.labels = kind, name, text, labels
+        self.bounds, self._shown = bounds, [*map(floatToGoString, bounds), "+Inf"]
         self.file = f"{kind}_{merge}" if merge else kind
         self.numbers: list[Number] = []
         self._numbers: dict[tuple[str, ...], Number] = {}
@@ -77,9 +81,14 @@ class Family:
         """The histogram with some values of the labels."""
         found = self._seconds.get(values)
         if found is None:
-            counts = [self._new("_bucket", values, bound) for bound in _BOUNDS]
-            found = self._seconds[values] = Seconds(counts, self._new("_sum", values))
+            counts = [self._new("_bucket", values, bound) for bound in self._shown]
+            found = self._seconds[values] = Seconds(self.bounds, counts, self._new("_sum", values))
         return found
+
+    def counts(self, *values: str) -> list[int]:
+        """How many durations the histogram with some values of the labels has in each bucket."""
+        found = self._seconds.get(values)
+        return [int(number.value) for number in found.counts] if found else [0] * len(self._shown)
 
     def collect(self) -> Metric:
         """The metric as prometheus_client exposes it."""
@@ -87,7 +96,7 @@ class Family:
             histogram = HistogramMetricFamily(self.name, self.text, labels=self.labels)
             for values, seconds in self._seconds.items():
                 counts = accumulate(number.value for number in seconds.counts)
-                histogram.add_metric(values, list(zip(_BOUNDS, counts, strict=True)), seconds.total.value)
+                histogram.add_metric(values, list(zip(self._shown, counts, strict=True)), seconds.total.value)
             return histogram
         metric = Metric(self.name, self.text, self.kind)
         suffix = "_total" if self.kind == "counter" else ""
@@ -123,9 +132,9 @@ class Tally:
         """A metric that comes and goes; `merge` is `max`, `livemax` or `livesum`, where live is without the dead."""
         return self._add(Family("gauge", name, text, labels, merge))
 
-    def histogram(self, name: str, text: str, *labels: str) -> Family:
+    def histogram(self, name: str, text: str, *labels: str, bounds: tuple[float, ...] = BUCKETS) -> Family:
         """A metric of durations."""
-        return self._add(Family("histogram", name, text, labels))
+        return self._add(Family("histogram", name, text, labels, bounds=bounds))
 
     def write(self) -> None:
         """Lets the other processes know this one's numbers, if there are others."""

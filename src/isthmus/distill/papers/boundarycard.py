@@ -87,6 +87,10 @@ def _training(half: TrainingHalf, prices: Prices, currency: str) -> list[tuple[s
         ("steps", number(half.steps)),
         ("seconds", number(half.seconds)),
         ("device-hours", number(half.device_hours)),
+        (
+            "gave way to serving",
+            f"{number(half.slowed_seconds)} s on fewer cores, and {number(half.paused_seconds)} s paused",
+        ),
         ("floating-point operations", scaled(half.flops, "FLOP")),
         ("peak memory", _megabytes(half.peak_mb)),
         ("throughput", f"{number(half.rows_per_second)} rows/s"),

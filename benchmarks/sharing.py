@@ -1,0 +1,252 @@
+"""Serving with a training beside it on one machine: one that gives way, and one that does not.
+
+A server answers predictions at a steady rate, well below what it can: each request is sent when it is due, whatever
+became of those before, and its latency counts from then on. Rounds of serving alone, with a training beside it that
+gives way, and with one that does not take turns, another one first each time. The server's objective is 1.25 times the
+p99 that it says of itself alone. What counts is the median of the rounds' p99, and of their ratios to the round alone.
+
+The training has as many threads as there are cores, so it takes all that it gets. It begins before a round is measured,
+and its steps are counted while it is; alone, too. That it ends with the same weights is the tests' part.
+
+Run it on a machine that does nothing else.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from http.client import HTTPConnection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from processes import started
+from result import Comparison, at_most, less, more, report
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.serving.support import CONTRACT, Server, fill, make_package, serving, wait
+
+from isthmus.features.embedded import EmbeddedRedis
+from isthmus.features.latency import WINDOW_SECONDS, Heard
+
+ASKED = json.dumps({"entities": {"carrier": ["UA"]}, "request": {"distance": [1]}})
+CONNECTIONS = 4
+BAR = 1.5
+"""p99 with a training that gives way over p99 alone."""
+ROOM = 1.25
+"""The objective over the p99 that the server says of itself alone."""
+SIDES = ("alone", "giving way", "not giving way")
+
+
+def load(server: Server, rate: float, seconds: float) -> np.ndarray[Any, Any]:
+    """Latencies in milliseconds of predictions, each from when it was due; at `rate` a second, evenly."""
+    found: list[list[float]] = [[] for _ in range(CONNECTIONS)]
+    begin = time.perf_counter() + 0.1
+    host, port = server.http.base_url.host, server.http.base_url.port
+
+    def ask(number: int) -> None:
+        http = HTTPConnection(host, port, timeout=30)
+        for turn in range(number, int(rate * seconds), CONNECTIONS):
+            due = begin + turn / rate
+            if (left := due - time.perf_counter()) > 0:
+                time.sleep(left)
+            http.request("POST", "/predict", ASKED, {"content-type": "application/json"})
+            answer = http.getresponse()
+            answer.read()
+            found[number].append((time.perf_counter() - due) * 1000)
+            if answer.status != 200:
+                raise RuntimeError(f"a prediction was answered with {answer.status}")
+        http.close()
+
+    asking = [threading.Thread(target=ask, args=(number,)) for number in range(CONNECTIONS)]
+    for one in asking:
+        one.start()
+    for one in asking:
+        one.join()
+    done = np.concatenate([np.array(times) for times in found])
+    if len(done) < int(rate * seconds):
+        raise RuntimeError(f"{len(done):,} of {int(rate * seconds):,} requests were answered")
+    return done
+
+
+@contextmanager
+def training(folder: Path, heard: str, log: Path) -> "Iterator[subprocess.Popen[bytes]]":
+    """A training in a process of its own, under way."""
+    steps = folder / "steps"
+    steps.unlink(missing_ok=True)
+    shutil.rmtree(folder / "run", ignore_errors=True)
+    command = [sys.executable, __file__, "--train", heard, str(steps)]
+    with started(command, log, {"GOMP_SPINCOUNT": "2000"}) as process:  # as `isthmus distill` has it
+        deadline = time.monotonic() + 180
+        while not counted(folder):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the training did not begin:\n{log.read_text()[-2000:]}")
+            time.sleep(0.05)
+        yield process
+
+
+def counted(folder: Path) -> int:
+    """Steps that the training has done."""
+    try:
+        return int((folder / "steps").read_text())
+    except FileNotFoundError:
+        return 0
+
+
+def train(heard: str, steps: Path) -> None:
+    """Trains until it is stopped; says after each tenth of a second how many steps are done."""
+    import torch
+    from torch import nn
+
+    from isthmus.distill.device import accelerator
+    from isthmus.distill.loop import Training
+    from isthmus.distill.settings import Settings
+    from isthmus.features.profiles import TrainingProfile
+
+    torch.set_num_threads(os.cpu_count() or 1)
+    torch.manual_seed(0)
+    layers = [nn.Linear(110, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 1)]
+    rows, said, done = torch.randn(65_536, 110), 0.0, 0
+
+    def step(module: nn.Module, batch: torch.Tensor, _share: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        nonlocal said, done
+        done += 1
+        if time.monotonic() - said > 0.1:
+            said = time.monotonic()
+            partial = steps.with_suffix(".partial")
+            partial.write_text(str(done))
+            partial.replace(steps)
+        return (module(batch) - batch[:, :1]).square().mean(), {}
+
+    Training(
+        nn.Sequential(*layers), rows, step, Settings(steps=10**9, batch=1024, evaluate_every=10**9),
+        accelerator(TrainingProfile()), folder=steps.parent / "run",
+        progress=lambda text, _share: print(f"{time.monotonic():.1f} {text}", flush=True),
+        heard=None if heard == "-" else Heard(Path(heard)),
+    ).run()  # fmt: skip
+
+
+def measured(folder: Path, redis: str, rate: float, seconds: float, rounds: int) -> list[Comparison]:
+    """All comparisons."""
+    root = folder / "server"
+    root.mkdir()
+    (root / "contract.json").write_bytes(CONTRACT.dumps())
+    package = make_package(root / "package")
+    told = root / "latency"
+    with serving(root, redis, latency=str(told)) as server:
+        objective = ROOM * said(server, package, rate, max(seconds, 3 * WINDOW_SECONDS), told)
+    sys.stderr.write(f"objective: {objective:.2f} ms\n")
+    p99: dict[str, list[float]] = {side: [] for side in SIDES}
+    speed: dict[str, list[float]] = {side: [] for side in ("training alone", *SIDES[1:])}
+    order = list(SIDES)
+    with serving(root, redis, latency=str(told), latency_objective_ms=objective) as server:
+        ready(server, package)
+        for number in range(rounds):
+            with training(folder, "-", folder / "alone.log"):
+                speed["training alone"].append(steps_of(folder, seconds / 2))
+            for side in order:
+                heard = str(told) if side == "giving way" else "-"
+                with nullcontext() if side == "alone" else training(folder, heard, folder / f"{side} {number}.log"):
+                    load(server, rate, 3 * WINDOW_SECONDS)  # until the training has found its degree
+                    before, began = counted(folder), time.perf_counter()
+                    p99[side].append(float(np.percentile(load(server, rate, seconds), 99)))
+                    if side != "alone":
+                        speed[side].append((counted(folder) - before) / (time.perf_counter() - began))
+            order.append(order.pop(0))
+            sys.stderr.write(f"round {number + 1}: p99 {last(p99)} ms; steps a second {last(speed)}\n")
+    for log in sorted(folder.glob("giving way *.log")):
+        sys.stderr.write(f"{log.stem}:\n{log.read_text()}")
+    return compared(p99, speed, f"{rate:g} predictions a second", objective)
+
+
+def compared(
+    p99: dict[str, list[float]], speed: dict[str, list[float]], case: str, objective: float
+) -> list[Comparison]:
+    """The medians of all rounds."""
+    alone = p99["alone"]
+    middle = {side: statistics.median(times) for side, times in p99.items()}
+    rates = {side: statistics.median(found) for side, found in speed.items()}
+    ratio = {
+        side: statistics.median(one / other for one, other in zip(p99[side], alone, strict=True)) for side in SIDES[1:]
+    }
+    return [
+        Comparison(
+            f"{case}: p99 alone, objective {objective:.3g} ms", "ms", middle["alone"], None, None, None, None, None
+        ),
+        *(less(f"p99, training beside it {side}", "ms", middle[side], middle["alone"], "alone") for side in SIDES[1:]),
+        at_most("p99 with training that gives way over alone", "times", ratio["giving way"], BAR),
+        Comparison(
+            "p99 with training that does not over alone", "times", ratio["not giving way"], None, None, None, None, None
+        ),
+        more("training that gives way", "steps/s", rates["giving way"], rates["training alone"], "training alone"),
+        more("training that does not", "steps/s", rates["not giving way"], rates["training alone"], "training alone"),
+        Comparison(
+            "rounds in which training that gives way made no step", "rounds",
+            sum(not rate for rate in speed["giving way"]), None, None, None, 0, all(speed["giving way"]),
+        ),
+    ]  # fmt: skip
+
+
+def said(server: Server, package: Path, rate: float, seconds: float, told: Path) -> float:
+    """The p99 in milliseconds that a server says of itself alone."""
+    ready(server, package)
+    heard, found = Heard(told), []
+    with_load = threading.Thread(target=load, args=(server, rate, seconds))
+    with_load.start()
+    while with_load.is_alive():
+        time.sleep(1)
+        latency = heard()
+        if latency is not None and latency.answered:
+            found.append(latency.p99_ms)
+    with_load.join()
+    # The first seconds are a server's that is cold.
+    return statistics.median(found[len(found) // 3 :])
+
+
+def ready(server: Server, package: Path) -> None:
+    """Deploys, and waits until the server answers with it."""
+    server.deploy(package)
+    wait(lambda: server.predict(**json.loads(ASKED)).status_code == 200, "the package", 60)
+
+
+def steps_of(folder: Path, seconds: float) -> float:
+    """Steps a second, over so many seconds."""
+    before, began = counted(folder), time.perf_counter()
+    time.sleep(seconds)
+    return (counted(folder) - before) / (time.perf_counter() - began)
+
+
+def last(found: dict[str, list[float]]) -> str:
+    """The last figure of each, in words."""
+    return ", ".join(f"{name} {values[-1]:.2f}" for name, values in found.items())
+
+
+def main() -> int:
+    """Measures, prints, and returns 1 if a bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
+    parser.add_argument("--quick", action="store_true", help="two short rounds")
+    parser.add_argument("--rate", type=float, default=100.0, help="predictions a second")
+    parser.add_argument("--train", nargs=2, metavar=("HEARD", "STEPS"), help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.train:
+        train(asked.train[0], Path(asked.train[1]))
+        return 0
+    seconds, rounds = (10.0, 2) if asked.quick else (60.0, 5)
+    with TemporaryDirectory(prefix="isthmus-sharing-") as folder, EmbeddedRedis(Path(folder) / "redis") as redis:
+        fill(redis.url)
+        found = measured(Path(folder), redis.url, asked.rate, seconds, rounds)
+    return report("sharing", found, as_json=asked.json, quick=asked.quick)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""Will a visitor buy? Asked when a visit begins. Put your own source, view and spine in the place of these."""
+
+from datetime import timedelta
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
+
+from isthmus import Entity, Expect, FeatureService, Field, Float64, Int64, Source, String, spine, transform
+
+visits = Source("visits", path="data/visits.csv", timestamp="began_at", known="ended_at")
+visitor = Entity("visitor", join_keys={"visitor": String}, description="Who visits the shop")
+
+
+@transform(
+    entities=[visitor],
+    sources=[visits],
+    ttl=timedelta(days=30),
+    schema=[Field("visits_7d", Int64, "device"), Field("spent_7d", Float64, "device"), Field("bought_7d", Int64)],
+    expectations=[Expect.between("visits_7d", 1, 10_000), Expect.present("spent_7d")],
+)
+def habits(visits: DataFrame) -> DataFrame:
+    """What a visitor did in the last seven days, known when the visit has ended."""
+    week = Window.partitionBy("visitor").orderBy(F.unix_seconds("began_at")).rangeBetween(1 - 7 * 86400, 0)
+    return visits.select(
+        "visitor",
+        "began_at",
+        "ended_at",
+        F.count("*").over(week).alias("visits_7d"),
+        F.sum("spent").over(week).alias("spent_7d"),
+        F.sum((F.col("spent") > 0).cast("bigint")).over(week).alias("bought_7d"),
+    )
+
+
+@spine(entities=[visitor], sources=[visits], label=Field("bought", Int64, description="1 if the visit ended so"))
+def beginnings(visits: DataFrame) -> DataFrame:
+    """Every visit when it began, and what came of it."""
+    return visits.select(
+        "visitor",
+        F.col("began_at").alias("event_timestamp"),
+        F.col("ended_at").alias("known_at"),
+        (F.col("spent") > 0).cast("bigint").alias("bought"),
+    )
+
+
+profile = FeatureService("profile", features=[habits], description="What is known of a visitor")

@@ -1,0 +1,68 @@
+"""The features are what they should be, and what is served is what was built."""
+
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from visits import write
+
+from isthmus import training_data
+from isthmus.orchestration.materialization import materialize
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.registration import apply
+from isthmus.orchestration.tables import build
+from isthmus.orchestration.verification import verify
+
+START = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(days=20)
+VISITS = [("ann", 0, 5.0), ("bob", 1, 0.0), ("ann", 2, 0.0), ("ann", 12, 7.5)]
+"""Who came, after how many days, and what was spent. Each visit takes half an hour."""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """These definitions over a few rows of our own, built and materialized. The state of the project stays as it is."""
+    folder = tmp_path_factory.mktemp("project")
+    for name in ("isthmus.toml", "definitions.py"):
+        shutil.copy(Path(__file__).with_name(name), folder)
+    rows = []
+    for who, days, spent in VISITS:
+        began = START + timedelta(days=days)
+        rows.append((who, began.isoformat(), (began + timedelta(minutes=30)).isoformat(), spent))
+    write(rows, folder / "data" / "visits.csv")
+    with pytest.MonkeyPatch.context() as environment:
+        # Whatever isthmus.toml says: a test writes into stores of its own.
+        environment.setenv("ISTHMUS_STORES__ONLINE", "embedded")
+        environment.setenv("ISTHMUS_STORES__OFFLINE", "offline")
+        opened = Project(folder)
+    apply(opened)
+    build(opened)
+    materialize(opened)
+    return opened
+
+
+@pytest.mark.parametrize(
+    ("who", "days", "visits", "spent", "status"),
+    [
+        ("ann", 0, None, None, "not_found"),  # the first visit has begun, and is not known yet
+        ("ann", 1, 1, 5.0, "present"),
+        ("ann", 2, 1, 5.0, "present"),
+        ("ann", 2.1, 2, 5.0, "present"),
+        ("ann", 13, 1, 7.5, "present"),  # more than seven days later, the others do not count
+        ("bob", 19, 1, 0.0, "present"),
+        ("eve", 19, None, None, "not_found"),
+    ],
+)
+def test_a_value_at_a_moment(
+    project: Project, who: str, days: float, visits: int | None, spent: float | None, status: str
+) -> None:
+    asked = pa.table({"visitor": [who], "event_timestamp": [START + timedelta(days=days)]})
+    (row,) = training_data(project, ["habits"], asked).table().to_pylist()
+    assert (row["habits__visits_7d"], row["habits__spent_7d"], row["habits__status"]) == (visits, spent, status)
+
+
+def test_what_is_served_is_what_was_built(project: Project) -> None:
+    verdict = verify(project, every=True)
+    assert verdict.passed, verdict.as_dict()
+    assert verdict.compared > 0

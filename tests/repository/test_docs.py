@@ -1,0 +1,291 @@
+"""Every block of code in the documentation is run, or at least held against what it speaks of."""
+
+import ast
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import torch
+import typer
+import yaml
+from feast.repo_config import RepoConfig
+
+from isthmus.orchestration import cli, devices, settings
+from isthmus.orchestration.graph import IsthmusProjectComponent
+from isthmus.orchestration.project import Project
+from tests.repository.pages import PAGES, ROOT, Block, Terminal, blocks, prose, words
+
+ELSEWHERE = {"docs/packages.md": "tests/serving/test_signature.py"}
+"""Where a page's block of bash is run."""
+OTHERS = {
+    "cd": "changes nothing",
+    "head": "shows what is there",
+    "sed": "run with the tutorial",
+    "curl": "run with the tutorial, or asks a server that is not here",
+    "openssl": "makes keys, as tests/signing.py does",
+    "docker": "builds images, which no test here does",
+    "kubectl": "needs a cluster",
+    "accelerate": "starts a script of the reader's",
+}
+"""Commands that are not ours, with the reason why nothing is asked of them."""
+
+OTHER_OPTIONS = {"--build-arg": "docker", "--multi_gpu": "accelerate", "--engine": "benchmarks/scaling.py"}
+"""Options of other programs that a text names alone."""
+
+# --- python
+
+BEFORE = {
+    "docs/features.md": "empty",
+    "docs/distillation.md": "flights",
+    "docs/search.md": "flights",
+    "docs/packages.md": "effects",
+}
+"""Pages whose blocks go on in the definitions of an example."""
+WHOLE = ("README.md", "docs/tutorial.md")
+"""Pages that are run from top to bottom, in tests of their own."""
+
+
+def evaluated(names: Mapping[str, Any]) -> None:
+    assert names["taught"].low < 0.0085 < names["taught"].high
+    worst = names["worst_slices"](names["columns"], names["measure"], least=500, count=3)
+    assert len(worst) == 3
+    assert all(one.student < one.teacher for one in worst)
+
+
+def taught(names: Mapping[str, Any]) -> None:
+    sizes = {key: (value.dtype, tuple(value.shape)) for key, value in names["targets"].items()}
+    assert sizes == {"logits": (torch.float16, (3, 3)), "hidden": (torch.float16, (3, 64))}
+
+
+def trained(names: Mapping[str, Any]) -> None:
+    best = min(one["error"] for one in names["history"])
+    assert len(names["history"]) == 3
+    assert names["evaluate"](names["student"])["error"] == pytest.approx(best, abs=1e-6)
+
+
+def graphed(names: Mapping[str, Any]) -> None:
+    (offline, *_) = [key for key in names["defs"].resolve_all_asset_keys() if "offline" in key.path]
+    assert offline.path == ["shop", "offline", "habits"]
+
+
+AFTER: dict[str, Callable[[Mapping[str, Any]], None]] = {
+    "docs/evaluation.md": evaluated,
+    "docs/teachers.md": taught,
+    "docs/training.md": trained,
+    "docs/dagster.md": graphed,
+}
+"""What the blocks of a page leave, and what is known of it."""
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in WHOLE and blocks(page, "python")])
+def test_the_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "\n".join(block.text for block in blocks(page, "python"))
+    if example := BEFORE.get(page):
+        folder = copied(example, tmp_path / example)
+        with (folder / "definitions.py").open("a") as definitions:
+            definitions.write(code)
+        contract = Project(folder).definitions.contract
+        assert page != "docs/features.md" or {"moment", "dot", "checked"} <= set(contract.transforms)
+        return
+    copied("empty", tmp_path / "path" / "to" / "the" / "project")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": page}
+    exec(compile(code, page, "exec"), names)  # noqa: S102 - our own
+    AFTER[page](names)
+
+
+def copied(example: str, folder: Path) -> Path:
+    """An example without what was made in it."""
+    return shutil.copytree(ROOT / "examples" / example, folder, ignore=shutil.ignore_patterns(".*", "data", "site"))
+
+
+@pytest.mark.timeout(900)
+def test_the_tutorial_runs_from_top_to_bottom(tmp_path: Path) -> None:
+    with Terminal(tmp_path) as terminal:
+        printed = [terminal.run(block) for block in blocks("docs/tutorial.md")]
+        # The page on the API asks the same project.
+        served = [terminal.run(block) for block in blocks("docs/serving.md", "sh") if block.text.startswith("curl")]
+    text = "\n".join(printed)
+    assert '"PRESENT"' in text
+    assert '"NOT_FOUND"' in text
+    assert re.search(r"v007 .*present\n.*v007 .*\n.*v007 .*not_found", text)
+    assert text.count("Verdict: passed") == 2
+    assert '"contract"' in text
+    assert "will_buy" in printed[-2]
+    assert '"written":1' in served[1]
+
+
+# --- commands
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "sh", "console")])
+def test_the_commands_of_a_page_are_there(page: str) -> None:
+    for block in blocks(page, "sh", "console"):
+        for command in block.commands:
+            known(words(command), block)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_verbs_and_options_in_the_text_of_a_page_are_there(page: str) -> None:
+    for command in re.findall(r"`(isthmus [a-z][^`]*)`", prose(page)):
+        parsed(words(command)[1:], f"{page}: {command}")
+    ours = options(typer.main.get_command(cli.app))
+    for option in re.findall(r"`(--[a-z][\w-]*)[^`]*`", prose(page)):
+        assert option in ours | OTHER_OPTIONS.keys(), f"{page}: {option}"
+
+
+def options(command: click.Command) -> set[str]:
+    """Of a command and of those below it."""
+    own = {name for parameter in command.params for name in parameter.opts}
+    return own.union(*(options(one) for one in command.commands.values())) if isinstance(command, click.Group) else own
+
+
+def known(command: list[str], block: Block) -> None:
+    """Holds a command, or several with `&&` or `|` between, against what there is."""
+    for mark in ("&&", "|"):
+        if mark in command:
+            place = command.index(mark)
+            known(command[:place], block)
+            return known(command[place + 1 :], block)
+    said = f"{block}: {' '.join(command)}"
+    match command:
+        case ["isthmus" | ".venv/bin/isthmus", *arguments]:
+            parsed(arguments, said)
+        case ["make", target]:
+            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), said
+        case ["pip", "install", *arguments]:
+            extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+            for argument in arguments:
+                named = re.fullmatch(r"isthmus\[(.*)\]", argument)
+                assert set(named[1].split(",")) <= set(extras) if named else True, said
+                if code := re.search(r'\$\(python -c "(.*)"\)', argument):
+                    printed(code[1], said)
+        case ["python", "-c", code]:
+            printed(code, said)
+        case ["python", "-m", module, *_]:
+            assert importlib.util.find_spec(module), said
+        case ["python", file, *_]:
+            folders = (ROOT, (ROOT / block.page).parent, ROOT / "examples" / "empty")
+            assert any((folder / file).is_file() for folder in folders), said
+        case [name, *_]:
+            assert name in OTHERS, said
+    return None
+
+
+def parsed(arguments: list[str], said: str) -> None:
+    """Reads a command line as the real one does, and runs nothing."""
+    command: click.Command = typer.main.get_command(cli.app)
+    name = "isthmus"
+    try:
+        while isinstance(command, click.Group) and arguments:
+            context = click.Context(command, info_name=name)
+            found, inner, arguments = command.resolve_command(context, arguments)
+            assert inner is not None
+            name, command = str(found), inner
+        if isinstance(command, click.Group):
+            return
+        command.make_context(name, [*arguments]).close()
+    except click.UsageError as error:
+        raise AssertionError(f"{said}: {error.format_message()}") from error
+
+
+def printed(code: str, said: str) -> None:
+    """The file that it prints is there."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, said + done.stderr
+    assert Path(done.stdout.strip()).is_file(), said
+
+
+# --- files
+
+
+@pytest.mark.parametrize("block", [block for page in PAGES for block in blocks(page, "toml")], ids=str)
+def test_settings_are_settings(block: Block, tmp_path: Path) -> None:
+    (tmp_path / (block.file or "isthmus.toml")).write_text(block.text)
+    if block.file == "devices.toml":
+        assert set(tomllib.loads(block.text)) <= set(devices.catalogue(tmp_path, []))
+        return
+    assert block.file in ("", "isthmus.toml")
+    if "[project]" not in block.text:
+        with (tmp_path / "isthmus.toml").open("a") as file:
+            file.write('\n[project]\nname = "shop"\n')
+    settings.load(tmp_path / "isthmus.toml")
+
+
+@pytest.mark.parametrize("block", [block for page in PAGES for block in blocks(page, "yaml")], ids=str)
+def test_yaml_is_what_its_readers_take(block: Block) -> None:
+    content = yaml.safe_load(block.text)
+    if block.file == "feature_store.yaml":
+        least = {"project": "shop", "provider": "local", "registry": "registry.pb"}
+        read = RepoConfig(**{**least, **content})
+        # It takes a class of another's as a name, until somebody asks for it.
+        for part in ("online_store", "offline_store"):
+            if part in content:
+                assert type(getattr(read, part)).__module__.startswith("isthmus.")
+        return
+    assert block.file == "defs/features/defs.yaml"
+    assert content["type"] == f"isthmus.orchestration.graph.{IsthmusProjectComponent.__name__}"
+    model = IsthmusProjectComponent.get_model_cls()
+    assert model is not None
+    model(**content["attributes"])
+
+
+@pytest.mark.parametrize("block", [block for page in PAGES for block in blocks(page, "javascript")], ids=str)
+def test_modules_of_a_page_are_modules(block: Block, tmp_path: Path) -> None:
+    (tmp_path / "own.mjs").write_text(block.text)
+    subprocess.run(["node", "--check", str(tmp_path / "own.mjs")], check=True)
+    for names, module in re.findall(r'import \{ (.*?) \} from "\./(.*?)"', block.text):
+        source = (ROOT / "src" / "isthmus" / "orchestration" / "web" / module).read_text()
+        exported = set(re.findall(r"^export (?:async )?(?:function|const|class) (\w+)", source, re.MULTILINE))
+        assert set(names.split(", ")) <= exported
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_block_escapes(page: str) -> None:
+    languages = {block.language for block in blocks(page)}
+    assert languages <= {"python", "sh", "console", "toml", "yaml", "javascript", "bash", "text"}
+    if "bash" in languages:
+        assert Path(page).name in (ROOT / ELSEWHERE[page]).read_text()
+    # Code is fenced, so that it says what it is.
+    assert not re.search(r"\n\n {4}\S", prose(page))
+
+
+# --- the site
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    # A proxy that is not there: what asks the network fails.
+    offline = {"https_proxy": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9", "NO_MKDOCS_2_WARNING": "1"}
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = {**os.environ, **offline}
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert (built.returncode, built.stderr) == (0, "")
+    return folder
+
+
+def test_the_site_asks_no_other_host(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > len(list((ROOT / "docs").glob("*.md")))
+    for page in pages:
+        loaded = re.findall(r'<(?:(?:script|img|iframe)[^>]* src|link[^>]* href)="?([^">\s]+)', page.read_text())
+        assert loaded
+        assert not [address for address in loaded if address.startswith(("http", "//"))], page
+
+
+def test_the_reference_has_every_public_name(site: Path) -> None:
+    tree = ast.parse((ROOT / "src" / "isthmus" / "__init__.py").read_text())
+    (names,) = [node.value for node in tree.body if isinstance(node, ast.Assign)]
+    written = (site / "reference.html").read_text()
+    for name in ast.literal_eval(names):
+        assert f'id="isthmus.{name}"' in written or f"<td><code>{name}</code></td>" in written, name
