@@ -59,6 +59,7 @@ class DocSearch(Task):
     tolerance: Mapping[str, float] = {"fp32": 1e-5, "int8": 0.05}
     """Of a number of a vector of length 1."""
     golden, compared = 16, 256
+    pipeline = "sentence-similarity"
     most: Mapping[str, int] = {"P": max(QUESTION, PASSAGE)}
     shape: Mapping[str, Any] = {"rank": 128, "layers": (0,), "inner": 768}
     """Of the student: see `encoder.student`."""

@@ -31,6 +31,7 @@ def report() -> dict[str, Any]:
         "id": "5f0c2a9be1d4",
         "name": "late_arrival",
         "task": "tabular",
+        "pipeline": "tabular-classification",
         "metric": "auc",
         "seeds": [0, 1, 2],
         "shipped": 1,

@@ -99,10 +99,12 @@ def material(table: pa.Table, profile: TrainingProfile = PROFILE, **changes: Any
 def run(folder: Path, table: pa.Table, profile: TrainingProfile = PROFILE, **changes: Any) -> DistillationReport:
     notes: list[str] = changes.pop("notes", [])
     told: Callable[[str], None] = changes.pop("told", notes.append)
+    again: bool = changes.pop("again", False)
     return distill(
         material(table, profile, **changes),
         folder=folder / "models",
         cache=folder / "cache",
         runs=folder / "runs",
+        again=again,
         progress=lambda text, _done: told(text),
     )

@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -16,8 +16,10 @@ from torch.nn.functional import mse_loss
 
 from isthmus.distill.split import Index
 from isthmus.distill.task import Answers, Batch, Material, Task
+from isthmus.distill.teachers.function import FunctionTeacher
 from isthmus.distill.teachers.network import NetworkTeacher
 from isthmus.distill.teachers.teacher import Teacher
+from isthmus.distill.transfer.hidden import HiddenStates
 from isthmus.distill.transfer.objective import Objective, Term
 from isthmus.features.manifest import Feeds
 
@@ -38,8 +40,9 @@ class Lines(Task):
 
     metric = "error"
     more = False
-    keys = ("value",)
+    keys: Sequence[str] = ("value",)
     at_once = 100
+    measured = ("halved",)
     units = 3
 
     def __init__(self, material: Material) -> None:
@@ -131,6 +134,57 @@ class Wrong(Lines):
         })  # fmt: skip
 
 
+def _taught(term: Term) -> Objective:
+    """With something for the control."""
+    return Objective({"labels": Term(mse_loss, input="student.value", target="labels"), "taught": term})
+
+
+class Deep(Lines):
+    """Maps to a layer that its teacher does not have."""
+
+    keys: Sequence[str] = ("value", "hidden")
+
+    def teacher(self) -> Teacher:
+        def said(numbers: Tensor) -> dict[str, Tensor]:
+            return {"value": numbers[:, 0], "hidden": torch.stack([numbers, numbers], 1)}
+
+        return FunctionTeacher(said, ["value", "hidden"], name="deep")
+
+    def student(self) -> nn.Module:
+        return Stacked(self.units)
+
+    def objective(self) -> Objective:
+        term = HiddenStates({0: 3}, student_widths=[self.units], teacher_widths=[2] * 4)
+        return _taught(Term(term, student="student.hidden", teacher="teacher.hidden"))
+
+
+class Stacked(Line):
+    """Gives its one layer, too."""
+
+    def forward(self, numbers: Tensor) -> dict[str, Any]:
+        return {**super().forward(numbers), "hidden": [self.layers[0](numbers)[:, None]]}
+
+
+class Misfit(Lines):
+    """The weights of a loss are not as many as its classes."""
+
+    def objective(self) -> Objective:
+        def weighed(ours: Tensor, theirs: Tensor) -> Tensor:
+            return (torch.ones(5) * (ours - theirs)[:, None] @ torch.ones(3)).mean()
+
+        return _taught(Term(weighed, ours="student.value", theirs="teacher.value"))
+
+
+class Stiff(Lines):
+    """A loss without a gradient."""
+
+    def objective(self) -> Objective:
+        return Objective({
+            "labels": Term(lambda ours, theirs: (ours.detach() - theirs).square().mean(),
+                           ours="student.value", theirs="labels"),
+        })  # fmt: skip
+
+
 class Shaped(Lines):
     """Its student may have other sizes; one of them learns from what is no number, and two cannot be built."""
 
@@ -184,6 +238,14 @@ class Broken(Lines):
     def __init__(self, material: Material) -> None:
         super().__init__(material)
         self.wanted[int(material.parts.train[3])] = torch.nan
+
+
+class BrokenLater(Lines):
+    """So is one that is not of the first batch."""
+
+    def __init__(self, material: Material) -> None:
+        super().__init__(material)
+        self.wanted[int(material.parts.train[-3])] = torch.nan
 
 
 NOTHING = 3

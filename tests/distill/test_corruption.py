@@ -23,8 +23,8 @@ from onnx import TensorProto, helper
 from isthmus.features import reproduction
 from isthmus.features.contract import Contract
 from isthmus.features.errors import PackageError
+from isthmus.features.folder import SUMS
 from isthmus.features.inspection import inspect
-from isthmus.features.manifest import SUMS
 from isthmus.features.signature import Signer, key_name, read_public_key, require_signature
 from tests.distill.packages import of_rows, of_tensors, resum, rewritten
 from tests.signing import pair

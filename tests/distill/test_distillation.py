@@ -1,6 +1,8 @@
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -9,7 +11,8 @@ import torch
 
 from isthmus.distill.boosting import Boosting
 from isthmus.distill.dataset import Array, tensors
-from isthmus.distill.distillation import DistillationReport
+from isthmus.distill.declaration import Gate
+from isthmus.distill.distillation import UNCHANGED, DistillationReport
 from isthmus.distill.evaluate import auc, sigmoid
 from isthmus.distill.kind import restored
 from isthmus.distill.split import binary_labels, split_table
@@ -27,6 +30,7 @@ def test_all_four_stand_side_by_side(trained: DistillationReport) -> None:
         assert 0.5 < told["quality"]["auc"] < 1
     assert models["teacher"]["quality"]["auc"] > models["reference"]["quality"]["auc"] + 0.05
     assert trained.data["measures"]["lift_kept"] > 0.8
+    assert trained.data["pipeline"] == "tabular-classification"
     assert trained.data["agreement"].keys() == {"student", "control"}
     assert all(one["rows"] >= 200 for one in trained.data["slices"])
     assert sum(trained.data["rows"].values()) <= 2000
@@ -55,11 +59,65 @@ def test_the_same_input_gives_the_same_student(trained: DistillationReport, tmp_
     assert first.id == trained.id
     assert weights == (trained.path / "student.safetensors").read_bytes()
     assert not any("kept outputs" in note for note in notes)
-    again = run(tmp_path, training_set(), notes=notes)
+    again = run(tmp_path, training_set(), notes=notes, again=True)
+    assert again.trained
     assert sum("kept outputs" in note for note in notes) == 2
     assert (again.path / "student.safetensors").read_bytes() == weights
     assert again.data["models"]["teacher"] == first.data["models"]["teacher"]
     assert [folder.name for folder in (tmp_path / "models").iterdir()] == [first.id]
+
+
+def test_nothing_changed_means_nothing_trained(trained: DistillationReport, table: pa.Table) -> None:
+    folder, files = trained.path.parents[1], {file: file.read_bytes() for file in trained.path.iterdir()}
+
+    def noted(**changes: Any) -> tuple[DistillationReport, list[str]]:
+        notes: list[str] = []
+        return run(folder, table, notes=notes, **changes), notes
+
+    found, notes = noted()
+    assert (found.id, found.data, found.trained) == (trained.id, trained.data, False)
+    assert notes[1:] == [f"student {trained.id}: {UNCHANGED}"]
+    assert {file: file.read_bytes() for file in trained.path.iterdir()} == files
+    # A gate is of no student; nor is the cache of what the teacher said.
+    (folder / "cache").rename(folder / "elsewhere")
+    assert not noted(gates=[Gate("taught", at_least=2)])[0].trained
+    assert not any((folder / "cache").glob("*/*.npy"))
+    shutil.rmtree(folder / "cache")
+    (folder / "elsewhere").rename(folder / "cache")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"training_set": "set-2"}, {"batch": 65}, {"seeds": 1}, {"contract": "d" * 64}, {"hidden": (9,)}]
+)
+def test_what_changed_is_trained(trained: DistillationReport, table: pa.Table, changes: dict[str, Any]) -> None:
+    def stopped(text: str) -> None:
+        if "student-0" in text:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        run(trained.path.parents[1], table, told=stopped, **changes)
+
+
+@pytest.mark.parametrize("name", ["control.safetensors", "student.json", "preparation.onnx", "report.json"])
+def test_a_damaged_student_is_trained_again(
+    trained: DistillationReport, table: pa.Table, tmp_path: Path, name: str
+) -> None:
+    copied = Path(shutil.copytree(trained.path.parents[1], tmp_path / "all"))
+    file = copied / "models" / trained.id / name
+    if name == "preparation.onnx":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-9])
+    notes: list[str] = []
+
+    def stopped(text: str) -> None:
+        notes.append(text)
+        if "student-0" in text:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        run(copied, table, told=stopped)
+    assert any(note.startswith(f"student {trained.id} is trained again: ") and name in note for note in notes)
 
 
 def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,12 @@
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import onnx
 import pyarrow as pa
 import pytest
 
@@ -22,12 +24,14 @@ from isthmus.distill.student import Student
 from isthmus.distill.task import Task
 from isthmus.distill.trial import difference, precisions
 from isthmus.features.errors import ContractMismatch, DataError, GateFailed, PackageError
+from isthmus.features.folder import SUMS
 from isthmus.features.golden import read_golden
-from isthmus.features.manifest import SUMS, feeds, package_digest, read_package
+from isthmus.features.manifest import feeds, package_digest, read_package
+from isthmus.features.verdict import FeatureVerdict
 from isthmus.transforms.fitting import FittedNumber, FittedText, Preparation
 from isthmus.transforms.steps import Embed, described
 from tests.distill.conftest import SERVING, make_package
-from tests.distill.packages import rewritten
+from tests.distill.packages import resum, rewritten
 from tests.distill.support import CONTRACT, STUDENT, material, run
 
 
@@ -116,6 +120,65 @@ def test_the_package_answers_as_the_student(
     first = wrong["model.fp32.onnx"].examples[0]
     assert first.key.startswith("row ")
     assert first.event_timestamp is not None
+
+
+def outside(package: Path, location: str) -> bytes:
+    """Puts the weights of a model file elsewhere; gives them."""
+    file = package / "model.fp32.onnx"
+    model = onnx.load(file)
+    largest = max(model.graph.initializer, key=lambda one: len(one.raw_data))
+    weights = largest.raw_data
+    largest.ClearField("raw_data")
+    largest.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", "0"), ("length", str(len(weights)))):
+        largest.external_data.add(key=key, value=value)
+    file.write_bytes(model.SerializeToString())
+    return bytes(weights)
+
+
+def test_weights_beside_a_model_are_those_of_the_package(
+    exported: ExportReport,
+    trained: DistillationReport,
+    table: pa.Table,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def checked(package: Path) -> Mapping[str, FeatureVerdict]:
+        return check_package(material(table), package, trained.path, rows=50)
+
+    package, elsewhere = Path(shutil.copytree(exported.path, tmp_path / "package")), tmp_path / "elsewhere"
+    weights = outside(package, "weights.bin")
+    assert len(weights) > 500
+    resum(package)
+    elsewhere.mkdir()
+    (elsewhere / "weights.bin").write_bytes(weights)
+    monkeypatch.chdir(elsewhere)
+    # Only the working folder has them.
+    with pytest.raises(PackageError, match=r"model\.fp32\.onnx: onnxruntime refuses it \(.*weights\.bin"):
+        checked(package)
+    # The working folder has others.
+    (elsewhere / "weights.bin").write_bytes(bytes(len(weights)))
+    (package / "weights.bin").write_bytes(weights)
+    rewritten("manifest.json", lambda m: m["files"].update({"weights.bin": "weights of model.fp32.onnx"}))(package)
+    assert not any(one.differing for one in checked(package).values())
+    # They lie beside the package, by its own account.
+    beside = Path(shutil.copytree(exported.path, tmp_path / "beside"))
+    outside(beside, "../elsewhere/weights.bin")
+    resum(beside)
+    (elsewhere / "weights.bin").write_bytes(weights)
+    with pytest.raises(PackageError, match=r"model\.fp32\.onnx: onnxruntime refuses it"):
+        checked(beside)
+
+
+def test_all_budgets_that_are_missed_are_said(trained: DistillationReport, table: pa.Table, tmp_path: Path) -> None:
+    tight = replace(SERVING, latency_objective_ms=1e-6, memory_mb=0, load_ms=1e-6, package_kb=1)
+    with pytest.raises(GateFailed) as caught:
+        make_package(trained.path, table, tmp_path, tight)
+    keys = ("latency_objective_ms", "memory_mb", "load_ms", "package_kb")
+    assert caught.value.where == ", ".join(f"profiles.serving.{key}" for key in keys)
+    assert caught.value.found.count(";") == 3
+    assert caught.value.expected == "at most 1e-06 ms; at most 0 MiB; at most 1e-06 ms; at most 1 kB"
+    assert not [*tmp_path.iterdir()]
 
 
 def test_what_must_not_be_exported(trained: DistillationReport, table: pa.Table, tmp_path: Path) -> None:

@@ -141,6 +141,18 @@ def test_the_model_card_is_one_for_the_hub() -> None:
     assert {one.dataset_name for one in data.eval_results} == {"late_arrival, test part"}
 
 
+def test_a_task_that_the_hub_has_no_name_for_has_no_pipeline() -> None:
+    without = {name: value for name, value in report().items() if name != "pipeline"}
+    card = model_card({**without, "task": "search:Search"})
+    data: Any = ModelCard(card).data
+    assert data.pipeline_tag is None
+    assert "pipeline_tag" not in card
+    assert {one.task_type for one in data.eval_results} == {"search:Search"}
+    named: Any = ModelCard(model_card({**without, "task": "search:Search", "pipeline": "sentence-similarity"})).data
+    assert named.pipeline_tag == "sentence-similarity"
+    assert {one.task_type for one in named.eval_results} == {"sentence-similarity"}
+
+
 def test_the_model_card_says_what_the_report_says() -> None:
     card = model_card(report())
     evaluation, slices = tables(card)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from safetensors.torch import load_file
 
+from isthmus.distill import host
 from isthmus.distill.declaration import Search
 from isthmus.distill.footprint import footprint
 from isthmus.distill.kind import made, restored
@@ -241,6 +242,29 @@ def test_what_is_searched_for_is_part_of_the_search(
     first = searched(folder, few, trials=1, of=AT_ONCE)
     assert searched(folder, few, trials=1, of=AT_ONCE).path == first.path
     assert searched(folder, few, trials=1, **unlike).path != first.path
+
+
+def test_another_machine_measures_for_itself(few: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def noted() -> tuple[SearchReport, list[str]]:
+        notes: list[str] = []
+        return searched(tmp_path, few, FP32, trials=1, told=notes.append), notes
+
+    first, _ = noted()
+    cpus = tmp_path / "cpuinfo"
+    cpus.write_text("processor\t: 0\nmodel name\t: Another of 3 GHz\n")
+    with monkeypatch.context() as there:
+        there.setattr(host, "_CPUS", cpus)
+        other, notes = noted()
+        assert noted()[0].path == other.path
+    assert other.path != first.path
+    assert "Another of 3 GHz" in other.data["host"] != first.data["host"]
+    said = f"was searched on {first.data['host']}, whose figures are not those of this host, {other.data['host']}: all"
+    assert [note.startswith(said) for note in notes].count(True) == 1
+    assert students(other)[0].number == 0
+    assert not any("epoch" in note for note in notes)
+    again, notes = noted()
+    assert again.path == first.path
+    assert not any("whose figures" in note for note in notes)
 
 
 def test_what_the_budget_does_not_allow_is_not_trained(few: pa.Table, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from isthmus.distill.declaration import Gate
 from isthmus.distill.device import resolve
 from isthmus.distill.distillation import DistillationReport
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, GateFailed, Stopped
@@ -104,9 +105,9 @@ def test_outputs_are_computed_once(table: pa.Table, tmp_path: Path) -> None:
     assert any("2,000 of 2,000 rows" in note for note in notes)
     notes.clear()
     # Other rows of the same content have the same outputs; new ones are computed alone.
-    trained(tmp_path, pa.concat_tables([table, table.slice(0, 10)]), notes=notes)
+    trained(tmp_path, pa.concat_tables([table, table.slice(0, 10)]), training_set="set-2", notes=notes)
     assert any(note.startswith("teacher, kept outputs") for note in notes)
-    trained(tmp_path, pa.concat_tables([table, training_set(30, seed=1)]), notes=notes)
+    trained(tmp_path, pa.concat_tables([table, training_set(30, seed=1)]), training_set="set-3", notes=notes)
     assert [note for note in notes if "of 2,030 rows" in note] == [
         note for note in notes if note.startswith("teacher, teacher outputs: 2,030 of 2,030 rows")
     ]
@@ -122,6 +123,19 @@ def test_outputs_are_computed_once(table: pa.Table, tmp_path: Path) -> None:
             r"term labels: outputs: input: student has value; expected logits[\s\S]*teacher has value",
         ),
         ("Bare", r"task: its teacher: a Line; expected a Teacher of [\s\S]*Wrap it: NetworkTeacher"),
+        (
+            "Wrong",
+            r"distillation late: the first 64 rows: objective: 2 problems[\s\S]*asked for these rows only",
+        ),
+        (
+            "Deep",
+            r"the first 64 rows: objective: term taught: hidden states: teacher: 2 states; expected 4\. Correct the",
+        ),
+        (
+            "Misfit",
+            r"term taught: the loss ends with RuntimeError: .*expected one that takes student.value \(64,\), teacher",
+        ),
+        ("Stiff", r"the first 64 rows: student and loss: end with RuntimeError: element 0 of tensors does not require"),
         ("NOTHING", r"tests.distill.tasks:NOTHING: is 3; expected a subclass of isthmus.distill.task.Task"),
         ("None_", r"is None"),
     ],
@@ -130,8 +144,17 @@ def test_what_does_not_fit_is_said_before_a_step(table: pa.Table, tmp_path: Path
     notes: list[str] = []
     with pytest.raises(ConfigurationError, match=words):
         trained(tmp_path, table, kind, notes=notes)
-    assert not any("epoch" in note for note in notes)
+    assert not any("epoch" in note or "teacher outputs" in note for note in notes)
     assert not (tmp_path / "models").exists()
+
+
+def test_a_gate_about_nothing_is_said_before_anything_is_asked(table: pa.Table, tmp_path: Path) -> None:
+    notes: list[str] = []
+    expected = "one of gap_closed, halved, taught, or a model and one of its figures, as student.p99_us"
+    with pytest.raises(ConfigurationError, match=f"distillation late: gate: 'tuaght'; expected {expected}"):
+        trained(tmp_path, table, gates=[Gate("tuaght", at_least=0), Gate("halved", at_least=0)], notes=notes)
+    assert not [*(tmp_path / "cache").glob("*/*.npy")]
+    assert not any("teacher" in note for note in notes)
 
 
 def test_a_module_that_cannot_be_imported_is_named(table: pa.Table, tmp_path: Path) -> None:
@@ -152,8 +175,15 @@ def test_rows_without_times_are_split_by_a_column(table: pa.Table, tmp_path: Pat
 
 
 def test_a_loss_that_is_not_finite_stops(table: pa.Table, tmp_path: Path) -> None:
-    with pytest.raises(GateFailed, match=r"term labels: the value is nan; expected a finite value"):
-        trained(tmp_path, table, "Broken")
+    notes: list[str] = []
+    with pytest.raises(
+        GateFailed, match=r"the first 64 rows: term labels: the value is nan; expected a finite value\. Look at their"
+    ):
+        trained(tmp_path, table, "Broken", notes=notes)
+    assert not any("teacher outputs" in note for note in notes)
+    with pytest.raises(GateFailed, match=r"term labels: the value is nan; expected a finite value. Lower the"):
+        trained(tmp_path, table, "BrokenLater", notes=notes)
+    assert any("2,000 of 2,000" in note for note in notes)
 
 
 def test_a_device_or_a_precision_that_is_missing_is_said(table: pa.Table, tmp_path: Path) -> None:

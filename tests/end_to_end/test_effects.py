@@ -24,6 +24,9 @@ from isthmus.distill.runtime import predict, session
 from isthmus.distill.settings import Settings
 from isthmus.distill.task import Array
 from isthmus.features.errors import DataError
+from isthmus.features.files import read_pointer
+from isthmus.features.golden import read_golden
+from isthmus.features.manifest import read_package
 from isthmus.features.profiles import TrainingProfile
 from isthmus.orchestration.models import distill, export
 from isthmus.orchestration.project import Project
@@ -105,6 +108,23 @@ def distilled(folder: Path) -> DistillationReport:
     assert exported.left_out == {}
     assert differing(exported.path) == 0
     return report
+
+
+def test_one_golden_frame_shows_a_photograph_and_noise(distilled: DistillationReport, folder: Path) -> None:
+    package = read_pointer(folder / ".isthmus" / "packages" / "effects.latest")
+    manifest = read_package(package)
+    assert manifest.model == distilled.id
+    (case,) = read_golden(package, manifest).cases
+    frame = case.feeds["frame"]
+    # What is fed, and what six files answer: base64 of the floats of a frame each.
+    assert len(case.outputs) == 6
+    assert (package / "golden.json").stat().st_size < 7 * (frame.nbytes * 4 / 3 + 100) + 1000
+    # Above a photograph, of 8 bits, and below noise.
+    levels = 255 * frame.astype(np.float64)
+    whole = np.abs(levels - np.rint(levels)).max((0, 1, 3)) < 1e-3
+    assert whole.tolist() == [True] * 192 + [False] * 64
+    shipped = np.frombuffer((package / "photograph.rgb").read_bytes(), np.uint8).reshape(256, 256, 3)
+    np.testing.assert_array_equal(np.rint(levels[0, :, :192]).transpose(1, 2, 0), shipped[:192])
 
 
 def test_a_student_is_measured_against_its_teacher(distilled: DistillationReport) -> None:
@@ -283,6 +303,9 @@ def test_the_page_draws_on_a_phone(drawing: Path, phone: Callable[[str], Page], 
         page = phone(address)
         expect(page.locator("#checks li.bad")).to_have_count(0)
         spent = page.locator("#spent")
+        expect(spent).to_contain_text("ms for a frame of 256 x 256")
+        given = np.frombuffer((drawing / "package" / "photograph.rgb").read_bytes(), np.uint8)
+        np.testing.assert_array_equal(colors(page, "shown"), given.reshape(256, 256, 3))
         page.locator("[name=photograph]").set_input_files(tmp_path / "mine.txt")
         expect(spent).to_contain_text("mine.txt is no image")
         page.locator("[name=photograph]").set_input_files(tmp_path / "mine.png")

@@ -1,6 +1,8 @@
 """The page of a package of rows, in a real browser with a phone's viewport."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,6 +102,14 @@ def test_what_was_altered_is_refused(written: Path, phone: Callable[[str], Page]
         page = phone(address)
         expect(page.locator("#checks li.bad")).to_contain_text(expected)
         expect(page.locator("#form")).to_be_hidden()
+
+
+def test_the_verb_says_where_it_wrote(project: Project, tmp_path: Path) -> None:
+    script, out = Path(sys.executable).with_name("isthmus"), tmp_path / "site"
+    command = [str(script), "page", "--out", str(out), "--json"]
+    done = subprocess.run(command, cwd=project.root, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {"page": str(out), "open": f"python -m http.server --directory {out} 8080"}
+    assert (out / "index.html").exists()
 
 
 def test_a_folder_with_something_else_is_left_alone(project: Project, tmp_path: Path) -> None:

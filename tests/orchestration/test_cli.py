@@ -99,6 +99,14 @@ def test_every_verb_has_help(verb: str) -> None:
     assert f"isthmus {verb} [OPTIONS]" in done.stdout
 
 
+def test_every_verb_that_ends_has_one_document_for_programs() -> None:
+    groups = {"keys": ("create", "list", "revoke"), "contract": ("show", "diff"), "package": ("verify",)}
+    for verb in VERBS:
+        if verb not in ("serve", "dev"):
+            for part in groups.get(verb, ("",)):
+                assert "--json" in run(verb, *([part] if part else []), "--help").stdout, f"{verb} {part}"
+
+
 @pytest.mark.parametrize(
     ("verb", "argument"),
     [

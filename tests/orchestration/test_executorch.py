@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -300,6 +301,67 @@ def test_places_stay_whole_numbers_in_int8() -> None:
     with running(program, tensors, outputs) as run_program:
         found = run_program(fed)["logits"]
     np.testing.assert_allclose(found, expected, atol=0.1)
+
+
+class Wide(kinds.Classes):
+    """Takes sixty-four MiB for an answer."""
+
+    def network(self, _student: nn.Module) -> nn.Module:
+        class Network(nn.Module):
+            def forward(self, numbers: Tensor) -> Tensor:
+                wide = numbers[:, :1, None].expand(1, 4096, 4096) * torch.arange(4096.0)
+                return wide.cumsum(2)[:, 0, :5] + wide.sum((1, 2))
+
+        return Network().eval()
+
+
+def test_a_program_takes_no_more_memory_than_it_may() -> None:
+    task = Wide(material(training_set(ROWS), **OWN))
+    tensors, outputs = ([Described(name, "float", ("N", width))] for name, width in (("x", 2), ("logits", 5)))
+    program = converted(task, task.student(), np.arange(1), tensors, outputs)
+    fed = {"x": np.ones((1, 2), np.float32)}
+    with Program(program.model, tensors, outputs, program.most) as running:
+        assert running.ask(fed)["logits"].shape == (1, 5)
+    with pytest.raises(Refused), Program(program.model, tensors, outputs, program.most, memory=32 << 20) as running:
+        running.ask(fed)
+
+
+@pytest.mark.parametrize(("does", "words"), [
+    ("answer(b'abcde')", r"its process says what cannot be read, .*; its last words: a note of the library$"),
+    ("answer(b'\\x81\\xa5error\\xa1\\xff')", "its process says what cannot be read"),
+    ("os.write(3, b'\\xff' * 8)", r"cannot be read, an answer of 18,446,744,073,709,551,615 bytes; its last words: a"),
+    ("os.write(3, (9).to_bytes(8, 'little') + b'abc')", r"its process ended with 7; its last words: a note of the lib"),
+    ("os.kill(os.getpid(), 6)", "its process was ended by SIGABRT; its last words: a note of the library"),
+    ("print('x' * 2**24, file=sys.stderr, flush=True)", "its process was ended|ended with"),
+])  # fmt: skip
+def test_what_a_process_says_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, does: str, words: str
+) -> None:
+    (tmp_path / "torch.py").write_text(
+        "import os, sys\n"
+        "def answer(data): os.write(3, len(data).to_bytes(8, 'little') + data)\n"
+        "print('a note of the library', file=sys.stderr, flush=True)\n"
+        f"try:\n    {does}\nfinally:\n    os._exit(7)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    with pytest.raises(Refused, match=words) as caught:
+        Program(b"", [], [], {})
+    assert len(str(caught.value)) < 600
+
+
+def test_an_answer_that_is_no_tensor_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told = {"inputs": [], "outputs": [{"element": "float", "shape": [1]}]}
+    answers = [[], [{"element": "float", "shape": [3], "data": b"1234"}], [{"element": "none", "shape": [1]}]]
+    outputs = [Described("logits", "float", (1,))]
+    for answer in answers:
+        said = [msgspec.msgpack.encode(one) for one in (told, {"answers": answer})]
+        (tmp_path / "torch.py").write_text(
+            f"import os\nfor data in {said!r}: os.write(3, len(data).to_bytes(8, 'little') + data)\nos._exit(0)\n"
+        )
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+        program = Program(b"", [], outputs, {})
+        with program, pytest.raises(Refused, match="its process says what cannot be read"):
+            program._ask({})
 
 
 def test_the_process_is_not_there_without_its_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ from isthmus.features.signature import PASSWORD
 from isthmus.features.verdict import Verdict
 from isthmus.orchestration.api import private_api
 from isthmus.orchestration.graph import build_definitions
+from isthmus.orchestration.graph.events import Asked, Made
+from isthmus.orchestration.graph.work import work
 from isthmus.orchestration.materialization import materialize
 from isthmus.orchestration.models import distill, export
 from isthmus.orchestration.project import Project
@@ -169,6 +171,33 @@ def test_a_student_below_a_gate_of_today_is_not_deployed(exported: Shop, project
     exported.replace("gates=[]", 'gates=[Gate("lift_kept", at_least=2.0)]')
     with pytest.raises(GateFailed, match=r"student of late_order: lift_kept is [\d.]+; expected lift_kept at least 2"):
         deploy(project(exported))
+
+
+def test_a_second_distill_trains_nothing_and_keeps_what_export_measured(exported: Shop, project: Open) -> None:
+    opened = project(exported)
+    student = read_pointer(exported.state / "models" / "late_order" / "latest")
+    card = (student / "BOUNDARY.md").read_text()
+    assert "measured on the host" in card
+    weights = (student / "student.safetensors").stat().st_ino
+    notes: list[str] = []
+    again = distill(opened, progress=lambda text, _done: notes.append(text))
+    assert (again.path, again.trained, again.as_dict()["trained"]) == (student, False, False)
+    assert any("so nothing was trained" in note for note in notes)
+    assert (student / "BOUNDARY.md").read_text() == card
+    nodes = ("teacher/late_order", "teacher_outputs/late_order", "student/late_order", "control/late_order")
+    made = {one.node: one for one in work(opened, Asked("distill", nodes), lambda _text, _done: None)}
+    told = made["student/late_order"]
+    assert isinstance(told, Made)
+    assert (told.version, told.metadata["trained"]) == (again.id, False)
+    assert (student / "student.safetensors").stat().st_ino == weights
+    assert distill(opened, again=True).trained
+    assert (student / "student.safetensors").stat().st_ino != weights
+    assert (student / "BOUNDARY.md").read_text().partition("## Serving half")[2] == card.partition("## Serving half")[2]
+    # What was measured is of the package's student alone.
+    exported.replace("hidden=(16,)", "hidden=(15,)")
+    other = distill(project(exported))
+    assert other.trained
+    assert "Not measured yet" in (other.path / "BOUNDARY.md").read_text()
 
 
 def rewrite(shop: Shop, project: Open, name: str, change: Change) -> None:

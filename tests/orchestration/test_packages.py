@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 
 from isthmus.features.inspection import inspect
@@ -22,11 +23,11 @@ HEAVY = ("torch", "onnx", "dagster", "feast", "pyspark", "pysail", "sklearn", "s
 SIGNING = ("model_signing", "cryptography")
 
 
-def verify(package: Path, *options: str, absent: tuple[str, ...] = HEAVY, **environment: str) -> Any:
+def verify(package: Path, *options: str, absent: tuple[str, ...] = HEAVY, begin: str = "", **environment: str) -> Any:
     """The verb in a process in which some libraries cannot be imported."""
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({absent!r}))\n"
-        "from isthmus.orchestration.cli import main\n"
+        f"{begin}\nfrom isthmus.orchestration.cli import main\n"
         "main()\n"
     )
     command = [sys.executable, "-c", code, "package", "verify", str(package), *options]
@@ -49,6 +50,28 @@ def test_a_serving_host_can_verify(tmp_path: Path) -> None:
     assert told["passed"]
     assert 0 < told["worst"]["model.int8.ort"] < 1e-5
     assert {check["passed"] for check in told["checks"]} == {True}
+
+
+def test_a_graph_takes_no_more_memory_than_it_may(tmp_path: Path) -> None:
+    package = of_tensors(tmp_path)
+    file = package / "model.fp32.onnx"
+    model = onnx.load(file)
+    # A GiB of zeros, which a runtime makes when it opens the graph.
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([2**28]), "many"))
+    (last,) = (node for node in model.graph.node if "float_out" in node.output)
+    last.output[0] = "float_before"
+    model.graph.node.extend([
+        onnx.helper.make_node("ConstantOfShape", ["many"], ["zeros"]),
+        onnx.helper.make_node("ReduceSum", ["zeros"], ["zero"], keepdims=0),
+        onnx.helper.make_node("Add", ["float_before", "zero"], ["float_out"]),
+    ])  # fmt: skip
+    file.write_bytes(model.SerializeToString())
+    resum(package)
+    shown = verify(package)
+    assert shown.returncode == 0, shown.stderr
+    begin = "from isthmus.orchestration import packages; packages.MEMORY = 2**29"
+    shown = verify(package, begin=begin)
+    assert (shown.returncode, "model.fp32.onnx: onnxruntime refuses it (" in shown.stderr) == (1, True), shown.stderr
 
 
 def test_every_wrong_thing_has_its_line_and_the_first_is_the_error(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ from isthmus.distill.dataset import columns
 from isthmus.distill.golden import spread
 from isthmus.distill.kind import restored
 from isthmus.distill.program import opened
-from isthmus.distill.runtime import ask, session
+from isthmus.distill.runtime import ask
 from isthmus.distill.task import Answers, Array, Material
 from isthmus.distill.trial import Run
+from isthmus.features import reproduction
 from isthmus.features.columns import Values, micros
 from isthmus.features.errors import PackageError
 from isthmus.features.golden import read_golden
@@ -43,7 +44,7 @@ def check_package(
         Model file to its comparison; its worst difference counts all rows.
 
     Raises:
-        PackageError: the package is damaged, or was made from another student.
+        PackageError: the package is damaged, was made from another student, or a model file reaches out of it.
         ContractMismatch: the student was trained with something else.
         DataError: the student cannot be read.
     """
@@ -87,7 +88,8 @@ def _running(package: Path, manifest: Manifest, variant: Variant) -> Iterator[Ru
         with opened(package, manifest, variant) as program:
             yield program.ask
     else:
-        yield partial(ask, session((package / variant.file).read_bytes(), 1))
+        # By its path: of a model from memory, weights in another file would be looked for in the working folder.
+        yield partial(ask, reproduction.opened(package, manifest, variant, 1))
 
 
 def _worst(expected: Answers, found: Mapping[str, Array]) -> tuple[Array, Array]:

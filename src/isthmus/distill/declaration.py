@@ -194,6 +194,12 @@ class Search:
 LAYERS = ("width", "depth")
 """What is searched of a `Tabular`'s student."""
 
+OVERALL = ("taught", "gap_closed")
+"""Figures of a report that are of no single model, whatever the task is."""
+
+MEASURED = ("lift_kept",)
+"""What the report of a `Tabular` adds to them."""
+
 
 def _plain(value: Any) -> bool:
     """Whether a value stands in JSON as it is."""
@@ -307,11 +313,22 @@ class Distillation:
         ]
         found = _problems(self, self.where, checks)
         if isinstance(self.task, Tabular):
-            found += self.task.problems(self.where)
+            found += [*self.task.problems(self.where), *self.misnamed(MEASURED)]
         if self.search is not None:
             place = f"{self.where}: search"
             found += [*self.search.problems(place, self.task), *self._misset(self.search.settings, place)]
         return found + self._misset(self.settings, self.where)
+
+    def misnamed(self, measured: Sequence[str]) -> list[Problem]:
+        """Gates about no single model whose names no report has.
+
+        Args:
+            measured: what the task adds to a report.
+        """
+        known = (*OVERALL, *measured)
+        names = [gate.metric for gate in self.required if "." not in gate.metric and gate.metric not in known]
+        expected = f"{one_of(known)}, or a model and one of its figures, as student.p99_us"
+        return [Problem(f"{self.where}: gate", repr(name), expected) for name in names]
 
     def _misset(self, settings: Settings | None, where: str) -> list[Problem]:
         if settings is None:

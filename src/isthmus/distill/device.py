@@ -64,7 +64,7 @@ def enough_memory(where: str, device: torch.device, settings: Settings, rows: in
     try:
         yield
     except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+        if not is_full(error):
             raise
         raise DependencyError(
             where,
@@ -73,6 +73,11 @@ def enough_memory(where: str, device: torch.device, settings: Settings, rows: in
             f"({settings.batch})",
             passes=False,
         ) from error
+
+
+def is_full(error: Exception) -> bool:
+    """Whether what torch raised says that memory is full."""
+    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 
 def _has_bf16(device: torch.device) -> bool:

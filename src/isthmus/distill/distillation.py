@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,19 @@ from torch import nn
 from isthmus.distill.account import Progress
 from isthmus.distill.checkpoint import discard
 from isthmus.distill.device import accelerator
-from isthmus.distill.kind import made, origins
+from isthmus.distill.kind import made, origins, require_readable
 from isthmus.distill.lessons import teach
 from isthmus.distill.pte import require_installed
-from isthmus.distill.rehearsal import rehearse
-from isthmus.distill.report import PUPILS, Trained, report
+from isthmus.distill.rehearsal import rehearse, require_measured
+from isthmus.distill.report import FORMAT, PUPILS, Trained, report
 from isthmus.distill.settings import Settings
 from isthmus.distill.task import Material, Task
-from isthmus.distill.teaching import taught
+from isthmus.distill.teaching import outputs_of, taught
 from isthmus.features.contract import sha256
-from isthmus.features.errors import ConfigurationError, DependencyError
+from isthmus.features.errors import ConfigurationError, DataError, DependencyError
 from isthmus.features.files import publish
+
+UNCHANGED = "training set, settings, task and code are what it was trained with, so nothing was trained"
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,12 @@ class DistillationReport:
     Attributes:
         path: folder of the student.
         data: everything it says, as plain data (docs/evaluation.md).
+        trained: whether something was trained for it: False if the student was there already.
     """
 
     path: Path
     data: Mapping[str, Any]
+    trained: bool = True
 
     @property
     def id(self) -> str:
@@ -50,13 +55,21 @@ class DistillationReport:
 
     def as_dict(self) -> dict[str, Any]:
         """The report with the path."""
-        return {**self.data, "path": str(self.path)}
+        return {**self.data, "path": str(self.path), "trained": self.trained}
 
 
 def distill(
-    material: Material, *, folder: Path, cache: Path, runs: Path, progress: Progress = lambda _text, _done: None
+    material: Material,
+    *,
+    folder: Path,
+    cache: Path,
+    runs: Path,
+    again: bool = False,
+    progress: Progress = lambda _text, _done: None,
 ) -> DistillationReport:
     """Trains students and controls, measures all models, and writes the best student to `folder/<id>`.
+
+    A student that is there already, of the same training set, settings, task, teacher and code, is not trained again.
 
     Args:
         material: what to learn from, and how.
@@ -64,6 +77,7 @@ def distill(
         cache: of the outputs of teachers and references.
         runs: event files of each training for TensorBoard, in `<id>/<model>-<seed>`, and its checkpoints until all is
             done.
+        again: train also a student that is there.
         progress: is told what is done and the share of all that is done.
 
     Raises:
@@ -87,16 +101,21 @@ def distill(
     stages, settings = _Stages(progress), declaration.trained(profile)
     task = made(replace(material, progress=lambda text, _done: stages.note(f"teacher, {text}")))
     stages.done("prepare", 0.1)
-    asked = [("teacher", task.teacher(), np.arange(material.table.num_rows), 0.35)]
-    asked += [(name, other, material.parts.test, 0.5) for name, other in task.references().items()]
-    outputs, facts = {}, {}
-    for name, teacher, rows, done in asked:
-        outputs[name], facts[name] = taught(task, teacher, rows, cache, stages.within(name, done))
-        stages.done(name, done)
-    others = [name for name in outputs if name != "teacher"]
-    rehearse(task, outputs["teacher"], facts["teacher"], settings, others, stages.note)
-
+    teacher, whole = task.teacher(), np.arange(material.table.num_rows)
+    outputs = {"teacher": outputs_of(task, teacher, whole, cache, stages.within("teacher", 0.1))}
     identity = _identity(task, settings, outputs["teacher"].path.name)
+    if not again and (found := _there(task, folder / identity, progress)) is not None:
+        return found
+    rehearse(task, teacher, outputs["teacher"], settings, stages.note)
+    others, facts = task.references(), {}
+    for name, model, rows, done in (
+        ("teacher", teacher, whole, 0.35), *((name, other, material.parts.test, 0.5) for name, other in others.items())
+    ):  # fmt: skip
+        told = stages.within(name, done)
+        outputs[name], facts[name] = taught(task, model, rows, cache, told, outputs.get(name))
+        stages.done(name, done)
+    require_measured(task, outputs["teacher"], facts["teacher"], others)
+
     seeds = range(declaration.seed, declaration.seed + declaration.seeds)
     settings = replace(settings, gate=f"validation_{task.metric}", best="max" if task.more else "min")
     trained: dict[tuple[str, int], Trained] = {}
@@ -128,10 +147,25 @@ def distill(
     # Those of earlier settings, too: they are large, and nothing goes on from them any more.
     for old in runs.glob("*/*"):
         discard(old)
-    found = data["models"]["student"]["quality"][task.metric]
-    shown = "not known" if found is None else f"{found:.4f}"
+    reached = data["models"]["student"]["quality"][task.metric]
+    shown = "not known" if reached is None else f"{reached:.4f}"
     progress(f"student {identity}: test {task.metric} {shown}", 1.0)
     return DistillationReport(folder / identity, data)
+
+
+def _there(task: Task, path: Path, progress: Progress) -> DistillationReport | None:
+    """The student of a folder, if it is there and whole."""
+    if not path.exists():
+        return None
+    try:
+        data = require_readable(task, path, PUPILS)
+    except DataError as error:
+        progress(f"student {path.name} is trained again: {error.where} {error.found}", 0.1)
+        return None
+    if (data.get("format"), data.get("id")) != (FORMAT, path.name):
+        return None
+    progress(f"student {path.name}: {UNCHANGED}", 1.0)
+    return DistillationReport(path, data, trained=False)
 
 
 def _identity(task: Task, settings: Settings, outputs: str) -> str:
@@ -144,7 +178,7 @@ def _identity(task: Task, settings: Settings, outputs: str) -> str:
         "settings": settings.identity(),
         "outputs": outputs,
         "profile": material.profile.identity(),
-        "torch": torch.__version__,
+        "versions": [version("isthmus"), torch.__version__],
     })[:12]  # fmt: skip
 
 

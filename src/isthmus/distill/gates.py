@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from isthmus.distill.declaration import Gate
+from isthmus.distill.declaration import OVERALL, Gate
 from isthmus.features.contract import one_of
 from isthmus.features.errors import ConfigurationError, Problem
 
@@ -57,7 +57,7 @@ def against(known: Mapping[str, float | None], gates: Iterable[Gate]) -> list[He
 
 def figures(report: Mapping[str, Any]) -> dict[str, float | None]:
     """All numbers of a report that a gate can be about, by name."""
-    found: dict[str, float | None] = {name: (report[name] or {}).get("value") for name in ("taught", "gap_closed")}
+    found: dict[str, float | None] = {name: (report[name] or {}).get("value") for name in OVERALL}
     found |= report["measures"]
     for model, told in report["models"].items():
         plain = {name: value for name, value in told.items() if isinstance(value, int | float)}

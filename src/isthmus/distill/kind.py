@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -99,14 +100,43 @@ def restored(material: Material, folder: Path, weights: str = "student") -> Rest
             expected="the same split, inputs and task",
             remedy="run `isthmus distill`",
         )
-    file = folder / f"{weights}.safetensors"
+    return Restored(task, _weighed(task, folder / f"{weights}.safetensors"), identity, contract)
+
+
+def require_readable(task: Task, folder: Path, weights: Iterable[str]) -> dict[str, Any]:
+    """The report of a student that lies in a folder with all that `restored` reads there.
+
+    Args:
+        task: its task.
+        folder: of the student.
+        weights: names of the models that it must have.
+
+    Raises:
+        DataError: something cannot be read.
+    """
+    try:
+        report: dict[str, Any] = msgspec.json.decode((folder / REPORT).read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise _unreadable(folder / REPORT, error) from error
+    if isinstance(task.material.declaration.task, Tabular):
+        read_record(folder)
+    for name in task.files(folder.name):
+        if not (folder / name).is_file():
+            raise _unreadable(folder / name, FileNotFoundError("there is none"))
+    for name in weights:
+        _weighed(task, folder / f"{name}.safetensors")
+    return report
+
+
+def _weighed(task: Task, file: Path) -> nn.Module:
+    """A student with the weights of a file."""
     try:
         with torch.random.fork_rng(devices=[]):
             student = task.student()
         student.load_state_dict(load_file(file))
     except (OSError, RuntimeError, SafetensorError) as error:
         raise _unreadable(file, error) from error
-    return Restored(task, student.eval().requires_grad_(requires_grad=False), identity, contract)
+    return student.eval().requires_grad_(requires_grad=False)
 
 
 def origins(task: Task) -> dict[str, str]:

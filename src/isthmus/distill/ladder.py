@@ -13,9 +13,10 @@ from isthmus.distill.task import Case, Material
 from isthmus.distill.teachers.teacher import named
 from isthmus.distill.trial import difference
 from isthmus.features.errors import DependencyError, GateFailed, PackageError
+from isthmus.features.folder import GOLDEN
 from isthmus.features.golden import Golden, Kept, read_golden
 from isthmus.features.inspection import Runtime
-from isthmus.features.manifest import GOLDEN, Manifest, Variant, read_package
+from isthmus.features.manifest import Manifest, Variant, read_package
 from isthmus.features.reproduction import Answers
 
 

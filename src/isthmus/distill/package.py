@@ -10,8 +10,9 @@ import msgspec
 
 from isthmus.distill.readme import readme
 from isthmus.features.files import publish
+from isthmus.features.folder import CONTRACT, GOLDEN, MANIFEST, README, SUMS
 from isthmus.features.golden import Golden, read_golden
-from isthmus.features.manifest import CONTRACT, GOLDEN, MANIFEST, README, SUMS, Manifest, read_package
+from isthmus.features.manifest import Manifest, read_package
 
 
 def contents(

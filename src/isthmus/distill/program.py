@@ -1,22 +1,27 @@
 """A program of ExecuTorch, run in a process of its own: a file that is none may end that process, and no other.
 
-`python -m isthmus.distill.program THREADS` is that process. It needs torch and executorch alone.
+`python -m isthmus.distill.program THREADS MEMORY` is that process. It needs torch and executorch alone. What comes from
+there is read as what strangers may have made: a program may do there what it likes.
 """
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from threading import Timer
 from typing import IO, Any
 
 import msgspec
 import numpy as np
 
+from isthmus.features.confinement import confine
 from isthmus.features.errors import DependencyError
+from isthmus.features.folder import LARGEST
 from isthmus.features.golden import Kept
 from isthmus.features.manifest import Feeds, Manifest, Tensor, Variant
 from isthmus.features.reproduction import SECONDS, refused
@@ -29,6 +34,18 @@ PINS = dict(
 )
 """What it needs beside torch, in which release."""
 INSTALL = f"pip install --no-deps {' '.join(f'{name}=={version}' for name, version in PINS.items())}"
+
+MEMORY = 4 << 30
+"""Bytes that a process may take for a program, beside its libraries and the file."""
+
+_LARGEST = LARGEST + 2**20
+"""Bytes of what one side says at once."""
+
+_LAST_WORDS = 300
+"""Bytes of a process's last words that are told."""
+
+_WRITTEN = 2**20
+"""Bytes of what it may write into a file, which is where its last words are."""
 
 _KINDS = {0: "uint8", 3: "int32", 4: "int64", 6: "float", 7: "double", 11: "bool"}
 """Elements by the numbers of torch's ScalarType."""
@@ -83,6 +100,7 @@ class Program:
         outputs: what it gives, in order.
         most: the largest of each size that has a name.
         threads: that compute.
+        memory: bytes that it may take, beside the libraries and the file; on Linux.
 
     Raises:
         DependencyError: ExecuTorch is not there.
@@ -96,12 +114,14 @@ class Program:
         outputs: Sequence[Tensor],
         most: Mapping[str, int],
         threads: int = 1,
+        memory: int = MEMORY,
     ) -> None:
         self._tensors, self._outputs = tensors, outputs
+        self._said = TemporaryFile()  # noqa: SIM115 - closed with the process
         # -P: a package that is looked at may lie in the working folder, and hold a torch.py.
-        command = [sys.executable, "-P", "-m", "isthmus.distill.program", str(threads)]
+        command = [sys.executable, "-P", "-m", "isthmus.distill.program", str(threads), str(memory)]
         self._process = subprocess.Popen(  # noqa: S603 - this interpreter and this module
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said
         )
         try:
             told = self._exchange(model)
@@ -120,7 +140,7 @@ class Program:
     def close(self) -> None:
         """Ends the process."""
         self._process.kill()
-        with suppress(BrokenPipeError), self._process:
+        with suppress(BrokenPipeError), self._process, self._said:
             pass
 
     def ask(self, feeds: Feeds) -> dict[str, Array]:
@@ -142,7 +162,10 @@ class Program:
 
     def _ask(self, feeds: Feeds) -> dict[str, Array]:
         told = self._exchange(msgspec.msgpack.encode([Kept.of(feeds[tensor.name]) for tensor in self._tensors]))
-        return {tensor.name: kept.array for tensor, kept in zip(self._outputs, told.answers, strict=True)}
+        try:
+            return {tensor.name: kept.array for tensor, kept in zip(self._outputs, told.answers, strict=True)}
+        except ValueError as error:
+            raise self._unreadable(error) from error
 
     def _exchange(self, data: bytes) -> _Told:
         assert self._process.stdin is not None and self._process.stdout is not None  # noqa: S101, PT018 - pipes
@@ -152,16 +175,31 @@ class Program:
             with suppress(BrokenPipeError):
                 _write(self._process.stdin, data)
             answer = _read(self._process.stdout)
+        except OverflowError as error:
+            raise self._unreadable(error) from error
         finally:
             timer.cancel()
         if answer is None:
-            raise Refused(_ended(self._process.wait()))
-        told = msgspec.msgpack.decode(answer, type=_Told)
+            raise Refused(_ended(self._process.wait()) + self._last_words())
+        try:
+            told = msgspec.msgpack.decode(answer, type=_Told)
+        except ValueError as error:  # msgspec's errors, and of a text that is none
+            raise self._unreadable(error) from error
         if told.missing:
             raise absent(told.missing)
         if told.error:
             raise Refused(told.error)
         return told
+
+    def _unreadable(self, error: Exception) -> Refused:
+        return Refused(f"its process says what cannot be read, {error}{self._last_words()}")
+
+    def _last_words(self) -> str:
+        """What the process wrote to stderr last, as the end of a sentence."""
+        end = os.fstat(self._said.fileno()).st_size
+        said = os.pread(self._said.fileno(), _LAST_WORDS, max(end - _LAST_WORDS, 0)).decode(errors="replace")
+        words = " ".join(said.split())
+        return f"; its last words: {words}" if words else ""
 
 
 def _require(what: str, tensors: Sequence[Tensor], found: Sequence[_Shown], most: Mapping[str, int]) -> None:
@@ -191,17 +229,26 @@ def _write(pipe: IO[bytes], data: bytes) -> None:
 
 
 def _read(pipe: IO[bytes]) -> bytes | None:
-    """What the other side wrote; None if it has ended."""
-    size = pipe.read(8)
-    data = pipe.read(int.from_bytes(size, "little")) if len(size) == 8 else None
-    return data if data is not None and len(data) == int.from_bytes(size, "little") else None
+    """What the other side wrote; None if it has ended.
+
+    Raises:
+        OverflowError: it says that it is about to write more than anybody needs.
+    """
+    begin = pipe.read(8)
+    if len(begin) < 8:
+        return None
+    if (size := int.from_bytes(begin, "little")) > _LARGEST:
+        raise OverflowError(f"an answer of {size:,} bytes")
+    data = pipe.read(size)
+    return data if len(data) == size else None
 
 
-def _main(threads: str) -> None:
+def _main(threads: str, memory: str) -> None:
     # What libraries print goes where nobody reads an answer.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    os.dup2(1, 2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_WRITTEN, _WRITTEN))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
     def tell(told: _Told) -> None:
         _write(answers, msgspec.msgpack.encode(told))
@@ -217,6 +264,7 @@ def _main(threads: str) -> None:
         return tell(_Told(missing=f"cannot be imported ({error})"))
     torch.set_num_threads(int(threads))
     runtime._unsafe_reset_threadpool(int(threads))
+    confine(int(memory))
     try:
         program = runtime._load_program_from_buffer(
             model, program_verification=runtime.Verification.InternalConsistency

@@ -3,7 +3,8 @@
 import json
 from collections.abc import Iterable, Sequence
 
-from isthmus.features.manifest import SUMS, Manifest, Tensor
+from isthmus.features.folder import SUMS
+from isthmus.features.manifest import Manifest, Tensor
 from isthmus.features.rowgraph import VALID, given
 
 _PYTHON = """\

@@ -111,6 +111,7 @@ def report(
         "made_of": origins(task),
         "name": declared.name,
         "task": declared.task if isinstance(declared.task, str) else "tabular",
+        "pipeline": task.pipeline,
         "metric": task.metric,
         "more": task.more,
         "seeds": seeds,
@@ -124,7 +125,7 @@ def report(
             for (name, seed), one in trained.items()
         ],
         **_gaps(task, of_each, seeds),
-        "measures": task.measures(quality),
+        "measures": {**dict.fromkeys(task.measured), **task.measures(quality)},
         "agreement": {name: task.agreement(said[name, shipped], said["teacher", None]) for name in PUPILS},
         "slices": [
             dataclasses.asdict(one)

@@ -6,8 +6,6 @@ not keep to the budget is not trained at all.
 
 import dataclasses
 import json
-import os
-import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,13 +20,14 @@ import torch
 from isthmus.distill.account import Progress
 from isthmus.distill.bench import Bench
 from isthmus.distill.declaration import Search
+from isthmus.distill.host import host
 from isthmus.distill.kind import made, origins, require_shape
 from isthmus.distill.outputs.outputs import TeacherOutputs
 from isthmus.distill.pareto import front
 from isthmus.distill.proposal import Known, proposed
-from isthmus.distill.rehearsal import rehearse
+from isthmus.distill.rehearsal import rehearse, require_measured
 from isthmus.distill.task import Material, Task
-from isthmus.distill.teaching import taught
+from isthmus.distill.teaching import outputs_of, taught
 from isthmus.distill.trial import allowed
 from isthmus.distill.tried import Budget, Journal, Tried, nearest, recommended, shaped
 from isthmus.features.contract import sha256
@@ -39,6 +38,7 @@ from isthmus.features.profiles import FASTEST, ServingProfile
 FORMAT = 1
 JOURNAL = "tried.jsonl"
 REPORT = "search.json"
+HOST = "host.json"
 PRECISION = "precision"
 
 
@@ -101,17 +101,19 @@ def search(
     require_shape(task, asked.shape, where)
     space = {**asked.shape, PRECISION: allowed(task, profile)}
     rows = np.arange(material.table.num_rows)
-    outputs, facts = taught(
-        task, task.teacher(), rows, cache, lambda text, done: progress(f"teacher, {text}", 0.2 * done)
-    )
-    settings, references = declared.tried(material.profile), [*task.references()]
-    rehearse(task, outputs, facts, settings, references, lambda text: progress(text, 0.2))
+    teacher, settings, told = task.teacher(), declared.tried(material.profile), _within(progress, "teacher", 0.0, 0.2)
+    outputs = outputs_of(task, teacher, rows, cache, told)
+    rehearse(task, teacher, outputs, settings, lambda text: progress(text, 0.0))
+    outputs, facts = taught(task, teacher, rows, cache, told, outputs)
+    require_measured(task, outputs, facts, task.references())
     budget = Budget(
         profile.latency_objective_ms, profile.memory_mb, profile.load_ms, profile.package_kb, asked.most_bytes,
         facts.bytes,
     )  # fmt: skip
-    identity = _identity(task, asked, outputs, profile)
+    machine, about = host(), sha256(_about(task, asked, outputs, profile))
+    identity = sha256({"search": about, "host": machine})[:12]
     own = folder / identity
+    _set_apart(folder, own, about, machine, progress)
     bench = Bench(task, outputs, profile, budget, folder / "students", own / "graphs", runs)
     journal = Journal(own / JOURNAL)
     with journal.held() as tried:
@@ -168,10 +170,35 @@ def require_fit(data: Mapping[str, Any]) -> None:
     raise GateFailed(where, f"{count} could be trained; the first: {tried[0].why}", remedy="correct the task")
 
 
-def _identity(task: Task, asked: Search, outputs: TeacherOutputs, profile: ServingProfile) -> str:
-    """Of a search: a digest of everything its findings depend on."""
+class _Measured(msgspec.Struct, frozen=True):
+    """Beside a journal: which search it is of, and on which machine."""
+
+    search: str
+    host: str
+
+
+def _set_apart(folder: Path, own: Path, about: str, machine: str, progress: Progress) -> None:
+    """Says if the same has been searched on another machine: figures of two machines are not compared."""
+    others = []
+    for file in sorted(folder.glob(f"*/{HOST}")):
+        with suppress(OSError, msgspec.MsgspecError):
+            found = msgspec.json.decode(file.read_bytes(), type=_Measured)
+            if found.search == about:
+                others.append(found.host)
+    if machine in others:
+        return
+    if others:
+        progress(
+            f"was searched on {' and on '.join(others)}, whose figures are not those of this host, {machine}: all "
+            "students are measured anew here, and those whose weights are kept are not trained again", 0.2
+        )  # fmt: skip
+    write_atomically(own / HOST, msgspec.json.encode(_Measured(about, machine)))
+
+
+def _about(task: Task, asked: Search, outputs: TeacherOutputs, profile: ServingProfile) -> dict[str, Any]:
+    """Everything that the findings of a search depend on, but the machine."""
     material = task.material
-    return sha256({
+    return {
         "format": FORMAT,
         "contract": material.contract,
         "made_of": origins(task),
@@ -182,7 +209,7 @@ def _identity(task: Task, asked: Search, outputs: TeacherOutputs, profile: Servi
         "outputs": outputs.path.name,
         "profiles": [material.profile.identity(), profile.identity()],
         "versions": [torch.__version__, onnxruntime.__version__],
-    })[:12]  # fmt: skip
+    }
 
 
 def _known(one: Tried, space: Mapping[str, Sequence[Any]], *, more: bool) -> Known:
@@ -229,7 +256,7 @@ def _report(
         "space": {name: list(values) for name, values in space.items()},
         "threads": profile.threads,
         "runtime": f"ONNX Runtime {onnxruntime.__version__}",
-        "host": f"{platform.machine()}, {os.cpu_count()} cores",
+        "host": host(),
         "tried": [msgspec.to_builtins(one) for one in tried],
         "front": [one.number for one, on in zip(fit, front(aims), strict=True) if on],
         "recommended": None if best is None else best.number,

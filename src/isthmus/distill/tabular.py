@@ -14,7 +14,7 @@ from torch import nn
 
 from isthmus.distill.boosting import Boosting
 from isthmus.distill.dataset import Tensors, columns, seen, tensors
-from isthmus.distill.declaration import LAYERS, Tabular
+from isthmus.distill.declaration import LAYERS, MEASURED, Tabular
 from isthmus.distill.evaluate import auc, metrics, sigmoid
 from isthmus.distill.golden import Columns, edges, plain, take
 from isthmus.distill.graph import OUTPUT, graph
@@ -43,6 +43,8 @@ class TabularTask(Task):
     # With batches of 1024 rows two threads gain nothing on two free cores, and are ten times slower when another
     # process holds one of them.
     rows_per_thread = 4096
+    measured = MEASURED
+    pipeline = "tabular-classification"
     quantized = ("Gemm",)
     shape: Mapping[str, Any] = MappingProxyType(dict.fromkeys(LAYERS))
     """None: as the Tabular says."""

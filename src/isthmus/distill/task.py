@@ -114,7 +114,11 @@ class Task(ABC):
         form: how the teacher's outputs are kept.
         tolerance: the largest absolute difference between the answers of a package in each precision and the student's.
         quantized: the operators whose weights and inputs are whole numbers in an INT8 graph.
-        golden: test rows in a package, with its answers.
+        golden: test rows in a package, with its answers; with 0 there are the edges alone.
+        measured: names of all that `measures` may give, so that a gate about something else is refused before the
+            first step.
+        pipeline: what Hugging Face's hub calls such models ("image-to-image"), for the model card; None if it has no
+            name for them.
         compared: rows on which the verdict compares a package with its student, at most.
         shape: what its student is made with, by name: what `Distillation(shape=...)` says otherwise, and what a search
             tries values of.
@@ -133,6 +137,8 @@ class Task(ABC):
     quantized: Sequence[str] = ("Conv", "Gemm", "MatMul")
     golden = 32
     compared = 2000
+    measured: Sequence[str] = ()
+    pipeline: str | None = None
     shape: Mapping[str, Any] = MappingProxyType({})
     most: Mapping[str, int] = {}
 
@@ -220,7 +226,8 @@ class Task(ABC):
     def cases(self, student: nn.Module) -> list[Case]:
         """The golden cases of a package: test rows, and what no row may hold."""
         test = self.material.parts.test
-        return [self.case(student, test[spread(len(test), self.golden)]), *self.edges(student)]
+        usual = [self.case(student, test[spread(len(test), self.golden)])] if self.golden else []
+        return [*usual, *self.edges(student)]
 
     def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
         """What a graph says of rows, by the student's keys and as `quality` takes it; by default, its outputs.
@@ -274,7 +281,7 @@ class Task(ABC):
         return self.material.training_set
 
     def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:  # noqa: ARG002 - for others
-        """What else the report says, from the quality of each model."""
+        """What else the report says, by the names in `measured`, from the quality of each model."""
         return {}
 
     def files(self, identity: str) -> dict[str, bytes]:  # noqa: ARG002 - for others

@@ -39,10 +39,8 @@ class Facts(msgspec.Struct, frozen=True):
     runtime: str
 
 
-def taught(task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress) -> tuple[TeacherOutputs, Facts]:
-    """The outputs of a teacher for some rows, by their place among them, and what it costs.
-
-    Both are kept: what is kept is not computed again, and a teacher of which all is kept is not even loaded.
+def outputs_of(task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress) -> TeacherOutputs:
+    """The outputs of a teacher for some rows, by their place among them: those that are kept, and it for the others.
 
     Raises:
         ConfigurationError: what should be asked is no `Teacher`.
@@ -53,11 +51,32 @@ def taught(task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Pro
             [Problem("its teacher", f"a {type(teacher).__name__}", "a Teacher of isthmus.distill.teachers")],
             remedy="wrap it: NetworkTeacher, PretrainedTeacher, EstimatorTeacher or FunctionTeacher (docs/teachers.md)",
         )
-    outputs = TeacherOutputs(
+    return TeacherOutputs(
         cache, teacher, task.identities()[rows], lambda places: task.asked(rows[places]),
         contract=task.material.contract, form=task.form, options=task.options(), batch=task.at_once,
         note=lambda text: progress(text, 0.0),
     )  # fmt: skip
+
+
+def taught(
+    task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress, outputs: TeacherOutputs | None = None
+) -> tuple[TeacherOutputs, Facts]:
+    """The outputs of a teacher for some rows, all of them, and what it costs.
+
+    Both are kept: what is kept is not computed again, and a teacher of which all is kept is not even loaded.
+
+    Args:
+        task: of the rows.
+        teacher: who is asked.
+        rows: their numbers.
+        cache: of outputs.
+        progress: told what is done, and the share.
+        outputs: what `outputs_of` gave for the same.
+
+    Raises:
+        ConfigurationError: what should be asked is no `Teacher`.
+    """
+    outputs = outputs or outputs_of(task, teacher, rows, cache, progress)
     if outputs.missing:
         with between(task.material.heard, progress, torch.get_num_threads()) as told:
             outputs.fill(told)

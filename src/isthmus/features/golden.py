@@ -10,7 +10,8 @@ import numpy as np
 
 from isthmus.features.columns import Values, from_python
 from isthmus.features.errors import PackageError
-from isthmus.features.manifest import GOLDEN, REMEDY, Feeds, Manifest, ModelInput, Tensor
+from isthmus.features.folder import GOLDEN, REMEDY
+from isthmus.features.manifest import Feeds, Manifest, ModelInput, Tensor
 from isthmus.features.types import Bool, DataType, String
 
 _LAID_OUT = {

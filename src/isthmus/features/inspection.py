@@ -13,18 +13,9 @@ from typing import Any, Protocol, TypeVar
 
 from isthmus.features.contract import Contract
 from isthmus.features.errors import PackageError
+from isthmus.features.folder import CONTRACT, GOLDEN, REMEDY, SIGNATURE
 from isthmus.features.golden import Golden, read_golden
-from isthmus.features.manifest import (
-    CONTRACT,
-    GOLDEN,
-    REMEDY,
-    SIGNATURE,
-    Manifest,
-    Variant,
-    package_digest,
-    read_contract,
-    read_package,
-)
+from isthmus.features.manifest import Manifest, Variant, package_digest, read_contract, read_package
 from isthmus.features.reproduction import (
     GOLDEN_TOLERANCE,
     Answers,

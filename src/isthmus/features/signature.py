@@ -14,7 +14,7 @@ import msgspec
 
 from isthmus.features.errors import ConfigurationError, DependencyError, PackageError, Problem
 from isthmus.features.files import scratch_folder, write_atomically
-from isthmus.features.manifest import SIGNATURE
+from isthmus.features.folder import SIGNATURE
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey

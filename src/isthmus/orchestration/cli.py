@@ -207,12 +207,19 @@ def training_set(
 
 
 @app.command()
-def distill(name: NameArgument = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
-    """Train teacher, reference, student and control."""
+def distill(
+    name: NameArgument = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Train also if nothing has changed since the last time.")
+    ] = False,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train teacher, reference, student and control, unless nothing has changed since they were trained."""
     from isthmus.orchestration.models import distill as run
 
     with progress() as bar:
-        report = run(_project(project), name, progress=bar)
+        report = run(_project(project), name, again=again, progress=bar)
     if as_json:
         write_json(report.as_dict())
         return
@@ -297,12 +304,13 @@ def page(
         "site"
     ),
     project: ProjectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write a folder of files that runs the last package in a browser, from any server of files."""
     from isthmus.orchestration.site import site
 
     written = site(_project(project), name, out)
-    _report({"page": str(written), "open": f"python -m http.server --directory {written} 8080"}, as_json=False)
+    _report({"page": str(written), "open": f"python -m http.server --directory {written} 8080"}, as_json=as_json)
 
 
 @app.command()

@@ -10,11 +10,12 @@ import pyarrow.compute as pc
 
 from isthmus.distill.dataset import columns
 from isthmus.distill.golden import spread
-from isthmus.distill.runtime import predict, session
+from isthmus.distill.runtime import predict
 from isthmus.features.columns import Values, from_arrow
 from isthmus.features.contract import Contract
 from isthmus.features.manifest import Feeds, Manifest, ModelInput, Variant, feeds
 from isthmus.features.pointintime import History, point_in_time
+from isthmus.features.reproduction import opened
 from isthmus.features.rowgraph import VALID, Layout, given
 from isthmus.features.rows import Bool
 from isthmus.features.types import DataType, Float32, String
@@ -98,9 +99,7 @@ def compare_inputs(
         item.name: compare(names, one, other, dtype, times=times)
         for (item, dtype, one), (_, _, other) in zip(*(_tensors(inputs, side) for side in sides), strict=True)
     }
-    expected = (
-        predict(session((package / variant.file).read_bytes(), 1), sides[0]) if names else np.empty(0, np.float32)
-    )
+    expected = predict(opened(package, manifest, variant, 1), sides[0]) if names else np.empty(0, np.float32)
     # Where a request transform is not defined the model has no answer, and the API refuses.
     answered = np.isfinite(expected)
     needed = {item.name for item in inputs}

@@ -15,6 +15,7 @@ from isthmus.features.errors import (
     DataError,
     DependencyError,
     GateFailed,
+    PackageError,
 )
 from isthmus.features.files import read_pointer, write_atomically
 from isthmus.features.latency import Heard
@@ -39,12 +40,15 @@ if TYPE_CHECKING:
     from isthmus.transforms.fitting import Preparation
 
 
-def distill(project: Project, name: str | None = None, *, progress: Progress = silent) -> "DistillationReport":
-    """Trains teacher, reference, student and control on the last training set.
+def distill(
+    project: Project, name: str | None = None, *, again: bool = False, progress: Progress = silent
+) -> "DistillationReport":
+    """Trains teacher, reference, student and control on the last training set, unless they are there already.
 
     Args:
         project: the project, with a training set.
         name: the distillation; may be left out where there is only one.
+        again: train also a student that is there.
         progress: told what is being done and the share that is done.
     """
     _unspun()
@@ -61,11 +65,12 @@ def distill(project: Project, name: str | None = None, *, progress: Progress = s
             folder=_models(project, declared),
             cache=_taught(project, declared),
             runs=project.state / "runs" / declared.name,
+            again=again,
             progress=progress,
         )
     # First: a gate about a figure that is not there can be mended without training again.
     write_atomically(_models(project, declared) / "latest", report.id.encode())
-    papers.write(project, declared, report.path)
+    papers.write(project, declared, report.path, _package_of(project, declared, report.id))
     return report
 
 
@@ -242,6 +247,15 @@ def _packaged(project: Project, declared: Distillation) -> "tuple[Path, Path, Ma
     package, model = last_package(project, declared), last_model(project, declared)
     examples = made_training_set(project, declared, read_package(package).training_set)
     return package, model, _material(project, declared, examples)
+
+
+def _package_of(project: Project, declared: Distillation, student: str) -> Path | None:
+    """The last package, if it is of a student: then what was measured with it holds."""
+    try:
+        package = last_package(project, declared)
+        return package if read_package(package).model == student else None
+    except (DataError, PackageError):
+        return None
 
 
 def is_exported(project: Project, declared: Distillation, contract: Contract) -> bool:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 package = typer.Typer(help="Check a package, wherever it came from.", no_args_is_help=True, rich_markup_mode=None)
 
 
+MEMORY = 8 << 30
+"""Bytes that ONNX Runtime may take to verify a package."""
+
+
 class RuntimeName(StrEnum):
     """What runs the model files."""
 
@@ -42,9 +46,13 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Check sums, manifest, signature, contract and golden cases of a package. Exit code 1 if one of them is wrong."""
+    from isthmus.features.confinement import confine
     from isthmus.features.inspection import inspect
     from isthmus.features.signature import read_public_key
 
+    if runtime is RuntimeName.ort:
+        # In this process, which does nothing else: a graph may ask for all the memory that there is.
+        confine(MEMORY)
     inspection = inspect(path, key=None if key is None else read_public_key(key), runtime=_MADE[runtime]())
     judge(inspection.as_dict(), partial(_show, inspection), inspection.require, as_json=as_json)
 

@@ -1,8 +1,6 @@
 """The papers of a student, beside it: the report as a page, a model card, and the boundary card with both halves."""
 
 import json
-import os
-import platform
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from isthmus.distill.gates import held
+from isthmus.distill.host import host
 from isthmus.features.errors import DataError
 from isthmus.features.files import read_pointer, write_atomically
 from isthmus.features.profiles import FASTEST, ServingProfile
@@ -50,7 +49,7 @@ def measured(exported: "ExportReport") -> None:
         **msgspec.structs.asdict(exported.served),
         "runtime": exported.runtime,
         "device": "cpu",
-        "host": f"{platform.machine()}, {os.cpu_count()} cores",
+        "host": host(),
     }
     write_atomically(_serving(exported.path), json.dumps(half, indent=2).encode())
 

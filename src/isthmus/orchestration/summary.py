@@ -224,6 +224,9 @@ def show_distillation(report: Mapping[str, Any]) -> None:
     """Prints the report of a distillation."""
     console = new_console()
     _show_models(console, report)
+    if not report["trained"]:
+        console.print(f"Nothing has changed since student {report['id']} was trained, so nothing was trained: "
+                      "--again trains it anew.", highlight=False, soft_wrap=True)  # fmt: skip
     console.print(f"Student, with report.html: {report['path']}", highlight=False, soft_wrap=True)
 
 

@@ -16,8 +16,9 @@ import msgspec
 
 from isthmus.features.errors import DependencyError, PackageError
 from isthmus.features.files import scratch_folder
+from isthmus.features.folder import GOLDEN
 from isthmus.features.golden import Golden, Kept
-from isthmus.features.manifest import GOLDEN, Manifest, Variant
+from isthmus.features.manifest import Manifest, Variant
 from isthmus.features.reproduction import SECONDS, Answers, refused
 
 NAME = "onnxruntime-web"

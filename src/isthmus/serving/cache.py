@@ -7,7 +7,8 @@ from pathlib import Path
 
 from isthmus.features.errors import PackageError
 from isthmus.features.files import publish
-from isthmus.features.manifest import SIGNATURE, package_digest, read_package
+from isthmus.features.folder import SIGNATURE
+from isthmus.features.manifest import package_digest, read_package
 from isthmus.features.signature import require_signature
 
 

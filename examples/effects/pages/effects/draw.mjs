@@ -1,15 +1,14 @@
 // Draws a photograph as the model does: no pixel leaves the device.
 
 import { begin } from "./begin.mjs";
-import { tensor } from "./model.mjs";
 
 const context = (name) => document.querySelector(name).getContext("2d");
 
-/** Pixels of a canvas, or of an image, as the model takes them: red, green and blue planes from 0 to 1. */
-function planes({ data, width, height }) {
+/** Pixels, of so many bytes each, as the model takes them: red, green and blue planes from 0 to 1. */
+function planes(data, bytes, width, height) {
   const found = new Float32Array(3 * width * height);
   for (let place = 0; place < width * height; place += 1) {
-    for (let color = 0; color < 3; color += 1) found[color * width * height + place] = data[place * 4 + color] / 255;
+    for (let color = 0; color < 3; color += 1) found[color * width * height + place] = data[place * bytes + color] / 255;
   }
   return found;
 }
@@ -34,8 +33,7 @@ begin(async ({ ort, opened }) => {
     context("#drawn").putImageData(pixels(image.data, width, height), 0, 0);
     document.querySelector("#spent").textContent = `${spent.toFixed(0)} ms for a frame of ${width} x ${height} in this browser`;
   };
-  const frame = tensor(ort, opened.golden.cases[0].tensors.frame).data;
-  await draw(frame.slice(0, 3 * height * width));
+  await draw(planes(new Uint8Array(await opened.file("photograph.rgb")), 3, width, height));
 
   const form = document.querySelector("#form");
   form.elements.photograph.onchange = async (event) => {
@@ -47,7 +45,7 @@ begin(async ({ ort, opened }) => {
       const side = Math.min(image.width, image.height);
       const canvas = new OffscreenCanvas(width, height).getContext("2d");
       canvas.drawImage(image, (image.width - side) / 2, (image.height - side) / 2, side, side, 0, 0, width, height);
-      await draw(planes(canvas.getImageData(0, 0, width, height)));
+      await draw(planes(canvas.getImageData(0, 0, width, height).data, 4, width, height));
     } catch (error) {
       output.textContent = `${file.name} is no image that this browser reads: ${error.message}`;
     }

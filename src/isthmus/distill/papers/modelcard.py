@@ -10,9 +10,6 @@ from isthmus.distill.papers.markdown import paragraph, table, text
 from isthmus.distill.papers.report import Model, Quality, Report, read_report
 from isthmus.distill.papers.words import UNKNOWN, between, duration, measure, number, scaled
 
-PIPELINES = {"tabular": "tabular-classification", "text": "feature-extraction", "image": "image-to-image"}
-"""The hub's names of our tasks; another task is handed on as it is named."""
-
 
 def model_card(report: Mapping[str, Any]) -> str:
     """The card, of nothing but what the report says.
@@ -44,16 +41,15 @@ def model_card(report: Mapping[str, Any]) -> str:
 
 
 def _front_matter(report: Report) -> str:
-    pipeline = PIPELINES.get(report.task, report.task)
     quality = shipped(report)
     result = {
-        "task": {"type": pipeline},
+        "task": {"type": report.pipeline or report.task},
         "dataset": {"name": f"{report.name}, test part", "type": report.name},
         "metrics": [{"type": name, "value": value} for name, value in quality.items() if value is not None],
     }
     matter: dict[str, Any] = {
         "library_name": "isthmus",
-        "pipeline_tag": pipeline,
+        **({"pipeline_tag": report.pipeline} if report.pipeline else {}),
         "tags": ["knowledge-distillation", "onnx", report.task],
         "model-index": [{"name": report.name, "results": [result] if result["metrics"] else []}],
     }

@@ -117,6 +117,7 @@ class Report(msgspec.Struct, frozen=True):
     task: str
     metric: str
     models: dict[str, Model]
+    pipeline: str | None = None
     description: str = ""
     seeds: list[int] = []
     shipped: int | None = None

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from isthmus.distill.device import is_full
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem
 
 Outputs = Mapping[str, Any]
@@ -189,6 +190,13 @@ class Objective(nn.Module):
                 place = f"term {name}: {error.where}"
                 problems += [Problem(f"{place}: {p.where}", p.found, p.expected) for p in error.problems]
                 continue
+            except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:  # of torch or a loss
+                if is_full(error):
+                    raise
+                fed = ", ".join(_shown(source, student, teacher, labels) for source in term.arguments.values())
+                found = f"the loss ends with {type(error).__name__}: {error}".rstrip(".")
+                problems.append(Problem(f"term {name}", found, f"one that takes {fed}"))
+                continue
             if not isinstance(value, Tensor) or value.shape != ():
                 shape = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
                 problems.append(Problem(f"term {name}", f"the loss gives {shape}", "a scalar tensor"))
@@ -231,6 +239,15 @@ class Objective(nn.Module):
         if not torch.isfinite(total):
             raise _unusable(values)
         return total, values
+
+
+def _shown(source: str, student: Outputs, teacher: Outputs, labels: Any) -> str:
+    """An argument of a loss, with its sizes."""
+    party, _, key = source.partition(".")
+    value = labels if party == "labels" else (student if party == "student" else teacher)[key]
+    if isinstance(value, Tensor):
+        return f"{source} {tuple(value.shape)}"
+    return f"{source}, {len(value)} of them" if isinstance(value, list | tuple) else source
 
 
 @contextmanager
