@@ -51,7 +51,7 @@ def test_materialize_all_in_the_browser_deploys_the_student(tmp_path: Path, page
             page.goto(f"http://127.0.0.1:{ui}/runs")
             expect(page.get_by_text(re.compile("^(Success|Failure)$")).first).to_be_visible(timeout=240_000)
             expect(page.get_by_text("Success", exact=True).first).to_be_visible()
-            page.goto(f"http://127.0.0.1:{ui}/assets/package/late_order?view=checks")
+            page.goto(f"http://127.0.0.1:{ui}/assets/late_order/package?view=checks")
             expect(page.get_by_text("verdict").first).to_be_visible(timeout=60_000)
             expect(page.get_by_text("Passed").first).to_be_visible(timeout=60_000)
             page.screenshot(path=tmp_path / "check.png")

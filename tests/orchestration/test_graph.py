@@ -23,7 +23,7 @@ from tests.orchestration.shop import VIEWS, Shop
 MODEL = "late_order"
 RELAXED = "\n[profiles.serving]\nlatency_objective_ms = 1000\nmemory_mb = 1000\n"
 LEARNED = ("training_set", "teacher", "teacher_outputs", "student", "control", "package", "deployment")
-CHAIN = {f"{kind}/{MODEL}" for kind in LEARNED}
+CHAIN = {f"{MODEL}/{kind}" for kind in LEARNED}
 TABLES = {f"{kind}/{view}" for kind in ("offline", "online") for view in VIEWS}
 
 
@@ -95,7 +95,7 @@ def test_everything_is_made_and_has_the_version_of_its_content(ran: Dagster) -> 
         made[node] = (event.asset_materialization.tags or {})["dagster/data_version"]
     assert made["offline/customer_orders"] == made["online/customer_orders"] != made["offline/shelf_demand"]
     deployed = json.loads((ran.root / ".isthmus" / "deployment.json").read_bytes())
-    assert deployed["digest"] == made[f"package/{MODEL}"] == made[f"deployment/{MODEL}"]
+    assert deployed["digest"] == made[f"{MODEL}/package"] == made[f"{MODEL}/deployment"]
     assert ran.stale() == set()
 
 
@@ -114,7 +114,7 @@ def test_a_gate_makes_nothing_stale_and_a_setting_what_is_trained(ran: Dagster) 
     _edit(ran, "at_least=", "at_least=0.0001 * ")
     assert ran.stale() == set()
     _edit(ran, "epochs = 12", "epochs = 13", "isthmus.toml")
-    assert ran.stale() == CHAIN - {f"training_set/{MODEL}"}
+    assert ran.stale() == CHAIN - {f"{MODEL}/training_set"}
 
 
 def test_new_data_are_seen_and_what_depends_on_them_is_asked_for(ran: Dagster) -> None:
@@ -125,10 +125,10 @@ def test_new_data_are_seen_and_what_depends_on_them_is_asked_for(ran: Dagster) -
     assert _seen(ran) == {"source/orders"}
     assert _seen(ran) == set()
     of_orders = {f"{kind}/{view}" for kind in ("offline", "online") for view in ("customer_orders", "shelf_demand")}
-    assert ran.stale() == {"offline/customer_orders", "offline/shelf_demand", f"training_set/{MODEL}"}, "who reads them"
+    assert ran.stale() == {"offline/customer_orders", "offline/shelf_demand", f"{MODEL}/training_set"}, "who reads them"
     second = _due(ran, first)
     asked = {node for node in TABLES | CHAIN if second.get_num_requested(dg.AssetKey(node.split("/")))}
-    assert asked == {*of_orders, f"deployment/{MODEL}"}, "models are trained when it is time, or something drifted"
+    assert asked == {*of_orders, f"{MODEL}/deployment"}, "models are trained when it is time, or something drifted"
 
 
 def _due(ran: Dagster, before: dg.EvaluateAutomationConditionsResult | None) -> dg.EvaluateAutomationConditionsResult:

@@ -60,5 +60,6 @@ def settings(project: Project, url: str, port: int | None = None, *, private: bo
         limits=server.limits,
         batch=project.settings.profiles.serving.batch,
         public_key=project.public_key,
+        latency_objective_ms=project.settings.profiles.serving.latency_objective_ms,
         now=project.fixed_now,
     )

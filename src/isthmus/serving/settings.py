@@ -38,6 +38,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         limits: what requests may ask of a worker.
         batch: rows of several requests that a slow model predicts together.
         public_key: whose owner must have signed every package that is deployed, as PEM; None if nobody must.
+        latency_objective_ms: the largest p99 of a prediction of one row that the project wants, or None.
         now: the present time in microseconds since 1970 UTC for projects that replay history; None for the clock.
     """
 
@@ -51,6 +52,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     limits: Limits = Limits()
     batch: int = BATCH_ROWS
     public_key: str | None = None
+    latency_objective_ms: float | None = None
     now: int | None = None
 
     def __post_init__(self) -> None:

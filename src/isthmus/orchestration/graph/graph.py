@@ -14,13 +14,13 @@ class Graph:
 
     Args:
         outline: of the project.
-        translator: makes specs of nodes.
+        translator: makes specs of nodes; by default as Isthmus has them.
 
     Raises:
         DagsterInvalidDefinitionError: two nodes were given one key.
     """
 
-    def __init__(self, outline: Outline, translator: IsthmusTranslator) -> None:
+    def __init__(self, outline: Outline, translator: IsthmusTranslator | None = None) -> None:
         self.outline = outline
         nodes: dict[str, Node] = {}
 
@@ -49,6 +49,7 @@ class Graph:
             add("package", name, [f"student/{name}"], model=model)
             add("deployment", name, [f"package/{name}", *(f"online/{view}" for view in model.served)], model=model)
         self.nodes: Mapping[str, Node] = nodes
+        translator = translator or IsthmusTranslator()
         specs = {node: translator.get_asset_spec(node_) for node, node_ in nodes.items()}
         keys = {node: spec.key for node, spec in specs.items()}
         if doubled := {key for key in keys.values() if sum(key == other for other in keys.values()) > 1}:
