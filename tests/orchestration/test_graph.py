@@ -7,9 +7,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core import errors as dagster_errors
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.loader import LoadingContextForTest
 
@@ -17,6 +19,7 @@ from isthmus import ConfigurationError
 from isthmus.orchestration.graph import IsthmusTranslator, Node, build_definitions
 from isthmus.orchestration.graph.assets import observe
 from isthmus.orchestration.graph.outline import outline
+from isthmus.orchestration.graph.resource import Context, IsthmusResource, Steps
 from tests.orchestration import shop as shops
 from tests.orchestration.shop import VIEWS, Shop
 
@@ -30,12 +33,12 @@ TABLES = {f"{kind}/{view}" for kind in ("offline", "online") for view in VIEWS}
 class Dagster:
     """A project with the runs that there were of it."""
 
-    def __init__(self, root: Path, instance: dg.DagsterInstance) -> None:
-        self.root, self.instance = root, instance
+    def __init__(self, root: Path, instance: dg.DagsterInstance, resource: Steps | None = None) -> None:
+        self.root, self.instance, self.resource = root, instance, resource
 
     def run(self, *nodes: str, days: tuple[str, str] | None = None) -> dg.ExecuteInProcessResult:
         """A run of some nodes and of their checks, or of all."""
-        definitions = build_definitions(self.root)
+        definitions = build_definitions(self.root, resource=self.resource)
         chosen = dg.AssetSelection.assets(*(dg.AssetKey(node.split("/")) for node in nodes))
         job = dg.define_asset_job("chosen", chosen if nodes else dg.AssetSelection.all())
         merged = dg.Definitions.merge(definitions, dg.Definitions(jobs=[job])).resolve_job_def("chosen")
@@ -85,14 +88,20 @@ def _edit(ran: Dagster, before: str, after: str, file: str = "definitions.py") -
     (ran.root / file).write_text(text.replace(before, after))
 
 
-@pytest.mark.timeout(600)
-def test_everything_is_made_and_has_the_version_of_its_content(ran: Dagster) -> None:
+def versions(ran: Dagster) -> dict[str, str]:
+    """Every asset and the version of its content."""
     made = {}
     for node in TABLES | CHAIN | {"contract"}:
         event = ran.instance.get_latest_materialization_event(dg.AssetKey(node.split("/")))
         assert event is not None, node
         assert event.asset_materialization is not None
         made[node] = (event.asset_materialization.tags or {})["dagster/data_version"]
+    return made
+
+
+@pytest.mark.timeout(600)
+def test_everything_is_made_and_has_the_version_of_its_content(ran: Dagster) -> None:
+    made = versions(ran)
     assert made["offline/customer_orders"] == made["online/customer_orders"] != made["offline/shelf_demand"]
     deployed = json.loads((ran.root / ".isthmus" / "deployment.json").read_bytes())
     assert deployed["digest"] == made[f"{MODEL}/package"] == made[f"{MODEL}/deployment"]
@@ -247,6 +256,12 @@ class _Ours(IsthmusTranslator):
         return spec.replace_attributes(key=spec.key.with_prefix("ours"), owners=["team:shop"], group_name="all")
 
 
+class _Circle(IsthmusTranslator):
+    def get_asset_spec(self, node: Node) -> dg.AssetSpec:
+        deps = [dg.AssetKey([MODEL, "deployment"])] if node.id == "offline/shelf_demand" else []
+        return super().get_asset_spec(node).replace_attributes(deps=deps)
+
+
 class _Same(IsthmusTranslator):
     def get_asset_spec(self, node: Node) -> dg.AssetSpec:
         return super().get_asset_spec(node).replace_attributes(key=dg.AssetKey(node.kind))
@@ -259,6 +274,60 @@ def test_a_translator_names_what_it_wants_and_dependencies_follow(shop: Shop) ->
     assert (online.owners, online.group_name) == (["team:shop"], "all")
     with pytest.raises(dg.DagsterInvalidDefinitionError, match=r"offline/customer_orders, .*Give each its own"):
         build_definitions(shop.root, translator=_Same())
+
+
+def test_assets_that_depend_on_themselves_are_refused_with_the_circle(shop: Shop) -> None:
+    circle = rf"offline/shelf_demand <- .*{MODEL}/deployment.*\. Take one of these dependencies away"
+    with pytest.raises(dg.DagsterInvalidDefinitionError, match=circle):
+        build_definitions(shop.root, translator=_Circle())
+
+
+KILLED = """
+import os, signal, sys
+root, left = sys.argv[1], 1
+
+def look(event, args):
+    global left
+    if event == "os.rename" and str(args[0]).startswith(root):
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+from isthmus.orchestration.graph.child import main
+sys.addaudithook(look)
+sys.exit(main())
+"""
+"""A step that is killed when it is about to put the first file into its place."""
+
+
+class _Killed(IsthmusResource):
+    """Every step is killed once, as the system does it that lacks memory, and then run again."""
+
+    def launch(self, context: Context, extras: dict[str, Any]) -> dg.PipesClientCompletedInvocation:
+        command = [sys.executable, "-c", KILLED, self.project]
+        try:
+            dg.PipesSubprocessClient().run(context=context.op_execution_context, extras=extras, command=command)
+        except dagster_errors.DagsterPipesExecutionError as error:
+            assert "code -9" in str(error)  # noqa: PT017 - what else it says is Dagster's
+            context.log.info(KILLED)
+        return super().launch(context, extras)
+
+
+@pytest.mark.timeout(600)
+def test_every_step_may_be_killed_and_ends_with_the_same_content(ran: Dagster, tmp_path: Path) -> None:
+    root = tmp_path / "shop"
+    shops.write(root, rows=6000)
+    shutil.copy(ran.root / "isthmus.toml", root)
+    (tmp_path / "home").mkdir()
+    with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as instance:
+        killed = Dagster(root, instance, _Killed(project=str(root)))
+        result = killed.run()
+        assert result.success, [event.message for event in result.all_events if event.is_failure]
+        logs = instance.all_logs(result.run_id)
+        assert {entry.step_key for entry in logs if entry.user_message == KILLED} >= {
+            "apply", "materialize", *(f"{MODEL}_{step}" for step in ("training_set", "distill", "export", "deploy")),
+        }  # fmt: skip
+        assert versions(killed) == versions(ran)
 
 
 def test_three_lines_of_yaml_are_the_whole_graph(shop: Shop, tmp_path: Path) -> None:

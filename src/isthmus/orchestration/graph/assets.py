@@ -51,7 +51,7 @@ def build_definitions(
 
     Raises:
         ConfigurationError: the project cannot be compiled.
-        DagsterInvalidDefinitionError: the translator gives one key to several nodes.
+        DagsterInvalidDefinitionError: the translator gives one key to several nodes, or makes a circle of them.
     """
     found = project if isinstance(project, Outline) else outline(Path(project).resolve())
     graph = Graph(found, translator)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 
 import dagster as dg
 
@@ -17,7 +18,7 @@ class Graph:
         translator: makes specs of nodes; by default as Isthmus has them.
 
     Raises:
-        DagsterInvalidDefinitionError: two nodes were given one key.
+        DagsterInvalidDefinitionError: two nodes were given one key, or nodes depend on themselves.
     """
 
     def __init__(self, outline: Outline, translator: IsthmusTranslator | None = None) -> None:
@@ -61,6 +62,15 @@ class Graph:
             node: spec.replace_attributes(deps=[*spec.deps, *(keys[dep.id] for dep in nodes[node].deps)])
             for node, spec in specs.items()
         }
+        try:
+            TopologicalSorter(
+                {spec.key: {dep.asset_key for dep in spec.deps} for spec in self._specs.values()}
+            ).prepare()
+        except CycleError as error:
+            circle = " <- ".join(key.to_user_string() for key in reversed(error.args[1]))
+            raise dg.DagsterInvalidDefinitionError(
+                f"the translator makes assets depend on themselves: {circle}. Take one of these dependencies away"
+            ) from None
 
     def spec(self, node: str) -> dg.AssetSpec:
         """The spec of a node."""
