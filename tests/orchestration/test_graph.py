@@ -5,13 +5,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 import pytest
-from dagster._core import errors as dagster_errors
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.loader import LoadingContextForTest
 
@@ -19,7 +17,7 @@ from isthmus import ConfigurationError
 from isthmus.orchestration.graph import IsthmusTranslator, Node, build_definitions
 from isthmus.orchestration.graph.assets import observe
 from isthmus.orchestration.graph.outline import outline
-from isthmus.orchestration.graph.resource import Context, IsthmusResource, Steps
+from isthmus.orchestration.graph.resource import Context, IsthmusResource, Results, Steps
 from tests.orchestration import shop as shops
 from tests.orchestration.shop import VIEWS, Shop
 
@@ -303,14 +301,16 @@ sys.exit(main())
 class _Killed(IsthmusResource):
     """Every step is killed once, as the system does it that lacks memory, and then run again."""
 
-    def launch(self, context: Context, extras: dict[str, Any]) -> dg.PipesClientCompletedInvocation:
-        command = [sys.executable, "-c", KILLED, self.project]
-        try:
-            dg.PipesSubprocessClient().run(context=context.op_execution_context, extras=extras, command=command)
-        except dagster_errors.DagsterPipesExecutionError as error:
-            assert "code -9" in str(error)  # noqa: PT017 - what else it says is Dagster's
-            context.log.info(KILLED)
-        return super().launch(context, extras)
+    def run(self, context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> Results:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("isthmus.orchestration.graph.resource.CHILD", ("-P", "-c", KILLED, self.project))
+            try:
+                results = list(super().run(context, step, nodes))
+            except dg.Failure as failure:
+                context.log.info(f"{KILLED}{failure.description}")
+                patch.undo()
+                results = list(super().run(context, step, nodes))
+        yield from results
 
 
 @pytest.mark.timeout(600)
@@ -324,9 +324,10 @@ def test_every_step_may_be_killed_and_ends_with_the_same_content(ran: Dagster, t
         result = killed.run()
         assert result.success, [event.message for event in result.all_events if event.is_failure]
         logs = instance.all_logs(result.run_id)
-        assert {entry.step_key for entry in logs if entry.user_message == KILLED} >= {
-            "apply", "materialize", *(f"{MODEL}_{step}" for step in ("training_set", "distill", "export", "deploy")),
-        }  # fmt: skip
+        found = {entry.step_key: entry.user_message for entry in logs if entry.user_message.startswith(KILLED)}
+        steps = ("training_set", "distill", "export", "verify", "deploy")
+        assert found.keys() >= {"apply", "build", *(f"{MODEL}_{step}" for step in steps)}
+        assert all("failed with code -9" in said and "run it again" in said for said in found.values())
         assert versions(killed) == versions(ran)
 
 

@@ -79,7 +79,8 @@ def image(shown: str, style: str = "") -> str:
     """
     head, content = shown[shown.index("<svg ") : shown.index("</svg>")].split(">", 1)
     width, height = head.split('"')[1].split()[2:]
-    size = f'style="width: {width}px; height: {height}px; border: 0"'
+    # The one is how large the image is, the other keeps what it draws from filling more.
+    size = f'width="{width}" height="{height}" style="width: {width}px; height: {height}px; border: 0"'
     svg = f'{head} xmlns="http://www.w3.org/2000/svg" {size}><style>{_COLORS}{_DRAWN}{style}</style>{content}</svg>'
     return f"data:image/svg+xml;base64,{b64encode(svg.encode()).decode()}"
 
