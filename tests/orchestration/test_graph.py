@@ -313,7 +313,7 @@ class _Killed(IsthmusResource):
         yield from results
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_every_step_may_be_killed_and_ends_with_the_same_content(ran: Dagster, tmp_path: Path) -> None:
     root = tmp_path / "shop"
     shops.write(root, rows=6000)

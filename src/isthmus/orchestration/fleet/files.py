@@ -148,6 +148,7 @@ def _server(project: Project) -> str:
         "limits": server.limits,
         "batch": project.settings.profiles.serving.batch,
         "public_key": project.public_key,
+        "latency_objective_ms": project.settings.profiles.serving.latency_objective_ms,
         "now": project.fixed_now,
     }
     text = msgspec.json.encode(told).decode()
