@@ -1,11 +1,13 @@
 """The papers of a run say what its report says, all of it in text, and nothing else."""
 
+import base64
 import json
 import math
 import re
 import shutil
 from pathlib import Path
 from typing import Any, Literal
+from xml.etree import ElementTree as ET
 
 import pytest
 import yaml
@@ -16,7 +18,7 @@ from markdown_it import MarkdownIt
 from playwright.sync_api import Page, sync_playwright
 
 from isthmus import DataError, GateFailed
-from isthmus.distill.papers import boundary_card, model_card, page, require_boundary
+from isthmus.distill.papers import boundary_card, images, model_card, page, require_boundary
 from isthmus.distill.papers.markdown import paragraph, table, text
 from isthmus.distill.papers.plots import Axis, axis
 from isthmus.distill.papers.report import (
@@ -354,7 +356,7 @@ def test_a_long_training_makes_no_long_page() -> None:
     found = page(changed)
     assert len(found) < 100_000
     last = re.findall(r'<polyline[^>]*points="[^"]*?([^ "]+)"/>', found)[0]
-    assert last == "284.6,141.7"  # of the last step: nine tenths of the way, because the axis has margins
+    assert last == "284.6,155.7"  # of the last step: nine tenths of the way, because the axis has margins
 
 
 def _listen(view: Page, asked: list[str], said: list[str]) -> None:
@@ -389,3 +391,18 @@ def test_the_page_needs_nothing_and_fits_a_phone(tmp_path: Path, scheme: Literal
                     assert place is not None
                     assert place["x"] + place["width"] <= width
         browser.close()
+
+
+def test_images_of_a_run_stand_alone_and_are_small() -> None:
+    changed = report()
+    changed["runs"][0]["history"] = [{"step": n, "loss": 1 / n} for n in range(1, 100_000)]
+    changed["models"]["<b>"] = {**changed["models"]["student"]}
+    found = images(changed)
+    assert set(found) == {"quality", "loss", "latency"}
+    assert sum(map(len, found["loss"].values())) < 50_000
+    for address in (one for drawings in found.values() for one in drawings.values()):
+        kind, _, content = address.partition(",")
+        assert kind == "data:image/svg+xml;base64"
+        drawing = ET.fromstring(base64.b64decode(content))  # noqa: S314 - made here
+        assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
+        assert drawing.attrib["width"] == "320"

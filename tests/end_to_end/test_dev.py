@@ -8,12 +8,15 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import dagster as dg
 import psutil
 import pytest
 from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Error as PlaywrightError
 
 from tests.orchestration import shop
 
@@ -33,37 +36,111 @@ def _free_port() -> int:
         return port
 
 
-@pytest.mark.browser
-@pytest.mark.timeout(600)
-def test_materialize_all_in_the_browser_deploys_the_student(tmp_path: Path, page: Page) -> None:
-    project = shop.write(tmp_path / "shop", rows=6000)
+@dataclass(frozen=True)
+class Dev:
+    """A running `isthmus dev`: the folder of its project, the ports of page and API."""
+
+    root: Path
+    ui: int
+    api: int
+
+
+@pytest.fixture(scope="module")
+def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
+    """One for all tests, in their order. It has to end by one Ctrl-C, with everything that it has started."""
+    folder = tmp_path_factory.mktemp("dev")
+    project = shop.write(folder / "shop", rows=6000)
     ui, api = _free_port(), _free_port()
     settings = project.root / "isthmus.toml"
     trained = settings.read_text().replace("epochs = 2", "epochs = 12")  # until the student passes its gate
     settings.write_text(f"{trained}\n[server]\nport = {api}\n\n[dev]\nport = {ui}\n")
     command = [ISTHMUS, "dev", "--project", str(project.root)]
-    with (tmp_path / "dev.log").open("w") as log, subprocess.Popen(command, stderr=log) as dev:
+    log = folder / "dev.log"
+    with log.open("w") as file, subprocess.Popen(command, stderr=file) as process:
         try:
-            _await(dev, lambda: "Ctrl-C ends both" in (tmp_path / "dev.log").read_text(), 120)
-            page.goto(f"http://127.0.0.1:{ui}/asset-groups")
-            page.get_by_role("button", name="Materialize all").click(timeout=60_000)
-            expect(page.get_by_text("Launched run")).to_be_visible(timeout=60_000)
-            page.goto(f"http://127.0.0.1:{ui}/runs")
-            expect(page.get_by_text(re.compile("^(Success|Failure)$")).first).to_be_visible(timeout=240_000)
-            expect(page.get_by_text("Success", exact=True).first).to_be_visible()
-            page.goto(f"http://127.0.0.1:{ui}/assets/package/late_order?view=checks")
-            expect(page.get_by_text("verdict").first).to_be_visible(timeout=60_000)
-            expect(page.get_by_text("Passed").first).to_be_visible(timeout=60_000)
-            page.screenshot(path=tmp_path / "check.png")
-            with urllib.request.urlopen(f"http://127.0.0.1:{api}/models") as answer:
-                assert [model["model"] for model in json.load(answer)["models"]] == ["late_order"]
+            _await(process, lambda: "Ctrl-C ends both" in log.read_text(), 120)
+            yield Dev(project.root, ui, api)
         finally:
-            children = psutil.Process(dev.pid).children(recursive=True)
-            dev.send_signal(signal.SIGINT)
-        assert dev.wait(60) == 0
+            children = psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
     _, alive = psutil.wait_procs(children, timeout=15)
     assert not alive
-    assert "Traceback" not in (tmp_path / "dev.log").read_text()
+    assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(600)
+def test_materialize_all_in_the_browser_deploys_the_student(dev: Dev, page: Page, tmp_path: Path) -> None:
+    page.goto(f"http://127.0.0.1:{dev.ui}/asset-groups")
+    page.get_by_role("button", name="Materialize all").click(timeout=60_000)
+    expect(page.get_by_text("Launched run")).to_be_visible(timeout=60_000)
+    page.goto(f"http://127.0.0.1:{dev.ui}/runs")
+    expect(page.get_by_text(re.compile("^(Success|Failure)$")).first).to_be_visible(timeout=240_000)
+    expect(page.get_by_text("Success", exact=True).first).to_be_visible()
+    page.goto(f"http://127.0.0.1:{dev.ui}/assets/late_order/package?view=checks")
+    expect(page.get_by_text("verdict").first).to_be_visible(timeout=60_000)
+    expect(page.get_by_text("Passed").first).to_be_visible(timeout=60_000)
+    page.get_by_text("[Show Markdown]").click()
+    plot = page.get_by_role("img", name="values that differ")
+    expect(plot).to_be_visible()
+    assert plot.evaluate("image => image.naturalWidth") == 440, "it is drawn"
+    page.screenshot(path=tmp_path / "check.png")
+    with urllib.request.urlopen(f"http://127.0.0.1:{dev.api}/models") as answer:
+        assert [model["model"] for model in json.load(answer)["models"]] == ["late_order"]
+    page.goto(f"http://127.0.0.1:{dev.api}/status")
+    expect(page.get_by_role("heading", name="The project")).to_be_visible()
+    expect(page.get_by_text("up to date").first).to_be_visible()
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(600)
+def test_a_month_is_backfilled_from_the_page_in_one_run(dev: Dev, page: Page) -> None:
+    with (dev.root / "isthmus.toml").open("a") as settings:
+        settings.write("\n[orchestration]\ndays_from = 2023-12-25\n")
+    page.goto(f"http://127.0.0.1:{dev.ui}/asset-groups")
+    page.get_by_role("button", name="Reload definitions").click(timeout=60_000)
+    group = f"http://127.0.0.1:{dev.ui}/locations/isthmus.orchestration.definitions/asset-groups/build/lineage"
+    days = page.get_by_placeholder("2023-12-25")
+    everything = page.get_by_role("button", name="Materialize all")
+
+    def shown() -> None:
+        page.goto(group)
+        expect(everything).to_be_visible(timeout=10_000)
+
+    _until(shown, 120)
+    everything.click()
+    days.fill("[2024-01-02...2024-02-01]")
+    days.press("Tab")
+    expect(page.get_by_text("31 partitions")).to_be_visible()
+    page.get_by_role("button", name="Launch backfill").click()
+    expect(page.get_by_text("31 partitions")).to_be_hidden(timeout=60_000)
+    page.goto(f"http://127.0.0.1:{dev.ui}/runs")
+    page.get_by_text("Show runs within backfills").click(timeout=60_000)
+    expect(page.get_by_text("Backfill:")).to_have_count(1, timeout=120_000)
+    deadline = time.monotonic() + 240
+    while (ended := _backfills(dev.root)) and not ended[0].is_finished:
+        assert time.monotonic() < deadline, "not done in time"
+        time.sleep(0.5)
+    assert [run.status for run in ended] == [dg.DagsterRunStatus.SUCCESS]
+
+
+def _backfills(root: Path) -> list[dg.DagsterRun]:
+    """The runs that there were for backfills."""
+    with dg.DagsterInstance.from_config(str(root / ".isthmus" / "dagster")) as instance:
+        return [run for run in instance.get_runs() if "dagster/backfill" in run.tags]
+
+
+def _until(tried: Callable[[], None], seconds: float) -> None:
+    """Again and again: new definitions are shown when the page has them."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            tried()
+        except (PlaywrightError, AssertionError):
+            assert time.monotonic() < deadline, "not there in time"
+        else:
+            return
 
 
 def _await(process: "subprocess.Popen[bytes]", happened: Callable[[], bool], seconds: float) -> None:

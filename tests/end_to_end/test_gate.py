@@ -20,7 +20,7 @@ def test_a_student_below_its_gate_is_neither_packaged_nor_deployed(tmp_path: Pat
     demo = _isthmus("demo", "--json", project=root)
     assert demo.returncode == 1
     assert json.loads(demo.stdout)["error"] == "GateFailed"
-    assert "student/late_order: keeps_its_quality" in demo.stderr
+    assert "late_order/student: keeps_its_quality" in demo.stderr
     export = _isthmus("export", project=root)
     assert export.returncode == 1
     assert "lift_kept is" in export.stderr

@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import dagster as dg
@@ -17,25 +17,26 @@ from isthmus import ConfigurationError
 from isthmus.orchestration.graph import IsthmusTranslator, Node, build_definitions
 from isthmus.orchestration.graph.assets import observe
 from isthmus.orchestration.graph.outline import outline
+from isthmus.orchestration.graph.resource import Context, IsthmusResource, Results, Steps
 from tests.orchestration import shop as shops
 from tests.orchestration.shop import VIEWS, Shop
 
 MODEL = "late_order"
 RELAXED = "\n[profiles.serving]\nlatency_objective_ms = 1000\nmemory_mb = 1000\n"
 LEARNED = ("training_set", "teacher", "teacher_outputs", "student", "control", "package", "deployment")
-CHAIN = {f"{kind}/{MODEL}" for kind in LEARNED}
+CHAIN = {f"{MODEL}/{kind}" for kind in LEARNED}
 TABLES = {f"{kind}/{view}" for kind in ("offline", "online") for view in VIEWS}
 
 
 class Dagster:
     """A project with the runs that there were of it."""
 
-    def __init__(self, root: Path, instance: dg.DagsterInstance) -> None:
-        self.root, self.instance = root, instance
+    def __init__(self, root: Path, instance: dg.DagsterInstance, resource: Steps | None = None) -> None:
+        self.root, self.instance, self.resource = root, instance, resource
 
     def run(self, *nodes: str, days: tuple[str, str] | None = None) -> dg.ExecuteInProcessResult:
         """A run of some nodes and of their checks, or of all."""
-        definitions = build_definitions(self.root)
+        definitions = build_definitions(self.root, resource=self.resource)
         chosen = dg.AssetSelection.assets(*(dg.AssetKey(node.split("/")) for node in nodes))
         job = dg.define_asset_job("chosen", chosen if nodes else dg.AssetSelection.all())
         merged = dg.Definitions.merge(definitions, dg.Definitions(jobs=[job])).resolve_job_def("chosen")
@@ -85,17 +86,23 @@ def _edit(ran: Dagster, before: str, after: str, file: str = "definitions.py") -
     (ran.root / file).write_text(text.replace(before, after))
 
 
-@pytest.mark.timeout(600)
-def test_everything_is_made_and_has_the_version_of_its_content(ran: Dagster) -> None:
+def versions(ran: Dagster) -> dict[str, str]:
+    """Every asset and the version of its content."""
     made = {}
     for node in TABLES | CHAIN | {"contract"}:
         event = ran.instance.get_latest_materialization_event(dg.AssetKey(node.split("/")))
         assert event is not None, node
         assert event.asset_materialization is not None
         made[node] = (event.asset_materialization.tags or {})["dagster/data_version"]
+    return made
+
+
+@pytest.mark.timeout(600)
+def test_everything_is_made_and_has_the_version_of_its_content(ran: Dagster) -> None:
+    made = versions(ran)
     assert made["offline/customer_orders"] == made["online/customer_orders"] != made["offline/shelf_demand"]
     deployed = json.loads((ran.root / ".isthmus" / "deployment.json").read_bytes())
-    assert deployed["digest"] == made[f"package/{MODEL}"] == made[f"deployment/{MODEL}"]
+    assert deployed["digest"] == made[f"{MODEL}/package"] == made[f"{MODEL}/deployment"]
     assert ran.stale() == set()
 
 
@@ -114,7 +121,7 @@ def test_a_gate_makes_nothing_stale_and_a_setting_what_is_trained(ran: Dagster) 
     _edit(ran, "at_least=", "at_least=0.0001 * ")
     assert ran.stale() == set()
     _edit(ran, "epochs = 12", "epochs = 13", "isthmus.toml")
-    assert ran.stale() == CHAIN - {f"training_set/{MODEL}"}
+    assert ran.stale() == CHAIN - {f"{MODEL}/training_set"}
 
 
 def test_new_data_are_seen_and_what_depends_on_them_is_asked_for(ran: Dagster) -> None:
@@ -125,10 +132,10 @@ def test_new_data_are_seen_and_what_depends_on_them_is_asked_for(ran: Dagster) -
     assert _seen(ran) == {"source/orders"}
     assert _seen(ran) == set()
     of_orders = {f"{kind}/{view}" for kind in ("offline", "online") for view in ("customer_orders", "shelf_demand")}
-    assert ran.stale() == {"offline/customer_orders", "offline/shelf_demand", f"training_set/{MODEL}"}, "who reads them"
+    assert ran.stale() == {"offline/customer_orders", "offline/shelf_demand", f"{MODEL}/training_set"}, "who reads them"
     second = _due(ran, first)
     asked = {node for node in TABLES | CHAIN if second.get_num_requested(dg.AssetKey(node.split("/")))}
-    assert asked == {*of_orders, f"deployment/{MODEL}"}, "models are trained when it is time, or something drifted"
+    assert asked == {*of_orders, f"{MODEL}/deployment"}, "models are trained when it is time, or something drifted"
 
 
 def _due(ran: Dagster, before: dg.EvaluateAutomationConditionsResult | None) -> dg.EvaluateAutomationConditionsResult:
@@ -247,6 +254,12 @@ class _Ours(IsthmusTranslator):
         return spec.replace_attributes(key=spec.key.with_prefix("ours"), owners=["team:shop"], group_name="all")
 
 
+class _Circle(IsthmusTranslator):
+    def get_asset_spec(self, node: Node) -> dg.AssetSpec:
+        deps = [dg.AssetKey([MODEL, "deployment"])] if node.id == "offline/shelf_demand" else []
+        return super().get_asset_spec(node).replace_attributes(deps=deps)
+
+
 class _Same(IsthmusTranslator):
     def get_asset_spec(self, node: Node) -> dg.AssetSpec:
         return super().get_asset_spec(node).replace_attributes(key=dg.AssetKey(node.kind))
@@ -259,6 +272,63 @@ def test_a_translator_names_what_it_wants_and_dependencies_follow(shop: Shop) ->
     assert (online.owners, online.group_name) == (["team:shop"], "all")
     with pytest.raises(dg.DagsterInvalidDefinitionError, match=r"offline/customer_orders, .*Give each its own"):
         build_definitions(shop.root, translator=_Same())
+
+
+def test_assets_that_depend_on_themselves_are_refused_with_the_circle(shop: Shop) -> None:
+    circle = rf"offline/shelf_demand <- .*{MODEL}/deployment.*\. Take one of these dependencies away"
+    with pytest.raises(dg.DagsterInvalidDefinitionError, match=circle):
+        build_definitions(shop.root, translator=_Circle())
+
+
+KILLED = """
+import os, signal, sys
+root, left = sys.argv[1], 1
+
+def look(event, args):
+    global left
+    if event == "os.rename" and str(args[0]).startswith(root):
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+from isthmus.orchestration.graph.child import main
+sys.addaudithook(look)
+sys.exit(main())
+"""
+"""A step that is killed when it is about to put the first file into its place."""
+
+
+class _Killed(IsthmusResource):
+    """Every step is killed once, as the system does it that lacks memory, and then run again."""
+
+    def run(self, context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> Results:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("isthmus.orchestration.graph.resource.CHILD", ("-P", "-c", KILLED, self.project))
+            try:
+                results = list(super().run(context, step, nodes))
+            except dg.Failure as failure:
+                context.log.info(f"{KILLED}{failure.description}")
+                patch.undo()
+                results = list(super().run(context, step, nodes))
+        yield from results
+
+
+@pytest.mark.timeout(900)
+def test_every_step_may_be_killed_and_ends_with_the_same_content(ran: Dagster, tmp_path: Path) -> None:
+    root = tmp_path / "shop"
+    shops.write(root, rows=6000)
+    shutil.copy(ran.root / "isthmus.toml", root)
+    (tmp_path / "home").mkdir()
+    with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as instance:
+        killed = Dagster(root, instance, _Killed(project=str(root)))
+        result = killed.run()
+        assert result.success, [event.message for event in result.all_events if event.is_failure]
+        logs = instance.all_logs(result.run_id)
+        found = {entry.step_key: entry.user_message for entry in logs if entry.user_message.startswith(KILLED)}
+        steps = ("training_set", "distill", "export", "verify", "deploy")
+        assert found.keys() >= {"apply", "build", *(f"{MODEL}_{step}" for step in steps)}
+        assert all("failed with code -9" in said and "run it again" in said for said in found.values())
+        assert versions(killed) == versions(ran)
 
 
 def test_three_lines_of_yaml_are_the_whole_graph(shop: Shop, tmp_path: Path) -> None:

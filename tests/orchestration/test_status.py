@@ -3,15 +3,18 @@
 import json
 from datetime import timedelta
 
+import msgspec
+import pyarrow.parquet as pq
 import pytest
 
+from isthmus.features.standing import Status
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.registration import apply
-from isthmus.orchestration.status import status
+from isthmus.orchestration.status import note, status
 from isthmus.orchestration.statusscreen import show_status
 from isthmus.orchestration.tables import build
 from isthmus.orchestration.trainingset import training_set
-from tests.orchestration.shop import VIEWS, Open, Shop
+from tests.orchestration.shop import VIEWS, Open, Shop, order_rows
 from tests.orchestration.test_cli import run
 
 
@@ -71,6 +74,28 @@ def test_new_data_a_changed_transform_and_time_are_seen(built: Shop, project: Op
     }  # fmt: skip
 
 
+def test_what_was_measured_is_kept_for_the_server_as_long_as_the_tables_are_the_same(
+    built: Shop, project: Open
+) -> None:
+    note(project(built))
+    kept = Status.read(built.state)
+    assert kept is not None
+    assert not kept.measured
+    measured = status(project(built))
+    found = msgspec.structs.replace(measured.views["shelf_demand"], broken=("distance is above 1",))
+    msgspec.structs.replace(measured, views={**measured.views, "shelf_demand": found}).write(built.state)
+    note(project(built))
+    kept = Status.read(built.state)
+    assert kept is not None
+    assert (kept.measured, kept.views["shelf_demand"].broken) == (True, ("distance is above 1",))
+    pq.write_table(order_rows(seed=1), built.orders)
+    build(project(built), ["shelf_demand"])
+    note(project(built))
+    kept = Status.read(built.state)
+    assert kept is not None
+    assert (kept.measured, kept.views["shelf_demand"].broken) == (False, ())
+
+
 def test_a_damaged_table_is_said_and_hides_no_other(built: Shop, project: Open) -> None:
     table = Project(built.root).definitions.contract.views["shelf_demand"].table
     log = next((built.root / ".isthmus" / "offline" / table / "_delta_log").glob("*.json"))
@@ -85,3 +110,6 @@ def test_the_command_line_says_the_same(built: Shop) -> None:
     told = json.loads(done.stdout)
     assert set(told["views"]) == set(VIEWS)
     assert told["models"]["late_order"]["verdict"] is None
+    kept = Status.read(built.state)
+    assert kept is not None
+    assert json.loads(msgspec.json.encode(kept)) == told

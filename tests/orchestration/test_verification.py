@@ -1,17 +1,20 @@
 """The verdict over a real project: every way in which the two sides can differ is found and named."""
 
+import base64
 import json
 import os
 import shutil
 import time
 from pathlib import Path
 from typing import Literal
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
+from markdown_it import MarkdownIt
 from playwright.sync_api import Page, sync_playwright
 
 from isthmus import ContractMismatch, DataError, DependencyError, GateFailed
@@ -23,10 +26,12 @@ from isthmus.features.online import OnlineStore
 from isthmus.features.types import Float64, Int64, String
 from isthmus.features.verdict import Verdict, compare
 from isthmus.orchestration.api import private_api
+from isthmus.orchestration.graph.work import plots
 from isthmus.orchestration.keys import create
 from isthmus.orchestration.materialization import materialize
 from isthmus.orchestration.registration import apply
 from isthmus.orchestration.tables import build
+from isthmus.orchestration.verdictpage import IMAGES, images
 from isthmus.orchestration.verdictpage import page as verdict_page
 from isthmus.orchestration.verification import require_passed, verify
 from isthmus.serving.connection import WAIT_SECONDS
@@ -366,6 +371,21 @@ def test_the_page_needs_nothing_and_fits_a_phone(tmp_path: Path, scheme: Literal
             paper.add(view.evaluate("getComputedStyle(document.body).backgroundColor"))
         browser.close()
     assert paper == {"rgb(255, 255, 255)" if scheme == "light" else "rgb(18, 22, 28)"}
+
+
+def test_images_of_a_verdict_are_drawings_whatever_names_hold() -> None:
+    found = images(hostile())
+    assert len(found) == 1 + IMAGES
+    for name, address in found.items():
+        drawing = ET.fromstring(base64.b64decode(address.partition(",")[2]))  # noqa: S314 - made here
+        kinds = {element.tag.rpartition("}")[2] for element in drawing.iter()}
+        assert kinds <= {"svg", "style", "text", "rect", "line", "circle"}, name
+    markdown = MarkdownIt("commonmark")
+    markdown.validateLink = lambda url: True  # type: ignore[method-assign]  # noqa: ARG005 - it knows no SVG; Dagster does
+    told = markdown.render(plots(found)["raw_value"])
+    assert told.count("<img") == len(found)
+    assert "<script" not in told
+    assert "is on the page" in plots(dict.fromkeys("abc", "x" * 20_000))["raw_value"]
 
 
 def test_a_page_of_a_verdict_that_passed_is_small(built: Shop, project: Open) -> None:

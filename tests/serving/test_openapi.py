@@ -27,8 +27,8 @@ def test_the_document_is_valid(server: Server) -> None:
     document = server.http.get("/openapi.json").json()
     validate(document)
     assert set(document["paths"]) == {
-        "/get-online-features", "/push", "/write-to-online-store", "/predict", "/models", "/healthz", "/readyz",
-        "/metrics",
+        "/get-online-features", "/push", "/write-to-online-store", "/predict", "/models", "/status", "/healthz",
+        "/readyz", "/metrics",
     }  # fmt: skip
 
 
@@ -47,6 +47,7 @@ def test_the_document_is_valid(server: Server) -> None:
         ("post", "/predict", PREDICT, 200),
         ("post", "/predict", {}, 422),
         ("get", "/models", None, 200),
+        ("get", "/status", None, 200),
         ("get", "/healthz", None, 200),
         ("get", "/readyz", None, 200),
     ],

@@ -3,14 +3,22 @@
 What is handed in is HTML already: whoever has text escapes it.
 """
 
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from html import escape
 
-_STYLE = """\
+_COLORS = """\
 :root { color-scheme: light dark; --ink: #1d2430; --soft: #5b6675; --line: #d9dee5; --paper: #fff; --card: #f6f8fa;
   --bad: #b3261e; --good: #1b7f4b; --mark: #b3261e; --base: #8a95a5 }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e9ee; --soft: #9aa6b5; --line: #333c48; --paper: #12161c;
   --card: #1a2029; --bad: #ff8a80; --good: #6fd8a4; --mark: #ff8a80; --base: #75818f } }
+"""
+_DRAWN = """\
+svg { display: block; background: var(--paper); border: 1px solid var(--line); width: 100%; height: auto }
+svg .base { stroke: var(--base); stroke-dasharray: 3 3 } svg circle { fill: var(--mark); fill-opacity: .5 }
+svg rect { fill: var(--mark) }
+"""
+_STYLE = """\
 * { box-sizing: border-box }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 68rem; padding: 1rem; color: var(--ink);
   background: var(--paper) }
@@ -25,9 +33,6 @@ table { border-collapse: collapse; width: 100%; font-size: .9rem }
 td, th { padding: .2rem .6rem .2rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top }
 th { color: var(--soft); font-weight: 500 } .n { text-align: right; font-variant-numeric: tabular-nums }
 td.v { font-family: ui-monospace, monospace; overflow-wrap: anywhere; min-width: 6rem }
-svg { display: block; background: var(--paper); border: 1px solid var(--line); width: 100%; height: auto }
-svg .base { stroke: var(--base); stroke-dasharray: 3 3 } svg circle { fill: var(--mark); fill-opacity: .5 }
-svg rect { fill: var(--mark) }
 .share { background: var(--good); height: .5rem; min-width: 2.5rem; margin-top: .5rem; border-radius: 4px }
 .share i { display: block; background: var(--bad); height: 100%; border-radius: 4px }
 summary { cursor: pointer; color: var(--soft) } a { color: inherit }
@@ -52,7 +57,7 @@ def document(title: str, parts: Iterable[str], style: str = "") -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{_STYLE}{style}</style></head>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{_COLORS}{_STYLE}{_DRAWN}{style}</style></head>\n"
         f"<body>\n{body}\n</body></html>\n"
     )
 
@@ -63,6 +68,21 @@ def figure(content: str, label: str, caption: str, *, width: int = 200, height: 
     return (
         f'<figure><svg {box} role="img" aria-label="{label}">{content}</svg><figcaption>{caption}</figcaption></figure>'
     )
+
+
+def image(shown: str, style: str = "") -> str:
+    """What a figure draws, as the address of an image (`data:`) that stands alone: on the page of somebody else.
+
+    Args:
+        shown: a figure, as `figure` gives it.
+        style: rules beyond those that all pages have.
+    """
+    head, content = shown[shown.index("<svg ") : shown.index("</svg>")].split(">", 1)
+    width, height = head.split('"')[1].split()[2:]
+    # The one is how large the image is, the other keeps what it draws from filling more.
+    size = f'width="{width}" height="{height}" style="width: {width}px; height: {height}px; border: 0"'
+    svg = f'{head} xmlns="http://www.w3.org/2000/svg" {size}><style>{_COLORS}{_DRAWN}{style}</style>{content}</svg>'
+    return f"data:image/svg+xml;base64,{b64encode(svg.encode()).decode()}"
 
 
 def table(

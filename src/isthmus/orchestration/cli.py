@@ -516,7 +516,10 @@ def status(
     from isthmus.orchestration.status import status as run
 
     with progress() as bar:
-        found = run(_project(project), measure=measure, progress=bar)
+        opened = _project(project)
+        found = run(opened, measure=measure, progress=bar)
+    # The server shows what was found last.
+    found.write(opened.state)
     if as_json:
         write_json(found.as_dict())
         return

@@ -19,6 +19,7 @@ from isthmus.features.columns import micros
 from isthmus.features.errors import DependencyError, GateFailed, IsthmusError
 from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.graph.events import Made
+from isthmus.orchestration.graph.graph import Graph
 from isthmus.orchestration.graph.outline import compiled
 from isthmus.orchestration.graph.resource import Context, Results, asked
 from isthmus.orchestration.graph.work import work
@@ -111,7 +112,7 @@ def _run(project: Project, progress: Progress) -> tuple[dict[str, dict[str, Any]
     """The reports of all assets and checks by kind and name, and the seconds of each step."""
     # Tables are built whole: days are for those who come back.
     whole = msgspec.structs.replace(compiled(project), days=None)
-    definitions = build_definitions(whole, resource=_Here(project, progress))
+    definitions, named = build_definitions(whole, resource=_Here(project, progress)), Graph(whole).named
     job = definitions.resolve_implicit_global_asset_job_def()
     reports: dict[str, dict[str, Any]] = {}
     seconds: dict[str, float] = {}
@@ -130,10 +131,10 @@ def _run(project: Project, progress: Progress) -> tuple[dict[str, dict[str, Any]
             ) from error
     for event in result.get_asset_materialization_events():
         materialization = event.step_materialization_data.materialization
-        kind, name = (*materialization.asset_key.path, "contract")[:2]
+        kind, _, name = named[materialization.asset_key].partition("/")
         # Teacher and control are in the student's report.
         if kind in _STEPS:
-            _take(kind, name, materialization.metadata, reports, seconds)
+            _take(kind, name or kind, materialization.metadata, reports, seconds)
     for evaluation in result.get_asset_check_evaluations():
         if "report" in evaluation.metadata:
             _take("verdict", evaluation.check_name, evaluation.metadata, reports, seconds)

@@ -57,7 +57,7 @@ def dev(project: Project) -> int:
             while not stopping and ui.poll() is None and api.poll() is None:
                 if not ready and (ready := _answers(url)):
                     _say(f"Dagster is ready: {url}/asset-groups")
-                    _say(f"the API is ready: http://{settings.server.host}:{settings.server.port}/docs")
+                    _say(f"the API is ready: http://{settings.server.host}:{settings.server.port}/docs, and /status")
                     _say("Ctrl-C ends both")
                 time.sleep(0.2)
             if not stopping:

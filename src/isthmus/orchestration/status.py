@@ -8,12 +8,14 @@ from typing import Any
 import msgspec
 
 from isthmus.distill.declaration import Distillation
+from isthmus.features import clock
 from isthmus.features.contract import Contract
 from isthmus.features.days import DAY, day_name, day_of
-from isthmus.features.errors import IsthmusError
+from isthmus.features.errors import DataError, IsthmusError
 from isthmus.features.manifest import package_digest
 from isthmus.features.materializations import Log
 from isthmus.features.offline import OfflineStore
+from isthmus.features.standing import ModelStatus, RunStatus, Status, ViewStatus
 from isthmus.features.verdict import Verdict
 from isthmus.orchestration.difference import in_force
 from isthmus.orchestration.models import last_model, last_package, outdated
@@ -27,100 +29,6 @@ from isthmus.serving.deployment import Deployment
 
 RUNS = 5
 """Runs of Dagster that are told."""
-
-
-class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A view.
-
-    Attributes:
-        rows: of its table; None if there is none.
-        last_day: the last day with rows up to the project's present.
-        age_days: whole days from then to the present.
-        expired: whether all that it could serve is older than its ttl.
-        built_at: when the table was written, in microseconds since 1970 UTC.
-        current: whether the table is made of what sources and definitions are now.
-        served_at: when its rows became readable online for the last time, in microseconds since 1970 UTC.
-        served: whether Redis was told the table as it is now.
-        broken: expectations that do not hold.
-        drifted: features that are no longer like what a model learned from.
-        problem: why nothing can be said of it; empty if all can.
-    """
-
-    rows: int | None = None
-    last_day: str | None = None
-    age_days: int | None = None
-    expired: bool = False
-    built_at: int | None = None
-    current: bool = False
-    served_at: int | None = None
-    served: bool = False
-    broken: tuple[str, ...] = ()
-    drifted: tuple[str, ...] = ()
-    problem: str = ""
-
-
-class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A distillation.
-
-    Attributes:
-        training_set: its identity; None if there is none.
-        student: its identity.
-        package: digest of the last package.
-        stale: what of these was made under definitions that have changed since, a sentence each.
-        verdict: whether the last verdict passed; None if there is none, or if it is about another package.
-        compared: values that it compared.
-        verified_at: when, in microseconds since 1970 UTC, by the project's clock.
-        deployed: digest of the package behind the API.
-        contract: hash of the contract it was made under.
-        deployed_at: since when, in microseconds since 1970 UTC.
-    """
-
-    training_set: str | None = None
-    student: str | None = None
-    package: str | None = None
-    stale: tuple[str, ...] = ()
-    verdict: bool | None = None
-    compared: int = 0
-    verified_at: int | None = None
-    deployed: str | None = None
-    contract: str | None = None
-    deployed_at: int | None = None
-
-
-class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of Dagster: what it was to make, how it ended, and when it began, in microseconds since 1970 UTC."""
-
-    id: str
-    made: str
-    status: str
-    at: int | None
-
-
-class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """A project.
-
-    Attributes:
-        project: its name.
-        contract: hash of the contract of today's definitions.
-        applied: whether it is in force.
-        now: the project's present, in microseconds since 1970 UTC.
-        views: by name.
-        models: by name.
-        runs: the last ones, the latest first.
-    """
-
-    project: str
-    contract: str
-    applied: bool
-    now: int
-    views: dict[str, ViewStatus]
-    models: dict[str, ModelStatus]
-    runs: list[RunStatus]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The machine-readable form."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
 
 
 def status(project: Project, *, measure: bool = True, progress: Progress = silent) -> Status:
@@ -151,7 +59,26 @@ def status(project: Project, *, measure: bool = True, progress: Progress = silen
         views=views,
         models={name: _model(project, one) for name, one in project.definitions.distillations.items()},
         runs=_runs(project.state / "dagster"),
+        measured=measure and applied,
+        found_at=clock.now(),
     )
+
+
+def note(project: Project) -> None:
+    """Keeps for the server where a project stands, without measuring again what was measured of the same tables."""
+    found, before = status(project, measure=False), None
+    with suppress(DataError):
+        before = Status.read(project.state)
+    if before is not None and before.measured:
+        known = before.views
+        same = {name for name, view in found.views.items() if name in known and known[name].built_at == view.built_at}
+        if same == set(found.views):
+            views = {
+                name: msgspec.structs.replace(view, broken=known[name].broken, drifted=known[name].drifted)
+                for name, view in found.views.items()
+            }
+            found = msgspec.structs.replace(found, views=views, measured=True)
+    found.write(project.state)
 
 
 def _view(project: Project, contract: Contract, name: str, *, measure: bool, applied: bool) -> ViewStatus:

@@ -3,7 +3,7 @@
 from rich.markup import escape
 
 from isthmus.features import clock
-from isthmus.orchestration.status import ModelStatus, Status, ViewStatus
+from isthmus.features.standing import ModelStatus, Status, ViewStatus
 from isthmus.orchestration.terminal import new_console, new_table
 
 _BAD, _GOOD = "[red]{}[/]", "[green]{}[/]"
@@ -54,21 +54,7 @@ def _aged(view: ViewStatus) -> str:
 
 
 def _state(view: ViewStatus, applied: bool) -> str:
-    if view.problem:
-        return _BAD.format("cannot be read")
-    if view.rows is None:
-        return _BAD.format("to be built")
-    wrong = []
-    if applied and not view.current:
-        wrong.append("to be built again")
-    if not view.served:
-        wrong.append("to be materialized")
-    if view.expired:
-        wrong.append("expired")
-    if view.broken:
-        wrong.append("breaks its promises")
-    if view.drifted:
-        wrong.append("has drifted")
+    wrong = view.wrong(applied=applied)
     return _BAD.format(", ".join(wrong)) if wrong else _GOOD.format("up to date")
 
 

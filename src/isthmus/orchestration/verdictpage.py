@@ -7,11 +7,14 @@ from html import escape
 import numpy as np
 
 from isthmus.features import clock
-from isthmus.features.page import document, figure, table
+from isthmus.features.page import document, figure, image, table
 from isthmus.features.verdict import FeatureVerdict, Verdict
 
 MOST = 40
 """Differing features that are shown in full; of more, the numbers alone."""
+IMAGES = 3
+"""Differing features that are drawn where there is no room for more."""
+_DRAWN = "svg text { font: 11px system-ui, sans-serif; fill: var(--soft) } svg .equal { fill: var(--good) }"
 _SIDE, _EDGE = 200, 8
 _BARS = 25
 
@@ -51,18 +54,45 @@ _COLUMNS = ("compared", "equal", "differing", "worst", "tolerance")
 def _overview(verdict: Verdict) -> str:
     """A line per view, and for the package: how much of it is equal."""
     rows = []
-    groups: dict[str, Mapping[str, FeatureVerdict]] = dict(verdict.views)
-    groups |= {"package, inputs": verdict.inputs, "package, outputs": verdict.files}
-    for name, features in groups.items():
-        compared = sum(one.compared for one in features.values())
-        differing = sum(one.differing for one in features.values())
-        if not features:
-            continue
+    for name, (features, compared, differing) in _groups(verdict).items():
         share = f'<div class="share"><i style="width:{100 * differing / max(compared, 1):.2f}%"></i></div>'
         mark = f'<span class="bad">{differing:,}</span>' if differing else "0"
-        rows.append([escape(name), f"{len(features)}", f"{compared:,}", mark, share])
+        rows.append([escape(name), f"{features}", f"{compared:,}", mark, share])
     numbers = ("features", "compared", "differing")
     return f'<div class="views">{table(["", *numbers, "share"], rows, numbers=numbers)}</div>'
+
+
+def _groups(verdict: Verdict) -> dict[str, tuple[int, int, int]]:
+    """Of each view, and of the package: features, values compared, values that differ."""
+    groups: dict[str, Mapping[str, FeatureVerdict]] = dict(verdict.views)
+    groups |= {"package, inputs": verdict.inputs, "package, outputs": verdict.files}
+    return {
+        name: (len(of), sum(one.compared for one in of.values()), sum(one.differing for one in of.values()))
+        for name, of in groups.items()
+        if of
+    }
+
+
+def images(verdict: Verdict) -> dict[str, str]:
+    """How much is equal, and of the first features that are not their plots, each the address of an image."""
+    wide, line = 440, 18
+    parts = []
+    groups = _groups(verdict)
+    for n, (name, (_, compared, differing)) in enumerate(groups.items()):
+        top, whole = 6 + n * line, 160
+        worse = 0.0 if not differing else max(whole * differing / compared, 1.0)
+        parts.append(
+            f'<text x="6" y="{top + 10}">{escape(name if len(name) <= 26 else name[:25] + "…")}</text>'
+            f'<rect class="equal" x="170" y="{top}" width="{whole if compared else 0}" height="12"/>'
+            f'<rect x="170" y="{top}" width="{worse:.1f}" height="12"/>'
+            f'<text x="336" y="{top + 10}">{differing:,} of {compared:,}</text>'
+        )
+    overview = figure("".join(parts), "what differs", "", width=wide, height=len(groups) * line + 8)
+    found = {"values that differ": image(overview, _DRAWN)}
+    differing_ones = {name: one for name, one in verdict.named().items() if one.differing and one.pairs}
+    for name, one in list(differing_ones.items())[:IMAGES]:
+        found[f"{name}, online over offline"] = image(_over(one), _DRAWN)
+    return found
 
 
 def _card(name: str, one: FeatureVerdict) -> str:
@@ -88,8 +118,30 @@ def _plots(one: FeatureVerdict) -> str:
     """Online over offline with the line on which equal values lie, and how the differences are distributed."""
     if not one.pairs:
         return ""
+    offline, online = _pairs(one)
+    gaps = online - offline
+    least, most = float(gaps.min()), float(gaps.max())
+    inner = _SIDE - 2 * _EDGE
+    counts = np.histogram(gaps, _BARS, (least, most))[0].tolist() if least < most else [0, len(gaps), 0]
+    step = inner / len(counts)
+    bars = "".join(
+        f'<rect x="{_EDGE + n * step:.1f}" y="{_SIDE - _EDGE - inner * count / max(counts):.1f}" '
+        f'width="{step - 1:.1f}" height="{inner * count / max(counts):.1f}"/>'
+        for n, count in enumerate(counts)
+    )
+    told = f"online - offline, from {8 * least:.6g} to {8 * most:.6g}"
+    return f'<div class="plots">{_over(one)}{figure(bars, "differences", told)}</div>'
+
+
+def _pairs(one: FeatureVerdict) -> "tuple[np.ndarray, np.ndarray]":
     # Eighths, because the difference of two floats can be more than a float holds, and that of two differences, too.
     offline, online = np.array(one.pairs).T / 8
+    return offline, online
+
+
+def _over(one: FeatureVerdict) -> str:
+    """Online over offline."""
+    offline, online = _pairs(one)
     low, high = (float(bound((offline, online))) for bound in (np.min, np.max))
     width = (high - low) or 1.0
     inner = _SIDE - 2 * _EDGE
@@ -104,18 +156,7 @@ def _plots(one: FeatureVerdict) -> str:
     line = f'<line class="base" x1="{_EDGE}" y1="{_SIDE - _EDGE}" x2="{_SIDE - _EDGE}" y2="{_EDGE}"/>'
     shown = f"{len(one.pairs):,} differing numbers"
     span = f"both from {8 * low:.12g} to {8 * high:.12g}"
-    scatter = figure(points + line, "online over offline", f"online (up) over offline (right), {span}: {shown}")
-    gaps = online - offline
-    least, most = float(gaps.min()), float(gaps.max())
-    counts = np.histogram(gaps, _BARS, (least, most))[0].tolist() if least < most else [0, len(gaps), 0]
-    step = inner / len(counts)
-    bars = "".join(
-        f'<rect x="{_EDGE + n * step:.1f}" y="{_SIDE - _EDGE - inner * count / max(counts):.1f}" '
-        f'width="{step - 1:.1f}" height="{inner * count / max(counts):.1f}"/>'
-        for n, count in enumerate(counts)
-    )
-    told = f"online - offline, from {8 * least:.6g} to {8 * most:.6g}"
-    return f'<div class="plots">{scatter}{figure(bars, "differences", told)}</div>'
+    return figure(points + line, "online over offline", f"online (up) over offline (right), {span}: {shown}")
 
 
 def _passed(equal: Mapping[str, FeatureVerdict]) -> str:

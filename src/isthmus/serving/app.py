@@ -23,7 +23,18 @@ from isthmus.features import clock
 from isthmus.features.errors import IsthmusError, RequestError
 from isthmus.features.latency import WRITE_SECONDS, Teller
 from isthmus.features.lookupplan import ViewAnswer
-from isthmus.serving import columns, compact, documentation, log, members, openapi, push, refusals
+from isthmus.serving import (
+    columns,
+    compact,
+    documentation,
+    log,
+    members,
+    openapi,
+    push,
+    refusals,
+    status,
+    statuspage,
+)
 from isthmus.serving.formats import Format, chosen
 from isthmus.serving.guard import Guarded, Limited, granted, refused
 from isthmus.serving.lookup import Lookup, Made
@@ -52,6 +63,12 @@ _LOOKUP = msgspec.json.Decoder(LookupRequest)
 _PREDICT = msgspec.json.Decoder(PredictRequest)
 _PUSH = msgspec.json.Decoder(PushRequest)
 _WRITE = msgspec.json.Decoder(WriteRequest)
+_HTML = {
+    "content-type": "text/html; charset=utf-8",
+    "cache-control": "no-store",
+    # Nothing is loaded and nothing runs, whatever a name holds.
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'",
+}
 _UP = orjson.dumps({"status": "up"})
 
 T = TypeVar("T")
@@ -61,6 +78,7 @@ class Api:
     """The handlers of one server process, over its store and its state."""
 
     def __init__(self, settings: ServerSettings) -> None:
+        self._settings = settings
         self._now = settings.now
         self._limits = settings.limits
         self._store = Store(settings.redis, settings.limits)
@@ -174,25 +192,15 @@ class Api:
     async def models(self, _request: Request) -> Response:
         """The deployed models."""
         state = self._watch.state
-        model = state.model
-        if model is None:
-            return _answer(msgspec.json.encode(Models([], state.refused)))
-        deployment, outdated = model.deployment, state.outdated
-        described = ModelState(
-            model=deployment.model,
-            package=deployment.digest,
-            contract=deployment.contract,
-            service=deployment.service,
-            precision=deployment.precision,
-            threads=deployment.threads,
-            deployed_at=deployment.deployed_at,
-            current=outdated is None,
-            # What the model reads itself and a request transform takes, too, is one input to who asks.
-            inputs=list(dict.fromkeys(ModelInput(item.name, item.dtype.name) for item in model.inputs)),
-            outdated=None if outdated is None else str(outdated),
-            candidate=msgspec.UNSET if state.trial is None else told(state.trial),
-        )
-        return _answer(msgspec.json.encode(Models([described], state.refused)))
+        return _answer(msgspec.json.encode(Models(_models(state), state.refused)))
+
+    async def status(self, request: Request) -> Response:
+        """Where the server and its project stand: a page for a browser, JSON for everybody else."""
+        state = self._watch.state
+        found = await status.status(self._settings, state, self._store, self.metrics, _models(state), self._at())
+        if "text/html" not in request.headers.get("accept", ""):
+            return _answer(msgspec.json.encode(found), state.contract.hash)
+        return Response(statuspage.page(found), headers={**_HTML, "isthmus-contract": state.contract.hash})
 
     async def health(self, _request: Request) -> Response:
         """The process is up."""
@@ -235,6 +243,7 @@ def create(settings: ServerSettings | None = None) -> ASGIApp:
             Route("/write-to-online-store", api.write, methods=["POST"]),
             Route("/predict", api.predict, methods=["POST"]),
             Route("/models", api.models),
+            Route("/status", api.status),
             Route("/healthz", api.health),
             Route("/readyz", api.ready),
             Route("/metrics", api.exposition),
@@ -284,6 +293,30 @@ class _Direct:
             await (await _fail(request, error))(scope, receive, send)
             raise
         await response(scope, receive, send)
+
+
+def _models(state: State) -> list[ModelState]:
+    """What is deployed."""
+    model = state.model
+    if model is None:
+        return []
+    deployment, outdated = model.deployment, state.outdated
+    return [
+        ModelState(
+            model=deployment.model,
+            package=deployment.digest,
+            contract=deployment.contract,
+            service=deployment.service,
+            precision=deployment.precision,
+            threads=deployment.threads,
+            deployed_at=deployment.deployed_at,
+            current=outdated is None,
+            # What the model reads itself and a request transform takes, too, is one input to who asks.
+            inputs=list(dict.fromkeys(ModelInput(item.name, item.dtype.name) for item in model.inputs)),
+            outdated=None if outdated is None else str(outdated),
+            candidate=msgspec.UNSET if state.trial is None else told(state.trial),
+        )
+    ]
 
 
 def _find(state: State, asked: LookupRequest) -> Lookup:

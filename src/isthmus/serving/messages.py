@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from isthmus.features.standing import Status
+
 FieldStatus = Literal["PRESENT", "NULL_VALUE", "NOT_FOUND", "OUTSIDE_MAX_AGE"]
 
 Scalar = bool | int | float | str
@@ -204,6 +206,60 @@ class Models(Struct):
 
     models: list[ModelState]
     refused: str | None = None
+
+
+class PublishedState(Struct):
+    """What the online store has been told of a view; `refused` says why nothing is known of it.
+
+    `materialized_at` is the moment whose answers were written, `known_until` the latest known time among them, each in
+    microseconds since 1970 UTC.
+    """
+
+    materialized_at: int | None = None
+    known_until: int | None = None
+    age_seconds: Annotated[float | None, Meta(description="From `known_until` to the server's present.")] = None
+    ttl_seconds: Annotated[float | None, Meta(description="How long a value holds; null for ever.")] = None
+    pending: Annotated[bool, Meta(description="Rows are being written, or whoever wrote them was killed.")] = False
+    refused: str | None = None
+
+
+class LatencyState(Struct):
+    """How long something took since the server started, from a histogram: between the bounds of a bucket, linearly."""
+
+    count: int
+    p50_ms: float
+    p99_ms: float
+
+
+class HistoryState(Struct):
+    """What was done with a package, when, and why."""
+
+    at: Annotated[int, Meta(description="Microseconds since 1970 UTC.")]
+    action: Literal["deploy", "promote", "rollback", "shadow", "canary", "drop", "refuse"]
+    model: str
+    digest: str
+    contract: str
+    precision: str
+    why: str
+
+
+class StatusAnswer(Struct):
+    """Where the server stands, and where its project stood when `isthmus status`, or a deployment, looked last.
+
+    `project` is left out where the project's folder is elsewhere; `problems` says what could not be read.
+    """
+
+    name: str
+    contract: str
+    now: Annotated[int, Meta(description="The server's present, in microseconds since 1970 UTC.")]
+    views: dict[str, PublishedState]
+    models: list[ModelState]
+    refused: str | None
+    latency: Annotated[dict[str, LatencyState], Meta(description="By route, and by model for its runs alone.")]
+    latency_objective_ms: Annotated[float, Meta(description="Of the p99 of a prediction of one row.")]
+    history: Annotated[list[HistoryState], Meta(description="The newest first.")]
+    project: Status | UnsetType = UNSET
+    problems: list[str] = []
 
 
 class Health(Struct):

@@ -23,6 +23,7 @@ from isthmus.features.clock import Status
 from isthmus.features.lookupplan import ViewAnswer
 from isthmus.features.profiles import OBJECTIVE_MS
 from isthmus.serving.lookup import LABELS
+from isthmus.serving.messages import LatencyState
 from isthmus.serving.refusals import NotReadyError
 from isthmus.serving.state import State
 from isthmus.serving.tally import BUCKETS, Tally
@@ -164,6 +165,16 @@ class Metrics:
     def timed(self, trial: Trial, seconds: float, role: str) -> None:
         """One of the two has run over the rows of a request."""
         self._series.trial_seconds.seconds(trial.candidate.deployment.model, role).observe(seconds)
+
+    def latency(self) -> dict[str, LatencyState]:
+        """How long requests took that were answered well or not, by route, and the runs of models, by their names."""
+        found = self._tally.quantiles("isthmus_request_duration_seconds", "route", 0.5, 0.99)
+        runs = self._tally.quantiles("isthmus_model_duration_seconds", "model", 0.5, 0.99)
+        found |= {f"runs of {model}": measured for model, measured in runs.items()}
+        return {
+            name: LatencyState(count, *(round(seconds * 1e3, 4) for seconds in quantiles))
+            for name, (count, quantiles) in found.items()
+        }
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """All metrics as text, and its content type: OpenMetrics if `accept` names it, else Prometheus's own format."""

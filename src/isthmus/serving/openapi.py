@@ -51,7 +51,7 @@ def document() -> dict[str, Any]:
     types = [
         messages.LookupRequest, messages.LookupAnswer, messages.ValuesAnswer, messages.PushRequest,
         messages.WriteRequest, messages.PushAnswer, messages.PredictRequest, messages.PredictAnswer, messages.Models,
-        messages.Health, messages.Ready, messages.ErrorAnswer,
+        messages.StatusAnswer, messages.Health, messages.Ready, messages.ErrorAnswer,
     ]  # fmt: skip
     _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     return {
@@ -89,6 +89,12 @@ def document() -> dict[str, Any]:
             },
             "/models": {
                 "get": _operation("listModels", "Lists the deployed models", messages.Models, errors=_ANY)
+            },
+            "/status": {
+                "get": _operation(
+                    "readStatus", "Reads where the server and its project stand", messages.StatusAnswer, errors=_ANY,
+                    contract=True, forms={"text/html": {"type": "string", "description": "The same as a page."}},
+                )
             },
             "/healthz": {"get": _operation("isUp", "Whether the process is up", messages.Health, key=False)},
             "/readyz": {

@@ -86,6 +86,17 @@ class Store:
         ((told,),) = await self._redis.ask([published.asking(project, [view])])
         return published.decode(told)
 
+    async def told(self, contract: Contract) -> dict[str, Published | None]:
+        """What Redis has been told of the offline table of each view.
+
+        Raises:
+            DependencyError: Redis does not answer, or refuses.
+        """
+        with Waiting(), answering(self._url):
+            async with asyncio.timeout(self._seconds):
+                (reply,) = await self._redis.ask([published.asking(contract.project, contract.views.values())])
+        return dict(zip(contract.views, map(published.decode, reply), strict=True))
+
     async def ping(self, contract: Contract) -> None:
         """Asks Redis whether it would answer lookups.
 

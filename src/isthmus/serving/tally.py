@@ -6,9 +6,10 @@ every second, and when it is asked for them, to prometheus_client's multiprocess
 whichever worker answers, no counter goes back.
 """
 
+import math
 import os
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 
@@ -112,6 +113,17 @@ class Family:
         return number
 
 
+def _quantile(counts: Sequence[tuple[float, float]], share: float) -> float:
+    """In seconds; what is beyond the last bound is said to be at it."""
+    wanted = share * counts[-1][1]
+    low = before = 0.0
+    for bound, count in counts:
+        if count >= wanted and count > before:
+            return low if math.isinf(bound) else low + (bound - low) * (wanted - before) / (count - before)
+        low, before = bound, count
+    return low
+
+
 class Tally:
     """The metrics of a process, or of all the processes that share a folder.
 
@@ -135,6 +147,29 @@ class Tally:
     def histogram(self, name: str, text: str, *labels: str, bounds: tuple[float, ...] = BUCKETS) -> Family:
         """A metric of durations."""
         return self._add(Family("histogram", name, text, labels, bounds=bounds))
+
+    def quantiles(self, family: str, label: str, *shares: float) -> dict[str, tuple[int, list[float]]]:
+        """Of a histogram, by the values of a label: how many were counted, and what each share of them took at most.
+
+        Within a bucket durations are taken to be evenly spread, as Prometheus does it in `histogram_quantile`.
+
+        Args:
+            family: name of the metric.
+            label: of its labels, the one to tell apart by.
+            shares: 0.99 for the p99.
+        """
+        found: dict[str, dict[float, float]] = {}
+        for metric in self.collect():
+            for sample in metric.samples if metric.name == family else ():
+                if sample.name.endswith("_bucket"):
+                    counts = found.setdefault(sample.labels[label], {})
+                    bound = float(sample.labels["le"])
+                    counts[bound] = counts.get(bound, 0.0) + sample.value
+        return {
+            value: (int(counts[math.inf]), [_quantile(sorted(counts.items()), share) for share in shares])
+            for value, counts in found.items()
+            if counts[math.inf]
+        }
 
     def write(self) -> None:
         """Lets the other processes know this one's numbers, if there are others."""

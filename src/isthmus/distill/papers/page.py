@@ -5,21 +5,9 @@ from html import escape
 from typing import Any
 
 from isthmus.distill.papers.boundarycard import TOGETHER, Prices, halves
+from isthmus.distill.papers.figures import metrics, quality, training
 from isthmus.distill.papers.findings import gained, limits
-from isthmus.distill.papers.plots import (
-    MODELS,
-    STYLE,
-    Line,
-    Strip,
-    axis,
-    curves,
-    dots,
-    drawn,
-    kind,
-    known,
-    strips,
-    tradeoff,
-)
+from isthmus.distill.papers.plots import MODELS, STYLE, axis, dots, drawn, kind
 from isthmus.distill.papers.report import Gate, Model, Report, read_report
 from isthmus.distill.papers.searchpage import read_search, search_parts
 from isthmus.distill.papers.words import between, duration, measure, number, scaled
@@ -55,7 +43,7 @@ def page(
         "<h2>Quality</h2>",
         _key(read.models),
         f"<p>{_SPREAD}</p>" if len(read.seeds) > 1 else "",
-        _plots(_quality(read)),
+        _plots(quality(read).values()),
         _comparison(read),
         _slices(read),
         _training(read),
@@ -108,43 +96,10 @@ def _key(models: Mapping[str, Model]) -> str:
     return "\n".join(lines)
 
 
-def _metrics(report: Report) -> list[str]:
-    """All that were measured, that of the report first."""
-    found = dict.fromkeys(name for model in report.models.values() for name in model.quality)
-    return sorted(found, key=lambda name: name != report.metric)
-
-
-def _quality(report: Report) -> list[str]:
-    """A plot of each metric, and one of what speed costs."""
-    plots = []
-    for metric in _metrics(report):
-        rows = [
-            Strip(
-                name,
-                mean,
-                bounds if (bounds := model.intervals.get(metric)) and all(map(drawn, bounds)) else None,
-                known(run.quality.get(metric) for run in report.runs if run.model == name),
-            )
-            for name, model in report.models.items()
-            if drawn(mean := model.quality.get(metric))
-        ]
-        if rows:
-            plots.append(strips(metric, rows, escape(metric)))
-    points = [
-        (name, model.p50_us, value)
-        for name, model in report.models.items()
-        if drawn(model.p50_us) and model.p50_us > 0 and drawn(value := model.quality.get(report.metric))
-    ]
-    if len(points) > 1:
-        told = f"{escape(report.metric)} (up) over p50 of one answer in µs (right, logarithmic)"
-        plots.append(tradeoff(points, f"{report.metric} over p50", told))
-    return plots
-
-
 def _comparison(report: Report) -> str:
     """A column for each model."""
     models = report.models
-    rows = [[escape(metric), *(_measured(model, metric) for model in models.values())] for metric in _metrics(report)]
+    rows = [[escape(metric), *(_measured(model, metric) for model in models.values())] for metric in metrics(report)]
     for likeness in dict.fromkeys(name for found in report.agreement.values() for name in found):
         cells = (measure(report.agreement.get(name, {}).get(likeness)) for name in models)
         rows.append([f"{escape(likeness)}, with the teacher", *cells])
@@ -188,34 +143,19 @@ def _training(report: Report) -> str:
     """What the trainings went through."""
     if not report.runs:
         return ""
-    names = dict.fromkeys(name for run in report.runs for entry in run.history for name in entry if name != "step")
-    plots = []
-    for name in names:
-        lines = []
-        for run in report.runs:
-            points = [
-                (step, value)
-                for entry in run.history
-                if drawn(step := entry.get("step")) and drawn(value := entry.get(name))
-            ]
-            if points:
-                lines.append(Line(run.model, points, faint=report.shipped not in (None, run.seed)))
-        if lines:
-            told = "" if report.shipped is None else f"; seed {report.shipped} strong, the others faint"
-            plots.append(curves(name, lines, f"{escape(name)} (up) over steps (right){told}"))
-    columns = ["model", "seed", "steps", "seconds", *map(escape, _metrics(report))]
+    columns = ["model", "seed", "steps", "seconds", *map(escape, metrics(report))]
     rows = [
         [
             escape(run.model),
             f"{run.seed}",
             number(run.steps),
             number(run.seconds),
-            *(measure(run.quality.get(name)) for name in _metrics(report)),
+            *(measure(run.quality.get(name)) for name in metrics(report)),
         ]
         for run in report.runs
     ]
     runs = f"<details><summary>{len(rows)} trainings</summary>{table(columns, rows, numbers=columns[1:])}</details>"
-    return f"<h2>Training</h2>\n{_plots(plots)}\n{runs}"
+    return f"<h2>Training</h2>\n{_plots(training(report).values())}\n{runs}"
 
 
 def _halves(found: Mapping[str, Iterable[tuple[str, str]]]) -> str:

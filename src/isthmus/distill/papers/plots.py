@@ -128,6 +128,41 @@ def strips(metric: str, rows: Sequence[Strip], caption: str) -> str:
 
 
 @dataclass(frozen=True)
+class Span:
+    """How long a model takes: mostly, and at worst."""
+
+    model: str
+    low: float
+    high: float
+
+
+def spans(label: str, rows: Sequence[Span], caption: str, limit: float | None = None) -> str:
+    """A row per model on a logarithmic axis: a dot for the one number, a faint one for the other, a line between.
+
+    Args:
+        label: for a screen reader.
+        rows: of numbers above zero.
+        caption: below.
+        limit: what is allowed; a line.
+    """
+    height = _ROW * len(rows) + _FOOT
+    x = axis([at for row in rows for at in (row.low, row.high)] + known([limit]), 72, _WIDTH - 10, log=True)
+    parts = [_across(x, height)]
+    if limit is not None:
+        parts.append(f'<line class="limit" x1="{x(limit):.1f}" x2="{x(limit):.1f}" y1="4" y2="{height - _FOOT}"/>')
+    for n, row in enumerate(rows):
+        middle, low, high = _ROW * (n + 0.5) + 2, x(row.low), x(row.high)
+        parts.append(
+            f'<g class="{kind(row.model)}">'
+            f'<text class="name" x="6" y="{middle + 4:.1f}">{escape(_short(row.model))}</text>'
+            f'<line class="range" x1="{low:.1f}" x2="{high:.1f}" y1="{middle:.1f}" y2="{middle:.1f}"/>'
+            f'<circle cx="{low:.1f}" cy="{middle:.1f}" r="4"/>'
+            f'<circle class="faint" cx="{high:.1f}" cy="{middle:.1f}" r="4"/></g>'
+        )
+    return figure("".join(parts), escape(label), caption, width=_WIDTH, height=height)
+
+
+@dataclass(frozen=True)
 class Line:
     """What a training went through: points of step and value."""
 
@@ -138,10 +173,15 @@ class Line:
 
 def curves(metric: str, lines: Sequence[Line], caption: str) -> str:
     """A line per training over its steps."""
-    height = 180
+    height, top = 194, 22
     x = axis((at for line in lines for at, _ in line.points), 48, _WIDTH - 10)
-    y = axis((value for line in lines for _, value in line.points), height - _FOOT - 4, 8)
+    y = axis((value for line in lines for _, value in line.points), height - _FOOT - 4, top)
     parts = [_across(x, height), _along(y)]
+    names = dict.fromkeys(line.model for line in lines)
+    parts += [
+        f'<g class="{kind(name)}"><text class="name" x="{48 + 66 * n}" y="12">{escape(_short(name))}</text></g>'
+        for n, name in enumerate(names)
+    ]
     for line in lines:
         points = _thinned(line.points)
         faint = ' class="faint"' if line.faint else ""

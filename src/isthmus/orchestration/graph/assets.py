@@ -51,10 +51,10 @@ def build_definitions(
 
     Raises:
         ConfigurationError: the project cannot be compiled.
-        DagsterInvalidDefinitionError: the translator gives one key to several nodes.
+        DagsterInvalidDefinitionError: the translator gives one key to several nodes, or makes a circle of them.
     """
     found = project if isinstance(project, Outline) else outline(Path(project).resolve())
-    graph = Graph(found, translator or IsthmusTranslator())
+    graph = Graph(found, translator)
     views, models = [view.name for view in found.views], [model.name for model in found.models]
     assets: list[Any] = [_sources(graph), _step(graph, "apply", "apply", ["contract"])]
     if found.days is not None:
@@ -133,7 +133,7 @@ def observe(instance: dg.DagsterInstance, project: Path) -> None:
         instance: where it is noted.
         project: its folder.
     """
-    graph = Graph(outline(project.resolve()), IsthmusTranslator())
+    graph = Graph(outline(project.resolve()))
     sources = {graph.nodes[node].name: graph.key(node) for node in graph.of("source")}
     for event in new(instance, graph.outline, sources):
         instance.report_runless_asset_event(event)

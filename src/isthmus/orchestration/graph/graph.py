@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 
 import dagster as dg
 
@@ -14,13 +15,13 @@ class Graph:
 
     Args:
         outline: of the project.
-        translator: makes specs of nodes.
+        translator: makes specs of nodes; by default as Isthmus has them.
 
     Raises:
-        DagsterInvalidDefinitionError: two nodes were given one key.
+        DagsterInvalidDefinitionError: two nodes were given one key, or nodes depend on themselves.
     """
 
-    def __init__(self, outline: Outline, translator: IsthmusTranslator) -> None:
+    def __init__(self, outline: Outline, translator: IsthmusTranslator | None = None) -> None:
         self.outline = outline
         nodes: dict[str, Node] = {}
 
@@ -49,6 +50,7 @@ class Graph:
             add("package", name, [f"student/{name}"], model=model)
             add("deployment", name, [f"package/{name}", *(f"online/{view}" for view in model.served)], model=model)
         self.nodes: Mapping[str, Node] = nodes
+        translator = translator or IsthmusTranslator()
         specs = {node: translator.get_asset_spec(node_) for node, node_ in nodes.items()}
         keys = {node: spec.key for node, spec in specs.items()}
         if doubled := {key for key in keys.values() if sum(key == other for other in keys.values()) > 1}:
@@ -60,6 +62,15 @@ class Graph:
             node: spec.replace_attributes(deps=[*spec.deps, *(keys[dep.id] for dep in nodes[node].deps)])
             for node, spec in specs.items()
         }
+        try:
+            TopologicalSorter(
+                {spec.key: {dep.asset_key for dep in spec.deps} for spec in self._specs.values()}
+            ).prepare()
+        except CycleError as error:
+            circle = " <- ".join(key.to_user_string() for key in reversed(error.args[1]))
+            raise dg.DagsterInvalidDefinitionError(
+                f"the translator makes assets depend on themselves: {circle}. Take one of these dependencies away"
+            ) from None
 
     def spec(self, node: str) -> dg.AssetSpec:
         """The spec of a node."""

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import dagster as dg
 import msgspec
 from dagster import PipesSubprocessClient
+from dagster._core.errors import DagsterPipesExecutionError
 
 from isthmus.orchestration.graph.events import FAILED, Asked, Failed
 
@@ -57,7 +58,14 @@ class IsthmusResource(dg.ConfigurableResource[Any]):
             "asked": msgspec.to_builtins(asked(context, step, nodes)),
             "keys": {node: key.to_user_string() for key, node in nodes.items()},
         }
-        invocation = self.launch(context, extras)
+        try:
+            invocation = self.launch(context, extras)
+        except DagsterPipesExecutionError as error:
+            raise dg.Failure(
+                f"the process of step {step} was killed, or has a defect ({error}). What was finished stays: see the "
+                "stderr of the run, and run it again. What is killed without a word often lacked memory",
+                allow_retries=False,
+            ) from None
         yield from invocation.get_results(implicit_materializations=False)
         for message in invocation.get_custom_messages():
             failed = msgspec.convert(message[FAILED], Failed)

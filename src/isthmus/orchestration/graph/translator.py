@@ -113,7 +113,8 @@ class IsthmusTranslator:
         if node.kind == "source":
             description = next(one.path for one in node.outline.sources if one.name == node.name)
         return dg.AssetSpec(
-            dg.AssetKey(node.id.split("/")),
+            # Graphs show the last part alone: of views the name, in a group per kind; of models the kind, in their own.
+            dg.AssetKey(node.id.split("/") if model is None else [model.name, node.kind]),
             group_name=model.name.replace("-", "_") if model is not None else node.kind,
             kinds=KINDS.get(node.kind, set()),
             description=description,

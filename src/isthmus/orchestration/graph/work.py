@@ -4,8 +4,10 @@ A step is a function of the project; here are their names, the nodes and checks 
 reported of each. Nothing here knows Dagster.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -28,7 +30,10 @@ def work(project: Project, asked: Asked, progress: Progress) -> Iterator[Made | 
     Raises:
         IsthmusError: as the step says.
     """
-    yield from _STEPS[asked.step](project, asked, progress)
+    for event in _STEPS[asked.step](project, asked, progress):
+        # As long as it is, what stands below it is not seen.
+        report = {name: value for name, value in event.metadata.items() if name == REPORT}
+        yield replace(event, metadata={**{n: v for n, v in event.metadata.items() if n not in _UNTOLD}, **report})
 
 
 def _apply(project: Project, _asked: Asked, _progress: Progress) -> Iterator[Made]:
@@ -164,6 +169,7 @@ def _check_examples(project: Project, asked: Asked, _progress: Progress) -> Iter
 
 def _distill(project: Project, asked: Asked, progress: Progress) -> Iterator[Made]:
     from isthmus.distill.gates import figures
+    from isthmus.distill.papers import images
     from isthmus.orchestration import models, papers
 
     began, name = time.perf_counter(), _name(asked.nodes[0])
@@ -173,7 +179,8 @@ def _distill(project: Project, asked: Asked, progress: Progress) -> Iterator[Mad
     page = {"raw_value": str(folder / papers.PAGE), "type": "path"}
     measured = {name: value for name, value in figures(report).items() if value is not None}
     made_of = report["made_of"]
-    student = {**whole, **measured, "models": _models(report), "page": page}
+    drawn = {subject: plots(found) for subject, found in images(report).items() if found}
+    student = {**whole, **measured, "models": _models(report), **drawn, "page": page}
     told = {"teacher": {}, "teacher_outputs": {}, "student": student, "control": {}}
     for role in ("teacher", "control"):
         told[role] = _figures(report["models"].get(role, {}))
@@ -214,12 +221,14 @@ def _export(project: Project, asked: Asked, progress: Progress) -> Iterator[Made
 
 
 def _verify(project: Project, asked: Asked, progress: Progress) -> Iterator[Checked]:
+    from isthmus.orchestration import status, verdictpage
     from isthmus.orchestration.verification import page_file, verify
 
     for node, check in asked.checks:
         began = time.perf_counter()
         outcome = verify(project, _name(node), every=True, progress=progress)
         metadata = reported(outcome.as_dict(), began)
+        metadata["parity"] = plots(verdictpage.images(outcome))
         metadata["page"] = {"raw_value": str(page_file(project, _name(node))), "type": "path"}
         differing = {name: one for name, one in outcome.named().items() if one.differing}
         rows = []
@@ -236,17 +245,27 @@ def _verify(project: Project, asked: Asked, progress: Progress) -> Iterator[Chec
         if rows:
             metadata["differs"] = table(rows, _DIFFERS)
         found = "" if outcome.passed else f"{outcome.differing:,} of {outcome.compared:,} values differ"
+        if not outcome.passed:
+            # Else the deployment that follows does it.
+            status.note(project)
         yield Checked(node, check, outcome.passed, found, metadata)
 
 
 def _deploy(project: Project, asked: Asked, _progress: Progress) -> Iterator[Made]:
+    from isthmus.orchestration import status
     from isthmus.orchestration.release import deploy
 
     (node,), began = asked.nodes, time.perf_counter()
     done = deploy(project, _name(node))
     yield Made(node, done.deployment.digest, reported(done.as_dict(), began))
+    status.note(project)
 
 
+REPORT = "report"
+_UNTOLD = {REPORT, "format", "name", "more"}
+"""Of the single values, those that say nothing beside an asset."""
+_ROOM = 50_000
+"""Characters of the images of one event."""
 _DIFFERS = ("", "differing", "compared", "worst", "tolerance", "first key", "event time", "offline", "online")
 _STEPS: Mapping[str, Callable[[Project, Asked, Progress], Iterator[Made | Checked]]] = {
     "apply": _apply,
@@ -268,18 +287,30 @@ _STEPS: Mapping[str, Callable[[Project, Asked, Progress], Iterator[Made | Checke
 def reported(report: Mapping[str, Any], began: float) -> Metadata:
     """A whole report as JSON, and its numbers one by one: Dagster plots those over time."""
     plain = msgspec.to_builtins(report, str_keys=True, enc_hook=str)
-    numbers = {key: value for key, value in plain.items() if isinstance(value, int | float | str) and key != "seconds"}
-    return {
-        "seconds": round(time.perf_counter() - began, 3),
-        "report": {"raw_value": plain, "type": "json"},
-        **numbers,
+    single = {name: value for name, value in plain.items() if isinstance(value, int | float | str)}
+    moments = {
+        name: {"raw_value": value / 1e6, "type": "timestamp"}
+        for name, value in single.items()
+        if isinstance(value, int) and (name == "at" or name.endswith("_at"))
     }
+    seconds = round(time.perf_counter() - began, 3)
+    return {**single, **moments, "seconds": seconds, REPORT: {"raw_value": plain, "type": "json"}}
 
 
 def table(rows: Iterable[Sequence[str]], columns: Sequence[str]) -> Metadata:
     """Rows as a table in Markdown."""
     lines = [columns, ["---"] * len(columns), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return {"raw_value": "\n".join("| " + " | ".join(line) + " |" for line in lines), "type": "md"}
+
+
+def plots(images: Mapping[str, str]) -> Metadata:
+    """Images as Markdown, as far as there is room: Dagster keeps them with the event, and loads them with each list."""
+    shown, left = [], _ROOM
+    for name, address in images.items():
+        left -= len(address)
+        title = re.sub(r"([^\w\s.,]|_)", r"\\\1", name)
+        shown += [f"**{title}**", f"![{title}]({address})" if left >= 0 else "is on the page"]
+    return {"raw_value": "\n\n".join(shown), "type": "md"}
 
 
 def _models(report: Mapping[str, Any]) -> Metadata:
