@@ -146,5 +146,5 @@ def test_a_view_says_what_is_to_be_done() -> None:
     everything = msgspec.structs.replace(fresh, served=False, expired=True, broken=("x",), drifted=("y",))
     told = ["to be materialized", "expired", "breaks its promises", "has drifted"]
     assert list(everything.wrong(applied=True)) == told
-    answer = StatusAnswer("p", "c", NOW, {}, [], None, {}, None, [], FOUND, [])
+    answer = StatusAnswer("p", "c", NOW, {}, [], None, {}, 5.0, [], FOUND, [])
     assert "to be materialized" in statuspage.page(answer)

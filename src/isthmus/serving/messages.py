@@ -256,7 +256,7 @@ class StatusAnswer(Struct):
     models: list[ModelState]
     refused: str | None
     latency: Annotated[dict[str, LatencyState], Meta(description="By route, and by model for its runs alone.")]
-    latency_objective_ms: Annotated[float, Meta(description="Of the p99 of a prediction of one row.")]
+    latency_objective_ms: Annotated[float, Meta(description="What the p99 of its answers shall not be above.")]
     history: Annotated[list[HistoryState], Meta(description="The newest first.")]
     project: Status | UnsetType = UNSET
     problems: list[str] = []

@@ -82,7 +82,7 @@ def _latency(found: dict[str, LatencyState], objective: float) -> str:
         [escape(name), f"{one.count:,}", f"{one.p50_ms:.3g}", f"{one.p99_ms:.3g}"]
         for name, one in sorted(found.items())
     ]
-    told = f"<p>The objective of a prediction of one row is a p99 of {objective:g} ms.</p>"
+    told = f"<p>The objective is a p99 of {objective:g} ms.</p>"
     return told + (table(columns, rows, numbers=columns[1:]) if rows else "<p>Nothing was asked yet.</p>")
 
 
