@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.serving.support import CONTRACT, Server, fill, make_package, serving, wait
 
 from isthmus.features.embedded import EmbeddedRedis
+from isthmus.features.errors import Stopped
 from isthmus.features.latency import WINDOW_SECONDS, Heard
 
 ASKED = json.dumps({"entities": {"carrier": ["UA"]}, "request": {"distance": [1]}})
@@ -127,12 +128,14 @@ def train(heard: str, steps: Path) -> None:
             partial.replace(steps)
         return (module(batch) - batch[:, :1]).square().mean(), {}
 
-    Training(
+    training = Training(
         nn.Sequential(*layers), rows, step, Settings(steps=10**9, batch=1024, evaluate_every=10**9),
         accelerator(TrainingProfile()), folder=steps.parent / "run",
         progress=lambda text, _share: print(f"{time.monotonic():.1f} {text}", flush=True),
         heard=None if heard == "-" else Heard(Path(heard)),
-    ).run()  # fmt: skip
+    )  # fmt: skip
+    with suppress(Stopped):
+        training.run()
 
 
 def measured(folder: Path, redis: str, rate: float, seconds: float, rounds: int) -> list[Comparison]:
