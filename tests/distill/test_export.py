@@ -1,4 +1,5 @@
 import re
+import resource
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,7 +24,7 @@ from isthmus.distill.runtime import ask, ort_format, predict, session
 from isthmus.distill.student import Student
 from isthmus.distill.task import Task
 from isthmus.distill.trial import difference, precisions
-from isthmus.features.errors import ContractMismatch, DataError, GateFailed, PackageError
+from isthmus.features.errors import ContractMismatch, DataError, DependencyError, GateFailed, PackageError
 from isthmus.features.folder import SUMS
 from isthmus.features.golden import read_golden
 from isthmus.features.manifest import feeds, package_digest, read_package
@@ -267,6 +268,17 @@ def test_graphs_of_every_shape_answer_like_torch(numbers: int, words: tuple[tupl
         for rows in (data, data[:1]):
             answer = predict(session(form, 1), rows.feeds)
             np.testing.assert_allclose(answer, sigmoid(student.logits(rows)), atol=1e-6)
+
+
+def test_a_full_disk_is_said(exported: ExportReport) -> None:
+    model = (exported.path / "model.fp32.onnx").read_bytes()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (128, before[1]))
+    try:
+        with pytest.raises(DependencyError, match=r"model\.ort: cannot be written .*Make room there"):
+            ort_format(model)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_an_ort_file_is_written_one_way(exported: ExportReport) -> None:
