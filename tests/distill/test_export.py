@@ -1,3 +1,4 @@
+import base64
 import re
 import resource
 import shutil
@@ -6,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import onnx
 import pyarrow as pa
@@ -26,7 +28,7 @@ from isthmus.distill.task import Task
 from isthmus.distill.trial import difference, precisions
 from isthmus.features.errors import ContractMismatch, DataError, DependencyError, GateFailed, PackageError
 from isthmus.features.folder import SUMS
-from isthmus.features.golden import read_golden
+from isthmus.features.golden import Kept, read_golden
 from isthmus.features.manifest import feeds, package_digest, read_package
 from isthmus.features.verdict import FeatureVerdict
 from isthmus.transforms.fitting import FittedNumber, FittedText, Preparation
@@ -190,7 +192,9 @@ def test_what_must_not_be_exported(trained: DistillationReport, table: pa.Table,
         make_package(trained.path, table, tmp_path, replace(SERVING, memory_mb=0))
     with pytest.raises(GateFailed, match=r"fresh process comes after .* ms; expected at most 1e-06 ms"):
         make_package(trained.path, table, tmp_path, replace(SERVING, load_ms=1e-6))
-    with pytest.raises(GateFailed, match=r"a package of int8 alone has .* kB; expected at most 10 kB\. .* fewer golden"):
+    with pytest.raises(
+        GateFailed, match=r"a package of int8 alone has .* kB; expected at most 10 kB\. .* fewer golden"
+    ):
         make_package(trained.path, table, tmp_path, replace(SERVING, package_kb=10))
     assert not [*tmp_path.iterdir()]
     with pytest.raises(ContractMismatch, match="trained under contract cccccccccccc; expected dddddddddddd"):
@@ -202,6 +206,26 @@ def test_what_must_not_be_exported(trained: DistillationReport, table: pa.Table,
     with pytest.raises(DataError, match=r"student\.safetensors: cannot be read"):
         make_package(damaged(trained.path, tmp_path.parent / "cut" / "x"), table, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_answers_of_no_rows_are_compared_and_of_other_rows_differ(table: pa.Table, tmp_path: Path) -> None:
+    own: dict[str, Any] = {"task": "tests.distill.kinds:Edged", "seeds": 1, "epochs": 1}
+    trained = run(tmp_path, table, **own)
+    package = make_package(trained.path, table, tmp_path, replace(SERVING, latency_objective_ms=1000), **own).path
+
+    def differing() -> dict[str, int]:
+        found = check_package(material(table, **own), package, trained.path, rows=20)
+        return {file: one.differing for file, one in found.items() if one.differing}
+
+    assert differing() == {}
+
+    def cut(golden: Any) -> None:
+        kept = golden["cases"][0]["outputs"]["model.fp32.onnx"]["logits"]
+        logits = Kept(kept["element"], kept["shape"], base64.b64decode(kept["data"])).array[1:]
+        golden["cases"][0]["outputs"]["model.fp32.onnx"]["logits"] = msgspec.to_builtins(Kept.of(logits))
+
+    rewritten("golden.json", cut)(package)
+    assert differing().keys() == {"model.fp32.onnx"}
 
 
 @pytest.fixture(scope="module")
