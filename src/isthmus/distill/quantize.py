@@ -74,8 +74,8 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
         except (MemoryError, OSError):  # the machine's
             raise
         except Exception as error:  # of a layer in a form that it does not know it raises what comes
-            found = f"ONNX Runtime's quantizer ends with {type(error).__name__}: {error}"
-            problem = Problem("quantized", found, "operators in a form that it knows")
+            ended = f"ONNX Runtime's quantizer ends with {type(error).__name__}: {error}"
+            problem = Problem("quantized", ended, "operators in a form that it knows")
             remedy = "give a layer one bias per output, or leave its operator out of `quantized`"
             raise ConfigurationError("task", [problem], remedy=remedy) from error
         # The quantizer moves the constants of what it is given out of it.
