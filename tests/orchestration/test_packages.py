@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,26 +53,59 @@ def test_a_serving_host_can_verify(tmp_path: Path) -> None:
     assert {check["passed"] for check in told["checks"]} == {True}
 
 
-def test_a_graph_takes_no_more_memory_than_it_may(tmp_path: Path) -> None:
-    package = of_tensors(tmp_path)
+def forged(folder: Path, *nodes: onnx.NodeProto, constants: Mapping[str, Any]) -> Path:
+    """A package whose float32 graph computes something more, for nothing but the trouble."""
+    package = of_tensors(folder)
     file = package / "model.fp32.onnx"
     model = onnx.load(file)
-    # A GiB of zeros, which a runtime makes when it opens the graph.
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([2**28]), "many"))
+    for name, value in constants.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), name))
     (last,) = (node for node in model.graph.node if "float_out" in node.output)
     last.output[0] = "float_before"
-    model.graph.node.extend([
-        onnx.helper.make_node("ConstantOfShape", ["many"], ["zeros"]),
-        onnx.helper.make_node("ReduceSum", ["zeros"], ["zero"], keepdims=0),
-        onnx.helper.make_node("Add", ["float_before", "zero"], ["float_out"]),
-    ])  # fmt: skip
+    model.graph.node.extend([*nodes, onnx.helper.make_node("Add", ["float_before", "trouble"], ["float_out"])])
     file.write_bytes(model.SerializeToString())
     resum(package)
+    return package
+
+
+def test_a_graph_takes_no_more_memory_than_it_may(tmp_path: Path) -> None:
+    # A GiB of zeros, which a runtime makes when it opens the graph.
+    package = forged(
+        tmp_path,
+        onnx.helper.make_node("ConstantOfShape", ["many"], ["zeros"]),
+        onnx.helper.make_node("ReduceSum", ["zeros"], ["trouble"], keepdims=0),
+        constants={"many": np.array([2**28])},
+    )
     shown = verify(package)
     assert shown.returncode == 0, shown.stderr
     begin = "from isthmus.orchestration.verbs import packages; packages.MEMORY = 2**29"
     shown = verify(package, begin=begin)
     assert (shown.returncode, "model.fp32.onnx: onnxruntime refuses it (" in shown.stderr) == (1, True), shown.stderr
+
+
+def test_a_graph_that_ends_the_runtime_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    # ONNX Runtime follows the empty name of a bias that is not there to nowhere.
+    norm = onnx.helper.make_node("LayerNormalization", ["float_before", "scale", ""], ["trouble"])
+    package = forged(tmp_path, norm, constants={"scale": np.ones(2, np.float32)})
+    shown = verify(package)
+    assert shown.returncode == 1, shown.stderr
+    assert "SIGSEGV ended ONNX Runtime" in shown.stderr
+    assert json.loads(verify(package, "--json").stdout)["found"].startswith("SIGSEGV")
+
+
+def test_a_graph_that_computes_for_ever_is_stopped(tmp_path: Path) -> None:
+    value = onnx.helper.make_tensor_value_info
+    body = onnx.helper.make_graph(
+        [onnx.helper.make_node("Identity", ["going"], ["on"]), onnx.helper.make_node("Cos", ["x"], ["y"])], "body",
+        [value("turn", onnx.TensorProto.INT64, []), value("going", onnx.TensorProto.BOOL, []),
+         value("x", onnx.TensorProto.FLOAT, [])],
+        [value("on", onnx.TensorProto.BOOL, []), value("y", onnx.TensorProto.FLOAT, [])],
+    )  # fmt: skip
+    loop = onnx.helper.make_node("Loop", ["turns", "", "zero"], ["trouble"], body=body)
+    package = forged(tmp_path, loop, constants={"turns": np.array(2**62), "zero": np.float32(0)})
+    begin = "from isthmus.orchestration.verbs import packages; packages.SECONDS = 5"
+    shown = verify(package, begin=begin)
+    assert (shown.returncode, "it took more than 5 seconds" in shown.stderr) == (1, True), shown.stderr
 
 
 def test_every_wrong_thing_has_its_line_and_the_first_is_the_error(tmp_path: Path) -> None:

@@ -1,8 +1,26 @@
-"""A bound on the memory of a process that runs what strangers made."""
+"""A process that runs what strangers made, and may die of it."""
 
+import os
 import resource
 import sys
 from pathlib import Path
+
+
+def apart() -> int | None:
+    """Goes on in a process of its own, for which this one waits. To be called before there are threads.
+
+    Returns:
+        None in the new process; in the old one what the new one ended with: an exit code, or less than zero if it was
+        the signal of that number.
+    """
+    child = os.fork()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else None
+
+
+def limit(seconds: int) -> None:
+    """Ends this process, by SIGXCPU, when it has computed for so long from its begin on."""
+    # At the second number it is SIGKILL, which says nothing.
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
 
 
 def confine(more: int) -> None:

@@ -1,5 +1,7 @@
 """`isthmus package`: what whoever receives a package can ask of it. Needs no project, and no more than a server has."""
 
+import signal
+import sys
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import partial
@@ -8,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from isthmus.features.errors import PackageError
+from isthmus.features.folder import REMEDY
 from isthmus.orchestration.options import JsonOption
 from isthmus.orchestration.terminal import harmless, judge, new_console, new_table
 
@@ -20,6 +24,8 @@ verbs = typer.Typer(help="Check a package, wherever it came from.", no_args_is_h
 
 MEMORY = 8 << 30
 """Bytes that ONNX Runtime may take to verify a package."""
+SECONDS = 600
+"""Of CPU time that it may take for that."""
 
 
 class RuntimeName(StrEnum):
@@ -46,15 +52,33 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Check sums, manifest, signature, contract and golden cases of a package. Exit code 1 if one of them is wrong."""
-    from isthmus.features.confinement import confine
+    if runtime is RuntimeName.ort:
+        _confined(path)
     from isthmus.features.inspection import inspect
     from isthmus.features.signature import read_public_key
 
-    if runtime is RuntimeName.ort:
-        # In this process, which does nothing else: a graph may ask for all the memory that there is.
-        confine(MEMORY)
     inspection = inspect(path, key=None if key is None else read_public_key(key), runtime=_MADE[runtime]())
     judge(inspection.as_dict(), partial(_show, inspection), inspection.require, as_json=as_json)
+
+
+def _confined(package: Path) -> None:
+    """Goes on where a graph may end the process, compute without end, or ask for all the memory that there is.
+
+    Raises:
+        PackageError: a signal ended it.
+    """
+    from isthmus.features.confinement import apart, confine, limit
+
+    ended = apart()
+    if ended is None:
+        limit(SECONDS)
+        confine(MEMORY)
+    elif ended >= 0:
+        sys.exit(ended)  # all is said
+    else:
+        name = signal.Signals(-ended).name
+        found = f"it took more than {SECONDS} seconds" if name == "SIGXCPU" else f"{name} ended ONNX Runtime"
+        raise PackageError(str(package), found, expected="model files that answer", remedy=REMEDY)
 
 
 def _onnx_runtime() -> "Runtime":
