@@ -169,6 +169,10 @@ def test_a_torn_line_is_dropped_and_a_broken_one_named(tmp_path: Path, file: Pat
     lines.write_bytes(b"[]\n" + lines.read_bytes())
     with pytest.raises(DataError, match=r"deployments.jsonl, line 1: cannot be read"):
         back(file)
+    lines.unlink()
+    lines.mkdir()
+    with pytest.raises(DataError, match=r"deployments.jsonl: cannot be read \(Is a directory\)"):
+        History(file).read()
 
 
 KILLED = """
