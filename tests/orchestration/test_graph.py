@@ -237,11 +237,13 @@ def test_definitions_that_are_wrong_are_refused_with_every_problem(shop: Shop) -
     assert caught.value.problems
 
 
-def test_an_outline_is_compiled_anew_only_when_something_changed(shop: Shop) -> None:
+def test_an_outline_is_compiled_anew_only_when_something_changed(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     first = outline(shop.root)
     kept = shop.root / ".isthmus" / "outline.json"
     kept.write_bytes(kept.read_bytes().replace(b'"shop"', b'"kept"'))
     assert outline(shop.root).project == "kept"
+    monkeypatch.setenv("ISTHMUS_ROOT", str(shop.root))
+    assert outline(shop.root).project == "kept", "as `isthmus dev` starts Dagster"
     shop.replace("What a customer bought", "All that a customer bought")
     again = outline(shop.root)
     assert again.views[0].description.startswith("All that")

@@ -27,7 +27,7 @@ from isthmus.serving.limits import Limits
 
 FILE = "isthmus.toml"
 _ENVIRONMENT = "ISTHMUS_"
-_OTHERS = ("ISTHMUS_ROOT", "ISTHMUS_SERVER", PASSWORD)
+OTHERS = ("ISTHMUS_ROOT", "ISTHMUS_SERVER", PASSWORD)
 """Variables that one process of ours sets for another, and a secret that belongs into no file."""
 
 
@@ -329,7 +329,7 @@ def _unknown_variables() -> list[Problem]:
     problems = []
     for name in os.environ:
         table = name.upper().partition("__")[0]
-        if name.upper().startswith(_ENVIRONMENT) and table not in known and name not in _OTHERS:
+        if name.upper().startswith(_ENVIRONMENT) and table not in known and name not in OTHERS:
             problems.append(Problem(name, "is not a setting", f"a name that begins with {', '.join(sorted(known))}"))
     return problems
 
