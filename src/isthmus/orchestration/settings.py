@@ -66,10 +66,25 @@ def _online(url: str) -> str:
     return url
 
 
+_PART = r"(?:\*|(\d{1,2})(?:-(\d{1,2}))?)(?:/[1-9]\d?)?"
+"""Of a field of cron: every value, one, or a range of them; of these each, or every so many."""
+_RANGES = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
+
+
+def _is_cron(schedule: str) -> bool:
+    if schedule in ("@hourly", "@daily", "@weekly", "@monthly", "@yearly"):
+        return True
+    fields = schedule.split(" ")
+    return len(fields) == len(_RANGES) and all(
+        (found := re.fullmatch(_PART, part)) is not None
+        and low <= int(found[1] or low) <= int(found[2] or found[1] or low) <= high
+        for field, (low, high) in zip(fields, _RANGES, strict=True)
+        for part in field.split(",")
+    )
+
+
 def _cron(schedule: str | None) -> str | None:
-    if schedule is not None and not re.fullmatch(
-        r"@(hourly|daily|weekly|monthly|yearly)|([\d*/,-]+ ){4}[\d*/,-]+", schedule
-    ):
+    if schedule is not None and not _is_cron(schedule):
         raise ValueError("five fields like 0 3 * * 0, or @hourly, @daily, @weekly, @monthly or @yearly")
     return schedule
 
