@@ -179,7 +179,9 @@ def test_a_damaged_deployment_file_is_said_and_the_way_back_is_there(tmp_path: P
     package = made(tmp_path, 1)
     deploy(package, file)
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(PackageError, match=r"deployment.json: is not a deployment \(.*truncated\). Run `isthmus deploy`"):
+    with pytest.raises(
+        PackageError, match=r"deployment.json: is not a deployment \(.*truncated\). Run `isthmus deploy`"
+    ):
         back(file)
     with pytest.raises(PackageError, match=r"deployment.json: is not a deployment"):
         rollout.promote(file, CONTRACT, at=NOW)
