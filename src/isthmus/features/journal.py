@@ -74,7 +74,9 @@ class Journal(Generic[T]):
                 os.fsync(file.fileno())
         except OSError as error:
             raise DependencyError(
-                str(self._file), f"cannot be written: {error}", remedy="make room there; the same command goes on"
+                str(self._file),
+                f"cannot be written ({error.strerror})",
+                remedy="make room there; the same command goes on",
             ) from error
 
     def _whole(self) -> bytes:
