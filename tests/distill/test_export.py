@@ -3,12 +3,17 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import onnx
 import pyarrow as pa
 import pytest
+import tree_sitter_kotlin
+import tree_sitter_swift
+from tree_sitter import Language, Parser
 
 from isthmus.distill.check import check_package
 from isthmus.distill.dataset import Tensors
@@ -19,6 +24,7 @@ from isthmus.distill.export import ExportReport
 from isthmus.distill.flatbuffer import canonical
 from isthmus.distill.graph import graph
 from isthmus.distill.preparation import Prepare, compiled
+from isthmus.distill.readme import readme
 from isthmus.distill.runtime import ask, ort_format, predict, session
 from isthmus.distill.student import Student
 from isthmus.distill.task import Task
@@ -95,6 +101,21 @@ def test_the_readme_runs(exported: ExportReport, monkeypatch: pytest.MonkeyPatch
     code = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     assert len(code) == 1
     exec(code[0], {})  # noqa: S102 - the example is what is tested
+
+
+@pytest.mark.parametrize(("name", "grammar"), [("kotlin", tree_sitter_kotlin), ("swift", tree_sitter_swift)])
+def test_the_code_for_phones_is_code(exported: ExportReport, name: str, grammar: ModuleType) -> None:
+    """No phone is here: what can be said is that the other two languages read it."""
+    manifest = read_package(exported.path)
+    program = msgspec.structs.replace(manifest.variants[0], file="model.fp32.pte", format="pte")
+    text = readme(msgspec.structs.replace(manifest, variants=[*manifest.variants, program]))
+    parser = Parser(Language(grammar.language()))
+    found = re.findall(rf"```{name}\n(.*?)```", text, re.DOTALL)
+    assert len(found) == 2
+    for code in found:
+        assert not re.search(r"@[A-Z]+@", code)
+        assert not parser.parse(code.encode()).root_node.has_error
+        assert parser.parse(code.replace(")", "", 1).encode()).root_node.has_error
 
 
 def test_the_package_answers_as_the_student(

@@ -26,6 +26,9 @@ from tests.servers import free_port, redis_server
 SCRIPT = Path(sys.executable).with_name("isthmus")
 VERBS = [
     "init",
+    "status",
+    "dev",
+    "demo",
     "apply",
     "build",
     "materialize",
@@ -43,9 +46,6 @@ VERBS = [
     "history",
     "serve",
     "fleet",
-    "status",
-    "dev",
-    "demo",
     "keys",
     "contract",
     "package",

@@ -69,7 +69,7 @@ def test_a_graph_takes_no_more_memory_than_it_may(tmp_path: Path) -> None:
     resum(package)
     shown = verify(package)
     assert shown.returncode == 0, shown.stderr
-    begin = "from isthmus.orchestration import packages; packages.MEMORY = 2**29"
+    begin = "from isthmus.orchestration.verbs import packages; packages.MEMORY = 2**29"
     shown = verify(package, begin=begin)
     assert (shown.returncode, "model.fp32.onnx: onnxruntime refuses it (" in shown.stderr) == (1, True), shown.stderr
 

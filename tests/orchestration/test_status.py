@@ -7,7 +7,7 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from isthmus.features.standing import Status
+from isthmus.features.standing import Status, ViewStatus
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.registration import apply
 from isthmus.orchestration.status import note, status
@@ -33,6 +33,15 @@ def test_a_project_that_nobody_has_touched_says_what_is_to_be_done(
     screen = capsys.readouterr().out
     assert "not in force, run `isthmus apply`" in screen
     assert screen.count("to be built") == len(VIEWS)
+
+
+def test_what_has_no_times_has_no_age(capsys: pytest.CaptureFixture[str]) -> None:
+    frames = ViewStatus(rows=7, last_day="1970-01-01", age_days=20_000)
+    show_status(Status(project="effects", contract="c", applied=True, now=0, measured=True, found_at=0,
+                       views={"frames": frames}, models={}, runs=[]))  # fmt: skip
+    screen = capsys.readouterr().out
+    assert "no times" in screen
+    assert "ago" not in screen
 
 
 def test_what_was_built_and_materialized_is_up_to_date(

@@ -87,6 +87,20 @@ def test_the_page_says_the_same_and_runs_nothing(own: tuple[Server, str]) -> Non
         assert said in answer.text, said
 
 
+def test_what_has_no_times_has_no_age(own: tuple[Server, str]) -> None:
+    server, url = own
+    record = Published(contract=PUNCTUALITY.hash, version=1, fingerprint="f", built=1, at=NOW, horizon=0, servers={})
+    with connect(url) as client:
+        client.hset(records(CONTRACT.project).decode(), "punctuality", msgspec.json.encode(record))
+    timeless = msgspec.structs.replace(FOUND, views={"frames": ViewStatus(rows=7, last_day="1970-01-01")})
+    answer = asked(server)
+    assert answer.views["punctuality"].age_seconds == NOW / 1e6
+    page = statuspage.page(msgspec.structs.replace(answer, project=timeless))
+    assert page.count("no times") == 2
+    assert "1970" not in page
+    assert f"{NOW / 86_400e6:.0f} days" not in page
+
+
 def test_what_cannot_be_read_hides_nothing_else(own: tuple[Server, str]) -> None:
     server, _ = own
     file = server.deployment.with_name(standing.FILE)

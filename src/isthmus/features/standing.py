@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from isthmus.features.days import day_name
 from isthmus.features.errors import DataError
 from isthmus.features.files import write_atomically
 
@@ -41,6 +42,11 @@ class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
     broken: tuple[str, ...] = ()
     drifted: tuple[str, ...] = ()
     problem: str = ""
+
+    @property
+    def timeless(self) -> bool:
+        """Whether all rows hold from the beginning of the clock, as those of what has no times do."""
+        return self.last_day == day_name(0)
 
     def wrong(self, *, applied: bool) -> Sequence[str]:
         """What is to be done about it, in words; nothing if it is up to date.

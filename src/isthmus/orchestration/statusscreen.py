@@ -52,6 +52,8 @@ def show_status(status: Status) -> None:
 def _aged(view: ViewStatus) -> str:
     if view.last_day is None:
         return "-"
+    if view.timeless:
+        return "no times"
     days = "today" if view.age_days == 0 else f"{view.age_days} day{'' if view.age_days == 1 else 's'} ago"
     return f"{view.last_day}, {days}"
 

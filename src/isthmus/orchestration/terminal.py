@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from isthmus.features.errors import IsthmusError
 
@@ -28,6 +28,19 @@ def say(text: str) -> None:
 def harmless(text: str) -> str:
     """A text without what a terminal would obey: it may quote a stranger's file."""
     return "".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in text)
+
+
+def present(report: Any, show: Callable[[], None] | None = None, *, as_json: bool) -> None:
+    """Writes a report as JSON, or shows it: in the way made for it, or else as a table or lines."""
+    if as_json:
+        write_json(report)
+        return
+    if show:
+        show()
+        return
+    from isthmus.orchestration.summary import show_report
+
+    show_report(report)
 
 
 def judge(report: object, show: Callable[[], None], require: Callable[[], object], *, as_json: bool) -> None:

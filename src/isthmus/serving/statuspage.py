@@ -65,10 +65,13 @@ def _online(views: dict[str, PublishedState]) -> str:
     rows = []
     for name, view in views.items():
         expired = None not in (view.age_seconds, view.ttl_seconds) and (view.age_seconds or 0) > (view.ttl_seconds or 0)
+        # What has no times holds from the beginning of the clock: its age would alarm for nothing.
+        timeless = view.known_until == 0
         word = _bad(view.refused) if view.refused else _bad("expired") if expired else _good("readable")
         rows.append(
             [
-                escape(name), _time(view.materialized_at), _time(view.known_until), _span(view.age_seconds),
+                escape(name), _time(view.materialized_at), "no times" if timeless else _time(view.known_until),
+                "-" if timeless else _span(view.age_seconds),
                 "ever" if view.ttl_seconds is None else _span(view.ttl_seconds),
                 word + (", being written" if view.pending else ""),
             ]
@@ -107,8 +110,9 @@ def _project(found: Status) -> Iterable[str]:
     columns = ["view", "rows", "last day", "built", "readable online", "state"]
     rows = [
         [
-            escape(name), "-" if view.rows is None else f"{view.rows:,}", escape(view.last_day or "-"),
-            _time(view.built_at), _time(view.served_at), _state(view, found.applied),
+            escape(name), "-" if view.rows is None else f"{view.rows:,}",
+            "no times" if view.timeless else escape(view.last_day or "-"), _time(view.built_at),
+            _time(view.served_at), _state(view, found.applied),
         ]
         for name, view in found.views.items()
     ]  # fmt: skip

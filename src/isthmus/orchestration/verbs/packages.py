@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from isthmus.distill.ladder import Ladder
     from isthmus.features.inspection import Inspection, Runtime
 
-package = typer.Typer(help="Check a package, wherever it came from.", no_args_is_help=True, rich_markup_mode=None)
+verbs = typer.Typer(help="Check a package, wherever it came from.", no_args_is_help=True, rich_markup_mode=None)
 
 
 MEMORY = 8 << 30
@@ -30,12 +30,12 @@ class RuntimeName(StrEnum):
     executorch = "executorch"
 
 
-@package.callback()
+@verbs.callback()
 def _package() -> None:
     """Check a package, wherever it came from."""
 
 
-@package.command()
+@verbs.command()
 def verify(
     path: Annotated[Path, typer.Argument(help="The folder of the package.")],
     runtime: Annotated[
