@@ -7,6 +7,7 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
+from isthmus.features import clock
 from isthmus.features.standing import Status, ViewStatus
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.registration import apply
@@ -63,6 +64,10 @@ def test_what_was_built_and_materialized_is_up_to_date(
     screen = capsys.readouterr().out
     assert screen.count("up to date") == len(VIEWS)
     assert "late_order " in screen, "names are whole, whatever stands beside them"
+    assert f"{clock.moment(found.found_at):%Y-%m-%d %H:%M}" in screen
+    other = msgspec.structs.replace(late, deployed="7" * 64)
+    show_status(msgspec.structs.replace(found, models={"late_order": other}))
+    assert "not the last: 777" in capsys.readouterr().out
 
 
 def test_new_data_a_changed_transform_and_time_are_seen(built: Shop, project: Open) -> None:

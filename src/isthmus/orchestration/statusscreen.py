@@ -73,8 +73,8 @@ def _verdict(model: ModelStatus) -> str:
 def _deployed(model: ModelStatus) -> str:
     if model.deployed is None:
         return "-"
-    other = "" if model.deployed == model.package else ", not the last package"
-    return f"{_short(model.deployed)} since {_time(model.deployed_at)}{other}"
+    since = _time(model.deployed_at)
+    return since if model.deployed == model.package else f"not the last: {_short(model.deployed)} {since}"
 
 
 def _short(identity: str | None) -> str:
