@@ -3,6 +3,7 @@
 import io
 import math
 import warnings
+from collections.abc import Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +16,7 @@ from torch.nn.functional import l1_loss
 
 from isthmus.distill.outputs.form import Form
 from isthmus.distill.split import Index
-from isthmus.distill.task import Answers, Batch, Material, Task
+from isthmus.distill.task import Answers, Batch, Case, Material, Task
 from isthmus.distill.teachers.network import NetworkTeacher
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.transfer.embeddings import similarities
@@ -311,3 +312,10 @@ class Coarse(Classes):
     """Asks of INT8 what it cannot give."""
 
     tolerance = MappingProxyType({"fp32": 1e-5, "int8": 1e-12})
+
+
+class Edged(Classes):
+    """A device may be fed no rows at all."""
+
+    def edges(self, student: nn.Module) -> Sequence[Case]:
+        return (self.case(student, np.arange(0)),)

@@ -190,6 +190,7 @@ STRUCTURE: dict[str, tuple[Corruption, str]] = {
     },
     "huge README": (replaced("README.md", sparse), "1,099,511,627,776 bytes"),
     "case": (clashing, r"model\.fp32\.ort differs from MODEL\.fp32\.ort in the case"),
+    "unlisted, for a terminal": (lambda p: (p / "\x1b[2J").touch(), r"\\x1b\[2J: not listed in SHA256SUMS"),
     "unlisted": (lambda p: (p / "more.bin").write_bytes(b""), r"more\.bin: not listed in SHA256SUMS"),
     "unexplained": (unexplained, r"says nothing of more\.bin"),
     "folder": (lambda p: (p / "more").mkdir(), "more: not a plain file"),
@@ -390,6 +391,20 @@ FORGED: dict[str, tuple[Corruption, str]] = {
     "a long word": (of_model(precision="x" * 5000), "Invalid enum value 'xxx"),
     "a long sum": (of_model(sha256="x" * 5000), "a name is 'x{60}'"),
     "a field more": (changed(more=1), "unknown field `more`"),
+    "a file for a terminal": (changed(files={"\x1b[2J": "for you"}), r"\\x1b\[2J has no sum"),
+    "a size for a terminal": (of_model(most={"\x1b[2J": 1}), r"at most 1 of \\x1b\[2J; expected"),
+    "a field for a terminal": (changed(**{"\x1b[2J": 1}), r"unknown field `\\x1b\[2J`"),
+    "a long file": (changed(files={"x" * 5000: "for you"}), "x…; expected listed in SHA256SUMS"),
+    "a column for a terminal": (
+        rewritten("golden.json", lambda g: g["inputs"].__setitem__(0, "\x1b[2J")), r"an input \\x1b\[2J",
+    ),
+    "elements for a terminal": (
+        rewritten("golden.json", lambda g: first(g)["tensors"]["numeric"].update(element="\x1b[2J")),
+        r"elements of kind \\x1b\[2J",
+    ),
+    "many sizes": (
+        rewritten("golden.json", lambda g: first(g)["tensors"]["numeric"].update(shape=[1] * 5000)), "cannot reshape",
+    ),
     "a file outside": (changed(files={"../x": "for you"}), r"\.\./x has no sum"),
     "a type": (of_input(1, dtype="Bytes"), "input distance has type Bytes"),
     "a number is a text": (of_input(1, dtype="String"), r"input distance is numeric\[0\]; expected categories"),
@@ -497,6 +512,7 @@ def refused(package: Path) -> PackageError:
     assert caught.value.where
     assert caught.value.found
     assert len(str(caught.value)) < 2000
+    assert str(caught.value).replace("\n", "").isprintable()
     return caught.value
 
 

@@ -199,6 +199,27 @@ def test_all_threads_are_lowered_and_restored() -> None:
     assert set(map(str, after.values())) == {str(before[os.getpid()])}
 
 
+def test_threads_that_end_meanwhile_are_no_trouble() -> None:
+    done = threading.Event()
+
+    def others() -> None:
+        while not done.is_set():
+            other = threading.Thread(target=str)
+            other.start()
+            other.join()
+
+    starting = threading.Thread(target=others)
+    starting.start()
+    try:
+        for _ in range(500):
+            priority = Priority()
+            priority.lower(priority.cores)
+            priority.restore()
+    finally:
+        done.set()
+        starting.join()
+
+
 def test_who_may_not_raise_a_priority_keeps_a_low_one() -> None:
     # In a process that drops its rights first: nobody, by its number.
     script = (

@@ -19,6 +19,7 @@ from isthmus.distill.export import ExportReport
 from isthmus.distill.kind import made
 from isthmus.distill.quantize import quantize
 from isthmus.distill.runtime import ask, described, ort_format, session
+from isthmus.features.errors import ConfigurationError
 from isthmus.features.folder import GOLDEN
 from isthmus.features.golden import Case, Golden, Kept
 from isthmus.features.manifest import read_package
@@ -126,6 +127,50 @@ def test_no_sum_passes_what_a_float_holds(size: float) -> None:
     assert np.abs(bias).max() == pytest.approx(
         np.abs(numpy_helper.to_array(model.graph.initializer[3])).max(), rel=0.01
     )
+
+
+def graph_of(*nodes: onnx.NodeProto, bias: Array) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """Nodes from x (n, 5) to y (n, 7), with a weight and a bias; and rows for it."""
+    draw = np.random.default_rng(4)
+    constants = {"weight": draw.normal(size=(5, 7)), "bias": bias, "more": draw.normal(size=7)}
+    given, gives = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", n]) for name, n in (("x", 5), ("y", 7))
+    )
+    parts = [numpy_helper.from_array(part.astype(np.float32), name) for name, part in constants.items()]
+    graph = helper.make_graph(nodes, "graph", [given], [gives], parts)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    return model, {"x": draw.normal(size=(ROWS, 5)).astype(np.float32)}
+
+
+def test_a_last_operator_without_weights_stays() -> None:
+    """A task may name any operator; what ends the graph need be no layer."""
+    layer = helper.make_node("Gemm", ["x", "weight", "bias"], ["z"])
+    for operator, more in (("Relu", []), ("Add", ["more"])):
+        model, fed = graph_of(layer, helper.make_node(operator, ["z", *more], ["y"]), bias=np.arange(7))
+        found, plain = (
+            ask(session(one, 1), fed)["y"]
+            for one in (quantize(model, [fed], ["Gemm", operator]), model.SerializeToString())
+        )
+        assert np.abs(found - plain).max() < 0.02 * np.abs(plain).max()
+
+
+def test_a_factor_of_a_bias_is_kept() -> None:
+    """By a layer that stays as it is, beside one of whole numbers."""
+    layers = [
+        helper.make_node("Gemm", ["x", "weight", "bias"], ["z"], beta=3.0),
+        helper.make_node("MatMul", ["x", "weight"], ["w"]),
+        helper.make_node("Add", ["z", "w"], ["y"]),
+    ]
+    model, fed = graph_of(*layers, bias=np.arange(7))
+    quantized = quantize(model, [fed], ["Gemm", "MatMul"])
+    found, plain = (ask(session(one, 1), fed)["y"] for one in (quantized, model.SerializeToString()))
+    assert 0 < np.abs(found - plain).max() < 0.02 * np.abs(plain).max()
+
+
+def test_a_layer_that_the_quantizer_does_not_know_is_said() -> None:
+    model, fed = graph_of(helper.make_node("Gemm", ["x", "weight", "bias"], ["y"]), bias=np.ones((1, 7)))
+    with pytest.raises(ConfigurationError, match=r"quantizer ends with .*; expected .*one bias per output"):
+        quantize(model, [fed], ["Gemm"])
 
 
 def residual(draw: np.random.Generator) -> onnx.ModelProto:

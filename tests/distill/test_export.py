@@ -1,4 +1,6 @@
+import base64
 import re
+import resource
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,9 +31,9 @@ from isthmus.distill.runtime import ask, ort_format, predict, session
 from isthmus.distill.student import Student
 from isthmus.distill.task import Task
 from isthmus.distill.trial import difference, precisions
-from isthmus.features.errors import ContractMismatch, DataError, GateFailed, PackageError
+from isthmus.features.errors import ContractMismatch, DataError, DependencyError, GateFailed, PackageError
 from isthmus.features.folder import SUMS
-from isthmus.features.golden import read_golden
+from isthmus.features.golden import Kept, read_golden
 from isthmus.features.manifest import feeds, package_digest, read_package
 from isthmus.features.verdict import FeatureVerdict
 from isthmus.transforms.fitting import FittedNumber, FittedText, Preparation
@@ -199,17 +201,20 @@ def test_all_budgets_that_are_missed_are_said(trained: DistillationReport, table
     assert caught.value.where == ", ".join(f"profiles.serving.{key}" for key in keys)
     assert caught.value.found.count(";") == 3
     assert caught.value.expected == "at most 1e-06 ms; at most 0 MiB; at most 1e-06 ms; at most 1 kB"
+    assert caught.value.remedy.endswith("or measure on a machine that does nothing else")
     assert not [*tmp_path.iterdir()]
 
 
 def test_what_must_not_be_exported(trained: DistillationReport, table: pa.Table, tmp_path: Path) -> None:
     with pytest.raises(GateFailed, match="p99 of one row"):
         make_package(trained.path, table, tmp_path, replace(SERVING, latency_objective_ms=1e-6))
-    with pytest.raises(GateFailed, match="session of the model takes"):
+    with pytest.raises(GateFailed, match=r"session of the model takes .* Make the student smaller, allow more$"):
         make_package(trained.path, table, tmp_path, replace(SERVING, memory_mb=0))
     with pytest.raises(GateFailed, match=r"fresh process comes after .* ms; expected at most 1e-06 ms"):
         make_package(trained.path, table, tmp_path, replace(SERVING, load_ms=1e-6))
-    with pytest.raises(GateFailed, match=r"a package of int8 alone has .* kB; expected at most 10 kB"):
+    with pytest.raises(
+        GateFailed, match=r"a package of int8 alone has .* kB; expected at most 10 kB\. .* fewer golden"
+    ):
         make_package(trained.path, table, tmp_path, replace(SERVING, package_kb=10))
     assert not [*tmp_path.iterdir()]
     with pytest.raises(ContractMismatch, match="trained under contract cccccccccccc; expected dddddddddddd"):
@@ -221,6 +226,26 @@ def test_what_must_not_be_exported(trained: DistillationReport, table: pa.Table,
     with pytest.raises(DataError, match=r"student\.safetensors: cannot be read"):
         make_package(damaged(trained.path, tmp_path.parent / "cut" / "x"), table, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_answers_of_no_rows_are_compared_and_of_other_rows_differ(table: pa.Table, tmp_path: Path) -> None:
+    own: dict[str, Any] = {"task": "tests.distill.kinds:Edged", "seeds": 1, "epochs": 1}
+    trained = run(tmp_path, table, **own)
+    package = make_package(trained.path, table, tmp_path, replace(SERVING, latency_objective_ms=1000), **own).path
+
+    def differing() -> dict[str, int]:
+        found = check_package(material(table, **own), package, trained.path, rows=20)
+        return {file: one.differing for file, one in found.items() if one.differing}
+
+    assert differing() == {}
+
+    def cut(golden: Any) -> None:
+        kept = golden["cases"][0]["outputs"]["model.fp32.onnx"]["logits"]
+        logits = Kept(kept["element"], kept["shape"], base64.b64decode(kept["data"])).array[1:]
+        golden["cases"][0]["outputs"]["model.fp32.onnx"]["logits"] = msgspec.to_builtins(Kept.of(logits))
+
+    rewritten("golden.json", cut)(package)
+    assert differing().keys() == {"model.fp32.onnx"}
 
 
 @pytest.fixture(scope="module")
@@ -288,6 +313,17 @@ def test_graphs_of_every_shape_answer_like_torch(numbers: int, words: tuple[tupl
         for rows in (data, data[:1]):
             answer = predict(session(form, 1), rows.feeds)
             np.testing.assert_allclose(answer, sigmoid(student.logits(rows)), atol=1e-6)
+
+
+def test_a_full_disk_is_said(exported: ExportReport) -> None:
+    model = (exported.path / "model.fp32.onnx").read_bytes()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (128, before[1]))
+    try:
+        with pytest.raises(DependencyError, match=r"model\.ort: cannot be written .*Make room there"):
+            ort_format(model)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_an_ort_file_is_written_one_way(exported: ExportReport) -> None:

@@ -56,9 +56,12 @@ ROWS = st.sampled_from([50.0, 2.0**60]).flatmap(
 )
 
 
-def graphs(name: str, *, opset: int = 20, kind: int = TensorProto.FLOAT) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+def graphs(
+    name: str, *, opset: int = 20, kind: int = TensorProto.FLOAT, constants: list[onnx.TensorProto] | None = None
+) -> tuple[onnx.ModelProto, onnx.ModelProto]:
     """A graph of one operator, and the same in steps."""
-    operator, constants, attributes, _ = OPERATORS[name]
+    operator, usual, attributes, _ = OPERATORS[name]
+    constants = usual if constants is None else constants
     x, y = (helper.make_tensor_value_info(tensor, kind, None) for tensor in "xy")
     node = helper.make_node(operator, ["x", *(one.name for one in constants)], ["y"], name="y", **attributes)
     graph = helper.make_graph([node], name, [x], [y], constants)
@@ -111,10 +114,25 @@ def test_what_was_masked_has_no_weight() -> None:
     assert np.isnan(answered("softmax", np.full((1, WIDTH), -np.inf, np.float32))).all()
 
 
+@pytest.mark.parametrize("name", OPERATORS)
+def test_what_is_no_number_gives_none(name: str) -> None:
+    x = np.ones((2, WIDTH), np.float32)
+    x[0, 3] = np.nan
+    found = answered(name, x)
+    assert np.isnan(found[0, 3] if name not in ALONG else found[0]).all()
+    assert np.isfinite(found[1]).all()
+
+
 @pytest.mark.parametrize(
     ("name", "told"),
     [("sum", {"kind": TensorProto.INT64}), ("mean", {"kind": TensorProto.DOUBLE}), ("softmax", {"opset": 17})],
 )
-def test_what_it_does_not_know_stays(name: str, told: dict[str, int]) -> None:
+def test_what_it_does_not_know_stays(name: str, told: dict[str, Any]) -> None:
     model, steps = graphs(name, **told)
+    assert [*steps.graph.node] == [*model.graph.node]
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, WIDTH), (4, WIDTH), (4, 1)])
+def test_a_scale_that_has_not_a_number_per_column_stays(shape: tuple[int, ...]) -> None:
+    model, steps = graphs("layer norm", constants=[numpy_helper.from_array(np.ones(shape, np.float32), "scale")])
     assert [*steps.graph.node] == [*model.graph.node]

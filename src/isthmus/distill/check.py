@@ -94,7 +94,12 @@ def _running(package: Path, manifest: Manifest, variant: Variant) -> Iterator[Ru
 
 def _worst(expected: Answers, found: Mapping[str, Array]) -> tuple[Array, Array]:
     """Of each row the number that differs most, as it is expected and as it was found; (n,) each."""
-    rows = len(next(iter(found.values())))
+    rows = len(expected[next(iter(found))])
+    if any(values.shape != expected[name].shape for name, values in found.items()):
+        # An answer of another size is none.
+        return np.zeros(max(rows, 1)), np.full(max(rows, 1), np.nan)
+    if not rows:
+        return np.zeros(0), np.zeros(0)
     pairs = [[side.reshape(rows, -1).astype(np.float64) for side in (expected[name], values)]
              for name, values in found.items()]  # fmt: skip
     ours, theirs = (np.concatenate(side, 1) for side in zip(*pairs, strict=True))

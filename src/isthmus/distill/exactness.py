@@ -18,6 +18,8 @@ from isthmus.transforms.rowwise.graph import needed
 _EXACT = 2**24
 """Up to here every whole number is a float32."""
 
+_WEIGHTED = ("Gemm", "MatMul", "Conv", "ConvTranspose")
+
 _FINEST = 100
 """Steps of 2**-100 and below would leave the range of float32."""
 
@@ -29,18 +31,19 @@ def exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.NodePr
 
     Its last layer takes whole numbers of eight bits, as all do, but its weights are floats again, rounded to what its
     sums can hold: for 32 inputs to twelve bits, for 144 to ten. What it gives is not rounded any more. Weights that are
-    computed stay whole numbers of eight bits.
+    computed stay whole numbers of eight bits, and so do those of another layer than a Gemm, a MatMul
+    or a convolution.
 
     Args:
         quantized: of ONNX Runtime's quantizer, with every layer between a DequantizeLinear and a QuantizeLinear.
         model: what was quantized.
-        layer: its last one, with a name: a Gemm, a Conv or a MatMul.
+        layer: its last one, with a name.
     """
     result = onnx.ModelProto()
     result.CopyFrom(quantized)
     told = {constant.name: numpy_helper.to_array(constant) for constant in model.graph.initializer}
     given = [tensor for tensor in layer.input[1:] if tensor]
-    if all(tensor in told for tensor in given):
+    if layer.op_type in _WEIGHTED and all(tensor in told for tensor in given):
         _sum_exactly(result.graph, layer.name, [told[tensor] for tensor in given])
     nodes = needed(in_steps(result), [output.name for output in result.graph.output])
     used = {tensor for node in nodes for tensor in node.input}

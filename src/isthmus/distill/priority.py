@@ -42,7 +42,7 @@ class Priority:
             idle: only what nobody else wants of them.
         """
         if sys.platform == "linux":
-            self._before = self._before or {thread: _held(thread) for thread in _threads()}
+            self._before = self._before or _all_held()
             for thread in _threads():
                 before = self._of(thread)
                 policy = os.SCHED_IDLE if idle or before.policy == os.SCHED_IDLE else os.SCHED_BATCH
@@ -65,9 +65,13 @@ if sys.platform == "linux":
     def _threads() -> list[int]:
         return [int(entry.name) for entry in Path("/proc/self/task").iterdir()]
 
-    def _held(thread: int) -> _Held:
-        nice = os.getpriority(os.PRIO_PROCESS, thread)
-        return _Held(os.sched_getscheduler(thread), nice, frozenset(os.sched_getaffinity(thread)))
+    def _all_held() -> Mapping[int, _Held]:
+        found = {}
+        for thread in _threads():
+            with suppress(ProcessLookupError):  # it has ended
+                nice = os.getpriority(os.PRIO_PROCESS, thread)
+                found[thread] = _Held(os.sched_getscheduler(thread), nice, frozenset(os.sched_getaffinity(thread)))
+        return found
 
     def _set(thread: int, held: _Held) -> None:
         """As far as this user may."""

@@ -36,19 +36,21 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
     the machine the package was checked on. The last layer, a few dozen weights, is the one whose rounding is seen: its
     weights have a dozen bits. What is left of floats gives the same bits everywhere: see `exactness` and `steps`.
 
+    A Gemm whose bias has a factor stays as it is: the quantizer would lose the factor.
+
     Args:
         model: float32.
         calibration: rows from which the ranges of the layer inputs are taken, in parts.
         operators: what is a layer.
 
     Raises:
-        ConfigurationError: the graph has no such layer.
+        ConfigurationError: the graph has no such layer, or one that the quantizer does not take.
     """
     source = onnx.ModelProto()
     source.CopyFrom(model)
     for place, node in enumerate(source.graph.node):
         node.name = node.name or f"node/{place}"
-    layers = [node for node in source.graph.node if node.op_type in operators]
+    layers = [node for node in source.graph.node if node.op_type in operators and not _has_factor(node)]
     if not layers:
         problem = Problem("quantized", ", ".join(operators), "an operator that the student's graph has")
         raise ConfigurationError("task", [problem])
@@ -56,18 +58,31 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
     onnx.helper.set_model_props(source, {"onnx.quant.pre_process": "onnxruntime.quant"})
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "model.onnx"
-        quantize_static(
-            source,
-            target,
-            _Calibration(calibration),
-            quant_format=QuantFormat.QDQ,
-            activation_type=QuantType.QUInt8,
-            weight_type=QuantType.QInt8,
-            per_channel=True,
-            reduce_range=True,
-            op_types_to_quantize=[*operators],
-        )
+        try:
+            quantize_static(
+                source,
+                target,
+                _Calibration(calibration),
+                quant_format=QuantFormat.QDQ,
+                activation_type=QuantType.QUInt8,
+                weight_type=QuantType.QInt8,
+                per_channel=True,
+                reduce_range=True,
+                op_types_to_quantize=[*operators],
+                nodes_to_quantize=[node.name for node in layers],
+            )
+        except (MemoryError, OSError):  # the machine's
+            raise
+        except Exception as error:  # of a layer in a form that it does not know it raises what comes
+            ended = f"ONNX Runtime's quantizer ends with {type(error).__name__}: {error}"
+            problem = Problem("quantized", ended, "operators in a form that it knows")
+            remedy = "give a layer one bias per output, or leave its operator out of `quantized`"
+            raise ConfigurationError("task", [problem], remedy=remedy) from error
         # The quantizer moves the constants of what it is given out of it.
         quantized = onnx.load(target)
     found: bytes = exact(quantized, model, layers[-1]).SerializeToString(deterministic=True)
     return found
+
+
+def _has_factor(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Gemm" and any(one.name == "beta" and one.f != 1 for one in node.attribute)

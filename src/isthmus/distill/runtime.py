@@ -65,16 +65,25 @@ def _options(threads: int) -> ort.SessionOptions:
 
 
 def ort_format(model: bytes) -> bytes:
-    """A model in ORT format, optimized for CPUs in general and not for the one it is made on."""
+    """A model in ORT format, optimized for CPUs in general and not for the one it is made on.
+
+    Raises:
+        DependencyError: the disk is full, or the runtime writes what is not known here.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.ort"
         options = _options(1)
         options.optimized_model_filepath = str(file)
         options.add_session_config_entry("session.save_model_format", "ORT")
         # NCHWc layouts depend on the processor: the converter of ONNX Runtime leaves them out for other targets too.
-        ort.InferenceSession(
-            model, options, providers=["CPUExecutionProvider"], disabled_optimizers=["NchwcTransformer"]
-        )
+        try:
+            ort.InferenceSession(
+                model, options, providers=["CPUExecutionProvider"], disabled_optimizers=["NchwcTransformer"]
+            )
+        except Exception as error:  # onnxruntime's exceptions have no base class of their own
+            if "Failed to save" not in str(error):
+                raise
+            raise DependencyError(str(file), f"cannot be written ({error})", remedy="make room there") from error
         try:
             return canonical(file.read_bytes())
         except ValueError as error:

@@ -28,7 +28,8 @@ def in_steps(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """The nodes of a graph, with steps for sigmoid, tanh, erf, GELU, softmax, layer norms, and sums, means and norms.
 
     Constants are added to the graph. Sigmoid, tanh and erf are within 2e-6. What goes along axes stays as it is below
-    opset 18, and where these are no constants.
+    opset 18, and where these are no constants; a layer norm, too, whose axis is not -1, or whose scale is no constant
+    of a number per column. A sum of more than 8,192 numbers may depend on their order.
     """
     constants = {one.name: numpy_helper.to_array(one) for one in model.graph.initializer}
     known = onnx.shape_inference.infer_shapes(model).graph
@@ -132,7 +133,8 @@ def _softmax(writer: _Writer) -> bool:
     value, axes = writer.node.input[0], [writer.attributes.get("axis", -1)]
     below = writer.step("Sub", value, writer.reduced("ReduceMax", value, axes))
     power = _power(writer, writer.step("Mul", writer.step("Clip", below, -_END, 0.0), _SMALLER))
-    power = writer.step("Where", writer.step("Greater", below, -_END), power, 0.0)
+    # Of a NaN it is one: no comparison with it holds.
+    power = writer.step("Where", writer.step("LessOrEqual", below, -_END), 0.0, power)
     total = _whole(writer, writer.cast(power, TensorProto.DOUBLE), axes)
     writer.step("Div", power, writer.cast(total, TensorProto.FLOAT))
     return True
@@ -175,7 +177,10 @@ def _gelu(writer: _Writer) -> bool:
 def _layer_norm(writer: _Writer) -> bool:
     """(x - mean) / sqrt(variance + epsilon), scaled and shifted (Ba, Kiros and Hinton, 2016, arXiv:1607.06450)."""
     scale = writer.constants.get(writer.node.input[1])
-    if scale is None or scale.ndim != 1 or len(writer.node.output) > 1 or writer.attributes.get("axis", -1) != -1:
+    # The size of a row is the scale's, unless that is one number for all of it.
+    if scale is None or scale.ndim != 1 or scale.size == 1:
+        return False
+    if len(writer.node.output) > 1 or writer.attributes.get("axis", -1) != -1:
         return False
     wide = writer.cast(writer.node.input[0], TensorProto.DOUBLE)
     mean = writer.step("Div", _whole(writer, wide, [-1]), float(scale.size), wide=True)

@@ -14,6 +14,9 @@ IsthmusError
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+_LONGEST = 600
+"""Characters of each part of a message about what a stranger wrote."""
+
 
 class IsthmusError(Exception):
     """Base of every error a user is meant to read: one sentence with the place, the finding and the remedy.
@@ -99,7 +102,18 @@ class GateFailed(IsthmusError):
 
 
 class PackageError(IsthmusError):
-    """A model package that is damaged, altered or incomplete."""
+    """A model package that is damaged, altered or incomplete.
+
+    Whatever stands in a package may stand in the message: a terminal is told of it, at no great length, and not obeyed.
+    """
+
+    def __init__(self, where: str, found: str, *, expected: str = "", remedy: str = "") -> None:
+        super().__init__(_shown(where), _shown(found), expected=_shown(expected), remedy=remedy)
+
+
+def _shown(text: str) -> str:
+    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)
 
 
 class RequestError(IsthmusError):

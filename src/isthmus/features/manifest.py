@@ -219,7 +219,7 @@ def read_contract(path: Path, manifest: Manifest) -> Contract:
     except OSError as error:
         raise PackageError(str(file), str(error), expected="a contract", remedy=REMEDY) from error
     except ContractMismatch as error:
-        raise PackageError(error.where, error.found[:_LONGEST], expected=error.expected, remedy=REMEDY) from error
+        raise PackageError(error.where, error.found, expected=error.expected, remedy=REMEDY) from error
     if contract.hash != manifest.contract:
         found, expected = f"contract {contract.hash[:12]}", f"{manifest.contract[:12]}, as in the manifest"
         raise PackageError(str(file), found, expected=expected, remedy=REMEDY)
@@ -254,7 +254,7 @@ def _read_manifest(file: Path, sums: Mapping[str, str], sizes: Mapping[str, int]
             )
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise PackageError(str(file), str(error)[:_LONGEST], expected="a manifest", remedy=REMEDY) from error
+        raise PackageError(str(file), str(error), expected="a manifest", remedy=REMEDY) from error
     for found, expected in _misfits(manifest, sums, sizes):
         raise PackageError(str(file), found, expected=expected, remedy=REMEDY)
     return manifest
