@@ -28,7 +28,7 @@ from isthmus.distill.proposal import RANDOM, Known, proposed
 from isthmus.distill.search import JOURNAL, SearchReport, require_fit
 from isthmus.distill.settings import Settings
 from isthmus.distill.task import asked_all
-from isthmus.distill.tried import Journal, Tried
+from isthmus.distill.tried import Trials, Tried
 from isthmus.features.errors import (
     ConfigurationError,
     ContractMismatch,
@@ -452,7 +452,7 @@ def test_a_damaged_file_is_said(few: pa.Table, tmp_path: Path, old: bytes, new: 
 
 def test_two_do_not_search_at_the_same_place(few: pa.Table, tmp_path: Path) -> None:
     report = searched(tmp_path, few, trials=1, of=AT_ONCE)
-    with Journal(report.path / JOURNAL).held(), pytest.raises(DependencyError, match="another process is searching"):
+    with Trials(report.path / JOURNAL).held(), pytest.raises(DependencyError, match="another process is searching"):
         searched(tmp_path, few, trials=2, of=AT_ONCE)
 
 

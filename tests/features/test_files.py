@@ -1,8 +1,12 @@
+import errno
+import os
 import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import pytest
 
 from isthmus.features.files import publish, scratch_folder
 
@@ -53,3 +57,14 @@ def test_several_may_publish_to_one_target(tmp_path: Path) -> None:
         list(pool.map(often, "wxyz"))
     assert len({(target / name).read_text() for name in ("a", "b")}) == 1
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_full_disk_is_that_of_the_target_and_not_of_what_was_copied(tmp_path: Path) -> None:
+    def write(_fresh: Path) -> None:
+        # As shutil.copyfile says it.
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "read/from", None, "written/to")
+
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)) as caught:
+        publish(tmp_path / "target", write)
+    assert caught.value.filename == str(tmp_path / "target")
+    assert not [*tmp_path.iterdir()]

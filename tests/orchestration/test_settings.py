@@ -1,10 +1,14 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import dagster as dg
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from isthmus import ConfigurationError
-from isthmus.orchestration.settings import Settings, load
+from isthmus.orchestration.settings import OrchestrationTable, Settings, load
 
 SMALLEST = '[project]\nname = "shop"\n'
 
@@ -163,6 +167,7 @@ def test_profiles_that_cannot_be_had_are_refused_all_at_once(tmp_path: Path) -> 
         ("profiles.serving", "batch = 0", "batch: 0; expected greater than or equal to 1"),
         ("orchestration.pools", "gpu = 1", "gpu: is not a setting; expected one of engine, serve, train"),
         ("orchestration.pools", 'train = "all"', "train: 'all'; expected a whole number"),
+        ("orchestration", 'retrain = "0 24 * * 0"', "retrain: '0 24 * * 0'; expected five fields like 0 3 * * 0, or"),
     ],
 )  # fmt: skip
 def test_a_value_of_the_wrong_kind_names_key_value_and_what_would_do(
@@ -252,3 +257,22 @@ def test_a_refused_url_is_shown_without_its_password(tmp_path: Path, monkeypatch
         assert "hunter2" not in str(refused.value)
         assert "host" in str(refused.value)
         monkeypatch.delenv(variable)
+
+
+_NUMBERS = st.integers(0, 70).map(str)
+_PARTS = st.one_of(st.just("*"), _NUMBERS, st.tuples(_NUMBERS, _NUMBERS).map("-".join))
+_FIELDS = st.lists(st.one_of(_PARTS, st.tuples(_PARTS, _NUMBERS).map("/".join)), min_size=1, max_size=3).map(",".join)
+
+
+@given(st.lists(_FIELDS, min_size=4, max_size=6).map(" ".join))
+@example("0 3 * * 0")
+@example("*/15 0-6,12 1 12 1-5")
+@example("0 3 * * 7")
+@example("@weekly")
+def test_a_schedule_that_is_taken_is_one_of_dagster(schedule: str) -> None:
+    try:
+        OrchestrationTable(retrain=schedule)
+    except ValidationError:
+        assert schedule not in ("0 3 * * 0", "*/15 0-6,12 1 12 1-5", "@weekly")
+    else:
+        dg.AutomationCondition.cron_tick_passed(schedule)

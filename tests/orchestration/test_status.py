@@ -7,6 +7,7 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
+from isthmus.features import clock
 from isthmus.features.standing import Status, ViewStatus
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.registration import apply
@@ -55,8 +56,18 @@ def test_what_was_built_and_materialized_is_up_to_date(
         assert view.rows
         assert view.served_at is not None
     assert found.models["late_order"].training_set == made.id
-    show_status(found)
-    assert capsys.readouterr().out.count("up to date") == len(VIEWS)
+    late = msgspec.structs.replace(
+        found.models["late_order"], student="5" * 64, package="6" * 64, verdict=True, compared=10**6,
+        deployed="6" * 64, deployed_at=found.found_at,
+    )  # fmt: skip
+    show_status(msgspec.structs.replace(found, models={"late_order": late}))
+    screen = capsys.readouterr().out
+    assert screen.count("up to date") == len(VIEWS)
+    assert "late_order " in screen, "names are whole, whatever stands beside them"
+    assert f"{clock.moment(found.found_at):%Y-%m-%d %H:%M}" in screen
+    other = msgspec.structs.replace(late, deployed="7" * 64)
+    show_status(msgspec.structs.replace(found, models={"late_order": other}))
+    assert "not the last: 777" in capsys.readouterr().out
 
 
 def test_new_data_a_changed_transform_and_time_are_seen(built: Shop, project: Open) -> None:
@@ -83,9 +94,7 @@ def test_new_data_a_changed_transform_and_time_are_seen(built: Shop, project: Op
     }  # fmt: skip
 
 
-def test_what_was_measured_is_kept_for_the_server_as_long_as_the_tables_are_the_same(
-    built: Shop, project: Open
-) -> None:
+def test_what_was_measured_is_kept_for_the_server_as_long_as_it_is_about_the_same(built: Shop, project: Open) -> None:
     note(project(built))
     kept = Status.read(built.state)
     assert kept is not None
@@ -97,6 +106,12 @@ def test_what_was_measured_is_kept_for_the_server_as_long_as_the_tables_are_the_
     kept = Status.read(built.state)
     assert kept is not None
     assert (kept.measured, kept.views["shelf_demand"].broken) == (True, ("distance is above 1",))
+    training_set(project(built))
+    note(project(built))
+    kept = Status.read(built.state)
+    assert kept is not None
+    assert not kept.measured, "drift is from what a model learned from"
+    status(project(built)).write(built.state)
     pq.write_table(order_rows(seed=1), built.orders)
     build(project(built), ["shelf_demand"])
     note(project(built))

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from isthmus.features.errors import ConfigurationError
+from isthmus.orchestration.server import running
 from isthmus.serving.limits import Limits
 from isthmus.serving.settings import VARIABLE, ServerSettings, command
 from tests.serving.support import CONTRACT, Server, free_port, read_all, serving, wait
@@ -106,6 +107,21 @@ def test_what_hangs_does_not_hold_up_the_end(tmp_path: Path, redis_url: str) -> 
             server.process.send_signal(signal.SIGTERM)
             assert connection.recv(65_536).startswith(b"HTTP/1.1 408")
         assert server.process.wait(2) == 0
+
+
+def test_one_that_does_not_end_is_killed_by_who_started_it(tmp_path: Path) -> None:
+    told = settings(tmp_path, port=free_port(), limits=Limits(deadline_seconds=0.1))
+
+    def up() -> bool:
+        try:
+            return httpx.get(f"http://127.0.0.1:{told.port}/healthz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    with (tmp_path / "log").open("wb") as log, running(told, log) as child:
+        wait(up, "the server")
+        child.send_signal(signal.SIGSTOP)
+    assert child.returncode == -signal.SIGKILL
 
 
 def test_workers_share_the_port_and_end_together(tmp_path: Path, redis_url: str) -> None:

@@ -169,6 +169,24 @@ def test_a_torn_line_is_dropped_and_a_broken_one_named(tmp_path: Path, file: Pat
     lines.write_bytes(b"[]\n" + lines.read_bytes())
     with pytest.raises(DataError, match=r"deployments.jsonl, line 1: cannot be read"):
         back(file)
+    lines.unlink()
+    lines.mkdir()
+    with pytest.raises(DataError, match=r"deployments.jsonl: cannot be read \(Is a directory\)"):
+        History(file).read()
+
+
+def test_a_damaged_deployment_file_is_said_and_the_way_back_is_there(tmp_path: Path, file: Path) -> None:
+    package = made(tmp_path, 1)
+    deploy(package, file)
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(
+        PackageError, match=r"deployment.json: is not a deployment \(.*truncated\). Run `isthmus deploy`"
+    ):
+        back(file)
+    with pytest.raises(PackageError, match=r"deployment.json: is not a deployment"):
+        rollout.promote(file, CONTRACT, at=NOW)
+    back(file, package_digest(package))
+    assert in_force(file) == package_digest(package)
 
 
 KILLED = """

@@ -1,11 +1,14 @@
 """A candidate beside the deployed model: who answers, what is compared, and when it is given up."""
 
+import asyncio
 import hashlib
 import json
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,9 +19,17 @@ from isthmus.features.files import write_atomically
 from isthmus.features.manifest import package_digest
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Float64, String
+from isthmus.serving.batches import Batches, Columns, Outputs
 from isthmus.serving.deployment import Approval, Candidate, Deployment
 from isthmus.serving.history import History
+from isthmus.serving.limits import Limits
+from isthmus.serving.messages import PredictRequest
+from isthmus.serving.metrics import Metrics
+from isthmus.serving.model import Model
+from isthmus.serving.prediction import Asking, Predictions
 from isthmus.serving.rollout import deploy, happened, promote, rollback
+from isthmus.serving.state import State
+from isthmus.serving.store import Store
 from isthmus.serving.trial import FAILURES, LEAST, TOLERANCE, Decision, Trial, decision_file
 from tests.serving.support import (
     CONTRACT,
@@ -262,6 +273,41 @@ def test_a_canary_answers_its_keys_and_one_that_fails_is_given_up_without_a_lost
         wait(lambda: bool(candidate(server)), "the canary")
         assert candidate(server)["refused"] == decision["why"], "what another one has decided"
         assert set(ask(server, 1)) == {digests[0]}
+
+
+def test_a_canary_that_hangs_is_given_up_without_a_lost_request(packages: list[Path], folder: Path) -> None:
+    file, never = folder / "deployment.json", threading.Event()
+    put(packages[0], file, NOW)
+    beside = put(packages[1], file, NOW + 1, 0.999)
+    assert beside.candidate is not None
+    tried = Trial(beside.candidate, Model(beside.candidate.deployment))
+    state = State(CONTRACT, Model(beside), trial=tried)
+    assert state.candidate is not None
+
+    def hang(_columns: Columns) -> Outputs:
+        never.wait(10)
+        raise AssertionError("nobody waits any more")
+
+    state.candidate.batches = Batches(hang, seconds=1.0)
+    limits = Limits(deadline_seconds=1.0)
+    store = Store("redis://127.0.0.1:1", limits)
+    predictions = Predictions(store, limits, Metrics(lambda: state, lambda: NOW), lambda: NOW)
+
+    async def ask() -> list[str]:
+        found = []
+        for n in range(FAILURES + 1):
+            body = json.dumps({"request": {"distance": [1.0], "carrier": [f"carrier {n}"]}}).encode()
+            asked = msgspec.json.decode(body, type=PredictRequest)
+            async with asyncio.timeout(limits.deadline_seconds):
+                found.append(json.loads(await predictions.answer(Asking(state, asked, body)))["package"])
+        never.set()
+        return found
+
+    assert asyncio.run(ask()) == [beside.digest] * (FAILURES + 1)
+    assert (
+        tried.refused
+        == f"{FAILURES} of {FAILURES} of its predictions failed, and 0 of 0 of those of the deployed model"
+    )
 
 
 def test_a_candidate_of_an_outdated_contract_is_given_up(redis_url: str, folder: Path) -> None:

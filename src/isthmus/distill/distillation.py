@@ -17,7 +17,7 @@ from torch import nn
 
 from isthmus.distill.account import Progress
 from isthmus.distill.checkpoint import discard
-from isthmus.distill.device import accelerator
+from isthmus.distill.device import accelerator, resolve
 from isthmus.distill.kind import made, origins, require_readable
 from isthmus.distill.lessons import teach
 from isthmus.distill.pte import require_installed
@@ -106,6 +106,8 @@ def distill(
     identity = _identity(task, settings, outputs["teacher"].path.name)
     if not again and (found := _there(task, folder / identity, progress)) is not None:
         return found
+    # What this machine lacks is said before a teacher is asked, which may take hours.
+    resolve(profile)
     rehearse(task, teacher, outputs["teacher"], settings, stages.note)
     others, facts = task.references(), {}
     for name, model, rows, done in (

@@ -29,7 +29,7 @@ from isthmus.distill.rehearsal import rehearse, require_measured
 from isthmus.distill.task import Material, Task
 from isthmus.distill.teaching import outputs_of, taught
 from isthmus.distill.trial import allowed
-from isthmus.distill.tried import Budget, Journal, Tried, nearest, recommended, shaped
+from isthmus.distill.tried import Budget, Trials, Tried, nearest, recommended, shaped
 from isthmus.features.contract import sha256
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem
 from isthmus.features.files import write_atomically
@@ -115,7 +115,7 @@ def search(
     own = folder / identity
     _set_apart(folder, own, about, machine, progress)
     bench = Bench(task, outputs, profile, budget, folder / "students", own / "graphs", runs)
-    journal = Journal(own / JOURNAL)
+    journal = Trials(own / JOURNAL)
     with journal.held() as tried:
         while len(tried) < most:
             known = [_known(one, space, more=task.more) for one in tried]

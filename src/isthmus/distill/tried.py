@@ -1,16 +1,13 @@
 """Students that a search has tried: what is known of each, what all must keep to, and the file that keeps them."""
 
-import fcntl
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from isthmus.features.errors import DataError, DependencyError
+from isthmus.features.journal import Journal
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,66 +103,22 @@ def _shown(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
-class Journal:
-    """The file of a search: a line for each student that was tried, added at once and kept whatever happens then."""
+class Trials(Journal[Tried]):
+    """The file of a search: a line for each student that was tried."""
 
     def __init__(self, file: Path) -> None:
-        self._file = file
+        super().__init__(
+            file, Tried,
+            busy=("another process is searching here", "wait until it is done, or stop it"),
+            remedy="remove the file to search anew; trained students are kept",
+        )  # fmt: skip
 
-    @contextmanager
-    def held(self) -> Iterator[list[Tried]]:
-        """What was tried so far; within the block nobody else adds to it.
-
-        Raises:
-            DataError: a line is no such record.
-            DependencyError: another process searches here.
-        """
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        with self._file.open("ab") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise DependencyError(
-                    str(self._file), "another process is searching here", remedy="wait until it is done, or stop it"
-                ) from error
-            yield self._read()
-
-    def _read(self) -> list[Tried]:
-        content = self._file.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if whole != content:
-            # Whoever wrote it was killed, or the disk was full: that student is tried again.
-            os.truncate(self._file, len(whole))
-        found = []
-        for number, line in enumerate(whole.splitlines()):
-            where, remedy = (
-                f"{self._file}, line {number + 1}",
-                "remove the file to search anew; trained students are kept",
-            )
-            try:
-                one = msgspec.json.decode(line, type=Tried)
-            except msgspec.MsgspecError as error:
-                raise DataError(where, f"cannot be read: {error}", remedy=remedy) from error
+    def _records(self, whole: bytes) -> list[Tried]:
+        found = super()._records(whole)
+        for number, one in enumerate(found):
             if one.number != number:
-                raise DataError(where, f"is student {one.number}", expected=f"student {number}", remedy=remedy)
-            found.append(one)
+                raise self._broken(number, f"is student {one.number}", f"student {number}")
         return found
-
-    def add(self, one: Tried) -> None:
-        """Adds a student.
-
-        Raises:
-            DependencyError: the disk is full.
-        """
-        try:
-            with self._file.open("ab") as file:
-                file.write(msgspec.json.encode(one) + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise DependencyError(
-                str(self._file), f"cannot be written: {error}", remedy="make room there; the same command goes on"
-            ) from error
 
 
 def recommended(tried: Sequence[Tried], *, more: bool) -> Tried | None:

@@ -70,9 +70,9 @@ def publish(target: Path, write: Callable[[Path], None], *, kind: str = "") -> N
         try:
             write(fresh)
         except OSError as error:
-            if error.errno is None or error.filename is not None:
+            if error.errno is None or (error.filename is not None and error.filename2 is None):
                 raise
-            # Arrow says that a disk is full, and not for what.
+            # Arrow says that a disk is full, and not for what; a copy names first what it was reading.
             raise OSError(error.errno, os.strerror(error.errno), str(target)) from error
         for entry in (fresh, *fresh.rglob("*")):
             if entry.is_dir():

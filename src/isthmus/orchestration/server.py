@@ -43,7 +43,12 @@ def running(settings: ServerSettings, log: IO[bytes] | None = None) -> "Iterator
         yield child
     finally:
         child.terminate()
-        child.wait(10)
+        try:
+            # Longer than it may take to answer what is under way.
+            child.wait(settings.limits.deadline_seconds + 5)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
 
 
 def settings(project: Project, url: str, port: int | None = None, *, private: bool = False) -> ServerSettings:

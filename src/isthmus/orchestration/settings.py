@@ -27,7 +27,7 @@ from isthmus.serving.limits import Limits
 
 FILE = "isthmus.toml"
 _ENVIRONMENT = "ISTHMUS_"
-_OTHERS = ("ISTHMUS_ROOT", "ISTHMUS_SERVER", PASSWORD)
+OTHERS = ("ISTHMUS_ROOT", "ISTHMUS_SERVER", PASSWORD)
 """Variables that one process of ours sets for another, and a secret that belongs into no file."""
 
 
@@ -66,10 +66,25 @@ def _online(url: str) -> str:
     return url
 
 
+_PART = r"(?:\*|(\d{1,2})(?:-(\d{1,2}))?)(?:/[1-9]\d?)?"
+"""Of a field of cron: every value, one, or a range of them; of these each, or every so many."""
+_RANGES = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
+
+
+def _is_cron(schedule: str) -> bool:
+    if schedule in ("@hourly", "@daily", "@weekly", "@monthly", "@yearly"):
+        return True
+    fields = schedule.split(" ")
+    return len(fields) == len(_RANGES) and all(
+        (found := re.fullmatch(_PART, part)) is not None
+        and low <= int(found[1] or low) <= int(found[2] or found[1] or low) <= high
+        for field, (low, high) in zip(fields, _RANGES, strict=True)
+        for part in field.split(",")
+    )
+
+
 def _cron(schedule: str | None) -> str | None:
-    if schedule is not None and not re.fullmatch(
-        r"@(hourly|daily|weekly|monthly|yearly)|([\d*/,-]+ ){4}[\d*/,-]+", schedule
-    ):
+    if schedule is not None and not _is_cron(schedule):
         raise ValueError("five fields like 0 3 * * 0, or @hourly, @daily, @weekly, @monthly or @yearly")
     return schedule
 
@@ -329,7 +344,7 @@ def _unknown_variables() -> list[Problem]:
     problems = []
     for name in os.environ:
         table = name.upper().partition("__")[0]
-        if name.upper().startswith(_ENVIRONMENT) and table not in known and name not in _OTHERS:
+        if name.upper().startswith(_ENVIRONMENT) and table not in known and name not in OTHERS:
             problems.append(Problem(name, "is not a setting", f"a name that begins with {', '.join(sorted(known))}"))
     return problems
 

@@ -65,20 +65,23 @@ def status(project: Project, *, measure: bool = True, progress: Progress = silen
 
 
 def note(project: Project) -> None:
-    """Keeps for the server where a project stands, without measuring again what was measured of the same tables."""
+    """Keeps for the server where a project stands, without measuring again what was measured of the same."""
     found, before = status(project, measure=False), None
     with suppress(DataError):
         before = Status.read(project.state)
-    if before is not None and before.measured:
-        known = before.views
-        same = {name for name, view in found.views.items() if name in known and known[name].built_at == view.built_at}
-        if same == set(found.views):
-            views = {
-                name: msgspec.structs.replace(view, broken=known[name].broken, drifted=known[name].drifted)
-                for name, view in found.views.items()
-            }
-            found = msgspec.structs.replace(found, views=views, measured=True)
+    if before is not None and before.measured and _measured_of(before) == _measured_of(found):
+        views = {
+            name: msgspec.structs.replace(view, broken=before.views[name].broken, drifted=before.views[name].drifted)
+            for name, view in found.views.items()
+        }
+        found = msgspec.structs.replace(found, views=views, measured=True)
     found.write(project.state)
+
+
+def _measured_of(found: Status) -> tuple[object, ...]:
+    """What expectations and drift are about: what is promised of which tables, and what models have learned from."""
+    tables = {name: view.built_at for name, view in found.views.items()}
+    return found.contract, tables, {name: model.training_set for name, model in found.models.items()}
 
 
 def _view(project: Project, contract: Contract, name: str, *, measure: bool, applied: bool) -> ViewStatus:

@@ -24,6 +24,8 @@ def show_status(status: Status) -> None:
             escape(name), rows, _aged(view), _time(view.built_at), _time(view.served_at), _state(view, status.applied)
         )
     views.columns[-1].justify = "left"
+    # Where there is too little room, names stay whole.
+    views.columns[0].min_width = max(map(len, status.views), default=0)
     console.print(views)
     for name, view in status.views.items():
         for sentence in (view.problem, *view.broken, *view.drifted):
@@ -31,6 +33,7 @@ def show_status(status: Status) -> None:
                 console.print(f"  [red]{escape(name)}[/]: {escape(sentence)}", highlight=False, soft_wrap=True)
     if status.models:
         models = new_table("model", "training set", "student", "package", "verdict", "deployed", words=True)
+        models.columns[0].min_width = max(map(len, status.models))
         for name, model in status.models.items():
             made = (_short(one) for one in (model.training_set, model.student, model.package))
             models.add_row(escape(name), *made, _verdict(model), _deployed(model))
@@ -70,8 +73,8 @@ def _verdict(model: ModelStatus) -> str:
 def _deployed(model: ModelStatus) -> str:
     if model.deployed is None:
         return "-"
-    other = "" if model.deployed == model.package else ", not the last package"
-    return f"{_short(model.deployed)} since {_time(model.deployed_at)}{other}"
+    since = _time(model.deployed_at)
+    return since if model.deployed == model.package else f"not the last: {_short(model.deployed)} {since}"
 
 
 def _short(identity: str | None) -> str:

@@ -1,15 +1,12 @@
 """The history of a deployment file: what was put behind the API, when, under which contract and why."""
 
-import fcntl
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from isthmus.features.errors import DataError, DependencyError
+from isthmus.features.journal import Journal
 from isthmus.serving.deployment import Deployment
 
 Action = Literal["deploy", "promote", "rollback", "shadow", "canary", "drop", "refuse"]
@@ -40,66 +37,15 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         }  # fmt: skip
 
 
-class History:
-    """The file beside a deployment file: a line for each event, added at once and never changed."""
+class History(Journal[Event]):
+    """The file beside a deployment file: a line for each event."""
 
     def __init__(self, deployment: Path) -> None:
-        self._file = deployment.with_name("deployments.jsonl")
-
-    @contextmanager
-    def held(self) -> Iterator[list[Event]]:
-        """What has happened so far; within the block nobody else deploys here.
-
-        Raises:
-            DependencyError: another process is deploying here.
-            DataError: a line is no such record.
-        """
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        # The system gives the lock back, however the process ends.
-        with self._file.open("ab") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise DependencyError(
-                    str(self._file), "another deployment is under way here", remedy="wait until it is done"
-                ) from error
-            content = self._file.read_bytes()
-            whole = content[: content.rfind(b"\n") + 1]
-            if whole != content:
-                # Whoever wrote it was killed, or the disk was full.
-                os.truncate(self._file, len(whole))
-            yield self._events(whole)
-
-    def read(self) -> list[Event]:
-        """What has happened so far.
-
-        Raises:
-            DataError: a line is no such record.
-        """
-        try:
-            content = self._file.read_bytes()
-        except FileNotFoundError:
-            return []
-        return self._events(content[: content.rfind(b"\n") + 1])
-
-    def _events(self, whole: bytes) -> list[Event]:
-        events = []
-        for number, line in enumerate(whole.splitlines(), 1):
-            try:
-                events.append(msgspec.json.decode(line, type=Event))
-            except msgspec.MsgspecError as error:
-                raise DataError(
-                    f"{self._file}, line {number}", f"cannot be read: {error}", expected="an event",
-                    remedy="remove that line: the deployment itself is another file",
-                ) from error  # fmt: skip
-        return events
-
-    def add(self, event: Event) -> None:
-        """Adds a line, which is on disk when this returns."""
-        with self._file.open("ab") as file:
-            file.write(msgspec.json.encode(event) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        super().__init__(
+            deployment.with_name("deployments.jsonl"), Event,
+            busy=("another deployment is under way here", "wait until it is done"),
+            remedy="remove that line: the deployment itself is another file",
+        )  # fmt: skip
 
 
 def standing(events: Sequence[Event]) -> list[Deployment]:

@@ -76,7 +76,9 @@ class Predictions:
         failed = False
         if candidate is not None and trial.takes(first.plan.keys, keys, asking.body):
             try:
-                found = await self._predicted(candidate, await self._given(candidate, asking))
+                # The other half of the time is for the deployed model, if this one hangs.
+                async with asyncio.timeout(self._limits.deadline_seconds / 2):
+                    found = await self._predicted(candidate, await self._given(candidate, asking))
             except Exception as error:  # noqa: BLE001 - whatever it is, the deployed model is asked
                 failed = True
                 structlog.get_logger().warning("candidate failed", exception=type(error).__name__, at=place(error))

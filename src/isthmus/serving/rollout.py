@@ -152,7 +152,8 @@ def promote(file: Path, contract: Contract, *, at: int, public_key: str | None =
 
     Raises:
         GateFailed: there is no candidate, or it was given up.
-        PackageError: its package is not there any more, is damaged, or is not signed by the owner of the key.
+        PackageError: the deployment file is damaged; or the candidate's package is not there any more, is damaged, or
+            is not signed by the owner of the key.
         ContractMismatch: what its model reads is not what it was when the package was made.
         DependencyError: another deployment is under way.
         DataError: the history cannot be read.
@@ -188,14 +189,16 @@ def rollback(
 
     Raises:
         GateFailed: there is nothing to go back to.
-        PackageError: its package is not there any more, is damaged, or is not signed by the owner of the key.
+        PackageError: the deployment file is damaged, and `to` says nothing; or the package is not there any more, is
+            damaged, or is not signed by the owner of the key.
         ContractMismatch: what its model reads is not what it was when the package was made.
         DependencyError: another deployment is under way.
         DataError: the history cannot be read.
     """
     with _changing(file) as (history, events):
         rollout = Rollout()
-        current = in_force(file)
+        # With --to there is a way back from a damaged file, too.
+        current = _read(file) if to is None else in_force(file)
         if current is not None and current.candidate is not None and to is None:
             dropped = current.candidate.deployment
             rollout.switch(file, msgspec.structs.replace(current, candidate=None))
@@ -211,7 +214,7 @@ def rollback(
 
 def _beside(file: Path) -> Deployment:
     """What is in force, for a candidate to be beside."""
-    current = in_force(file)
+    current = _read(file)
     if current is None:
         raise GateFailed(str(file), "nothing is deployed", expected="a deployment to try a package beside",
                          remedy="run `isthmus deploy`")  # fmt: skip
@@ -237,8 +240,20 @@ def _verified(rollout: Rollout, earlier: Deployment, contract: Contract, at: int
 def in_force(file: Path) -> Deployment | None:
     """What a deployment file says; None if there is none that can be read."""
     with suppress(OSError, PackageError):
-        return Deployment.loads(file.read_bytes(), str(file))
+        return _read(file)
     return None
+
+
+def _read(file: Path) -> Deployment | None:
+    """What a deployment file says; None if there is none.
+
+    Raises:
+        PackageError: it is no deployment.
+    """
+    try:
+        return Deployment.loads(file.read_bytes(), str(file))
+    except FileNotFoundError:
+        return None
 
 
 @contextmanager

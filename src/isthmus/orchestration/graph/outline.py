@@ -18,6 +18,7 @@ import msgspec
 
 from isthmus.features.errors import ConfigurationError, IsthmusError, Problem
 from isthmus.features.files import write_atomically
+from isthmus.orchestration.settings import OTHERS
 
 if TYPE_CHECKING:
     from isthmus.distill.declaration import Distillation
@@ -150,7 +151,10 @@ def digest(root: Path) -> str:
     for file in [root / "isthmus.toml", *_files(root)]:
         sha.update(f"{file.relative_to(root)}\n".encode())
         sha.update(hashlib.sha256(file.read_bytes() if file.is_file() else b"").digest())
-    overriding = sorted((name, value) for name, value in os.environ.items() if name.startswith("ISTHMUS_"))
+    # Not what one process of ours sets for another: `isthmus dev` and the Dagster that it starts keep one outline.
+    overriding = sorted(
+        (name, value) for name, value in os.environ.items() if name.startswith("ISTHMUS_") and name not in OTHERS
+    )
     sha.update(repr(overriding).encode())
     return sha.hexdigest()
 

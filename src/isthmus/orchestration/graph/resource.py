@@ -59,7 +59,10 @@ class IsthmusResource(dg.ConfigurableResource[Any]):
             "keys": {node: key.to_user_string() for key, node in nodes.items()},
         }
         try:
-            invocation = self.launch(context, extras)
+            with warnings.catch_warnings():
+                # Dagster warns of a preview that its own clients use.
+                warnings.simplefilter("ignore", dg.PreviewWarning)
+                invocation = self.launch(context, extras)
         except DagsterPipesExecutionError as error:
             raise dg.Failure(
                 f"the process of step {step} was killed, or has a defect ({error}). What was finished stays: see the "
@@ -78,10 +81,7 @@ class IsthmusResource(dg.ConfigurableResource[Any]):
     def launch(self, context: Context, extras: dict[str, Any]) -> dg.PipesClientCompletedInvocation:
         """Starts the process of a step, and waits for its end."""
         client = PipesSubprocessClient(termination_timeout_seconds=60)
-        with warnings.catch_warnings():
-            # Dagster warns of a preview that its own client uses.
-            warnings.simplefilter("ignore", dg.PreviewWarning)
-            return client.run(context=context.op_execution_context, extras=extras, command=[sys.executable, *CHILD])
+        return client.run(context=context.op_execution_context, extras=extras, command=[sys.executable, *CHILD])
 
 
 def asked(context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> Asked:
