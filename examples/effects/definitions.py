@@ -72,7 +72,7 @@ effects = Distillation(
     # No photograph that was learned from is tested, nor a part of one.
     split=(0.7, 0.04, 0.26),
     split_by="photograph",
-    seeds=1,
+    seeds=3,
     gates=[
         Gate("taught", at_least=0),
         Gate("student.ssim", at_least=0.95),

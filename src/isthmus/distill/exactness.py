@@ -1,4 +1,4 @@
-"""A last layer of an INT8 graph that every runtime computes to the bit.
+"""INT8 graphs that every runtime computes to the bit: their last layer, and the sums between the others.
 
 Whole numbers are multiplied alike everywhere, sums of floats are not: runtimes add up in another order, and with fused
 multiply-add or without, as a browser does. Where every product and every sum is a float32 anyway, as whole numbers up
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
+from onnxruntime.quantization.quant_utils import QUANT_INPUT_SUFFIX
 
 from isthmus.distill.steps import in_steps
 from isthmus.transforms.rowwise.graph import needed
@@ -52,6 +53,41 @@ def exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.NodePr
     result.graph.node.extend(nodes)
     result.graph.initializer.extend(constants)
     return result
+
+
+def powers_of_two(graph: onnx.GraphProto) -> dict[str, tuple[Array, Array]]:
+    """Steps of whole numbers that a runtime adds and multiplies alike, however it goes about it.
+
+    ONNX Runtime makes one operation of an addition between whole numbers. It multiplies them by the ratio of their
+    steps, with fused multiply-add on x86 and without in a browser: of some millions one is rounded otherwise. By powers
+    of two every product, and every sum of two, is a float32.
+
+    Args:
+        graph: quantized, in QDQ format.
+
+    Returns:
+        For each tensor that such an operation takes or gives, if it is no constant and its step no power of two: the
+        next larger one, float32 (), and its zero point, uint8 ().
+    """
+    told = {constant.name: numpy_helper.to_array(constant) for constant in graph.initializer}
+    makers = {node.output[0]: node for node in graph.node}
+    takers = {tensor: node for node in graph.node if node.op_type == "QuantizeLinear" for tensor in node.input[:1]}
+    found = {}
+    for node in graph.node:
+        if node.op_type not in ("Add", "Mul") or node.output[0] not in takers:
+            continue
+        before = [makers.get(tensor) for tensor in node.input]
+        if not all(maker is not None and maker.op_type == "DequantizeLinear" for maker in before):
+            continue
+        for maker in (takers[node.output[0]], *(makers.get(one.input[0]) for one in before if one is not None)):
+            if maker is None or maker.op_type != "QuantizeLinear":
+                continue
+            step, zero = (told[name] for name in maker.input[1:])
+            larger = np.float32(2.0 ** np.ceil(np.log2(step)))
+            if larger != step:
+                name = maker.input[0].removesuffix(QUANT_INPUT_SUFFIX)  # it renames what the graph gives
+                found[name] = (np.array(larger), np.array(np.rint(zero * (step / larger)), np.uint8))
+    return found
 
 
 def _sum_exactly(graph: onnx.GraphProto, name: str, parameters: list[Array]) -> None:

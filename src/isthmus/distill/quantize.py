@@ -1,7 +1,7 @@
 """INT8 by static quantization."""
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -12,7 +12,7 @@ from onnxruntime.quantization import (
     quantize_static,
 )
 
-from isthmus.distill.exactness import exact
+from isthmus.distill.exactness import Array, exact, powers_of_two
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.manifest import Feeds
 
@@ -34,7 +34,8 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
     rows beside it. Inputs are unsigned: on x86 ONNX Runtime makes signed ones so where it can, and computes in floats
     where it cannot. Weights have seven bits: with eight, processors without VNNI saturate, and answer otherwise than
     the machine the package was checked on. The last layer, a few dozen weights, is the one whose rounding is seen: its
-    weights have a dozen bits. What is left of floats gives the same bits everywhere: see `exactness` and `steps`.
+    weights have a dozen bits. What is added or multiplied between layers has steps of powers of two, for which the
+    ranges are taken twice. What is left of floats gives the same bits everywhere: see `exactness` and `steps`.
 
     A Gemm whose bias has a factor stays as it is: the quantizer would lose the factor.
 
@@ -56,20 +57,40 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
         raise ConfigurationError("task", [problem])
     # The graph is built with known shapes and nothing to fold; without the mark the quantizer asks for its own pass.
     onnx.helper.set_model_props(source, {"onnx.quant.pre_process": "onnxruntime.quant"})
+    rows, names = [*calibration], [node.name for node in layers]
+    quantized = _quantized(source, rows, operators, names, {})
+    if steps := powers_of_two(quantized.graph):
+        quantized = _quantized(source, rows, operators, names, steps)
+    found: bytes = exact(quantized, model, layers[-1]).SerializeToString(deterministic=True)
+    return found
+
+
+def _quantized(
+    source: onnx.ModelProto, rows: Sequence[Feeds], operators: Sequence[str], layers: Sequence[str],
+    steps: Mapping[str, tuple[Array, Array]],
+) -> onnx.ModelProto:  # fmt: skip
+    """What ONNX Runtime's quantizer makes of a model, with the steps and zero points that some tensors must have."""
+    forced = {
+        tensor: [{"scale": step, "zero_point": zero, "quant_type": QuantType.QUInt8}]
+        for tensor, (step, zero) in steps.items()
+    }
+    given = onnx.ModelProto()
+    given.CopyFrom(source)  # the quantizer moves the constants of what it is given out of it
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "model.onnx"
         try:
             quantize_static(
-                source,
+                given,
                 target,
-                _Calibration(calibration),
+                _Calibration(rows),
                 quant_format=QuantFormat.QDQ,
                 activation_type=QuantType.QUInt8,
                 weight_type=QuantType.QInt8,
                 per_channel=True,
                 reduce_range=True,
                 op_types_to_quantize=[*operators],
-                nodes_to_quantize=[node.name for node in layers],
+                nodes_to_quantize=[*layers],
+                extra_options={"TensorQuantOverrides": forced},
             )
         except (MemoryError, OSError):  # the machine's
             raise
@@ -78,10 +99,7 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
             problem = Problem("quantized", ended, "operators in a form that it knows")
             remedy = "give a layer one bias per output, or leave its operator out of `quantized`"
             raise ConfigurationError("task", [problem], remedy=remedy) from error
-        # The quantizer moves the constants of what it is given out of it.
-        quantized = onnx.load(target)
-    found: bytes = exact(quantized, model, layers[-1]).SerializeToString(deterministic=True)
-    return found
+        return onnx.load(target)
 
 
 def _has_factor(node: onnx.NodeProto) -> bool:
