@@ -23,8 +23,11 @@ def main() -> int:
         if begin not in text or end not in text:
             sys.stderr.write(f"docs/performance.md has no place for {name}: add the lines {begin} and {end}\n")
             return 1
-        plot(name, run["comparisons"])
-        section = f"{begin}\n{table(name, run)}\n{end}"
+        compared = [one for one in run["comparisons"] if one["ratio"] is not None and one["bar"] is not None]
+        plotted = f"\n![How many times better than the peer](plots/{name}.svg)\n" if compared else ""
+        if compared:
+            plot(name, compared)
+        section = f"{begin}\n{table(name, run)}\n{plotted}{end}"
         text = re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _, made=section: made, text, flags=re.DOTALL)  # type: ignore[misc]
     PAGE.write_text(text)
     return 0
@@ -42,7 +45,7 @@ def table(name: str, run: dict[str, Any]) -> str:
         cells = [one["case"], one["metric"], number(one["ours"]), number(one["peer"]), one["peer_name"] or "", ratio,
                  "" if one["bar"] is None else f"{one['bar']:g}", held]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", f"![How many times Feast's figure](plots/{name}.svg)"])
+    return "\n".join(lines)
 
 
 def number(value: float | None) -> str:
@@ -52,9 +55,9 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def plot(name: str, comparisons: list[dict[str, Any]]) -> None:
-    """The ratios that have a bar, each beside it."""
-    shown = [one for one in comparisons if one["ratio"] is not None and one["bar"] is not None][::-1]
+def plot(name: str, compared: list[dict[str, Any]]) -> None:
+    """Ratios, each beside its bar."""
+    shown = compared[::-1]
     mpl.rcParams["svg.hashsalt"] = "isthmus"  # the same figures make the same file
     figure, axes = plt.subplots(figsize=(8, 0.46 * len(shown) + 1.4), layout="constrained")
     # By rows and not by names: a case can have several peers.
