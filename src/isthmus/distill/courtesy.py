@@ -20,7 +20,7 @@ LOWEST = 1
 LOOK_SECONDS = 1.0
 SETTLE_SECONDS = WINDOW_SECONDS + WRITE_SECONDS
 """Until a degree shows in what servers say."""
-SHORTEST_SECONDS, LONGEST_SECONDS = 10.0, 320.0
+SHORTEST_SECONDS, LONGEST_SECONDS = 30.0, 960.0
 """How long the p99 must keep its objective before a degree is taken back: at first, and after that has failed often."""
 STARVED_SECONDS = 600.0
 """Of pauses with hardly a step between them, after which somebody is told."""
