@@ -203,7 +203,8 @@ def _golden(package: Path, manifest: Manifest) -> tuple[Golden, str]:
     golden = read_golden(package, manifest)
     rows = require_fed(f"package {manifest.name}: {GOLDEN}", golden, manifest)
     made = f"{rows} rows make their tensors to the bit" if manifest.inputs else "of tensors"
-    return golden, f"{len(golden.cases)} cases, {made}"
+    count = len(golden.cases)
+    return golden, f"{count} case{'' if count == 1 else 's'}, {made}"
 
 
 def _none(package: Path, manifest: Manifest, runtime: Runtime) -> tuple[None, str]:
