@@ -110,6 +110,21 @@ def test_a_canary_that_fails_more_often_is_given_up() -> None:
     assert made.refused == "3 of 3 of its predictions failed, and 0 of 20 of those of the deployed model"
 
 
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 0.95])
+def test_a_canary_with_any_share_is_given_up_for_being_slow(share: float) -> None:
+    made = trial(objective=1.0)
+    due = 0.0
+    for _ in range(2 * int(LEAST / min(share, 1 - share))):
+        due += share
+        if due < 1:
+            made.first.count(1, 1e-4)
+            continue
+        due -= 1
+        made.tried.count(1, 2e-3)
+        made.judge()
+    assert made.refused is not None
+
+
 def test_a_canary_that_fails_no_more_often_goes_on() -> None:
     made = trial()
     for n in range(1000):

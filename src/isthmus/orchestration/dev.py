@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -55,7 +56,7 @@ def dev(project: Project) -> int:
             _say(f"starting Dagster and the API; they log to {logs}")
             ready = False
             while not stopping and ui.poll() is None and api.poll() is None:
-                if not ready and (ready := _answers(url)):
+                if not ready and (ready := _answers(url) and _listens(settings.server.host, settings.server.port)):
                     _say(f"Dagster is ready: {url}/asset-groups")
                     _say(f"the API is ready: http://{settings.server.host}:{settings.server.port}/docs, and /status")
                     _say("Ctrl-C ends both")
@@ -78,6 +79,15 @@ def _say(text: str) -> None:
 def _answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(f"{url}/server_info", timeout=1):  # noqa: S310 - a server of ours on loopback
+            return True
+    except OSError:
+        return False
+
+
+def _listens(host: str, port: int) -> bool:
+    """Whether the API does: it has started by then."""
+    try:
+        with socket.create_connection((host, port), timeout=1):
             return True
     except OSError:
         return False

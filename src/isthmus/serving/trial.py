@@ -21,7 +21,7 @@ FAILURES = 3
 """Failed predictions before their share is compared."""
 
 WINDOW = 1000
-"""Requests of the candidate after which counting for the comparison begins anew."""
+"""Requests of the candidate after which counting for the comparison begins anew, if the deployed model had `LEAST`."""
 
 TOLERANCE = 1e-3
 """By how much an answer of a shadow may differ."""
@@ -136,9 +136,11 @@ class Trial:
                 f"{failed:,} of {asked:,} of its predictions failed, and {theirs:,} of {others:,} of those of the "
                 "deployed model"
             )
-        elif asked % _EVERY == 0:
+        # A large share leaves the deployed model few requests: the window stays open until it had enough.
+        closes = asked >= WINDOW and others >= LEAST
+        if self.refused is None and (closes or asked % _EVERY == 0):
             self._judge_latency()
-        if asked >= WINDOW:
+        if closes:
             self.first.reopen()
             self.tried.reopen()
 
