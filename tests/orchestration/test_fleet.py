@@ -26,6 +26,7 @@ from isthmus.orchestration.fleet.files import NOTE, files, fleet
 from isthmus.orchestration.fleet.images import constraints
 from isthmus.orchestration.project import Project
 from isthmus.serving.settings import VARIABLE, ServerSettings
+from tests.orchestration.shop import Shop
 from tests.servers import free_port
 from tests.serving.support import CONTRACT, write_keys
 
@@ -396,6 +397,55 @@ def test_a_server_s_image_has_neither_torch_nor_spark(tmp_path: Path) -> None:
     assert needed({"signing"}) & heavy == set()
     trained = installed(content["images/Dockerfile.training"].decode())
     assert {"torch", "accelerate", "pyspark", "scikit-learn"} <= needed(trained)
+
+
+STEP = """
+import ast, inspect, sys
+from pathlib import Path
+
+sys.prefix = sys.exec_prefix = sys.argv[2]  # the links lead there: what is installed is not the project's code
+from isthmus.orchestration.graph import child, work
+from isthmus.orchestration.graph.events import Asked
+from isthmus.orchestration.project import Project
+
+for node in ast.walk(ast.parse(inspect.getsource(work))):
+    if isinstance(node, ast.ImportFrom):
+        exec(ast.unparse(node))
+(made,) = work.work(Project(Path(sys.argv[1])), Asked("apply", ("contract",)), lambda text, done: None)
+print(made.version)
+"""
+"""What the process of a step loads, whichever step it is, and `apply` itself."""
+
+
+def image_of(extras: set[str], folder: Path) -> Path:
+    """The packages that `pip install isthmus[extras]` brings, and no others: links to those of this environment."""
+    folder.mkdir()
+    wanted = needed(extras)
+    for one in metadata.distributions():
+        if one.name.lower().replace("_", "-") in wanted - {"isthmus"}:
+            tops = {file.parts[0] for file in one.files or []} - {"..", "__pycache__"}
+            for top in tops:
+                if not (folder / top).exists():
+                    (folder / top).symlink_to(Path(str(one.locate_file(top))))
+    (folder / "isthmus").symlink_to(ROOT / "src" / "isthmus")
+    return folder
+
+
+def test_a_step_of_dagster_finds_what_it_needs_in_the_image_that_is_documented(shop: Shop, tmp_path: Path) -> None:
+    (named,) = re.findall(r"--build-arg EXTRAS=(\S+)", (ROOT / "docs" / "dagster.md").read_text())
+    plain = installed(files(project(tmp_path))["images/Dockerfile.training"].decode())
+
+    def step(extras: set[str], name: str) -> subprocess.CompletedProcess[str]:
+        packages = image_of(extras, tmp_path / name)
+        return subprocess.run(
+            [sys.executable, "-S", "-P", "-c", STEP, str(shop.root), sys.prefix],
+            env={"PYTHONPATH": str(packages), "PATH": os.defpath}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    done = step(set(named.split(",")), "documented")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == json.loads((shop.state / "contract.json").read_bytes())["hash"]
+    assert "No module named 'dagster'" in step(plain, "plain").stderr, "the image for training alone"
 
 
 def test_images_of_what_a_project_needs(tmp_path: Path) -> None:
