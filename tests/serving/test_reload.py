@@ -1,9 +1,15 @@
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from isthmus.features.contract import Contract
 from isthmus.features.files import write_atomically
+from isthmus.features.manifest import package_digest
 from isthmus.features.types import Int64
 from tests.serving.support import (
     CONTRACT,
@@ -79,6 +85,44 @@ def test_contract_and_deployment_are_taken_up_while_the_server_runs(tmp_path: Pa
 
         server.deployment.unlink()
         wait(lambda: server.predict(entities={"carrier": ["B6"]}).status_code == 503, "the model to be gone")
+
+
+def test_no_request_fails_while_packages_are_swapped(tmp_path: Path, redis_url: str) -> None:
+    inputs = [("punctuality__flights", Int64)]
+    packages = [make_package(tmp_path / f"{weight}", inputs=inputs, weight=weight) for weight in (0.1, -0.1)]
+    digests = [package_digest(package) for package in packages]
+    (tmp_path / "server").mkdir()
+    (tmp_path / "server" / "contract.json").write_bytes(CONTRACT.dumps())
+    ended = threading.Event()
+
+    def ask(url: httpx.URL) -> list[httpx.Response]:
+        with httpx.Client(base_url=url, timeout=10) as http:
+            answers = []
+            while not ended.is_set():
+                answers.append(http.post("/predict", json={"entities": {"carrier": ["B6"]}}))
+        return answers
+
+    with serving(tmp_path / "server", redis_url) as server, ThreadPoolExecutor(2) as threads:
+
+        def swap(turn: int) -> None:
+            server.deploy(packages[turn % 2])
+            models = server.http.get
+            wait(lambda: [one["package"] for one in models("/models").json()["models"]] == [digests[turn % 2]], "it")
+
+        swap(0)
+        asking = [threads.submit(ask, server.http.base_url) for _ in range(2)]
+        try:
+            for turn in range(1, 5):
+                swap(turn)
+        finally:
+            ended.set()
+        told = [answers.result() for answers in asking]
+    for answers in told:
+        assert {answer.status_code for answer in answers} == {200}
+        turns = [digests.index(answer.json()["package"]) for answer in answers]
+        assert [turns[0], *(now for before, now in pairwise(turns) if now != before)] == [0, 1, 0, 1, 0]
+        sevens = [round(answer.json()["predictions"][0], 4) for answer in answers]
+        assert sevens == [(0.6682, 0.3318)[turn] for turn in turns], "flights are 7: sigmoid(0.7), sigmoid(-0.7)"
 
 
 def test_rows_of_another_contract_are_refused(tmp_path: Path, redis_url: str) -> None:
