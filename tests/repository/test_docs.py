@@ -17,10 +17,12 @@ import pytest
 import torch
 import typer
 import yaml
+from dagster._cli import create_dagster_cli
 from feast.repo_config import RepoConfig
 
 from isthmus.orchestration import cli, devices, settings
 from isthmus.orchestration.graph import IsthmusProjectComponent
+from isthmus.orchestration.instance import INSTANCE
 from isthmus.orchestration.project import Project
 from tests.repository.pages import PAGES, ROOT, Block, Terminal, blocks, prose, words
 
@@ -160,6 +162,8 @@ def known(command: list[str], block: Block) -> None:
     match command:
         case ["isthmus" | ".venv/bin/isthmus", *arguments]:
             parsed(arguments, said)
+        case ["dagster", *arguments]:
+            parsed(arguments, said, create_dagster_cli())  # type: ignore[no-untyped-call]
         case ["make", target]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), said
         case ["pip", "install", *arguments]:
@@ -181,10 +185,10 @@ def known(command: list[str], block: Block) -> None:
     return None
 
 
-def parsed(arguments: list[str], said: str) -> None:
-    """Reads a command line as the real one does, and runs nothing."""
-    command: click.Command = typer.main.get_command(cli.app)
-    name = "isthmus"
+def parsed(arguments: list[str], said: str, command: click.Command | None = None) -> None:
+    """Reads a command line as the real one does, by default ours, and runs nothing."""
+    command = command or typer.main.get_command(cli.app)
+    name = command.name or "isthmus"
     try:
         while isinstance(command, click.Group) and arguments:
             context = click.Context(command, info_name=name)
@@ -231,6 +235,11 @@ def test_yaml_is_what_its_readers_take(block: Block) -> None:
         for part in ("online_store", "offline_store"):
             if part in content:
                 assert type(getattr(read, part)).__module__.startswith("isthmus.")
+        return
+    if block.file == "dagster.yaml":
+        ours = yaml.safe_load(INSTANCE)
+        assert content["concurrency"]["pools"] == ours["concurrency"]["pools"]
+        assert content["run_monitoring"] == ours["run_monitoring"]
         return
     assert block.file == "defs/features/defs.yaml"
     assert content["type"] == f"isthmus.orchestration.graph.{IsthmusProjectComponent.__name__}"

@@ -8,7 +8,7 @@ from isthmus.features.files import write_atomically
 from isthmus.orchestration.graph.assets import observe
 from isthmus.orchestration.project import Project
 
-_INSTANCE = b"""\
+INSTANCE = b"""\
 # Written by isthmus. Nothing is sent to anyone; waiting runs are looked at every second. What runs beside what is said
 # by pools: [orchestration.pools] of isthmus.toml.
 telemetry:
@@ -34,12 +34,13 @@ run_monitoring:
   cancel_timeout_seconds: 120
   poll_interval_seconds: 20
 """
+"""Its dagster.yaml."""
 
 
 def dagster_home(project: Project) -> Path:
     """The folder of the instance, with its settings written, and what the sources hold noted."""
     home = project.state / "dagster"
-    write_atomically(home / "dagster.yaml", _INSTANCE)
+    write_atomically(home / "dagster.yaml", INSTANCE)
     with dg.DagsterInstance.from_config(str(home)) as instance:
         for pool, limit in project.settings.orchestration.pools.model_dump().items():
             instance.event_log_storage.set_concurrency_slots(pool, limit)
