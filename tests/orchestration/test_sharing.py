@@ -140,6 +140,10 @@ def test_one_switch(tmp_path: Path) -> None:
     file.write_text(f"{switched}\n[profiles.serving]\nlatency_objective_ms = 7.5\n")
     off = settings(Project(project.root), url)
     assert (off.latency, off.latency_objective_ms) == (None, 7.5)
+    file.write_text(f"{file.read_text()}\n[server]\nlatency_objective_ms = 20\n")
+    apart = Project(project.root)
+    assert settings(apart, url).latency_objective_ms == 20
+    assert apart.settings.profiles.serving.latency_objective_ms == 7.5, "what is exported keeps its own"
 
 
 @pytest.mark.parametrize("gives", [True, False])

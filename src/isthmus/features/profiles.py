@@ -95,7 +95,7 @@ class ServingProfile:
             exported.
         threads: CPU threads of one prediction.
         latency_objective_ms: largest p99 of a one-row prediction, in milliseconds, that `export` lets through, and of
-            the API's answers beside which a training does not give way.
+            the API's answers beside which a training does not give way, unless `[server]` has one of its own.
         memory_mb: largest growth of a process, in MiB, that opens the model and answers, that `export` lets through.
         load_ms: longest time from the model's file to its first answer, in milliseconds; None for no limit.
         package_kb: largest package, in kB, with one precision only; None for no limit.

@@ -66,6 +66,6 @@ def settings(project: Project, url: str, port: int | None = None, *, private: bo
         batch=profiles.serving.batch,
         public_key=project.public_key,
         latency=str(project.latency_folder) if profiles.training.give_way and not private else None,
-        latency_objective_ms=profiles.serving.latency_objective_ms,
+        latency_objective_ms=project.settings.latency_objective_ms,
         now=project.fixed_now,
     )

@@ -171,11 +171,21 @@ class PackagesTable(_Table):
 
 
 class ServerTable(_Table):
-    """`[server]`: where the API listens, and its limits. Not on Feast's 6566: browsers refuse to open that port."""
+    """`[server]`: where the API listens, and its limits. Not on Feast's 6566: browsers refuse to open that port.
+
+    Attributes:
+        host: address.
+        port: 0 for any that is free.
+        workers: processes.
+        latency_objective_ms: largest p99 of the API's answers, in milliseconds, beside which a training does not give
+            way; by default that of `[profiles.serving]`, which also says what is exported.
+        limits: what one request and all together may ask.
+    """
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 6570
     workers: Annotated[int, Field(ge=1, le=64)] = 1
+    latency_objective_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     limits: Limits = Limits()
 
 
@@ -232,6 +242,11 @@ class Settings(BaseSettings):
     server: ServerTable = ServerTable()
     dev: DevTable = DevTable()
     orchestration: OrchestrationTable = OrchestrationTable()
+
+    @property
+    def latency_objective_ms(self) -> float:
+        """What the p99 of the API's answers shall not be above."""
+        return self.server.latency_objective_ms or self.profiles.serving.latency_objective_ms
 
     @classmethod
     def settings_customise_sources(

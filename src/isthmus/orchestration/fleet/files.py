@@ -149,7 +149,7 @@ def _server(project: Project) -> str:
         "batch": project.settings.profiles.serving.batch,
         "public_key": project.public_key,
         "latency": None,  # nothing is trained beside it
-        "latency_objective_ms": project.settings.profiles.serving.latency_objective_ms,
+        "latency_objective_ms": project.settings.latency_objective_ms,
         "now": project.fixed_now,
     }
     text = msgspec.json.encode(told).decode()
