@@ -1,4 +1,4 @@
-"""Every block of code in the documentation is run, or at least held against what it speaks of."""
+"""Blocks of code in the documentation: Python and the tutorial are run, all others held against what they speak of."""
 
 import ast
 import importlib.util
