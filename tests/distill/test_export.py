@@ -17,14 +17,16 @@ import tree_sitter_kotlin
 import tree_sitter_swift
 from tree_sitter import Language, Parser
 
+from isthmus.distill import export
 from isthmus.distill.check import check_package
 from isthmus.distill.dataset import Tensors
 from isthmus.distill.declaration import DEFAULT, Gate
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.evaluate import sigmoid
-from isthmus.distill.export import ExportReport
+from isthmus.distill.export import ExportReport, in_precision
 from isthmus.distill.flatbuffer import canonical
 from isthmus.distill.graph import graph
+from isthmus.distill.kind import made
 from isthmus.distill.preparation import Prepare, compiled
 from isthmus.distill.readme import readme
 from isthmus.distill.runtime import ask, ort_format, predict, session
@@ -334,3 +336,20 @@ def test_an_ort_file_is_written_one_way(exported: ExportReport) -> None:
         assert canonical(kept) == kept
     with pytest.raises(ValueError, match="not a model in ORT format"):
         canonical(source)
+
+
+@pytest.mark.parametrize(("most", "rows"), [(1 << 20, 1000), (8 * 300, 300), (8 * 30, 100)])
+def test_large_rows_calibrate_in_smaller_number(
+    table: pa.Table, monkeypatch: pytest.MonkeyPatch, most: int, rows: int
+) -> None:
+    """Of eight bytes each, a hundred in a part."""
+    monkeypatch.setattr(export, "CALIBRATION_ROWS", 1000)
+    monkeypatch.setattr(export, "CALIBRATION_BYTES", most)
+    task, asked = made(material(table, task="tests.distill.tasks:Shaped")), []
+    feeds = task.feeds
+    monkeypatch.setattr(task, "feeds", lambda rows: asked.append(rows) or feeds(rows))
+    in_precision(task, task.model(task.student().eval()), "int8", [])
+    (one, *parts) = asked
+    assert len(one) == 1
+    assert (sum(map(len, parts)), max(map(len, parts))) == (rows, 100)
+    assert {*np.concatenate(parts)} <= {*task.material.parts.train}

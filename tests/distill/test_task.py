@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -15,8 +16,11 @@ from safetensors.torch import load_file
 from isthmus.distill.declaration import Gate
 from isthmus.distill.device import resolve
 from isthmus.distill.distillation import DistillationReport
+from isthmus.distill.kind import made
+from isthmus.distill.rehearsal import rehearse
+from isthmus.distill.teaching import outputs_of
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, GateFailed, Stopped
-from tests.distill.support import PROFILE, run, training_set
+from tests.distill.support import PROFILE, material, run, training_set
 from tests.distill.tasks import Line
 
 
@@ -136,6 +140,10 @@ def test_outputs_are_computed_once(table: pa.Table, tmp_path: Path) -> None:
             r"term taught: the loss ends with RuntimeError: .*expected one that takes student.value \(64,\), teacher",
         ),
         ("Stiff", r"the first 64 rows: student and loss: end with RuntimeError: element 0 of tensors does not require"),
+        ("Renamed", r"teacher sorted: labels: 3 labels without 'middling' and with 'fair'; expected the student's 3"),
+        ("Unnamed", r"teacher sorted: labels: none are known; expected labels= of the teacher"),
+        ("Reworded", r"teacher sorted: [\s\S]*tokens of 'The quick brown fox': 19 ids, from place 0 on \[84"),
+        ("Drawing", r"teacher drawing: output value: two answers to the same batch differ; expected the same"),
         ("NOTHING", r"tests.distill.tasks:NOTHING: is 3; expected a subclass of isthmus.distill.task.Task"),
         ("None_", r"is None"),
     ],
@@ -146,6 +154,23 @@ def test_what_does_not_fit_is_said_before_a_step(table: pa.Table, tmp_path: Path
         trained(tmp_path, table, kind, notes=notes)
     assert not any("epoch" in note or "teacher outputs" in note for note in notes)
     assert not (tmp_path / "models").exists()
+
+
+def test_a_teacher_with_its_classes_in_another_order_is_mapped(table: pa.Table, tmp_path: Path) -> None:
+    task = made(material(table, task="tests.distill.tasks:Sorted"))
+    teacher, rows = task.teacher(), np.arange(table.num_rows)
+    outputs = outputs_of(task, teacher, rows, tmp_path, lambda _text, _done: None)
+    theirs, some = teacher.ask(task.asked(rows[:50]))["logits"], rows[:50]
+    torch.testing.assert_close(outputs[some]["logits"].float(), theirs[:, [1, 2, 0]], atol=1e-3, rtol=1e-3)
+    rehearse(task, teacher, outputs, task.material.declaration.trained(PROFILE), pytest.fail)
+
+
+def test_a_tokenizer_is_held_against_the_teachers_where_all_it_says_is_kept(table: pa.Table, tmp_path: Path) -> None:
+    task = made(material(table, task="tests.distill.tasks:Reworded"))
+    with outputs_of(task, task.teacher(), np.arange(table.num_rows), tmp_path, lambda _text, _done: None) as outputs:
+        outputs.fill()
+    with pytest.raises(ConfigurationError, match="tokens of 'The quick brown fox'"):
+        rehearse(task, task.teacher(), outputs, task.material.declaration.trained(PROFILE), pytest.fail)
 
 
 def test_a_gate_about_nothing_is_said_before_anything_is_asked(table: pa.Table, tmp_path: Path) -> None:

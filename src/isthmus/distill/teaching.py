@@ -14,7 +14,7 @@ from isthmus.distill.lessons import threads
 from isthmus.distill.outputs.outputs import TeacherOutputs
 from isthmus.distill.split import Index
 from isthmus.distill.task import Task
-from isthmus.distill.teachers.teacher import Teacher
+from isthmus.distill.teachers.teacher import BY_CLASS, Teacher
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.files import write_atomically
 
@@ -42,8 +42,10 @@ class Facts(msgspec.Struct, frozen=True):
 def outputs_of(task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress) -> TeacherOutputs:
     """The outputs of a teacher for some rows, by their place among them: those that are kept, and it for the others.
 
+    Where the task names its classes, they are in that order.
+
     Raises:
-        ConfigurationError: what should be asked is no `Teacher`.
+        ConfigurationError: what should be asked is no `Teacher`, or its labels are not the task's classes.
     """
     if not isinstance(teacher, Teacher):
         raise ConfigurationError(
@@ -51,6 +53,8 @@ def outputs_of(task: Task, teacher: Teacher, rows: Index, cache: Path, progress:
             [Problem("its teacher", f"a {type(teacher).__name__}", "a Teacher of isthmus.distill.teachers")],
             remedy="wrap it: NetworkTeacher, PretrainedTeacher, EstimatorTeacher or FunctionTeacher (docs/teachers.md)",
         )
+    if task.classes is not None and not {*BY_CLASS}.isdisjoint(teacher.keys):
+        teacher = teacher.relabelled(task.classes)
     return TeacherOutputs(
         cache, teacher, task.identities()[rows], lambda places: task.asked(rows[places]),
         contract=task.material.contract, form=task.form, options=task.options(), batch=task.at_once,
