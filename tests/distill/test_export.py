@@ -30,13 +30,14 @@ from isthmus.distill.kind import made
 from isthmus.distill.preparation import Prepare, compiled
 from isthmus.distill.readme import readme
 from isthmus.distill.runtime import ask, ort_format, predict, session
+from isthmus.distill.split import Index
 from isthmus.distill.student import Student
 from isthmus.distill.task import Task
 from isthmus.distill.trial import difference, precisions
 from isthmus.features.errors import ContractMismatch, DataError, DependencyError, GateFailed, PackageError
 from isthmus.features.folder import SUMS
 from isthmus.features.golden import Kept, read_golden
-from isthmus.features.manifest import feeds, package_digest, read_package
+from isthmus.features.manifest import Feeds, feeds, package_digest, read_package
 from isthmus.features.verdict import FeatureVerdict
 from isthmus.transforms.fitting import FittedNumber, FittedText, Preparation
 from isthmus.transforms.steps import Embed, described
@@ -345,9 +346,14 @@ def test_large_rows_calibrate_in_smaller_number(
     """Of eight bytes each, a hundred in a part."""
     monkeypatch.setattr(export, "CALIBRATION_ROWS", 1000)
     monkeypatch.setattr(export, "CALIBRATION_BYTES", most)
-    task, asked = made(material(table, task="tests.distill.tasks:Shaped")), []
+    task, asked = made(material(table, task="tests.distill.tasks:Shaped")), list[Index]()
     feeds = task.feeds
-    monkeypatch.setattr(task, "feeds", lambda rows: asked.append(rows) or feeds(rows))
+
+    def counted(rows: Index) -> Feeds:
+        asked.append(rows)
+        return feeds(rows)
+
+    monkeypatch.setattr(task, "feeds", counted)
     in_precision(task, task.model(task.student().eval()), "int8", [])
     (one, *parts) = asked
     assert len(one) == 1

@@ -21,7 +21,7 @@ from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.teaching import Facts
 from isthmus.distill.transfer.objective import Objective
 from isthmus.features.contract import one_of
-from isthmus.features.errors import ConfigurationError, GateFailed, Problem
+from isthmus.features.errors import ConfigurationError, DataError, GateFailed, Problem
 
 _ASKED = 2
 """Rows of which a teacher is asked twice, to see that it says the same."""
@@ -45,6 +45,7 @@ def rehearse(
         ConfigurationError: a gate is about a figure that no report has, the student is no smaller than its teacher,
             nothing is to be learned at a step, or student, teacher and objective do not fit each other: outputs,
             labels, tokenizers, parameters that both have.
+        DataError: an input of the student says the label.
         GateFailed: the loss of the first batch is not finite.
     """
     declared = task.material.declaration
@@ -56,8 +57,16 @@ def rehearse(
     steps = settings.total(len(task.material.parts.train))
     objective.require_weight(steps, f"{where}: student")
     objective.alone(where).require_weight(steps, f"{where}: control")
-    _require_agreement(task, teacher, student, outputs)
+    if told := task.told():
+        raise DataError(
+            f"{where}: student",
+            "; ".join(told),
+            expected="inputs that are known before the label, none of which says it alone",
+            remedy="leave what is known only after the label out of the student's features; if it is known before, no "
+            "model is needed",
+        )
     _learn_once(task, student, objective, outputs, settings)
+    _require_agreement(task, teacher, student, outputs)
     if outputs.missing and (size := teacher.size()) is not None:
         _require_smaller(student, size[1], where)
     rows = task.material.parts.validation[:1]

@@ -181,6 +181,13 @@ class Task(ABC):
     def batch(self, rows: Tensor) -> Batch:
         """Some rows, int64 (n,), as the student takes them, on the CPU."""
 
+    def told(self) -> Sequence[str]:
+        """The student's inputs that say the label by themselves, in words: none of which this task knows by default.
+
+        Where there is one, nothing is learned: it is known only after the label, or no model is needed.
+        """
+        return ()
+
     @abstractmethod
     def objective(self) -> Objective:
         """What the student is trained for. The control is trained for its terms that do not ask the teacher."""
