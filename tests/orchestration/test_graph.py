@@ -110,6 +110,23 @@ def test_everything_is_made_and_has_the_version_of_its_content(ran: Dagster) -> 
     assert ran.stale() == set()
 
 
+def test_what_was_made_is_shown_with_its_rows_and_plots(ran: Dagster) -> None:
+    def shown(node: str) -> Mapping[str, dg.MetadataValue[Any]]:
+        event = ran.instance.get_latest_materialization_event(dg.AssetKey(node.split("/")))
+        assert event is not None
+        assert event.asset_materialization is not None
+        return event.asset_materialization.metadata
+
+    for node in [*TABLES, f"{MODEL}/training_set", f"{MODEL}/teacher_outputs"]:
+        rows = shown(node)["dagster/row_count"].value
+        assert isinstance(rows, int)
+        assert rows > 0, node
+    assert {"compared", "changed", "written", "removed"} <= set(shown("online/shelf_demand"))
+    for plotted in ("loss", "quality", "latency"):
+        assert "data:image/" in str(shown(f"{MODEL}/student")[plotted].value), plotted
+    assert {"p50_us", "p99_us", "bytes int8", "worst model.int8.ort"} <= set(shown(f"{MODEL}/package"))
+
+
 def test_what_is_written_otherwise_makes_nothing_stale(ran: Dagster) -> None:
     _edit(ran, '"customer",\n        "ordered_at",', '"customer", "ordered_at",  # both\n')
     assert outline(ran.root).views[0].place is not None
