@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
-from onnxruntime.quantization.quant_utils import QUANT_INPUT_SUFFIX
 
 from isthmus.distill.steps import in_steps
 from isthmus.transforms.rowwise.graph import needed
@@ -56,7 +55,7 @@ def exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.NodePr
     return result
 
 
-def powers_of_two(graph: onnx.GraphProto) -> dict[str, tuple[Array, Array]]:
+def powers_of_two(optimized: onnx.GraphProto) -> dict[str, tuple[Array, Array]]:
     """Steps of whole numbers that a runtime adds and multiplies alike, however it goes about it.
 
     ONNX Runtime makes one operation of an addition between whole numbers. It multiplies them by the ratio of their
@@ -64,30 +63,22 @@ def powers_of_two(graph: onnx.GraphProto) -> dict[str, tuple[Array, Array]]:
     of two every product, and every sum of two, is a float32.
 
     Args:
-        graph: quantized, in QDQ format.
+        optimized: a quantized graph as ONNX Runtime computes it; its constants have the names that its quantizer gave.
 
     Returns:
-        For each tensor that such an operation takes or gives, if it is no constant and its step no power of two: the
-        next larger one, float32 (), and its zero point, uint8 ().
+        For each tensor that such an operation takes or gives, if its step is no power of two: the next larger one,
+        float32 (), and its zero point, uint8 ().
     """
-    told = {constant.name: numpy_helper.to_array(constant) for constant in graph.initializer}
-    makers = {node.output[0]: node for node in graph.node}
-    takers = {tensor: node for node in graph.node if node.op_type == "QuantizeLinear" for tensor in node.input[:1]}
+    told = {constant.name: numpy_helper.to_array(constant) for constant in optimized.initializer}
     found = {}
-    for node in graph.node:
-        if node.op_type not in ("Add", "Mul") or node.output[0] not in takers:
-            continue
-        before = [makers.get(tensor) for tensor in node.input]
-        if not all(maker is not None and maker.op_type == "DequantizeLinear" for maker in before):
-            continue
-        for maker in (takers[node.output[0]], *(makers.get(one.input[0]) for one in before if one is not None)):
-            if maker is None or maker.op_type != "QuantizeLinear":
-                continue
-            step, zero = (told[name] for name in maker.input[1:])
-            larger = np.float32(2.0 ** np.ceil(np.log2(step)))
-            if larger != step:
-                name = maker.input[0].removesuffix(QUANT_INPUT_SUFFIX)  # it renames what the graph gives
-                found[name] = (np.array(larger), np.array(np.rint(zero * (step / larger)), np.uint8))
+    for node in optimized.node:
+        if node.op_type in ("QLinearAdd", "QLinearMul"):
+            for name, zero_point in (node.input[1:3], node.input[4:6], node.input[6:8]):
+                step, zero = told[name], told[zero_point]
+                larger = np.float32(2.0 ** np.ceil(np.log2(step)))
+                if larger != step:
+                    tensor = name.removesuffix("_scale")
+                    found[tensor] = (np.array(larger), np.array(np.rint(zero * (step / larger)), np.uint8))
     return found
 
 

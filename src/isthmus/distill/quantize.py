@@ -14,6 +14,7 @@ from onnxruntime.quantization import (
 )
 
 from isthmus.distill.exactness import Array, exact, powers_of_two
+from isthmus.distill.runtime import optimized
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.manifest import Feeds
 
@@ -61,7 +62,7 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
     onnx.helper.set_model_props(source, {"onnx.quant.pre_process": "onnxruntime.quant"})
     rows, names = [*calibration], [node.name for node in layers]
     quantized = _quantized(source, rows, operators, names, {})
-    if steps := powers_of_two(quantized.graph):
+    if steps := powers_of_two(optimized(quantized)):
         quantized = _quantized(source, rows, operators, names, steps)
     found: bytes = exact(quantized, model, layers[-1]).SerializeToString(deterministic=True)
     return found

@@ -1,5 +1,6 @@
 """What a teacher says of the rows of a task, kept, and what it costs to ask it."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -63,8 +64,9 @@ def outputs_of(task: Task, teacher: Teacher, rows: Index, cache: Path, progress:
 
 
 def taught(
-    task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress, outputs: TeacherOutputs | None = None
-) -> tuple[TeacherOutputs, Facts]:
+    task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress, outputs: TeacherOutputs | None = None,
+    *, paused: Callable[[float], None] = lambda _seconds: None,
+) -> tuple[TeacherOutputs, Facts]:  # fmt: skip
     """The outputs of a teacher for some rows, all of them, and what it costs.
 
     Both are kept: what is kept is not computed again, and a teacher of which all is kept is not even loaded.
@@ -76,13 +78,14 @@ def taught(
         cache: of outputs.
         progress: told what is done, and the share.
         outputs: what `outputs_of` gave for the same.
+        paused: is told the seconds of each pause for servers.
 
     Raises:
         ConfigurationError: what should be asked is no `Teacher`.
     """
     outputs = outputs or outputs_of(task, teacher, rows, cache, progress)
     if outputs.missing:
-        with between(task.material.heard, progress, torch.get_num_threads()) as told:
+        with between(task.material.heard, progress, torch.get_num_threads(), paused) as told:
             outputs.fill(told)
     else:
         progress(f"kept outputs {outputs.path.name[:12]}", 1.0)
