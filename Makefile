@@ -22,9 +22,9 @@ lint: $(INSTALLED)
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
-# The property tests with a thousand examples each.
+# The property tests with a thousand examples each, and what is killed and goes on killed ten times.
 thorough: $(INSTALLED)
-	HYPOTHESIS_PROFILE=thorough $(VENV)/bin/python -m pytest --timeout=7200 tests/features tests/distill tests/transforms
+	TEST_KILLS=10 HYPOTHESIS_PROFILE=thorough $(VENV)/bin/python -m pytest --timeout=7200 tests/features tests/distill tests/transforms
 
 EXECUTORCH := src/isthmus/distill/executorch.txt
 

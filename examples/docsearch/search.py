@@ -14,6 +14,7 @@ import onnx
 import pyarrow as pa
 import torch
 from encoder import Embedder, Pairs, exported, student
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer
@@ -106,6 +107,13 @@ class DocSearch(Task):
         """Tokens and masks of questions and passages."""
         places = torch.from_numpy(rows)
         return (*self._read("question", places), *self._read("passage", places))
+
+    def tokenizers(self) -> tuple[Any, Any]:
+        """The teacher's, and the file that a device has."""
+        shipped = Tokenizer.from_buffer(self.vocabulary)
+        shipped.no_truncation()
+        shipped.no_padding()
+        return AutoTokenizer.from_pretrained(self.folder), shipped
 
     def options(self) -> dict[str, Any]:
         """What is read of a text, and as which tokens."""

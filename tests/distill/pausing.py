@@ -36,6 +36,21 @@ class Clock:
             time.sleep(seconds)
 
 
+class Spent:
+    """Seconds that pass only where they are spent: asleep, or by who adds to them."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    perf_counter = monotonic
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
 @dataclass
 class Drawn:
     """A network that computes with several threads, and rows for it."""

@@ -175,6 +175,72 @@ class Misfit(Lines):
         return _taught(Term(weighed, ours="student.value", theirs="teacher.value"))
 
 
+class Sorted(Lines):
+    """Three classes, of which its teacher has another order; one function, as a student's tokenizer, has other ids."""
+
+    keys: Sequence[str] = ("logits",)
+    classes = ("short", "middling", "long")
+    theirs: Sequence[str] | None = ("long", "short", "middling")
+    words = "bytes"
+
+    def teacher(self) -> Teacher:
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            return NetworkTeacher(nn.Linear(2, 3), name="sorted", labels=self.theirs)
+
+    def tokenizers(self) -> tuple[Any, Any]:
+        return str.encode, str.encode if self.words == "bytes" else lambda text: text.lower().encode()
+
+    def student(self) -> nn.Module:
+        return nn.Linear(2, 3, bias=False)
+
+    def objective(self) -> Objective:
+        return Objective({
+            "labels": Term(mse_loss, input="student.logits", target="labels"),
+            "teacher": Term(mse_loss, input="student.logits", target="teacher.logits"),
+        })  # fmt: skip
+
+    def batch(self, rows: Tensor) -> Batch:
+        inputs, labels = super().batch(rows)
+        assert labels is not None
+        return Batch(inputs, labels[:, None].expand(-1, 3))
+
+    def model(self, student: nn.Module) -> onnx.ModelProto:
+        graph = helper.make_graph(
+            [helper.make_node("Gemm", ["numbers", "weight"], ["logits"], transB=1)],
+            "sorted",
+            [helper.make_tensor_value_info("numbers", TensorProto.FLOAT, ["N", 2])],
+            [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["N", 3])],
+            [numpy_helper.from_array(student.state_dict()["weight"].numpy(), "weight")],
+        )
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+class Renamed(Sorted):
+    """Its teacher has other classes."""
+
+    theirs = ("long", "short", "fair")
+
+
+class Unnamed(Sorted):
+    """Nobody has said what its teacher's classes are."""
+
+    theirs = None
+
+
+class Reworded(Sorted):
+    """Its student reads small letters only."""
+
+    words = "small"
+
+
+class Drawing(Lines):
+    """Its teacher answers by chance."""
+
+    def teacher(self) -> Teacher:
+        return FunctionTeacher(lambda numbers: torch.rand(len(numbers)), ["value"], name="drawing")
+
+
 class Stiff(Lines):
     """A loss without a gradient."""
 

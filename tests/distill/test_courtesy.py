@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,14 +20,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from isthmus.distill import courtesy
+from isthmus.distill import courtesy, loop
 from isthmus.distill.checkpoint import copied
 from isthmus.distill.courtesy import LONGEST_SECONDS, SETTLE_SECONDS, SHORTEST_SECONDS, Courtesy, Giving, between
 from isthmus.distill.lessons import threads
 from isthmus.distill.loop import Training
 from isthmus.distill.priority import Priority
 from isthmus.features.errors import Stopped
-from tests.distill.pausing import STRAINED, Clock, hearing, squares, training
+from tests.distill.pausing import STEPS, STRAINED, Clock, Spent, hearing, squares, training
 
 LOOKS = st.lists(st.tuples(st.booleans(), st.floats(0.1, 20)), max_size=200)
 DEEPEST = st.integers(1, 8)
@@ -260,6 +261,30 @@ def test_a_pause_is_no_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert found.seconds < 60 - found.paused
 
 
+def test_what_is_done_before_a_pause_is_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clock = Spent()
+    monkeypatch.setattr(courtesy, "time", clock)
+    monkeypatch.setattr(loop, "time", clock)
+
+    def stepping(*asked: Any) -> Any:
+        clock.now += 10
+        return squares(*asked)
+
+    def evaluate(_module: object) -> dict[str, float]:
+        clock.now += 100
+        return {"error": 1.0}
+
+    run = training("table", hearing([True] * 60), tmp_path, step=stepping, evaluate=evaluate)
+    run.settings = replace(run.settings, evaluate_every=1)
+    run.run()
+    found, worked = run.standing, STEPS * (10 + 100)
+    assert found.paused > 50
+    assert found.seconds == pytest.approx(worked)
+    assert found.paused == pytest.approx(clock.now - worked)
+    assert run.waited == pytest.approx(found.paused)
+    assert 0 < found.slowed < worked
+
+
 def test_several_processes_do_not_wait_for_one_that_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     with each_look(6, monkeypatch):
         giving = Giving(hearing([True] * 20), lambda _text: None, 2, pauses=False)
@@ -277,7 +302,7 @@ def test_what_starves_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
             giving.pause(())
         giving.end()
     assert len(warned) == 1
-    assert "gives way to serving: paused for 66 s" in told
+    assert "gives way to serving: paused for 60 s" in told
     assert sum("starves" in text for text in told) == 1
 
 
@@ -292,16 +317,33 @@ def test_who_is_not_starved_is_not_warned_of(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_asking_a_teacher_gives_way_too(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, float]] = []
-    with each_look(6, monkeypatch), between(hearing([True] * 8), lambda *said: told.append(said), 2) as progress:
+    clock, waits = Spent(), list[float]()
+    monkeypatch.setattr(courtesy, "time", clock)
+    with between(hearing([True] * 8), lambda *said: told.append(said), 2, waits.append) as progress:
         for n in range(10):
+            clock.now += 6
             progress(f"shard {n}", n / 10)
+    assert waits == [pytest.approx(clock.now - 10 * 6)]
+    assert waits[0] > SHORTEST_SECONDS
     paused = [(text, done) for text, done in told if text.endswith(": paused")]
     assert len(paused) == 1
     assert 0 < paused[0][1] < 0.5
     assert told[-1] == ("shard 9", 0.9)
-    with between(None, lambda *said: told.append(said), 2) as progress:
+    with between(None, lambda *said: told.append(said), 2, waits.append) as progress:
         progress("alone", 1.0)
     assert told[-1] == ("alone", 1.0)
+    assert len(waits) == 1
+
+
+def test_who_fails_while_it_gives_way_gives_nothing_any_more() -> None:
+    def telling(text: str, _done: float) -> None:
+        raise OSError(text)
+
+    before = every()
+    with pytest.raises(OSError, match="lowest priority"), between(lambda: STRAINED, telling, 2, list[float]().append):
+        pass
+    after = every()
+    assert {thread: after[thread] for thread in before if thread in after} == before
 
 
 # --- a process that pauses

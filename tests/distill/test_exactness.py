@@ -19,7 +19,7 @@ from isthmus.distill.export import ExportReport
 from isthmus.distill.kind import made
 from isthmus.distill.quantize import quantize
 from isthmus.distill.runtime import ask, described, ort_format, session
-from isthmus.features.errors import ConfigurationError
+from isthmus.features.errors import ConfigurationError, DataError
 from isthmus.features.folder import GOLDEN
 from isthmus.features.golden import Case, Golden, Kept
 from isthmus.features.manifest import read_package
@@ -173,6 +173,76 @@ def test_a_layer_that_the_quantizer_does_not_know_is_said() -> None:
         quantize(model, [fed], ["Gemm"])
 
 
+def test_a_layer_that_the_quantizer_does_not_know_is_not_told_of_its_bias() -> None:
+    """Where its bias is as it should be."""
+    model, fed = graph_of(
+        helper.make_node("Gemm", ["x", "weight", "bias"], ["z"]), helper.make_node("Relu", ["z"], ["y"]),
+        bias=np.ones(7),
+    )  # fmt: skip
+    model.graph.node[1].op_type = "Unheard"
+    with pytest.raises(ConfigurationError, match=r"quantizer ends with .*Leave operators .* out of `quantized`"):
+        quantize(model, [fed], ["Gemm"])
+
+
+def test_calibration_rows_that_are_not_finite_are_said() -> None:
+    model, fed = graph_of(helper.make_node("Gemm", ["x", "weight", "bias"], ["y"]), bias=np.ones(7))
+    fed["x"][:] = np.nan
+    with pytest.raises(DataError, match="calibration rows: input x holds nan, and ONNX Runtime's quantizer ends with"):
+        quantize(model, [fed], ["Gemm"])
+
+
+def last_weights(model: onnx.ModelProto, fed: dict[str, Array], kind: str) -> Array | None:
+    """Those of the layer "last" as exact floats, if it has any; its answers must be the model's, about."""
+    quantized = quantize(model, [fed], [kind])
+    found, plain = (ask(session(one, 1), fed)["y"] for one in (quantized, model.SerializeToString()))
+    assert np.abs(found - plain).max() < 0.03 * np.abs(plain).max()
+    constants = onnx.load_model_from_string(quantized).graph.initializer
+    return next((numpy_helper.to_array(one) for one in constants if one.name == "last/exact/weight"), None)
+
+
+def only(kind: str, fed: Array, *parameters: Array, **attributes: Any) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """A graph of one layer, "last", from x to y."""
+    names = ["weight", "bias"][: len(parameters)]
+    node = helper.make_node(kind, ["x", *names], ["y"], name="last", **attributes)
+    parts = [numpy_helper.from_array(part.astype(np.float32), one) for one, part in zip(names, parameters, strict=True)]
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", *fed.shape[1:]])
+    graph = helper.make_graph([node], kind, [given], [helper.make_empty_tensor_value_info("y")], parts)
+    graph.output[0].CopyFrom(onnx.ValueInfoProto(name="y", type=helper.make_tensor_type_proto(TensorProto.FLOAT, None)))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    return onnx.shape_inference.infer_shapes(model), {"x": fed.astype(np.float32)}
+
+
+@pytest.mark.parametrize(("groups", "sizes"), [(1, (4, 6)), (2, (4, 3)), (6, (6, 1))])
+def test_a_transposed_convolution_in_groups_stays(groups: int, sizes: tuple[int, int]) -> None:
+    draw = np.random.default_rng(2)
+    fed = draw.normal(size=(20, sizes[0], 5, 5))
+    parameters = draw.normal(size=(*sizes, 3, 3)), draw.normal(size=6)
+    # Of three outputs in a group and a bias the quantizer makes nothing.
+    model = only("ConvTranspose", fed, *parameters[: 1 + (groups != 2)], group=groups)
+    weights = last_weights(*model, "ConvTranspose")
+    assert (None if weights is None else weights.shape) == ((4, 6, 3, 3) if groups == 1 else None)
+
+
+@pytest.mark.parametrize(("alpha", "exact"), [(1.0, True), (3.0, False), (0.5, False)])
+def test_a_factor_of_a_product_is_kept(alpha: float, *, exact: bool) -> None:
+    draw = np.random.default_rng(3)
+    model = only("Gemm", draw.normal(size=(ROWS, 6)), draw.normal(size=(6, 4)), 5 * draw.normal(size=4), alpha=alpha)
+    assert (last_weights(*model, "Gemm") is not None) == exact
+
+
+def test_a_product_with_one_vector_stays() -> None:
+    draw = np.random.default_rng(4)
+    assert last_weights(*only("MatMul", draw.normal(size=(ROWS, 6)), draw.normal(size=6)), "MatMul") is None
+
+
+@pytest.mark.parametrize(("inputs", "exact"), [(65_000, True), (66_000, False), (140_000, False)])
+def test_a_layer_with_more_inputs_than_a_float_counts_stays(inputs: int, *, exact: bool) -> None:
+    draw = np.random.default_rng(5)
+    model, fed = only("Gemm", draw.random((4, inputs)), draw.normal(size=(inputs, 2)), draw.normal(size=2))
+    constants = onnx.load_model_from_string(quantize(model, [fed], ["Gemm"])).graph.initializer
+    assert any(one.name == "last/exact/weight" for one in constants) == exact
+
+
 def residual(draw: np.random.Generator) -> onnx.ModelProto:
     """Two blocks of two convolutions, to whose result is added what they are given; a sigmoid of a third one."""
     nodes: list[onnx.NodeProto] = []
@@ -196,6 +266,7 @@ def residual(draw: np.random.Generator) -> onnx.ModelProto:
     value = node("Relu", layer("x", 8, 3))
     for _ in range(2):
         value = node("Add", value, layer(node("Relu", layer(value, 8, 8)), 8, 8))
+    value = node("Relu", value)  # The runtime makes one operation of it and the sum.
     nodes.append(helper.make_node("Sigmoid", [layer(value, 3, 8)], ["y"], name="y"))
     given, gives = (
         helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 3, "height", "width"]) for name in ("x", "y")

@@ -17,24 +17,27 @@ import tree_sitter_kotlin
 import tree_sitter_swift
 from tree_sitter import Language, Parser
 
+from isthmus.distill import export
 from isthmus.distill.check import check_package
 from isthmus.distill.dataset import Tensors
 from isthmus.distill.declaration import DEFAULT, Gate
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.evaluate import sigmoid
-from isthmus.distill.export import ExportReport
+from isthmus.distill.export import ExportReport, in_precision
 from isthmus.distill.flatbuffer import canonical
 from isthmus.distill.graph import graph
+from isthmus.distill.kind import made
 from isthmus.distill.preparation import Prepare, compiled
 from isthmus.distill.readme import readme
 from isthmus.distill.runtime import ask, ort_format, predict, session
+from isthmus.distill.split import Index
 from isthmus.distill.student import Student
 from isthmus.distill.task import Task
 from isthmus.distill.trial import difference, precisions
 from isthmus.features.errors import ContractMismatch, DataError, DependencyError, GateFailed, PackageError
 from isthmus.features.folder import SUMS
 from isthmus.features.golden import Kept, read_golden
-from isthmus.features.manifest import feeds, package_digest, read_package
+from isthmus.features.manifest import Feeds, feeds, package_digest, read_package
 from isthmus.features.verdict import FeatureVerdict
 from isthmus.transforms.fitting import FittedNumber, FittedText, Preparation
 from isthmus.transforms.steps import Embed, described
@@ -334,3 +337,25 @@ def test_an_ort_file_is_written_one_way(exported: ExportReport) -> None:
         assert canonical(kept) == kept
     with pytest.raises(ValueError, match="not a model in ORT format"):
         canonical(source)
+
+
+@pytest.mark.parametrize(("most", "rows"), [(1 << 20, 1000), (8 * 300, 300), (8 * 30, 100)])
+def test_large_rows_calibrate_in_smaller_number(
+    table: pa.Table, monkeypatch: pytest.MonkeyPatch, most: int, rows: int
+) -> None:
+    """Of eight bytes each, a hundred in a part."""
+    monkeypatch.setattr(export, "CALIBRATION_ROWS", 1000)
+    monkeypatch.setattr(export, "CALIBRATION_BYTES", most)
+    task, asked = made(material(table, task="tests.distill.tasks:Shaped")), list[Index]()
+    feeds = task.feeds
+
+    def counted(rows: Index) -> Feeds:
+        asked.append(rows)
+        return feeds(rows)
+
+    monkeypatch.setattr(task, "feeds", counted)
+    in_precision(task, task.model(task.student().eval()), "int8", [])
+    (one, *parts) = asked
+    assert len(one) == 1
+    assert (sum(map(len, parts)), max(map(len, parts))) == (rows, 100)
+    assert {*np.concatenate(parts)} <= {*task.material.parts.train}

@@ -7,16 +7,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from msgspec import structs
 from safetensors.torch import load_file
 
+from isthmus.distill import courtesy, distillation, loop
+from isthmus.distill.checkpoint import Checkpoints
 from isthmus.distill.declaration import Gate
 from isthmus.distill.device import resolve
-from isthmus.distill.distillation import DistillationReport
+from isthmus.distill.distillation import DistillationReport, distill
+from isthmus.distill.kind import made
+from isthmus.distill.rehearsal import rehearse
+from isthmus.distill.teaching import outputs_of
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, GateFailed, Stopped
-from tests.distill.support import PROFILE, run, training_set
+from tests.distill.pausing import CALM, STRAINED, Spent
+from tests.distill.support import PROFILE, material, run, training_set
 from tests.distill.tasks import Line
 
 
@@ -82,6 +90,18 @@ def test_seeds_do_not_depend_on_what_ran_before(lines: DistillationReport, table
     assert alone.data["taught"]["low"] is None
 
 
+def needed(folder: Path, peak: int) -> None:
+    """Lets both checkpoints of a run say that it needed so much memory."""
+    record = json.loads(next(folder.glob("checkpoint-*/record.json")).read_bytes())
+    kept = Checkpoints(folder, record["identity"], lambda _text: None)
+    found = kept.latest()
+    assert found
+    standing, tensors = found
+    assert 1 << 20 < standing.peak < peak
+    for _ in range(2):
+        kept.write(structs.replace(standing, peak=peak), tensors)
+
+
 @pytest.mark.parametrize("moment", ["student-0, epoch 2", "control-1, epoch 1", "student-2, epoch 4"])
 def test_stopped_anywhere_it_goes_on(lines: DistillationReport, table: pa.Table, tmp_path: Path, moment: str) -> None:
     def stopping(text: str) -> None:
@@ -91,12 +111,40 @@ def test_stopped_anywhere_it_goes_on(lines: DistillationReport, table: pa.Table,
     with pytest.raises(Stopped, match="distillation late: stopped by SIGTERM after step"):
         trained(tmp_path, table, told=stopping)
     assert not (tmp_path / "models").exists()
+    place = moment.split(",")[0]
+    needed(next((tmp_path / "runs").glob(f"*/{place}")), 1 << 50)
     notes: list[str] = []
     again = trained(tmp_path, table, notes=notes)
-    assert any(note.startswith(f"{moment.split(',')[0]}, goes on after step") for note in notes)
+    assert any(note.startswith(f"{place}, goes on after step") for note in notes)
+    assert again.data["training"]["peak_mb"] == 1 << 30
     for name in ("student", "control"):
         file = f"{name}.safetensors"
         assert (again.path / file).read_bytes() == (lines.path / file).read_bytes()
+
+
+def test_pauses_are_no_part_of_any_stage(table: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, pauses = Spent(), list[str]()
+    for module in (courtesy, loop, distillation):
+        monkeypatch.setattr(module, "time", clock)
+
+    def told(text: str) -> None:
+        clock.now += 20
+        if text.endswith(": paused"):
+            pauses.append(text.split(",")[0])
+
+    given = replace(
+        material(table, task="tests.distill.tasks:Lines", seeds=1, evaluate_every=2),
+        heard=lambda: STRAINED if clock.now % 400 < 100 else CALM,
+    )
+    found = distill(
+        given, folder=tmp_path / "models", cache=tmp_path / "cache", runs=tmp_path / "runs",
+        progress=lambda text, _done: told(text),
+    ).data  # fmt: skip
+    paused = found["paused"]
+    assert {"teacher", "student-0"} <= paused.keys() <= set(pauses)
+    assert min(paused.values()) > 30
+    assert found["training"]["paused_seconds"] == pytest.approx(sum(paused.values()) - paused["teacher"])
+    assert sum(found["seconds"].values()) + sum(found["paused"].values()) == pytest.approx(clock.now, abs=45)
 
 
 def test_outputs_are_computed_once(table: pa.Table, tmp_path: Path) -> None:
@@ -136,6 +184,10 @@ def test_outputs_are_computed_once(table: pa.Table, tmp_path: Path) -> None:
             r"term taught: the loss ends with RuntimeError: .*expected one that takes student.value \(64,\), teacher",
         ),
         ("Stiff", r"the first 64 rows: student and loss: end with RuntimeError: element 0 of tensors does not require"),
+        ("Renamed", r"teacher sorted: labels: 3 labels without 'middling' and with 'fair'; expected the student's 3"),
+        ("Unnamed", r"teacher sorted: labels: none are known; expected labels= of the teacher"),
+        ("Reworded", r"teacher sorted: [\s\S]*tokens of 'The quick brown fox': 19 ids, from place 0 on \[84"),
+        ("Drawing", r"teacher drawing: output value: two answers to the same batch differ; expected the same"),
         ("NOTHING", r"tests.distill.tasks:NOTHING: is 3; expected a subclass of isthmus.distill.task.Task"),
         ("None_", r"is None"),
     ],
@@ -146,6 +198,23 @@ def test_what_does_not_fit_is_said_before_a_step(table: pa.Table, tmp_path: Path
         trained(tmp_path, table, kind, notes=notes)
     assert not any("epoch" in note or "teacher outputs" in note for note in notes)
     assert not (tmp_path / "models").exists()
+
+
+def test_a_teacher_with_its_classes_in_another_order_is_mapped(table: pa.Table, tmp_path: Path) -> None:
+    task = made(material(table, task="tests.distill.tasks:Sorted"))
+    teacher, rows = task.teacher(), np.arange(table.num_rows)
+    outputs = outputs_of(task, teacher, rows, tmp_path, lambda _text, _done: None)
+    theirs, some = teacher.ask(task.asked(rows[:50]))["logits"], rows[:50]
+    torch.testing.assert_close(outputs[some]["logits"].float(), theirs[:, [1, 2, 0]], atol=1e-3, rtol=1e-3)
+    rehearse(task, teacher, outputs, task.material.declaration.trained(PROFILE), pytest.fail)
+
+
+def test_a_tokenizer_is_held_against_the_teachers_where_all_it_says_is_kept(table: pa.Table, tmp_path: Path) -> None:
+    task = made(material(table, task="tests.distill.tasks:Reworded"))
+    with outputs_of(task, task.teacher(), np.arange(table.num_rows), tmp_path, lambda _text, _done: None) as outputs:
+        outputs.fill()
+    with pytest.raises(ConfigurationError, match="tokens of 'The quick brown fox'"):
+        rehearse(task, task.teacher(), outputs, task.material.declaration.trained(PROFILE), pytest.fail)
 
 
 def test_a_gate_about_nothing_is_said_before_anything_is_asked(table: pa.Table, tmp_path: Path) -> None:

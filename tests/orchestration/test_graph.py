@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from dagster._core.loader import LoadingContextForTest
 from isthmus import ConfigurationError
 from isthmus.orchestration.graph import IsthmusTranslator, Node, build_definitions
 from isthmus.orchestration.graph.assets import observe
+from isthmus.orchestration.graph.events import DRIFT
 from isthmus.orchestration.graph.outline import outline
 from isthmus.orchestration.graph.resource import CHILD, Context, IsthmusResource, Results, Steps
 from tests.orchestration import shop as shops
@@ -108,6 +110,23 @@ def test_everything_is_made_and_has_the_version_of_its_content(ran: Dagster) -> 
     assert ran.stale() == set()
 
 
+def test_what_was_made_is_shown_with_its_rows_and_plots(ran: Dagster) -> None:
+    def shown(node: str) -> Mapping[str, dg.MetadataValue[Any]]:
+        event = ran.instance.get_latest_materialization_event(dg.AssetKey(node.split("/")))
+        assert event is not None
+        assert event.asset_materialization is not None
+        return event.asset_materialization.metadata
+
+    for node in [*TABLES, f"{MODEL}/training_set", f"{MODEL}/teacher_outputs"]:
+        rows = shown(node)["dagster/row_count"].value
+        assert isinstance(rows, int)
+        assert rows > 0, node
+    assert {"compared", "changed", "written", "removed"} <= set(shown("online/shelf_demand"))
+    for plotted in ("loss", "quality", "latency"):
+        assert "data:image/" in str(shown(f"{MODEL}/student")[plotted].value), plotted
+    assert {"p50_us", "p99_us", "bytes int8", "worst model.int8.ort"} <= set(shown(f"{MODEL}/package"))
+
+
 def test_what_is_written_otherwise_makes_nothing_stale(ran: Dagster) -> None:
     _edit(ran, '"customer",\n        "ordered_at",', '"customer", "ordered_at",  # both\n')
     assert outline(ran.root).views[0].place is not None
@@ -136,14 +155,61 @@ def test_new_data_are_seen_and_what_depends_on_them_is_asked_for(ran: Dagster) -
     of_orders = {f"{kind}/{view}" for kind in ("offline", "online") for view in ("customer_orders", "shelf_demand")}
     assert ran.stale() == {"offline/customer_orders", "offline/shelf_demand", f"{MODEL}/training_set"}, "who reads them"
     second = _due(ran, first)
-    asked = {node for node in TABLES | CHAIN if second.get_num_requested(dg.AssetKey(node.split("/")))}
-    assert asked == of_orders, "models are trained when it is time, or something drifted; what is deployed goes on"
+    assert _asked(second) == of_orders, (
+        "models are trained when it is time, or something drifted; what is deployed goes on"
+    )
 
 
-def _due(ran: Dagster, before: dg.EvaluateAutomationConditionsResult | None) -> dg.EvaluateAutomationConditionsResult:
-    every = dg.AssetSelection.all()
+def test_models_are_trained_again_when_what_they_are_fed_has_drifted(ran: Dagster) -> None:
+    first = _due(ran, None)
+    _check(ran, "offline/customer_orders", DRIFT, passed=False)
+    second = _due(ran, first)
+    assert _asked(second) == CHAIN, "and what follows from that, up to what is deployed"
+    assert _due(ran, second).total_requested == 0, "once"
+
+
+def test_a_broken_promise_trains_nothing_also_when_it_is_kept_again(ran: Dagster) -> None:
+    before = _due(ran, None)
+    for passed in (False, True):
+        _check(ran, "offline/customer_orders", "meets_its_expectations", passed=passed)
+        before = _due(ran, before)
+        assert before.total_requested == 0
+
+
+def test_models_are_trained_again_when_it_is_time(ran: Dagster) -> None:
+    with (ran.root / "isthmus.toml").open("a") as file:
+        file.write('\n[orchestration]\nretrain = "@daily"\n')
+    noon = datetime(2024, 6, 1, 12, tzinfo=UTC)
+    first = _due(ran, None, noon)
+    second = _due(ran, first, noon + timedelta(hours=6))
+    assert second.total_requested == 0
+    assert _asked(_due(ran, second, noon + timedelta(hours=13))) == CHAIN
+
+
+def test_a_new_package_is_deployed_once_its_verdict_has_passed(ran: Dagster) -> None:
+    before = _due(ran, None)
+    ran.instance.report_runless_asset_event(dg.AssetMaterialization(dg.AssetKey([MODEL, "package"])))
+    for passed in (False, True):
+        _check(ran, f"{MODEL}/package", "verdict", passed=passed)
+        before = _due(ran, before)
+        assert _asked(before) == ({f"{MODEL}/deployment"} if passed else set())
+
+
+def _check(ran: Dagster, node: str, check: str, *, passed: bool) -> None:
+    found = dg.AssetCheckEvaluation(asset_key=dg.AssetKey(node.split("/")), check_name=check, passed=passed)
+    ran.instance.report_runless_asset_event(found)
+
+
+def _asked(due: dg.EvaluateAutomationConditionsResult) -> set[str]:
+    return {node for node in TABLES | CHAIN if due.get_num_requested(dg.AssetKey(node.split("/")))}
+
+
+def _due(
+    ran: Dagster, before: dg.EvaluateAutomationConditionsResult | None, at: datetime | None = None
+) -> dg.EvaluateAutomationConditionsResult:
+    cursor, every = None if before is None else before.cursor, dg.AssetSelection.all()
     return dg.evaluate_automation_conditions(
-        build_definitions(ran.root), ran.instance, every, cursor=None if before is None else before.cursor
+        build_definitions(ran.root), ran.instance, every, evaluation_time=at, cursor=cursor
     )
 
 
@@ -157,6 +223,22 @@ def _seen(ran: Dagster) -> set[str]:
     for event in result.asset_events:
         ran.instance.report_runless_asset_event(event)
     return {"/".join(event.asset_key.path) for event in result.asset_events}
+
+
+def test_what_a_failing_check_stops_and_how_long_rows_stay_fresh(shop: Shop) -> None:
+    graph = build_definitions(shop.root).resolve_asset_graph()
+    blocking = {
+        f"{'/'.join(key.asset_key.path)}: {key.name}": graph.get(key).blocking for key in graph.asset_check_keys
+    }
+    assert {check for check, blocks in blocking.items() if not blocks} == {f"offline/{view}: {DRIFT}" for view in VIEWS}
+    assert {check for check, blocks in blocking.items() if blocks} == {
+        *(f"offline/{view}: {told}" for view in VIEWS for told in ("holds_its_contract", "meets_its_expectations")),
+        f"{MODEL}/training_set: loses_no_row", f"{MODEL}/student: keeps_its_quality", f"{MODEL}/package: verdict",
+    }  # fmt: skip
+    window = dg.FreshnessPolicy.time_window
+    policies = {"/".join(key.path): graph.get(key).freshness_policy for key in graph.materializable_asset_keys}
+    expiring = {f"online/{one.name}": window(timedelta(seconds=one.ttl)) for one in outline(shop.root).views if one.ttl}
+    assert {node: policy for node, policy in policies.items() if policy is not None} == expiring != {}
 
 
 def test_automation_is_off_by_one_switch(shop: Shop) -> None:

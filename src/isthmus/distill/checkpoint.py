@@ -34,6 +34,7 @@ class Standing(msgspec.Struct, forbid_unknown_fields=True):
         seconds: that all these steps took, those of stopped runs too, without pauses.
         slowed: seconds of these on fewer cores, for servers.
         paused: seconds in which it did nothing for them.
+        peak: bytes of memory, of the first process; the largest of all runs that went on (`device.peak`).
     """
 
     step: int = 0
@@ -46,6 +47,7 @@ class Standing(msgspec.Struct, forbid_unknown_fields=True):
     seconds: float = 0.0
     slowed: float = 0.0
     paused: float = 0.0
+    peak: int = 0
 
 
 class _Record(msgspec.Struct, forbid_unknown_fields=True):

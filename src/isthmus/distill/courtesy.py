@@ -129,6 +129,7 @@ class Giving:
     def pause(self, ended: Sequence[int]) -> float:
         """Does nothing until there is room again, or something has `ended` it; returns the seconds that took."""
         before, told = self.paused, time.monotonic()
+        self._looked = told  # what was done since the pause was decided on, is work
         while self.look() and not ended:
             time.sleep(_NAP_SECONDS)
             if self._looked - told >= _TELL_SECONDS:
@@ -170,8 +171,17 @@ class Giving:
 
 
 @contextmanager
-def between(heard: Callable[[], Latency | None] | None, progress: Progress, threads: int) -> Iterator[Progress]:
-    """Within the block, something that tells its progress gives way each time it does."""
+def between(
+    heard: Callable[[], Latency | None] | None, progress: Progress, threads: int, paused: Callable[[float], None]
+) -> Iterator[Progress]:
+    """Within the block, something that tells its progress gives way each time it does.
+
+    Args:
+        heard: as `Giving` hears it; None gives nothing.
+        progress: is told the same, and what is given.
+        threads: that compute.
+        paused: is told each pause's seconds.
+    """
     if heard is None:
         yield progress
         return
@@ -182,11 +192,11 @@ def between(heard: Callable[[], Latency | None] | None, progress: Progress, thre
         share = done
         progress(text, done)
         if giving.look():
-            giving.pause(())
+            paused(giving.pause(()))
 
     giving = Giving(heard, lambda text: progress(text, share), threads)
-    giving.look()
     try:
+        giving.look()
         yield told
     finally:
         giving.end()

@@ -1,5 +1,7 @@
 """Where a module is trained, as `[profiles.training]` says it: device, precision and processes."""
 
+import resource
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,6 +75,14 @@ def enough_memory(where: str, device: torch.device, settings: Settings, rows: in
             f"({settings.batch})",
             passes=False,
         ) from error
+
+
+def peak(device: torch.device) -> int:
+    """The most bytes that this process has taken so far: what torch allocated on a GPU, else what was resident."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
 
 
 def is_full(error: Exception) -> bool:

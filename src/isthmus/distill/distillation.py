@@ -114,7 +114,7 @@ def distill(
         ("teacher", teacher, whole, 0.35), *((name, other, material.parts.test, 0.5) for name, other in others.items())
     ):  # fmt: skip
         told = stages.within(name, done)
-        outputs[name], facts[name] = taught(task, model, rows, cache, told, outputs.get(name))
+        outputs[name], facts[name] = taught(task, model, rows, cache, told, outputs.get(name), paused=stages.pause)
         stages.done(name, done)
     require_measured(task, outputs["teacher"], facts["teacher"], others)
 
@@ -135,8 +135,9 @@ def distill(
                 runs / identity / place, stages.within(place, done),
             )  # fmt: skip
             trained[name, seed] = Trained(student, run)
+            stages.pause(run.waited)
             stages.done(place, done)
-    data = report(task, identity, trained, outputs, facts, stages.seconds)
+    data = report(task, identity, trained, outputs, facts, stages.seconds, stages.paused)
     chosen = {name: trained[name, data["shipped"]].model for name in PUPILS}
     try:
         publish(folder / identity, lambda fresh: _write(fresh, chosen, data, task.files(identity)))
@@ -185,10 +186,12 @@ def _identity(task: Task, settings: Settings, outputs: str) -> str:
 
 
 class _Stages:
-    """Seconds per stage, and the share of the whole that is done."""
+    """Seconds per stage, those in which it paused for servers apart, and the share of the whole that is done."""
 
     def __init__(self, progress: Progress) -> None:
         self.seconds: dict[str, float] = {}
+        self.paused: dict[str, float] = {}
+        self._waited = 0.0
         self._progress, self.share, self._since = progress, 0.0, time.perf_counter()
 
     def note(self, text: str) -> None:
@@ -198,9 +201,15 @@ class _Stages:
         start = self.share
         return lambda text, done: self._progress(f"{stage}, {text}", start + (end - start) * done)
 
+    def pause(self, seconds: float) -> None:
+        self._waited += seconds
+
     def done(self, stage: str, share: float) -> None:
         now = time.perf_counter()
-        self.seconds[stage], self._since, self.share = round(now - self._since, 3), now, share
+        self.seconds[stage] = round(now - self._since - self._waited, 3)
+        if self._waited:
+            self.paused[stage] = round(self._waited, 3)
+        self._waited, self._since, self.share = 0.0, now, share
         self._progress(f"{stage} done", share)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
-from onnxruntime.quantization.quant_utils import QUANT_INPUT_SUFFIX
 
 from isthmus.distill.steps import in_steps
 from isthmus.transforms.rowwise.graph import needed
@@ -32,8 +31,9 @@ def exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.NodePr
 
     Its last layer takes whole numbers of eight bits, as all do, but its weights are floats again, rounded to what its
     sums can hold: for 32 inputs to twelve bits, for 144 to ten. What it gives is not rounded any more. Weights that are
-    computed stay whole numbers of eight bits, and so do those of another layer than a Gemm, a MatMul
-    or a convolution.
+    computed stay whole numbers of eight bits, and so do those of another layer than a Gemm, a MatMul or a convolution,
+    of a transposed convolution in groups, of a Gemm whose product has a factor, of a product with one vector, and of a
+    layer with so many inputs, from 65,793 on, that the steps would be larger than its weights.
 
     Args:
         quantized: of ONNX Runtime's quantizer, with every layer between a DequantizeLinear and a QuantizeLinear.
@@ -44,7 +44,7 @@ def exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.NodePr
     result.CopyFrom(quantized)
     told = {constant.name: numpy_helper.to_array(constant) for constant in model.graph.initializer}
     given = [tensor for tensor in layer.input[1:] if tensor]
-    if layer.op_type in _WEIGHTED and all(tensor in told for tensor in given):
+    if layer.op_type in _WEIGHTED and all(tensor in told for tensor in given) and _has_outputs(layer, told[given[0]]):
         _sum_exactly(result.graph, layer.name, [told[tensor] for tensor in given])
     nodes = needed(in_steps(result), [output.name for output in result.graph.output])
     used = {tensor for node in nodes for tensor in node.input}
@@ -55,7 +55,7 @@ def exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.NodePr
     return result
 
 
-def powers_of_two(graph: onnx.GraphProto) -> dict[str, tuple[Array, Array]]:
+def powers_of_two(optimized: onnx.GraphProto) -> dict[str, tuple[Array, Array]]:
     """Steps of whole numbers that a runtime adds and multiplies alike, however it goes about it.
 
     ONNX Runtime makes one operation of an addition between whole numbers. It multiplies them by the ratio of their
@@ -63,30 +63,22 @@ def powers_of_two(graph: onnx.GraphProto) -> dict[str, tuple[Array, Array]]:
     of two every product, and every sum of two, is a float32.
 
     Args:
-        graph: quantized, in QDQ format.
+        optimized: a quantized graph as ONNX Runtime computes it; its constants have the names that its quantizer gave.
 
     Returns:
-        For each tensor that such an operation takes or gives, if it is no constant and its step no power of two: the
-        next larger one, float32 (), and its zero point, uint8 ().
+        For each tensor that such an operation takes or gives, if its step is no power of two: the next larger one,
+        float32 (), and its zero point, uint8 ().
     """
-    told = {constant.name: numpy_helper.to_array(constant) for constant in graph.initializer}
-    makers = {node.output[0]: node for node in graph.node}
-    takers = {tensor: node for node in graph.node if node.op_type == "QuantizeLinear" for tensor in node.input[:1]}
+    told = {constant.name: numpy_helper.to_array(constant) for constant in optimized.initializer}
     found = {}
-    for node in graph.node:
-        if node.op_type not in ("Add", "Mul") or node.output[0] not in takers:
-            continue
-        before = [makers.get(tensor) for tensor in node.input]
-        if not all(maker is not None and maker.op_type == "DequantizeLinear" for maker in before):
-            continue
-        for maker in (takers[node.output[0]], *(makers.get(one.input[0]) for one in before if one is not None)):
-            if maker is None or maker.op_type != "QuantizeLinear":
-                continue
-            step, zero = (told[name] for name in maker.input[1:])
-            larger = np.float32(2.0 ** np.ceil(np.log2(step)))
-            if larger != step:
-                name = maker.input[0].removesuffix(QUANT_INPUT_SUFFIX)  # it renames what the graph gives
-                found[name] = (np.array(larger), np.array(np.rint(zero * (step / larger)), np.uint8))
+    for node in optimized.node:
+        if node.op_type in ("QLinearAdd", "QLinearMul"):
+            for name, zero_point in (node.input[1:3], node.input[4:6], node.input[6:8]):
+                step, zero = told[name], told[zero_point]
+                larger = np.float32(2.0 ** np.ceil(np.log2(step)))
+                if larger != step:
+                    tensor = name.removesuffix("_scale")
+                    found[tensor] = (np.array(larger), np.array(np.rint(zero * (step / larger)), np.uint8))
     return found
 
 
@@ -99,6 +91,8 @@ def _sum_exactly(graph: onnx.GraphProto, name: str, parameters: list[Array]) -> 
     axis = {"Conv": 0, "MatMul": parameters[0].ndim - 1}.get(layer.op_type, 1 - _attribute(layer, "transB"))
     largest = max(int(zero), 255 - int(zero))
     rounded = _rounded(parameters[0] * np.float64(scale), parameters[1:], axis, largest)
+    if not rounded:
+        return
     names = [f"{name}/exact/{part}" for part in ("weight", "bias")]
     for tensor, value in zip(names, rounded, strict=False):
         graph.initializer.append(numpy_helper.from_array(value, tensor))
@@ -124,6 +118,9 @@ def _rounded(weights: Array, biases: list[Array], axis: int, largest: int) -> li
         biases: one, (outputs,), or none.
         axis: of the outputs in the weights.
         largest: magnitude of an input.
+
+    Returns:
+        Weights and bias, float32; nothing where there are so many inputs that steps would be larger than most weights.
     """
     shape = [-1 if place == axis else 1 for place in range(weights.ndim)]
     parts = [weights, *(bias.astype(np.float64) for bias in biases)]
@@ -131,10 +128,21 @@ def _rounded(weights: Array, biases: list[Array], axis: int, largest: int) -> li
     most = np.abs(weights).sum(tuple({*range(weights.ndim)} - {axis})) * largest + sum(map(np.abs, parts[1:]))
     # Rounding adds half a step to each weight and to the bias.
     room = _EXACT - (inputs * largest + 1) / 2
+    if room <= _EXACT / 2:  # A step, `most` over `room` at least, is then larger than the mean of the weights.
+        return []
     with np.errstate(divide="ignore"):
         power = np.minimum(np.floor(np.log2(room / most)), _FINEST)
     steps = [np.exp2(-power).reshape(shape), np.exp2(-power)]
     return [(np.rint(part / step) * step).astype(np.float32) for part, step in zip(parts, steps, strict=False)]
+
+
+def _has_outputs(layer: onnx.NodeProto, weights: Array) -> bool:
+    """Whether the outputs are one axis of the weights, and the sums what the weights say."""
+    if layer.op_type == "ConvTranspose":
+        return _attribute(layer, "group") in (0, 1)
+    if layer.op_type == "Gemm":
+        return all(one.f == 1 for one in layer.attribute if one.name == "alpha")
+    return weights.ndim > 1
 
 
 def _attribute(node: onnx.NodeProto, name: str) -> int:

@@ -39,6 +39,9 @@ from isthmus.features.profiles import ServingProfile
 
 CALIBRATION_ROWS = 2048
 
+CALIBRATION_BYTES = 256 << 20
+"""Of all calibration rows: 341 images of 256 x 256 pixels in three channels."""
+
 
 @dataclass(frozen=True)
 class ExportReport:
@@ -232,11 +235,16 @@ def plain(task: Task, student: nn.Module) -> onnx.ModelProto:
 
 
 def in_precision(task: Task, model: onnx.ModelProto, precision: str, edges: Sequence[Case]) -> bytes:
-    """A graph in fp32 or int8, as ONNX. Ranges are those of training rows and of what no row holds."""
+    """A graph in fp32 or int8, as ONNX. Ranges are those of training rows and of what no row holds.
+
+    They are held in memory all at once: there are fewer where a row is large, but never less than a part.
+    """
     if precision == "fp32":
         return bytes(model.SerializeToString(deterministic=True))
     learned = task.material.parts.train
-    rows = learned[spread(len(learned), CALIBRATION_ROWS)]
+    size = sum(tensor.nbytes for tensor in task.feeds(learned[:1]).values())
+    wanted = min(CALIBRATION_ROWS, max(task.at_once, CALIBRATION_BYTES // max(1, size)))
+    rows = learned[spread(len(learned), wanted)]
     return quantize(model, [*_in_parts(task, rows), *(case.feeds for case in edges)], task.quantized)
 
 

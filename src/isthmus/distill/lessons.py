@@ -102,6 +102,8 @@ class Run:
         seconds: that all these steps took, without pauses.
         slowed: seconds of these on fewer cores, for servers.
         paused: seconds in which it did nothing for them.
+        waited: seconds of these since it last went on.
+        peak: bytes of memory (`device.peak`), whenever that was.
         threads: of the CPU, that it used.
     """
 
@@ -113,6 +115,8 @@ class Run:
     seconds: float
     slowed: float
     paused: float
+    waited: float
+    peak: int
     threads: int
 
 
@@ -164,7 +168,7 @@ def teach(
     rows = epochs * len(lessons) + left * settings.batch
     took = training.standing
     seconds, slowed, paused = (round(one, 3) for one in (took.seconds, took.slowed, took.paused))
-    return Run(history, best, steps, rows, flops * rows, seconds, slowed, paused, used)
+    return Run(history, best, steps, rows, flops * rows, seconds, slowed, paused, training.waited, took.peak, used)
 
 
 def _checked(

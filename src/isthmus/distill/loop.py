@@ -23,7 +23,7 @@ from torch.nn.utils import clip_grad_norm_
 from isthmus.distill.account import Account, Progress
 from isthmus.distill.checkpoint import Checkpoints, Standing, captured, copied, restored
 from isthmus.distill.courtesy import Giving
-from isthmus.distill.device import enough_memory
+from isthmus.distill.device import enough_memory, peak
 from isthmus.distill.interruption import interruption
 from isthmus.distill.settings import Settings
 from isthmus.features.contract import one_of, sha256
@@ -163,7 +163,7 @@ class Training:
                 slowed=self.standing.slowed, paused=self.standing.paused,
             )  # fmt: skip
         self.module.train()
-        self.saved = time.monotonic()
+        self.waited, self.saved = 0.0, time.monotonic()
         self.begun = self.saved - self.standing.seconds
 
     def _batches(self) -> Iterator[torch.Tensor]:
@@ -235,6 +235,7 @@ class Training:
         if pauses and self.giving and not standing.over:
             seconds = self.giving.pause(signals)
             self.begun += seconds
+            self.waited += seconds
             self.account.paused(seconds)
             if signals:
                 raise self._stopped(signals)
@@ -300,6 +301,7 @@ class Training:
     def _save(self) -> None:
         """Writes a checkpoint: one process for all of them."""
         self.standing.seconds = time.monotonic() - self.begun
+        self.standing.peak = max(self.standing.peak, peak(self.accelerator.device))
         if self.giving:
             self.standing.slowed, self.standing.paused = self.giving.slowed, self.giving.paused
         if self.checkpoints is None:

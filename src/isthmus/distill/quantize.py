@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx
 from onnxruntime.quantization import (
     CalibrationDataReader,
@@ -13,7 +14,8 @@ from onnxruntime.quantization import (
 )
 
 from isthmus.distill.exactness import Array, exact, powers_of_two
-from isthmus.features.errors import ConfigurationError, Problem
+from isthmus.distill.runtime import optimized
+from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.manifest import Feeds
 
 
@@ -46,6 +48,7 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
 
     Raises:
         ConfigurationError: the graph has no such layer, or one that the quantizer does not take.
+        DataError: the quantizer finds no range for rows that are not finite.
     """
     source = onnx.ModelProto()
     source.CopyFrom(model)
@@ -59,7 +62,7 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
     onnx.helper.set_model_props(source, {"onnx.quant.pre_process": "onnxruntime.quant"})
     rows, names = [*calibration], [node.name for node in layers]
     quantized = _quantized(source, rows, operators, names, {})
-    if steps := powers_of_two(quantized.graph):
+    if steps := powers_of_two(optimized(quantized)):
         quantized = _quantized(source, rows, operators, names, steps)
     found: bytes = exact(quantized, model, layers[-1]).SerializeToString(deterministic=True)
     return found
@@ -96,10 +99,38 @@ def _quantized(
             raise
         except Exception as error:  # of a layer in a form that it does not know it raises what comes
             ended = f"ONNX Runtime's quantizer ends with {type(error).__name__}: {error}"
+            if found := _not_finite(rows):
+                raise DataError(
+                    "task: calibration rows",
+                    f"{found}, and {ended}",
+                    expected="finite numbers where a layer takes them",
+                    remedy="look at this input of the training rows, or replace what is not finite in the graph",
+                ) from error
             problem = Problem("quantized", ended, "operators in a form that it knows")
-            remedy = "give a layer one bias per output, or leave its operator out of `quantized`"
+            remedy = "leave operators that it does not know out of `quantized`"
+            if uneven := _with_uneven_bias(source, layers):
+                remedy = f"give {', '.join(uneven)} one bias per output, or leave the operator out of `quantized`"
             raise ConfigurationError("task", [problem], remedy=remedy) from error
         return onnx.load(target)
+
+
+def _not_finite(rows: Sequence[Feeds]) -> str:
+    """The first that is not finite, in words; nothing where all numbers are."""
+    for feeds in rows:
+        for name, values in feeds.items():
+            if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
+                return f"input {name} holds {values[~finite][0]}"
+    return ""
+
+
+def _with_uneven_bias(model: onnx.ModelProto, layers: Sequence[str]) -> list[str]:
+    """The layers whose bias has another form than one number per output."""
+    sizes = {constant.name: len(constant.dims) for constant in model.graph.initializer}
+    return [
+        node.name
+        for node in model.graph.node
+        if node.name in layers and len(node.input) > 2 and sizes.get(node.input[2], 1) != 1
+    ]
 
 
 def _has_factor(node: onnx.NodeProto) -> bool:

@@ -16,11 +16,15 @@ from isthmus.distill.runtime import described, predict, session
 from isthmus.distill.settings import Settings
 from isthmus.distill.split import Index
 from isthmus.distill.task import Task, answers, asked_all
+from isthmus.distill.teachers.agreement import agreed, differing_tokens
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.teaching import Facts
 from isthmus.distill.transfer.objective import Objective
 from isthmus.features.contract import one_of
-from isthmus.features.errors import ConfigurationError, GateFailed, Problem
+from isthmus.features.errors import ConfigurationError, DataError, GateFailed, Problem
+
+_ASKED = 2
+"""Rows of which a teacher is asked twice, to see that it says the same."""
 
 _MEASURED = ("parameters", "bytes", "p50_us", "p99_us")
 
@@ -39,7 +43,9 @@ def rehearse(
 
     Raises:
         ConfigurationError: a gate is about a figure that no report has, the student is no smaller than its teacher,
-            nothing is to be learned at a step, or student, teacher and objective do not fit each other.
+            nothing is to be learned at a step, or student, teacher and objective do not fit each other: outputs,
+            labels, tokenizers, parameters that both have.
+        DataError: an input of the student says the label.
         GateFailed: the loss of the first batch is not finite.
     """
     declared = task.material.declaration
@@ -51,7 +57,16 @@ def rehearse(
     steps = settings.total(len(task.material.parts.train))
     objective.require_weight(steps, f"{where}: student")
     objective.alone(where).require_weight(steps, f"{where}: control")
+    if told := task.told():
+        raise DataError(
+            f"{where}: student",
+            "; ".join(told),
+            expected="inputs that are known before the label, none of which says it alone",
+            remedy="leave what is known only after the label out of the student's features; if it is known before, no "
+            "model is needed",
+        )
     _learn_once(task, student, objective, outputs, settings)
+    _require_agreement(task, teacher, student, outputs)
     if outputs.missing and (size := teacher.size()) is not None:
         _require_smaller(student, size[1], where)
     rows = task.material.parts.validation[:1]
@@ -95,6 +110,16 @@ def require_measured(task: Task, outputs: TeacherOutputs, facts: Facts, referenc
     ]
     if wrong:
         raise ConfigurationError(where, [Problem("gate", repr(metric), one_of(sorted(known))) for metric in wrong])
+
+
+def _require_agreement(task: Task, teacher: Teacher, student: nn.Module, outputs: TeacherOutputs) -> None:
+    tokenizers = task.tokenizers()
+    if outputs.missing:
+        some = task.asked(task.material.parts.train[:_ASKED])
+        agreed(teacher, some, {}, labels=task.classes, student=student, tokenizers=tokenizers)
+    # Who will not be asked is not loaded for this; what is kept was agreed upon, but for the student's tokenizer.
+    elif tokenizers is not None and (problems := differing_tokens(*tokenizers)):
+        raise ConfigurationError(teacher.where, problems)
 
 
 def _learn_once(

@@ -3,8 +3,6 @@
 import dataclasses
 import math
 import platform
-import resource
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +53,7 @@ def report(
     outputs: Mapping[str, TeacherOutputs],
     facts: Mapping[str, Facts],
     seconds: Mapping[str, float],
+    paused: Mapping[str, float],
 ) -> dict[str, Any]:
     """The report as plain data; docs/evaluation.md says what each part is.
 
@@ -64,7 +63,8 @@ def report(
         trained: "student" and "control" of each seed.
         outputs: of the teacher for all rows, of each reference for the test rows.
         facts: of the same.
-        seconds: per stage.
+        seconds: per stage, without pauses.
+        paused: seconds of each stage that paused for servers.
     """
     declared, parts = task.material.declaration, task.material.parts
     seeds = list(dict.fromkeys(seed for _, seed in trained))
@@ -142,6 +142,7 @@ def report(
         "rows": {name: len(getattr(parts, name)) for name in PARTS},
         "boundaries": parts.boundaries and [clock.moment(boundary).isoformat() for boundary in parts.boundaries],
         "seconds": dict(seconds),
+        "paused": dict(paused),
         "training": _training(task, [one.run for one in trained.values()]),
     })  # fmt: skip
     return found
@@ -206,7 +207,6 @@ def _training(task: Task, runs: Sequence[Run]) -> dict[str, Any]:
     """The training half of the boundary card: what all students and controls took together."""
     profile, seconds = task.material.profile, sum(run.seconds for run in runs)
     rows = sum(run.rows for run in runs)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024**2 if sys.platform == "darwin" else 1024)
     return {
         "device": "cuda" if profile.device != "cpu" and torch.cuda.is_available() else "cpu",
         "host": f"{platform.machine()}, torch {torch.__version__}",
@@ -219,6 +219,6 @@ def _training(task: Task, runs: Sequence[Run]) -> dict[str, Any]:
         "slowed_seconds": round(sum(run.slowed for run in runs), 3),
         "paused_seconds": round(sum(run.paused for run in runs), 3),
         "flops": sum(run.flops for run in runs),
-        "peak_mb": round(peak),
+        "peak_mb": round(max(run.peak for run in runs) / 2**20),
         "rows_per_second": round(rows / seconds) if seconds else None,
     }

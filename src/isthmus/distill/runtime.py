@@ -64,6 +64,20 @@ def _options(threads: int) -> ort.SessionOptions:
     return options
 
 
+def optimized(model: onnx.ModelProto) -> onnx.GraphProto:
+    """What ONNX Runtime computes on this processor; constants that it does not fold keep their names."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.onnx"
+        options = _options(1)
+        options.optimized_model_filepath = str(file)
+        options.log_severity_level = 3  # it warns that the file is of this processor
+        ort.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"],
+            disabled_optimizers=["ConstantSharing"],
+        )  # fmt: skip
+        return onnx.load(file).graph
+
+
 def ort_format(model: bytes) -> bytes:
     """A model in ORT format, optimized for CPUs in general and not for the one it is made on.
 

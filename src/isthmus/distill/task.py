@@ -108,6 +108,9 @@ class Task(ABC):
         metric: the measure of `quality` that decides which weights are kept, and that reports lead with.
         more: whether more of it is better.
         keys: what the student's outputs are called, if its `forward` gives a tensor or a tuple of them.
+        classes: what the student's classes are called, in the order of its logits; None where it has none, or one logit
+            of two. What teachers give by class is put in this order, and teachers with other labels, or none, are
+            refused.
         about: what each model is, in a line; models that are not named have the usual one.
         at_once: rows of which a teacher or a student is asked at once, where nothing is learned.
         rows_per_thread: rows of a batch that are worth a thread.
@@ -129,6 +132,7 @@ class Task(ABC):
     metric: str
     more = True
     keys: Sequence[str] = ("logits",)
+    classes: Sequence[str] | None = None
     about: Mapping[str, str] = {}
     at_once = 256
     rows_per_thread = 1
@@ -158,6 +162,13 @@ class Task(ABC):
     def asked(self, rows: Index) -> Any:
         """Some rows as teacher and references take them."""
 
+    def tokenizers(self) -> tuple[Any, Any] | None:
+        """The teacher's and the student's: of transformers, of tokenizers, or functions from text to ids.
+
+        Before the first step both are given texts on which tokenizers differ. None: there are none.
+        """
+        return None
+
     @abstractmethod
     def student(self) -> nn.Module:
         """A new student of the task's `shape`, its weights drawn by torch's own generator."""
@@ -169,6 +180,13 @@ class Task(ABC):
     @abstractmethod
     def batch(self, rows: Tensor) -> Batch:
         """Some rows, int64 (n,), as the student takes them, on the CPU."""
+
+    def told(self) -> Sequence[str]:
+        """The student's inputs that say the label by themselves, in words: none of which this task knows by default.
+
+        Where there is one, nothing is learned: it is known only after the label, or no model is needed.
+        """
+        return ()
 
     @abstractmethod
     def objective(self) -> Objective:

@@ -1,5 +1,6 @@
 """What a teacher says of the rows of a task, kept, and what it costs to ask it."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from isthmus.distill.lessons import threads
 from isthmus.distill.outputs.outputs import TeacherOutputs
 from isthmus.distill.split import Index
 from isthmus.distill.task import Task
-from isthmus.distill.teachers.teacher import Teacher
+from isthmus.distill.teachers.teacher import BY_CLASS, Teacher
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.files import write_atomically
 
@@ -42,8 +43,10 @@ class Facts(msgspec.Struct, frozen=True):
 def outputs_of(task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress) -> TeacherOutputs:
     """The outputs of a teacher for some rows, by their place among them: those that are kept, and it for the others.
 
+    Where the task names its classes, they are in that order.
+
     Raises:
-        ConfigurationError: what should be asked is no `Teacher`.
+        ConfigurationError: what should be asked is no `Teacher`, or its labels are not the task's classes.
     """
     if not isinstance(teacher, Teacher):
         raise ConfigurationError(
@@ -51,6 +54,8 @@ def outputs_of(task: Task, teacher: Teacher, rows: Index, cache: Path, progress:
             [Problem("its teacher", f"a {type(teacher).__name__}", "a Teacher of isthmus.distill.teachers")],
             remedy="wrap it: NetworkTeacher, PretrainedTeacher, EstimatorTeacher or FunctionTeacher (docs/teachers.md)",
         )
+    if task.classes is not None and not {*BY_CLASS}.isdisjoint(teacher.keys):
+        teacher = teacher.relabelled(task.classes)
     return TeacherOutputs(
         cache, teacher, task.identities()[rows], lambda places: task.asked(rows[places]),
         contract=task.material.contract, form=task.form, options=task.options(), batch=task.at_once,
@@ -59,8 +64,9 @@ def outputs_of(task: Task, teacher: Teacher, rows: Index, cache: Path, progress:
 
 
 def taught(
-    task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress, outputs: TeacherOutputs | None = None
-) -> tuple[TeacherOutputs, Facts]:
+    task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress, outputs: TeacherOutputs | None = None,
+    *, paused: Callable[[float], None] = lambda _seconds: None,
+) -> tuple[TeacherOutputs, Facts]:  # fmt: skip
     """The outputs of a teacher for some rows, all of them, and what it costs.
 
     Both are kept: what is kept is not computed again, and a teacher of which all is kept is not even loaded.
@@ -72,13 +78,14 @@ def taught(
         cache: of outputs.
         progress: told what is done, and the share.
         outputs: what `outputs_of` gave for the same.
+        paused: is told the seconds of each pause for servers.
 
     Raises:
         ConfigurationError: what should be asked is no `Teacher`.
     """
     outputs = outputs or outputs_of(task, teacher, rows, cache, progress)
     if outputs.missing:
-        with between(task.material.heard, progress, torch.get_num_threads()) as told:
+        with between(task.material.heard, progress, torch.get_num_threads(), paused) as told:
             outputs.fill(told)
     else:
         progress(f"kept outputs {outputs.path.name[:12]}", 1.0)

@@ -170,11 +170,14 @@ def _halves(found: Mapping[str, Iterable[tuple[str, str]]]) -> str:
 def _rest(report: Report) -> str:
     """Rows of each part, and where the time went."""
     parts = [[escape(part), number(rows)] for part, rows in report.rows.items()]
-    stages = [[escape(stage), number(seconds)] for stage, seconds in report.seconds.items()]
+    stages = [
+        [escape(stage), number(seconds), number(report.paused.get(stage, 0.0))]
+        for stage, seconds in report.seconds.items()
+    ]
     found = [
         table(["part", "rows"], parts, numbers=["rows"]) if parts else "",
         f"<p>Divided at {escape(' and '.join(report.boundaries))}.</p>" if report.boundaries else "",
-        table(["stage", "seconds"], stages, numbers=["seconds"]) if stages else "",
+        table(["stage", "seconds", "paused"], stages, numbers=["seconds", "paused"]) if stages else "",
     ]
     return f"<h2>Rows and time</h2>\n<details><summary>parts and stages</summary>{''.join(found)}</details>"
 

@@ -129,6 +129,7 @@ class Report(msgspec.Struct, frozen=True):
     rows: dict[str, int] = {}
     boundaries: list[str] | None = None
     seconds: dict[str, float | None] = {}
+    paused: dict[str, float] = {}
     gates: list[Gate] = []
     training: TrainingHalf | None = None
     serving: ServingHalf | None = None

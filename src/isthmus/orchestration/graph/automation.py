@@ -31,7 +31,9 @@ def condition(node: "Node") -> dg.AutomationCondition[Any] | None:
             updated = updated.ignore(dg.AssetSelection.kind("redis"))
         return (updated.since_last_handled() & ready).with_label("something new below it")
     if node.kind == "training_set":
-        due: dg.AutomationCondition[Any] = of.any_deps_match(of.any_checks_match(of.check_failed())).newly_true()
+        # Of the checks of what they are fed, drift alone blocks nothing.
+        drifted = of.any_deps_match(of.any_checks_match(of.check_failed())) & of.all_deps_blocking_checks_passed()
+        due: dg.AutomationCondition[Any] = drifted.newly_true()
         if node.outline.retrain is not None:
             due = due | of.cron_tick_passed(node.outline.retrain)
         return (due.since_last_handled() & ready).with_label("drift or schedule")

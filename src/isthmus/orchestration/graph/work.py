@@ -144,7 +144,8 @@ def _materialize(project: Project, asked: Asked, progress: Progress) -> Iterator
     for node in asked.nodes:
         name = _name(node)
         version = store.fingerprint(store.history(contract.views[name]))
-        yield Made(node, version, reported(done[name].as_dict(), began))
+        # A row of each key, also where it was there before.
+        yield Made(node, version, {"dagster/row_count": done[name].compared, **reported(done[name].as_dict(), began)})
 
 
 def _training_set(project: Project, asked: Asked, progress: Progress) -> Iterator[Made]:
