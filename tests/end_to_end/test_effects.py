@@ -70,7 +70,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "tiny.py").write_text(TINY)
     # Gates are for a student that has learned.
     definitions = (root / "definitions.py").read_text().replace("effects:Effects", "tiny:Tiny")
-    definitions = definitions.replace("    gates=[", "    gates=[] and [")
+    definitions = definitions.replace("    gates=[", "    gates=[] and [").replace("seeds=3", "seeds=1")
     (root / "definitions.py").write_text(definitions.replace("steps=", "steps=8 or ").replace("batch=", "batch=2 or "))
     return root
 
