@@ -73,10 +73,10 @@ docsearch = Distillation(
     teacher=server,
     student=device,
     task="search:DocSearch",
-    settings=Settings(steps=240, batch=32, learning_rate=2e-3, weight_decay=1e-2, clip=1.0, evaluate_every=120),
+    settings=Settings(steps=300, batch=64, learning_rate=3e-3, weight_decay=1e-2, clip=1.0, evaluate_every=150),
     # Inherited methods ask the same: a question that was learned from is never tested. 5,000 passages are searched.
     split=(0.6, 0.04, 0.36),
     split_by="question",
-    gates=[Gate("taught", at_least=0), Gate("student.recall_at_10", at_least=0.3)],
+    gates=[Gate("taught", at_least=0), Gate("student.recall_at_10", at_least=0.4)],
     runtimes=["onnxruntime", "executorch"],
 )

@@ -143,10 +143,10 @@ class DocSearch(Task):
             "question": Term(cosine, student="student.question", teacher="teacher.question"),
             "passage": Term(cosine, student="student.passage", teacher="teacher.passage"),
             "nearness": Term(
-                nearness, 0.3, question="student.question", passage="student.passage",
+                nearness, 0.02, question="student.question", passage="student.passage",
                 taught_question="teacher.question", taught_passage="teacher.passage",
             ),
-            "own": Term(own, 0.02, question="student.question", passage="student.passage"),
+            "own": Term(own, 0.002, question="student.question", passage="student.passage"),
         })  # fmt: skip
 
     def quality(self, answers: Answers, rows: Index, taught: Answers) -> dict[str, float]:  # noqa: ARG002 - the answers say

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
+from skimage.io import imread
 
 from isthmus.distill.runtime import predict, session
 from isthmus.features.columns import from_python
@@ -102,6 +104,14 @@ def test_what_was_altered_is_refused(written: Path, phone: Callable[[str], Page]
         page = phone(address)
         expect(page.locator("#checks li.bad")).to_contain_text(expected)
         expect(page.locator("#form")).to_be_hidden()
+
+
+def test_a_picture_of_the_page_is_taken_for_the_documentation(project: Project, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.end_to_end.screenshots", str(project.root), "--out", str(tmp_path)]
+    subprocess.run(command, cwd=Path(__file__).parents[2], check=True)
+    picture = imread(tmp_path / f"{project.root.name}.png")
+    assert picture.shape[:2] == (1688, 780)
+    assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 100, "something is drawn"
 
 
 def test_the_verb_says_where_it_wrote(project: Project, tmp_path: Path) -> None:

@@ -116,7 +116,12 @@ def differing_tokens(teacher: Any, student: Any, texts: Sequence[str] = HARD_TEX
 def ids(tokenizer: Any, text: str) -> list[int]:
     """What a tokenizer makes of a text."""
     encoding = getattr(tokenizer, "encode", None)
-    given = encoding(text) if encoding is not None else tokenizer(text)
+    if encoding is None:
+        given = tokenizer(text)
+    elif callable(tokenizer):  # of transformers, which would print that a text is longer than its model reads
+        given = encoding(text, verbose=False)
+    else:
+        given = encoding(text)
     return [int(number) for number in getattr(given, "ids", given)]
 
 

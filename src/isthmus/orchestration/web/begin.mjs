@@ -33,7 +33,8 @@ export async function begin(page) {
     document.querySelector("#name").textContent = manifest.name.replaceAll("_", " ");
     show("good", `sums of ${variant.file} (${(variant.bytes / 1000).toFixed(0)} kB), opened in ${(performance.now() - began).toFixed(0)} ms`);
     show("good", `contract ${manifest.contract.slice(0, 12)}`);
-    show("good", `${golden.cases.length} golden cases, farthest ${worst.toExponential(1)}`);
+    const cases = golden.cases.length === 1 ? "golden case" : "golden cases";
+    show("good", `${golden.cases.length} ${cases}, farthest ${worst.toExponential(1)}`);
     await page({ ort, opened });
     document.body.dataset.ready = "yes";
   } catch (error) {
