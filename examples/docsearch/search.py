@@ -109,7 +109,7 @@ class DocSearch(Task):
         return (*self._read("question", places), *self._read("passage", places))
 
     def tokenizers(self) -> tuple[Any, Any]:
-        """The teacher's, and the file that a device has."""
+        """The teacher's, and the file that a device reads; the page's own is held against `tokens.json` there."""
         shipped = Tokenizer.from_buffer(self.vocabulary)
         shipped.no_truncation()
         shipped.no_padding()

@@ -167,8 +167,10 @@ def test_a_factor_of_a_bias_is_kept() -> None:
     assert 0 < np.abs(found - plain).max() < 0.02 * np.abs(plain).max()
 
 
-def test_a_layer_that_the_quantizer_does_not_know_is_said() -> None:
+@pytest.mark.parametrize("missing", [0, np.nan])
+def test_a_layer_that_the_quantizer_does_not_know_is_said(missing: float) -> None:
     model, fed = graph_of(helper.make_node("Gemm", ["x", "weight", "bias"], ["y"]), bias=np.ones((1, 7)))
+    fed["x"][0, 0] = missing
     with pytest.raises(ConfigurationError, match=r"quantizer ends with .*; expected .*one bias per output"):
         quantize(model, [fed], ["Gemm"])
 
@@ -235,10 +237,13 @@ def test_a_product_with_one_vector_stays() -> None:
     assert last_weights(*only("MatMul", draw.normal(size=(ROWS, 6)), draw.normal(size=6)), "MatMul") is None
 
 
-@pytest.mark.parametrize(("inputs", "exact"), [(65_000, True), (66_000, False), (140_000, False)])
-def test_a_layer_with_more_inputs_than_a_float_counts_stays(inputs: int, *, exact: bool) -> None:
+@pytest.mark.parametrize(
+    ("least", "inputs", "exact"),
+    [(0, 65_000, True), (0, 66_000, False), (0, 140_000, False), (-1, 120_000, True), (-1, 140_000, False)],
+)
+def test_a_layer_with_more_inputs_than_a_float_counts_stays(least: float, inputs: int, *, exact: bool) -> None:
     draw = np.random.default_rng(5)
-    model, fed = only("Gemm", draw.random((4, inputs)), draw.normal(size=(inputs, 2)), draw.normal(size=2))
+    model, fed = only("Gemm", draw.uniform(least, 1, (4, inputs)), draw.normal(size=(inputs, 2)), draw.normal(size=2))
     constants = onnx.load_model_from_string(quantize(model, [fed], ["Gemm"])).graph.initializer
     assert any(one.name == "last/exact/weight" for one in constants) == exact
 

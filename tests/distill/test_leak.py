@@ -1,5 +1,6 @@
 """Inputs that say the label: against every pair of rows, and before anything learns from them."""
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from isthmus.distill.leak import FEW, saying
 from isthmus.features.columns import from_python
 from isthmus.features.errors import DataError
-from isthmus.features.types import Float64, Int64, String
+from isthmus.features.types import Array, Bytes, Float32, Float64, Int64, String
 from tests.distill.support import run
 
 ROWS = st.lists(st.tuples(st.none() | st.integers(0, 5), st.integers(0, 1)), min_size=60, max_size=90)
@@ -42,6 +43,24 @@ def test_a_text_says_the_label_by_its_share_and_a_key_does_not() -> None:
     assert 0.9 < saying(from_python(noisy, String), labels) < 0.99
     assert saying(from_python([f"row {place}" for place in range(1000)], String), labels) == 0.5
     assert saying(from_python([None] * 1000, String), labels) == 0.5
+    assert saying(from_python([[b"on time", b"\xff"][label] for label in labels], Bytes), labels) == 1
+
+
+def test_an_array_says_the_label_only_by_not_being_there() -> None:
+    labels = np.random.default_rng(0).integers(0, 2, 1000)
+    vectors = from_python([[float(label), 1.0] for label in labels], Array(Float32))
+    assert saying(vectors, labels) == 0.5
+    assert saying(from_python([[1.0] if label else None for label in labels], Array(Float32)), labels) == 1
+
+
+def test_one_long_text_does_not_make_all_rows_long() -> None:
+    labels = np.random.default_rng(0).integers(0, 2, 20_000)
+    texts = from_python(["x" * 1_000_000, *(f"{n % 7}" for n in range(1, len(labels)))], String)
+    tracemalloc.start()
+    saying(texts, labels)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20e6
     assert saying(from_python([float(label) if label else float("nan") for label in labels], Float64), labels) == 1
 
 

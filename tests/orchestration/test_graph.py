@@ -165,7 +165,12 @@ def test_models_are_trained_again_when_what_they_are_fed_has_drifted(ran: Dagste
     _check(ran, "offline/customer_orders", DRIFT, passed=False)
     second = _due(ran, first)
     assert _asked(second) == CHAIN, "and what follows from that, up to what is deployed"
-    assert _due(ran, second).total_requested == 0, "once"
+    third = _due(ran, second)
+    assert third.total_requested == 0, "once"
+    for passed in (False, True):
+        _check(ran, "offline/shelf_demand", "holds_its_contract", passed=passed)
+        third = _due(ran, third)
+        assert third.total_requested == 0, "and not again because of another view"
 
 
 def test_a_broken_promise_trains_nothing_also_when_it_is_kept_again(ran: Dagster) -> None:

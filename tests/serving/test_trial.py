@@ -30,7 +30,7 @@ from isthmus.serving.prediction import Asking, Predictions
 from isthmus.serving.rollout import deploy, happened, promote, rollback
 from isthmus.serving.state import State
 from isthmus.serving.store import Store
-from isthmus.serving.trial import FAILURES, LEAST, TOLERANCE, Decision, Trial, decision_file
+from isthmus.serving.trial import FAILURES, LEAST, TOLERANCE, WINDOW, Decision, Trial, decision_file
 from tests.serving.support import (
     CONTRACT,
     EVERYTHING,
@@ -111,18 +111,29 @@ def test_a_canary_that_fails_more_often_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 0.95])
-def test_a_canary_with_any_share_is_given_up_for_being_slow(share: float) -> None:
+@pytest.mark.parametrize("single", [1, 2, 5])
+def test_a_canary_with_any_share_is_given_up_for_being_slow(share: float, single: int) -> None:
     made = trial(objective=1.0)
     due = 0.0
-    for _ in range(2 * int(LEAST / min(share, 1 - share))):
+    for number in range(2 * single * int(LEAST / min(share, 1 - share))):
+        # Of so many requests one asks for a single row.
+        rows = 1 if number // 20 % single == 0 else 3
         due += share
         if due < 1:
-            made.first.count(1, 1e-4)
+            made.first.count(rows, 1e-4)
             continue
         due -= 1
-        made.tried.count(1, 2e-3)
+        made.tried.count(rows, 2e-3)
         made.judge()
     assert made.refused is not None
+
+
+def test_failures_of_a_large_canary_are_counted_anew() -> None:
+    made = trial()
+    for n in range(10 * WINDOW):
+        made.tried.count(1, None if n % WINDOW == 7 else 1e-4)
+        made.judge()
+    assert made.refused is None
 
 
 def test_a_canary_that_fails_no_more_often_goes_on() -> None:

@@ -163,7 +163,7 @@ class Giving:
             self._warned = True
             text = (
                 f"training starves: it gives way to serving for {(now - began) / 60:.0f} minutes on end ({latency}); "
-                "raise server.latency_objective_ms, train where nothing is served, or set "
+                "raise server.latency_objective_ms and start the API again, train where nothing is served, or set "
                 "profiles.training.give_way = false"
             )
             self._tell(text)

@@ -109,12 +109,14 @@ def distill(
     # What this machine lacks is said before a teacher is asked, which may take hours.
     resolve(profile)
     rehearse(task, teacher, outputs["teacher"], settings, stages.note)
-    others, facts = task.references(), {}
+    others, facts, test = task.references(), {}, material.parts.test
+    # A reference whose labels are not the task's is refused here, too.
+    outputs |= {name: outputs_of(task, other, test, cache, stages.within(name, 0.35)) for name, other in others.items()}
     for name, model, rows, done in (
-        ("teacher", teacher, whole, 0.35), *((name, other, material.parts.test, 0.5) for name, other in others.items())
+        ("teacher", teacher, whole, 0.35), *((name, other, test, 0.5) for name, other in others.items())
     ):  # fmt: skip
         told = stages.within(name, done)
-        outputs[name], facts[name] = taught(task, model, rows, cache, told, outputs.get(name), paused=stages.pause)
+        outputs[name], facts[name] = taught(task, model, rows, cache, told, outputs[name], paused=stages.pause)
         stages.done(name, done)
     require_measured(task, outputs["teacher"], facts["teacher"], others)
 

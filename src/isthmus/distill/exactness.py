@@ -33,7 +33,7 @@ def exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.NodePr
     sums can hold: for 32 inputs to twelve bits, for 144 to ten. What it gives is not rounded any more. Weights that are
     computed stay whole numbers of eight bits, and so do those of another layer than a Gemm, a MatMul or a convolution,
     of a transposed convolution in groups, of a Gemm whose product has a factor, of a product with one vector, and of a
-    layer with so many inputs, from 65,793 on, that the steps would be larger than its weights.
+    layer with so many inputs, from 65,793 on if none is negative, that the steps would be larger than its weights.
 
     Args:
         quantized: of ONNX Runtime's quantizer, with every layer between a DequantizeLinear and a QuantizeLinear.

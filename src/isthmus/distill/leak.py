@@ -30,13 +30,14 @@ def saying(values: Values, labels: Array) -> float:
         there = there & ~np.isnan(data)
     data, kept = data[there], labels[there]
     if data.dtype == object:
-        data, kept = _shares(data, kept)
+        # Arrays have no order, and hardly ever two the same.
+        data, kept = _shares(data, kept) if isinstance(next(iter(data), ""), str | bytes) else (data[:0], kept[:0])
     return max(_either_way(there, labels), _either_way(data, kept))
 
 
 def _shares(texts: Array, labels: Array) -> tuple[Array, Array]:
     """What the texts of every second row say of it, and the labels of these rows."""
-    words, place = np.unique(texts.astype(str), return_inverse=True)
+    words, place = np.unique(texts, return_inverse=True)
     told, asked, labeled = place[::2], place[1::2], labels[::2]
     rows, ones = (np.bincount(told, weights, len(words)) for weights in (None, labeled))
     # A text that has not been met counts for what all do, one that was met once for little more.

@@ -238,6 +238,7 @@ class Training:
             self.waited += seconds
             self.account.paused(seconds)
             if signals:
+                self._save()  # how long it has paused
                 raise self._stopped(signals)
 
     def _look(self, stops: bool, due: bool) -> tuple[bool, bool]:

@@ -100,6 +100,8 @@ def _quantized(
         except Exception as error:  # of a layer in a form that it does not know it raises what comes
             ended = f"ONNX Runtime's quantizer ends with {type(error).__name__}: {error}"
             if found := _not_finite(rows):
+                # A null may be what the graph replaces: then this ends likewise, and says why.
+                _quantized(source, [_finite(feeds) for feeds in rows], operators, layers, steps)
                 raise DataError(
                     "task: calibration rows",
                     f"{found}, and {ended}",
@@ -121,6 +123,10 @@ def _not_finite(rows: Sequence[Feeds]) -> str:
             if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
                 return f"input {name} holds {values[~finite][0]}"
     return ""
+
+
+def _finite(feeds: Feeds) -> Feeds:
+    return {name: np.nan_to_num(x, posinf=0, neginf=0) if x.dtype.kind == "f" else x for name, x in feeds.items()}
 
 
 def _with_uneven_bias(model: onnx.ModelProto, layers: Sequence[str]) -> list[str]:

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -33,6 +32,11 @@ def dev(project: Project) -> int:
     home = dagster_home(project)
     settings = project.settings
     url = f"http://127.0.0.1:{settings.dev.port}"
+    starting = {f"Dagster is ready: {url}/asset-groups": f"{url}/server_info"}
+    if settings.server.port:
+        host = f"[{settings.server.host}]" if ":" in settings.server.host else settings.server.host
+        url = f"http://{host}:{settings.server.port}"
+        starting[f"the API is ready: {url}/docs, and /status"] = f"{url}/healthz"
     command = [
         dagster, "dev", "--module-name", "isthmus.orchestration.definitions", "--host", "127.0.0.1",
         "--port", str(settings.dev.port), "--log-level", settings.dev.log_level,
@@ -54,12 +58,14 @@ def dev(project: Project) -> int:
             _running(command, environment, project.root, dagster_log) as ui,
         ):
             _say(f"starting Dagster and the API; they log to {logs}")
-            ready = False
+            if not settings.server.port:
+                _say(f"the API takes any port that is free: {logs / 'server.log'} says which")
             while not stopping and ui.poll() is None and api.poll() is None:
-                if not ready and (ready := _answers(url) and _listens(settings.server.host, settings.server.port)):
-                    _say(f"Dagster is ready: {url}/asset-groups")
-                    _say(f"the API is ready: http://{settings.server.host}:{settings.server.port}/docs, and /status")
-                    _say("Ctrl-C ends both")
+                for text in [text for text, address in starting.items() if _answers(address)]:
+                    _say(text)
+                    del starting[text]
+                    if not starting:
+                        _say("Ctrl-C ends both")
                 time.sleep(0.2)
             if not stopping:
                 ended = "dagster" if ui.poll() is not None else "server"
@@ -76,18 +82,9 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
-def _answers(url: str) -> bool:
+def _answers(address: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/server_info", timeout=1):  # noqa: S310 - a server of ours on loopback
-            return True
-    except OSError:
-        return False
-
-
-def _listens(host: str, port: int) -> bool:
-    """Whether the API does: it has started by then."""
-    try:
-        with socket.create_connection((host, port), timeout=1):
+        with urllib.request.urlopen(address, timeout=1):  # noqa: S310 - a server of ours
             return True
     except OSError:
         return False

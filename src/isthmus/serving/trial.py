@@ -21,7 +21,7 @@ FAILURES = 3
 """Failed predictions before their share is compared."""
 
 WINDOW = 1000
-"""Requests of the candidate after which counting for the comparison begins anew, if the deployed model had `LEAST`."""
+"""Requests of the candidate after which failures are counted anew, and seconds if there were `LEAST` of both."""
 
 TOLERANCE = 1e-3
 """By how much an answer of a shadow may differ."""
@@ -58,9 +58,8 @@ class Counts:
         return self.requests - self._from[0], self.failures - self._from[1]
 
     def reopen(self) -> None:
-        """Opens the next window."""
+        """Opens the next window, for failures."""
         self._from = self.requests, self.failures
-        self.seconds.clear()
 
     @property
     def p99_ms(self) -> float | None:
@@ -136,18 +135,22 @@ class Trial:
                 f"{failed:,} of {asked:,} of its predictions failed, and {theirs:,} of {others:,} of those of the "
                 "deployed model"
             )
-        # A large share leaves the deployed model few requests: the window stays open until it had enough.
-        closes = asked >= WINDOW and others >= LEAST
-        if self.refused is None and (closes or asked % _EVERY == 0):
+        elif asked % _EVERY == 0 and self._timed:
             self._judge_latency()
-        if closes:
-            self.first.reopen()
-            self.tried.reopen()
+        if asked >= WINDOW:
+            # Large shares, and requests of many rows, leave one of the two few seconds: kept until there are enough.
+            timed = self._timed
+            for one in (self.first, self.tried):
+                one.reopen()
+                if timed:
+                    one.seconds.clear()
+
+    @property
+    def _timed(self) -> bool:
+        return min(len(self.tried.seconds), len(self.first.seconds)) >= LEAST
 
     def _judge_latency(self) -> None:
         objective = self.candidate.latency_objective_ms
-        if min(len(self.tried.seconds), len(self.first.seconds)) < LEAST:
-            return
         tried, first = self.tried.p99_ms, self.first.p99_ms
         if tried is not None and first is not None and tried > objective >= first:
             self.refused = (

@@ -31,8 +31,10 @@ def condition(node: "Node") -> dg.AutomationCondition[Any] | None:
             updated = updated.ignore(dg.AssetSelection.kind("redis"))
         return (updated.since_last_handled() & ready).with_label("something new below it")
     if node.kind == "training_set":
-        # Of the checks of what they are fed, drift alone blocks nothing.
-        drifted = of.any_deps_match(of.any_checks_match(of.check_failed())) & of.all_deps_blocking_checks_passed()
+        # Of the checks of what they are fed, drift alone blocks nothing. Each dependency is asked by itself: checks of
+        # others come and go with every build, and would make an old drift newly true.
+        failed, blocking = (of.any_checks_match(of.check_failed(), blocking_only=only) for only in (False, True))
+        drifted = of.any_deps_match(failed & ~blocking)
         due: dg.AutomationCondition[Any] = drifted.newly_true()
         if node.outline.retrain is not None:
             due = due | of.cron_tick_passed(node.outline.retrain)
