@@ -184,7 +184,7 @@ def _open(connection: socket.socket, sent: bytes) -> bool:
 def test_an_answer_that_nobody_takes_is_given_up(tmp_path: Path, redis_url: str) -> None:
     (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
     body = json.dumps({**ASKED, "entities": {"carrier": ["B6"] * 200_000}}).encode()
-    limits = Limits(body_bytes=len(body), rows=200_000)
+    limits = Limits(body_bytes=len(body), rows=200_000, deadline_seconds=60)
     with serving(tmp_path, redis_url, limits=limits) as server, ExitStack() as opened:
         address = ("127.0.0.1", server.http.base_url.port or 0)
         idle, steady = (opened.enter_context(socket.create_connection(address, timeout=10)) for _ in range(2))
