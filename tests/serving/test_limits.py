@@ -10,10 +10,26 @@ from typing import Any
 
 import pytest
 
+from isthmus.features.connection import connect as connect_redis
+from isthmus.features.online import OnlineStore
+from isthmus.features.types import String
 from isthmus.serving.connection import WAIT_SECONDS
 from isthmus.serving.limits import Limits
 from isthmus.serving.refusals import TooLargeError
-from tests.serving.support import CONTRACT, Server, make_package, read_all, serving, wait
+from tests.serving.support import (
+    CONTRACT,
+    FLIGHT,
+    NOW,
+    PUNCTUALITY,
+    Server,
+    contract_of,
+    make_package,
+    read_all,
+    serving,
+    view,
+    wait,
+    write,
+)
 
 ASKED: dict[str, Any] = {"features": ["punctuality:flights"], "entities": {"carrier": ["B6"]}}
 SMALL = Limits(body_bytes=1000, rows=10, values=20, concurrency=2, deadline_seconds=1.0)
@@ -182,10 +198,12 @@ def _open(connection: socket.socket, sent: bytes) -> bool:
 
 
 def test_an_answer_that_nobody_takes_is_given_up(tmp_path: Path, redis_url: str) -> None:
-    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
-    body = json.dumps({**ASKED, "entities": {"carrier": ["B6"] * 200_000}}).encode()
-    limits = Limits(body_bytes=len(body), rows=200_000, deadline_seconds=60)
-    with serving(tmp_path, redis_url, limits=limits) as server, ExitStack() as opened:
+    contract = contract_of(PUNCTUALITY, view("words", [FLIGHT], [("text", String)]))
+    (tmp_path / "contract.json").write_bytes(contract.dumps())
+    with connect_redis(redis_url) as client:
+        write(OnlineStore(client, contract), contract.view("words"), {"flight": [1]}, [NOW], text=["x" * 10_000])
+    body = json.dumps({"features": ["words:text"], "entities": {"flight": [1] * 1_000}}).encode()
+    with serving(tmp_path, redis_url) as server, ExitStack() as opened:
         address = ("127.0.0.1", server.http.base_url.port or 0)
         idle, steady = (opened.enter_context(socket.create_connection(address, timeout=10)) for _ in range(2))
         for connection in (idle, steady):

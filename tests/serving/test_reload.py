@@ -95,12 +95,12 @@ def test_no_request_fails_while_packages_are_swapped(tmp_path: Path, redis_url: 
     (tmp_path / "server" / "contract.json").write_bytes(CONTRACT.dumps())
     ended = threading.Event()
 
-    def ask(url: httpx.URL) -> list[httpx.Response]:
+    told: tuple[list[httpx.Response], ...] = ([], [])
+
+    def ask(url: httpx.URL, answers: list[httpx.Response]) -> None:
         with httpx.Client(base_url=url, timeout=10) as http:
-            answers = []
             while not ended.is_set():
                 answers.append(http.post("/predict", json={"entities": {"carrier": ["B6"]}}))
-        return answers
 
     with serving(tmp_path / "server", redis_url) as server, ThreadPoolExecutor(2) as threads:
 
@@ -109,14 +109,22 @@ def test_no_request_fails_while_packages_are_swapped(tmp_path: Path, redis_url: 
             models = server.http.get
             wait(lambda: [one["package"] for one in models("/models").json()["models"]] == [digests[turn % 2]], "it")
 
+        def answer() -> None:
+            # The second answer from now on is to a request that was sent after now.
+            enough = [len(answers) + 2 for answers in told]
+            wait(lambda: all(len(answers) >= many for answers, many in zip(told, enough, strict=True)), "answers")
+
         swap(0)
-        asking = [threads.submit(ask, server.http.base_url) for _ in range(2)]
+        asking = [threads.submit(ask, server.http.base_url, answers) for answers in told]
         try:
+            answer()
             for turn in range(1, 5):
                 swap(turn)
+                answer()
         finally:
             ended.set()
-        told = [answers.result() for answers in asking]
+        for asked in asking:
+            asked.result()
     for answers in told:
         assert {answer.status_code for answer in answers} == {200}
         turns = [digests.index(answer.json()["package"]) for answer in answers]
