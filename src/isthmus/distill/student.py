@@ -28,8 +28,7 @@ class Student(nn.Module):
         super().__init__()
         self.prepare = prepare
         preparation = prepare.preparation
-        counts = [preparation.texts[place].count for place in preparation.embedded]
-        self.embeddings = nn.ModuleList(map(_embedding, counts))
+        self.embeddings = nn.ModuleList(_embedding(*shape) for shape in preparation.embedded.values())
         width = preparation.width + sum(table.embedding_dim for table in self.tables)
         layers: list[nn.Module] = []
         for units in hidden:
@@ -61,9 +60,9 @@ class Student(nn.Module):
         return sum(weights.numel() for weights in self.parameters())
 
 
-def _embedding(count: int) -> nn.Embedding:
+def _embedding(count: int, width: int) -> nn.Embedding:
     """Row 0, the unknown category, begins at zero: unless null occurs in training it stays neutral."""
-    table = nn.Embedding(count, min(12, (count + 1) // 2))
+    table = nn.Embedding(count, width)
     with torch.no_grad():
         table.weight[0] = 0.0
     return table

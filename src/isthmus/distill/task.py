@@ -139,7 +139,7 @@ class Task(ABC):
     form = Form()
     tolerance: Mapping[str, float] = {"fp32": 1e-5, "int8": 0.05}
     quantized: Sequence[str] = ("Conv", "Gemm", "MatMul")
-    golden = 32
+    golden = 16
     compared = 2000
     measured: Sequence[str] = ()
     pipeline: str | None = None

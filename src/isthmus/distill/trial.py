@@ -190,7 +190,7 @@ def fit(models: Mapping[str, bytes], row: Feeds, sizes: Mapping[str, int], profi
     times = interleaved({name: partial(predict, one, row) for name, one in opened.items()}, calls=2000)
     chosen = min(times, key=lambda precision: times[precision]["p50_us"])
     rate = throughput(partial(predict, opened[chosen], row))
-    first = footprint(models[chosen], row, profile.threads)
+    first = footprint(models[chosen], row, profile.threads, profile.load_ms)
     measured = Measured(
         chosen, profile.threads, **times[chosen], requests_per_second=rate, memory_mb=first.memory_mb,
         load_ms=first.load_ms,

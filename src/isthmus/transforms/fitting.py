@@ -93,9 +93,13 @@ class Preparation(msgspec.Struct, frozen=True):
         return len(self.numbers) + sum(number.indicator for number in self.numbers) + spelled + ordered
 
     @property
-    def embedded(self) -> list[int]:
-        """The positions of the texts that have a learned vector for each place."""
-        return [place for place, text in enumerate(self.texts) if isinstance(text.text, Embed | Hashed)]
+    def embedded(self) -> dict[int, tuple[int, int]]:
+        """The texts that have a learned vector for each place: position to how many there are, and numbers in each."""
+        return {
+            position: (fitted.count, min(text.width, (fitted.count + 1) // 2))
+            for position, fitted in enumerate(self.texts)
+            if isinstance(text := fitted.text, Embed | Hashed)
+        }
 
 
 def fit(rows: "DataFrame", numbers: Mapping[str, Sequence[Step]], texts: Mapping[str, Text]) -> Preparation:

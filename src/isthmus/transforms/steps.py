@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 VOCABULARY = 254
 """Most words of a text column, unless something else is asked for."""
+WIDTH = 12
+"""Numbers in the vector of a word, unless something else is asked for."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,17 @@ class Words:
 
 @dataclass(frozen=True)
 class Embed(Words):
-    """A learned vector for each word."""
+    """A learned vector for each word.
+
+    Attributes:
+        width: numbers in a vector; half as many as there are places, where that is less.
+    """
+
+    width: int = WIDTH
+
+    def misfit(self) -> str:
+        """What is expected of its settings, if they are not so; else empty."""
+        return "" if _counts(self.size) and _counts(self.width) else "a size and a width of at least 1"
 
 
 @dataclass(frozen=True)
@@ -213,14 +225,17 @@ class Hashed(Words):
 
     Attributes:
         buckets: how many.
+        width: as in `Embed`.
     """
 
     size: int = 100_000
     buckets: int = 64
+    width: int = WIDTH
 
     def misfit(self) -> str:
         """What is expected of its settings, if they are not so; else empty."""
-        return "" if _counts(self.size) and _counts(self.buckets) else "a size and buckets of at least 1"
+        sound = all(map(_counts, (self.size, self.buckets, self.width)))
+        return "" if sound else "a size, buckets and a width of at least 1"
 
 
 Text = Embed | OneHot | Ordinal | Hashed
