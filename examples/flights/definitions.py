@@ -329,7 +329,11 @@ late_arrival = Distillation(
     teacher=on_server,
     student=on_device,
     # All other inputs are standardized: each kind of steps more is time on the phone. A larger student was no better.
-    task=Tabular(hidden=(32, 16), preparation={"origin": OneHot(), "carrier": Embed(width=4), "dest": Embed(width=4)}),
+    task=Tabular(
+        hidden=(32, 16),
+        dropout=0.2,
+        preparation={"origin": OneHot(), "carrier": Embed(width=4), "dest": Embed(width=4)},
+    ),
     # Of what `isthmus search` tries, this is what a page on a phone may load.
     search=Search(shape={"width": (8, 16, 32, 64, 128), "depth": (1, 2, 3)}, trials=16, most_bytes=100_000),
     # What the teacher's learner finds in the student's features is all there is in them.
