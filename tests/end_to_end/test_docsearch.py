@@ -108,6 +108,12 @@ def distilled(folder: Path) -> DistillationReport:
     return distill(project)
 
 
+@pytest.fixture(scope="module")
+def package(distilled: DistillationReport, folder: Path) -> Path:
+    assert distilled.path.is_dir()
+    return export(Project(folder)).path
+
+
 def test_a_passage_is_prose(example: dict[str, ModuleType]) -> None:
     cleaned = example["corpus"].cleaned
     assert cleaned("See :func:`~numpy.sum` and :class:`an array <numpy.ndarray>`,\n``axis``.\n\n>>> 1 + 1\n2") == (
@@ -193,9 +199,8 @@ def test_the_nearest_are_those_of_a_search_by_hand(example: dict[str, ModuleType
     assert found["mrr"] == pytest.approx(np.mean([1 / place for place in places]))
 
 
-def test_the_package_holds_all_that_a_device_needs(distilled: DistillationReport, folder: Path) -> None:
+def test_the_package_holds_all_that_a_device_needs(package: Path, folder: Path) -> None:
     project = Project(folder)
-    package = export(project).path
     manifest = read_package(package)
     assert manifest.task == "tiny:Tiny"
     assert [(one.name, one.element, one.shape) for one in manifest.tensors] == [
@@ -228,14 +233,12 @@ def test_the_package_holds_all_that_a_device_needs(distilled: DistillationReport
 
 @pytest.mark.browser
 def test_the_page_finds_on_a_phone_what_python_finds(
-    distilled: DistillationReport,
+    package: Path,
     folder: Path,
     phone: Callable[[str], Page],
     tmp_path: Path,
 ) -> None:
-    project = Project(folder)
-    package = export(project).path
-    with served(site(project, None, tmp_path / "site")) as address:
+    with served(site(Project(folder), None, tmp_path / "site")) as address:
         page = phone(address)
         expect(page.locator("#checks li.bad")).to_have_count(0)
         assert float(page.locator("#checks").get_attribute("data-worst") or "nan") <= 1e-6
