@@ -328,7 +328,7 @@ late_arrival = Distillation(
     spine=departures,
     teacher=on_server,
     student=on_device,
-    # All other inputs are standardized: each kind of steps more is time on the phone. A larger student was no better.
+    # All other inputs are standardized: each kind of steps more is time on the phone.
     task=Tabular(
         hidden=(32, 16),
         dropout=0.2,

@@ -38,8 +38,7 @@ def outcome(flights: Path) -> dict[str, Any]:
 def _isthmus(folder: Path, *arguments: str) -> str:
     command = [*ISTHMUS, *arguments, "--project", str(folder)]
     # How fast the student is, a benchmark says: here, other tests run beside it.
-    budgets = {f"ISTHMUS_PROFILES__SERVING__{name}": "1000" for name in ("LATENCY_OBJECTIVE_MS", "LOAD_MS")}
-    relaxed = {**os.environ, **budgets}
+    relaxed = {**os.environ, "ISTHMUS_PROFILES__SERVING__LATENCY_OBJECTIVE_MS": "100"}
     done = subprocess.run(command, env=relaxed, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
