@@ -71,7 +71,8 @@ def peak_mb() -> float:
 
 def embedded(folder: Path, scratch: Path, cutoff: bool, stack: contextlib.ExitStack) -> Job:
     """Our join in this process."""
-    from isthmus.features.pointintime import History, point_in_time
+    from isthmus.features.history import History
+    from isthmus.features.pointintime import point_in_time
 
     del scratch, stack
 
@@ -98,7 +99,8 @@ def by_executors(engine: str) -> Callable[[Path, Path, bool, contextlib.ExitStac
     def prepare(folder: Path, scratch: Path, cutoff: bool, stack: contextlib.ExitStack) -> Job:
         import pyarrow.dataset as ds
 
-        from isthmus.features.pointintime import BATCH, PASS, History, Join
+        from isthmus.features.history import History
+        from isthmus.features.pointintime import BATCH, PASS, Join
         from isthmus.features.scan import in_lots
         from isthmus.transforms.engine import session
         from isthmus.transforms.joining import answers, join_files

@@ -21,8 +21,9 @@ from isthmus.features import _feast
 from isthmus.features.compilation import compile_contract
 from isthmus.features.contract import Contract
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, RequestError
+from isthmus.features.history import History
 from isthmus.features.offline import OfflineStore
-from isthmus.features.pointintime import History, join_naively, point_in_time
+from isthmus.features.pointintime import join_naively, point_in_time
 from isthmus.features.spec import Entity, FeatureView, Field, Source
 from isthmus.features.types import Bool, Float32, Int64, String
 from tests.features.feast_project import CITY, DRIVER, OFFLINE, repository, source, view

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from isthmus.features.errors import ContractMismatch, DataError
+from isthmus.features.history import table_schema
 from isthmus.features.offline import OfflineStore, Written
-from isthmus.features.pointintime import table_schema
 from isthmus.features.rows import RowCodec
 from isthmus.features.types import Array, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from tests.features.support import ALL, columns_of, make_view, same_bits, table, times, values_of

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from isthmus.features import clock
 from isthmus.features.contract import ViewContract
 from isthmus.features.errors import DataError
-from isthmus.features.pointintime import History, Join, join_naively, latest, point_in_time, status_column, table_schema
+from isthmus.features.history import History, status_column, table_schema
+from isthmus.features.pointintime import Join, join_naively, latest, point_in_time
 from isthmus.features.types import Bool, Bytes, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from tests.features.support import ALL, DAY, FIRST, LAST, arrow, make_view, same_bits, schemas, table, times, values_of
 

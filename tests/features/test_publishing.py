@@ -23,10 +23,10 @@ from isthmus.features.decisions import ANNOUNCE, MANY, announced, suspects
 from isthmus.features.entitykey import entity_key
 from isthmus.features.errors import DependencyError
 from isthmus.features.exchange import Client
+from isthmus.features.history import History, table_schema
 from isthmus.features.materializations import Log
 from isthmus.features.offline import OfflineStore
 from isthmus.features.online import LEASE_SECONDS, OnlineStore
-from isthmus.features.pointintime import History, table_schema
 from isthmus.features.published import Published, Stamp
 from isthmus.features.publishing import Materialized, publish
 from isthmus.features.rows import RowCodec

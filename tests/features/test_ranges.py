@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from isthmus.features.commits import Commit, Origin
 from isthmus.features.days import Days
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError
+from isthmus.features.history import table_schema
 from isthmus.features.offline import OfflineStore, Written
-from isthmus.features.pointintime import table_schema
 from isthmus.features.rows import RowCodec
 from isthmus.features.types import Bool, Float64, Int32, Int64, String, UnixTimestamp
 from tests.features.support import DAY, FIRST, LAST, columns_of, make_view, same_bits, table

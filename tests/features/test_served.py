@@ -14,9 +14,9 @@ from isthmus.features.clock import Status
 from isthmus.features.contract import ViewContract
 from isthmus.features.errors import DataError
 from isthmus.features.exchange import Client
+from isthmus.features.history import History, status_column
 from isthmus.features.offline import OfflineStore
 from isthmus.features.online import OnlineStore
-from isthmus.features.pointintime import History, status_column
 from isthmus.features.publishing import publish
 from isthmus.features.served import Difference, ServedJoin
 from isthmus.features.types import Int64

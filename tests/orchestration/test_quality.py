@@ -15,8 +15,8 @@ import pytest
 from isthmus import DataError, GateFailed, RequestError
 from isthmus.features.connection import connect
 from isthmus.features.days import Days
+from isthmus.features.history import History
 from isthmus.features.offline import OfflineStore
-from isthmus.features.pointintime import History
 from isthmus.features.statistics import measure, read
 from isthmus.orchestration import gate
 from isthmus.orchestration.graph import build_definitions

@@ -13,9 +13,9 @@ from isthmus import DependencyError
 from isthmus.features.columns import from_arrow
 from isthmus.features.connection import connect
 from isthmus.features.embedded import EmbeddedRedis
+from isthmus.features.history import History
 from isthmus.features.offline import OfflineStore
 from isthmus.features.online import EVERYTHING, OnlineStore
-from isthmus.features.pointintime import History
 from isthmus.features.pointintime import latest as embedded_latest
 from isthmus.features.types import Int64, String
 from isthmus.transforms import changes, engine

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from isthmus import DataError
-from isthmus.features.pointintime import BATCH, History, Join, join_naively
+from isthmus.features.history import History
+from isthmus.features.pointintime import BATCH, Join, join_naively
 from isthmus.features.scan import in_lots
 from isthmus.features.types import Bool, Bytes, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from isthmus.transforms import engine, joining, pointintime

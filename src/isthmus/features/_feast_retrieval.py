@@ -35,7 +35,7 @@ from isthmus.features._feast_values import typed
 from isthmus.features._feast_writing import save
 from isthmus.features.contract import one_of
 from isthmus.features.errors import DataError, RequestError
-from isthmus.features.pointintime import connection
+from isthmus.features.history import connection
 
 TIMESTAMP = "event_timestamp"
 

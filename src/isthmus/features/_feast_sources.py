@@ -37,8 +37,9 @@ from isthmus.features._feast_views import is_registered, registered
 from isthmus.features.columns import ARROW, from_arrow, from_python
 from isthmus.features.contract import Column, ViewContract, one_of
 from isthmus.features.errors import ConfigurationError, DataError, Problem
+from isthmus.features.history import History
 from isthmus.features.offline import OfflineStore
-from isthmus.features.pointintime import History, latest, point_in_time
+from isthmus.features.pointintime import latest, point_in_time
 from isthmus.features.rows import RowCodec
 from isthmus.features.types import KEY_TYPES, TYPES, Bool, Bytes, DataType, Int32, Int64, String, UnixTimestamp
 

@@ -9,7 +9,7 @@ from isthmus.features.commits import Day, digest
 from isthmus.features.contract import ViewContract
 from isthmus.features.days import DAY, FIRST, LAST
 from isthmus.features.errors import DataError
-from isthmus.features.pointintime import table_schema
+from isthmus.features.history import table_schema
 from isthmus.features.rows import RowCodec
 
 

@@ -23,8 +23,8 @@ from isthmus.features.commits import Commit, Day, Origin
 from isthmus.features.contract import ViewContract
 from isthmus.features.days import DAY, Days, joined
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, Problem
+from isthmus.features.history import History, table_schema
 from isthmus.features.partitions import DAY_COLUMN, check_files, column_names, dataset, on, reader
-from isthmus.features.pointintime import History, table_schema
 from isthmus.features.rows import RowCodec
 from isthmus.features.spool import Spool
 

@@ -13,7 +13,7 @@ from deltalake.fs import DeltaStorageHandler
 from isthmus.features.columns import micros
 from isthmus.features.contract import ViewContract
 from isthmus.features.days import DAY, Days, day_name, joined
-from isthmus.features.pointintime import table_schema
+from isthmus.features.history import table_schema
 from isthmus.features.spool import Spool
 
 DAY_COLUMN = pa.field("event_day", pa.date32(), nullable=False)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,7 +25,8 @@ from isthmus.features.asked import cast, check, moments
 from isthmus.features.asof import Integers, Questions
 from isthmus.features.clock import Status
 from isthmus.features.columns import ARROW, micros
-from isthmus.features.contract import SEPARATOR, STATUS, ViewContract
+from isthmus.features.contract import ViewContract
+from isthmus.features.history import History, connection, status_column, table_schema
 from isthmus.features.scan import Scan, in_lots
 
 PASS = 1 << 20
@@ -38,28 +38,6 @@ BATCH = 1 << 16
 _LABELS = pa.array([status.label for status in Status])
 _LABEL = pa.dictionary(pa.int8(), pa.string())
 _EARLIEST, _LATEST = -(1 << 63), (1 << 63) - 1
-
-
-@dataclass(frozen=True)
-class History:
-    """The full history of one view, and the version of the table it was read from."""
-
-    view: ViewContract
-    data: ds.Dataset | pa.Table
-    version: int
-
-    def table(self) -> pa.Table:
-        """All rows, in memory."""
-        return self.data if isinstance(self.data, pa.Table) else self.data.to_table()
-
-    def rows(self) -> int:
-        """Number of rows."""
-        return len(self.data) if isinstance(self.data, pa.Table) else int(self.data.count_rows())
-
-
-def status_column(view: ViewContract) -> str:
-    """The column of a training set that says what the view answered."""
-    return f"{view.name}{SEPARATOR}{STATUS}"
 
 
 def point_in_time(spine: pa.Table, histories: Sequence[History], threads: int = 2) -> pa.Table:
@@ -280,24 +258,6 @@ def horizon(history: History, at: int) -> int:
     rows = history.data if isinstance(history.data, pa.Table) else history.data.to_table(columns=["known_at"])
     known = micros(rows["known_at"])
     return int(known[known <= at].max(initial=-(1 << 63)))
-
-
-def table_schema(view: ViewContract) -> pa.Schema:
-    """The columns of a view's offline table."""
-    time = pa.timestamp("us", tz="UTC")
-    return pa.schema(
-        [pa.field(column.name, ARROW[column.dtype.name], nullable=False) for column in view.keys]
-        + [pa.field("event_timestamp", time, nullable=False), pa.field("known_at", time, nullable=False)]
-        + [pa.field(column.name, ARROW[column.dtype.name]) for column in view.fields]
-        + [pa.field("content_hash", pa.int64(), nullable=False)]
-    )
-
-
-def connection(threads: int = 2) -> duckdb.DuckDBPyConnection:
-    """A DuckDB of its own that neither downloads extensions nor takes more than its share."""
-    return duckdb.connect(
-        config={"threads": threads, "autoinstall_known_extensions": False, "autoload_known_extensions": False}
-    )
 
 
 def _places(view: ViewContract, rows: pa.Table) -> pa.Table:

@@ -26,10 +26,10 @@ from isthmus.features.connection import answering
 from isthmus.features.contract import ViewContract
 from isthmus.features.entitykey import KeyValue
 from isthmus.features.errors import DependencyError, IsthmusError
+from isthmus.features.history import History
 from isthmus.features.materializations import Log, Materialization
 from isthmus.features.offline import OfflineStore
 from isthmus.features.online import EVERYTHING, LEASE_SECONDS, OnlineStore, WriteCounts
-from isthmus.features.pointintime import History
 from isthmus.features.published import Published
 
 PART = 1 << 16

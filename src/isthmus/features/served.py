@@ -17,9 +17,10 @@ from isthmus.features.clock import Status
 from isthmus.features.columns import ARROW, from_arrow
 from isthmus.features.contract import Column, ViewContract
 from isthmus.features.errors import DataError
+from isthmus.features.history import History, status_column, table_schema
 from isthmus.features.materializations import Log
 from isthmus.features.offline import OfflineStore
-from isthmus.features.pointintime import BATCH, PASS, History, Join, status_column, table_schema
+from isthmus.features.pointintime import BATCH, PASS, Join
 from isthmus.features.scan import in_lots
 from isthmus.features.types import Bool, UnixTimestamp
 from isthmus.features.verdict import compare

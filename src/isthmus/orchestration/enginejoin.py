@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 
 from isthmus.features.errors import DataError, RequestError
 from isthmus.features.files import scratch_folder
+from isthmus.features.history import History
 from isthmus.features.offline import OfflineStore
-from isthmus.features.pointintime import BATCH, PASS, History, Join
+from isthmus.features.pointintime import BATCH, PASS, Join
 from isthmus.features.scan import in_lots
 from isthmus.transforms import engine, joining, pointintime
 

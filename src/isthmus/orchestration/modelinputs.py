@@ -13,8 +13,9 @@ from isthmus.distill.golden import spread
 from isthmus.distill.runtime import predict
 from isthmus.features.columns import Values, from_arrow
 from isthmus.features.contract import Contract
+from isthmus.features.history import History
 from isthmus.features.manifest import Feeds, Manifest, ModelInput, Variant, feeds
-from isthmus.features.pointintime import History, point_in_time
+from isthmus.features.pointintime import point_in_time
 from isthmus.features.reproduction import opened
 from isthmus.features.rowgraph import VALID, Layout, given
 from isthmus.features.rows import Bool

@@ -10,8 +10,8 @@ from isthmus.features import clock
 from isthmus.features.drift import LEAST, Drift, Thresholds, drift, windows
 from isthmus.features.errors import RequestError
 from isthmus.features.findings import Finding, Reference
+from isthmus.features.history import History
 from isthmus.features.offline import OfflineStore
-from isthmus.features.pointintime import History
 from isthmus.features.statistics import FORMAT, ViewStatistics, view_statistics
 from isthmus.orchestration import gate
 from isthmus.orchestration.project import Project

@@ -16,8 +16,8 @@ from isthmus.features.contract import Column, ViewContract
 from isthmus.features.errors import DataError
 from isthmus.features.files import read_pointer, write_atomically
 from isthmus.features.findings import Reference
+from isthmus.features.history import History
 from isthmus.features.offline import OfflineStore
-from isthmus.features.pointintime import History
 from isthmus.features.statistics import FORMAT, FeatureStatistics, ViewStatistics, measure, read, view_statistics
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.trainingrecord import STATISTICS

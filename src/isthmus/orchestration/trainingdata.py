@@ -16,8 +16,9 @@ from isthmus.features.columns import ARROW
 from isthmus.features.contract import Contract, one_of
 from isthmus.features.errors import ContractMismatch, DataError, RequestError
 from isthmus.features.files import publish, write_atomically
+from isthmus.features.history import History
 from isthmus.features.offline import OfflineStore
-from isthmus.features.pointintime import BATCH, History, Join
+from isthmus.features.pointintime import BATCH, Join
 from isthmus.features.scan import in_lots
 from isthmus.features.served import ServedJoin
 from isthmus.features.spines import SpineRows, spine_rows

@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 
 from isthmus.features.contract import ViewContract
 from isthmus.features.errors import DataError, RequestError
+from isthmus.features.history import History
 from isthmus.features.offline import OfflineStore
-from isthmus.features.pointintime import BATCH, History
+from isthmus.features.pointintime import BATCH
 from isthmus.features.spines import SpineRows, spine_rows
 from isthmus.orchestration.project import Project
 

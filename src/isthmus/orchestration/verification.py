@@ -20,10 +20,11 @@ from isthmus.features.contract import RESERVED, STATUS, Column
 from isthmus.features.entitykey import KeyValue
 from isthmus.features.errors import GateFailed
 from isthmus.features.files import write_atomically
+from isthmus.features.history import History, status_column
 from isthmus.features.manifest import package_digest, read_package
 from isthmus.features.offline import OfflineStore
 from isthmus.features.online import OnlineStore
-from isthmus.features.pointintime import History, horizon, point_in_time, status_column
+from isthmus.features.pointintime import horizon, point_in_time
 from isthmus.features.publishing import key_values
 from isthmus.features.rows import Bool
 from isthmus.features.signature import require_signature

@@ -13,8 +13,8 @@ from isthmus.features.address import without_credentials
 from isthmus.features.connection import answering, connect
 from isthmus.features.contract import Contract, ViewContract
 from isthmus.features.errors import DependencyError
+from isthmus.features.history import table_schema
 from isthmus.features.online import OnlineStore, WriteCounts
-from isthmus.features.pointintime import table_schema
 from isthmus.features.publishing import write_rows
 from isthmus.transforms.sources import first_line
 

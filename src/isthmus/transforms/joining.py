@@ -17,7 +17,8 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from isthmus.features.contract import ViewContract
-from isthmus.features.pointintime import BATCH, History, Join, table_schema
+from isthmus.features.history import History, table_schema
+from isthmus.features.pointintime import BATCH, Join
 from isthmus.features.scan import in_lots
 from isthmus.transforms.sources import first_line
 

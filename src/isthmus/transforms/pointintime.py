@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from isthmus.features.clock import Status
 from isthmus.features.contract import Column, ViewContract
 from isthmus.features.errors import DataError
-from isthmus.features.pointintime import status_column
+from isthmus.features.history import status_column
 from isthmus.transforms.compute import SPARK
 from isthmus.transforms.engine import is_apache
 
