@@ -27,9 +27,10 @@ from isthmus.features.history import History, table_schema
 from isthmus.features.materializations import Log
 from isthmus.features.offline import OfflineStore
 from isthmus.features.online import LEASE_SECONDS, OnlineStore
-from isthmus.features.published import Published, Stamp
+from isthmus.features.published import Published
 from isthmus.features.publishing import Materialized, publish
 from isthmus.features.rows import RowCodec
+from isthmus.features.stamp import Stamp
 from isthmus.features.types import Float32, Int64, String
 from tests.features.support import make_contract, make_view
 

@@ -14,8 +14,9 @@ from isthmus.features.contract import Column, ViewContract
 from isthmus.features.entitykey import KeyValue, entity_key
 from isthmus.features.lookupplan import LookupPlan
 from isthmus.features.online import OnlineStore
-from isthmus.features.published import Published, Stamp
+from isthmus.features.published import Published
 from isthmus.features.rows import RowCodec
+from isthmus.features.stamp import Stamp
 from isthmus.features.types import Int32
 from isthmus.serving.limits import Limits
 from isthmus.serving.node import Node

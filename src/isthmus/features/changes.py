@@ -13,7 +13,7 @@ import pyarrow as pa
 from isthmus.features.columns import micros
 from isthmus.features.contract import ViewContract
 from isthmus.features.history import History, connection, table_schema
-from isthmus.features.published import Stamp, Times
+from isthmus.features.stamp import Stamp, Times
 
 Places = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from isthmus.features import published
 from isthmus.features.exchange import Script
-from isthmus.features.published import Stamp
 from isthmus.features.rows import Int64
+from isthmus.features.stamp import Stamp
 
 MANY = 100_000
 """Keys that others have written of which each is remembered, until a materialization has looked at them."""

@@ -11,8 +11,8 @@ from isthmus.features.clock import Status
 from isthmus.features.contract import Column, Contract, ViewContract
 from isthmus.features.entitykey import KeyValue, entity_keys
 from isthmus.features.exchange import Client, ask
-from isthmus.features.published import Stamp
 from isthmus.features.rows import Block, Columns, Int64, RowCodec
+from isthmus.features.stamp import Stamp
 
 _FEW = 32
 _PRESENT, _NOT_FOUND = np.uint8(Status.PRESENT), np.uint8(Status.NOT_FOUND)

@@ -9,7 +9,7 @@ import redis
 
 from isthmus.features import published
 from isthmus.features.contract import Contract
-from isthmus.features.published import Stamp
+from isthmus.features.stamp import Stamp
 from isthmus.serving.cluster import Cluster
 from isthmus.serving.node import Node
 
