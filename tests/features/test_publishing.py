@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.features.changes import Changes, State
+from isthmus.features.changes import Changes
 from isthmus.features.clock import Status
 from isthmus.features.columns import from_python
 from isthmus.features.connection import connect
@@ -30,6 +30,7 @@ from isthmus.features.online import LEASE_SECONDS, OnlineStore
 from isthmus.features.published import Published
 from isthmus.features.publishing import Materialized, publish
 from isthmus.features.rows import RowCodec
+from isthmus.features.snapshot import State
 from isthmus.features.stamp import Stamp
 from isthmus.features.types import Float32, Int64, String
 from tests.features.support import make_contract, make_view

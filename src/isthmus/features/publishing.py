@@ -21,7 +21,7 @@ from redis.lock import Lock
 from isthmus.features import columns as columnar
 from isthmus.features import published
 from isthmus.features.address import without_credentials
-from isthmus.features.changes import Changes, Places, State
+from isthmus.features.changes import Changes
 from isthmus.features.connection import answering
 from isthmus.features.contract import ViewContract
 from isthmus.features.entitykey import KeyValue
@@ -31,6 +31,7 @@ from isthmus.features.materializations import Log, Materialization
 from isthmus.features.offline import OfflineStore
 from isthmus.features.online import EVERYTHING, LEASE_SECONDS, OnlineStore, WriteCounts
 from isthmus.features.published import Published
+from isthmus.features.snapshot import Places, State
 
 PART = 1 << 16
 """Rows that are turned from Arrow into values at a time."""

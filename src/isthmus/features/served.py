@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from isthmus.features.changes import State, matches
 from isthmus.features.clock import Status
 from isthmus.features.columns import ARROW, from_arrow
 from isthmus.features.contract import Column, ViewContract
@@ -22,6 +21,7 @@ from isthmus.features.materializations import Log
 from isthmus.features.offline import OfflineStore
 from isthmus.features.pointintime import BATCH, PASS, Join
 from isthmus.features.scan import in_lots
+from isthmus.features.snapshot import State, matches
 from isthmus.features.types import Bool, UnixTimestamp
 from isthmus.features.verdict import compare
 

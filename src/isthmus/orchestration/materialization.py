@@ -7,12 +7,12 @@ Spark and Spark Connect the executors read and write them.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from isthmus.features.changes import Places, State
 from isthmus.features.connection import answering, connect
 from isthmus.features.contract import Contract
 from isthmus.features.offline import OfflineStore
 from isthmus.features.online import OnlineStore, WriteCounts
 from isthmus.features.publishing import Materialized, Send, publish, require_same
+from isthmus.features.snapshot import Places, State
 from isthmus.orchestration import gate
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables import Progress, selected, silent
