@@ -23,9 +23,10 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark us
 
 from isthmus.features.columns import Values
 from isthmus.features.contract import Column, TransformContract, request_column
+from isthmus.features.layout import MASKS, NOTES, Computed, Layout, found
 from isthmus.features.onerow import OneRow
 from isthmus.features.onnxfile import ELEMENTS, UnreadableError, read
-from isthmus.features.rowgraph import MASKS, NOTES, Computed, Layout, RowGraph, found
+from isthmus.features.rowgraph import RowGraph
 from isthmus.features.types import Float64
 from isthmus.orchestration.project import Project
 from isthmus.transforms.rowwise.compiler import compile_columns

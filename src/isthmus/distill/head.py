@@ -12,8 +12,9 @@ import numpy as np
 
 from isthmus.features.columns import Values
 from isthmus.features.contract import Column, Contract, TransformContract
+from isthmus.features.layout import Mask
 from isthmus.features.manifest import ModelInput
-from isthmus.features.rowgraph import Mask, RowGraph
+from isthmus.features.rowgraph import RowGraph
 
 
 @dataclass(frozen=True)

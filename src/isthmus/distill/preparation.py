@@ -16,7 +16,7 @@ from isthmus.distill.building import Building
 from isthmus.distill.dataset import Array, Tensors
 from isthmus.distill.declaration import Plan
 from isthmus.distill.runtime import session
-from isthmus.features.rowgraph import VALID, found, given
+from isthmus.features.layout import VALID, found, given
 from isthmus.transforms import fitting
 from isthmus.transforms.fitting import FittedNumber, FittedText, Preparation
 from isthmus.transforms.steps import Embed, Hashed, OneHot

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterable, Sequence
 
 from isthmus.features.folder import SUMS
+from isthmus.features.layout import VALID, given
 from isthmus.features.manifest import Manifest, Tensor
-from isthmus.features.rowgraph import VALID, given
 
 _PYTHON = """\
 ```python

@@ -17,7 +17,7 @@ from isthmus.features.columns import Values
 from isthmus.features.contract import Contract, one_of
 from isthmus.features.errors import ContractMismatch, DataError, PackageError
 from isthmus.features.folder import CONTRACT, GOLDEN, MANIFEST, README, REMEDY, SUMS, summed
-from isthmus.features.rowgraph import ELEMENTS, Layout, given
+from isthmus.features.layout import ELEMENTS, Layout, given
 from isthmus.features.types import TYPES, DataType, String, is_input
 
 FORMAT_VERSION = 2

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from isthmus.features.columns import Values
+from isthmus.features.layout import MASKS, VALID, Computed, Layout, found, given
 from isthmus.features.onnxfile import NUMPY, UnreadableError, read
-from isthmus.features.rowgraph import MASKS, VALID, Computed, Layout, found, given
 from isthmus.features.steps import Part, Session, Steps, follow
 
 _NODES_A_CALL, _NODES_A_RUN = 30, 25

@@ -14,10 +14,10 @@ from isthmus.distill.runtime import predict
 from isthmus.features.columns import Values, from_arrow
 from isthmus.features.contract import Contract
 from isthmus.features.history import History
+from isthmus.features.layout import VALID, Layout, given
 from isthmus.features.manifest import Feeds, Manifest, ModelInput, Variant, feeds
 from isthmus.features.pointintime import point_in_time
 from isthmus.features.reproduction import opened
-from isthmus.features.rowgraph import VALID, Layout, given
 from isthmus.features.rows import Bool
 from isthmus.features.types import DataType, Float32, String
 from isthmus.features.verdict import FeatureVerdict, compare
