@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from isthmus.distill.account import Progress
 from isthmus.distill.checkpoint import discard
 from isthmus.distill.device import accelerator
 from isthmus.distill.lessons import threads
@@ -20,6 +19,7 @@ from isthmus.distill.settings import Settings
 from isthmus.distill.teachers.fingerprint import fingerprint
 from isthmus.features.contract import sha256
 from isthmus.features.profiles import TrainingProfile
+from isthmus.features.progress import Progress
 
 Place = tuple[str, int, int]
 """Of a frame: its photograph, and its upper left corner."""

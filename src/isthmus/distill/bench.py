@@ -18,7 +18,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import nn
 
-from isthmus.distill.account import Progress
 from isthmus.distill.checkpoint import copied, discard
 from isthmus.distill.device import accelerator
 from isthmus.distill.evaluate import interleaved
@@ -36,6 +35,7 @@ from isthmus.features.contract import sha256
 from isthmus.features.errors import DataError, DependencyError, GateFailed, Stopped
 from isthmus.features.files import write_atomically
 from isthmus.features.profiles import ServingProfile
+from isthmus.features.progress import Progress
 
 FEW, MANY = 500, 2000
 """Calls of a round when latency is measured: of a graph without training or of many, and of a trained one."""

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from isthmus.distill.account import Progress
 from isthmus.distill.priority import Priority
 from isthmus.features.latency import WINDOW_SECONDS, WRITE_SECONDS, Latency
+from isthmus.features.progress import Progress
 
 LOWEST = 1
 """The degree of the lowest priority."""

@@ -15,7 +15,6 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
-from isthmus.distill.account import Progress
 from isthmus.distill.checkpoint import discard
 from isthmus.distill.device import accelerator, resolve
 from isthmus.distill.kind import made, origins, require_readable
@@ -29,6 +28,7 @@ from isthmus.distill.teaching import outputs_of, taught
 from isthmus.features.contract import sha256
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
 from isthmus.features.files import publish
+from isthmus.features.progress import Progress
 
 UNCHANGED = "training set, settings, task and code are what it was trained with, so nothing was trained"
 

@@ -13,7 +13,6 @@ import onnxruntime
 from torch import nn
 
 from isthmus.distill import pte
-from isthmus.distill.account import Progress
 from isthmus.distill.declaration import EXECUTORCH
 from isthmus.distill.golden import spread
 from isthmus.distill.kind import restored
@@ -36,6 +35,7 @@ from isthmus.features.manifest import (
     placed,
 )
 from isthmus.features.profiles import ServingProfile
+from isthmus.features.progress import Progress
 
 CALIBRATION_ROWS = 2048
 

@@ -13,7 +13,6 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from isthmus.distill.account import Progress
 from isthmus.distill.device import enough_memory
 from isthmus.distill.loop import Training
 from isthmus.distill.outputs.outputs import TeacherOutputs
@@ -23,6 +22,7 @@ from isthmus.distill.task import Task, answers, asked_all
 from isthmus.distill.transfer.objective import Objective
 from isthmus.features.contract import sha256
 from isthmus.features.errors import ConfigurationError, Problem
+from isthmus.features.progress import Progress
 
 HELD_BYTES = 256 << 20
 """Outputs of a teacher that are not larger are held in memory while a student learns from them."""

@@ -20,7 +20,7 @@ from accelerate import Accelerator
 from torch import distributed, nn
 from torch.nn.utils import clip_grad_norm_
 
-from isthmus.distill.account import Account, Progress
+from isthmus.distill.account import Account
 from isthmus.distill.checkpoint import Checkpoints, Standing, captured, copied, restored
 from isthmus.distill.courtesy import Giving
 from isthmus.distill.device import enough_memory, peak
@@ -29,6 +29,7 @@ from isthmus.distill.settings import Settings
 from isthmus.features.contract import one_of, sha256
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem, Stopped
 from isthmus.features.latency import Latency
+from isthmus.features.progress import Progress
 
 LOOK = {"cpu": 1, "cuda": 8}
 """Steps after which their losses are looked at: a look waits for a GPU, and costs nothing on a CPU."""

@@ -17,7 +17,6 @@ import numpy as np
 import onnxruntime
 import torch
 
-from isthmus.distill.account import Progress
 from isthmus.distill.bench import Bench
 from isthmus.distill.declaration import Search
 from isthmus.distill.host import host
@@ -34,6 +33,7 @@ from isthmus.features.contract import sha256
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem
 from isthmus.features.files import write_atomically
 from isthmus.features.profiles import FASTEST, ServingProfile
+from isthmus.features.progress import Progress
 
 FORMAT = 1
 JOURNAL = "tried.jsonl"

@@ -17,7 +17,6 @@ import torch
 from onnx import ModelProto
 from torch import Tensor, nn
 
-from isthmus.distill.account import Progress
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.evaluate import agreement, cosine
 from isthmus.distill.golden import spread
@@ -33,6 +32,7 @@ from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.latency import Latency
 from isthmus.features.manifest import Feeds, ModelInput
 from isthmus.features.profiles import TrainingProfile
+from isthmus.features.progress import Progress
 from isthmus.features.types import UnixTimestamp
 
 Array = np.ndarray[Any, Any]

@@ -8,7 +8,6 @@ import msgspec
 import torch
 from threadpoolctl import threadpool_limits
 
-from isthmus.distill.account import Progress
 from isthmus.distill.courtesy import between
 from isthmus.distill.evaluate import interleaved
 from isthmus.distill.lessons import threads
@@ -18,6 +17,7 @@ from isthmus.distill.task import Task
 from isthmus.distill.teachers.teacher import BY_CLASS, Teacher
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.files import write_atomically
+from isthmus.features.progress import Progress
 
 FACTS = "facts.json"
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from isthmus.features.columns import micros
 from isthmus.features.errors import DependencyError, GateFailed, IsthmusError
+from isthmus.features.progress import Progress, silent
 from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.graph.events import Made
 from isthmus.orchestration.graph.graph import Graph
@@ -26,7 +27,6 @@ from isthmus.orchestration.graph.work import work
 from isthmus.orchestration.instance import dagster_home
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.server import serving
-from isthmus.orchestration.tables import Progress, silent
 from isthmus.orchestration.trainingset import distillation, last_training_set
 
 _STEPS = {

@@ -11,11 +11,12 @@ from isthmus.features.connection import answering, connect
 from isthmus.features.contract import Contract
 from isthmus.features.offline import OfflineStore
 from isthmus.features.online import OnlineStore, WriteCounts
+from isthmus.features.progress import Progress, silent
 from isthmus.features.publishing import Materialized, Send, publish, require_same
 from isthmus.features.snapshot import Places, State
 from isthmus.orchestration import gate
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.tables import Progress, selected, silent
+from isthmus.orchestration.tables import selected
 from isthmus.transforms import changes, engine, pointintime
 
 

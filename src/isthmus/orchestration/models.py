@@ -20,11 +20,11 @@ from isthmus.features.errors import (
 from isthmus.features.files import read_pointer, write_atomically
 from isthmus.features.latency import Heard
 from isthmus.features.manifest import ModelInput, read_contract, read_package
+from isthmus.features.progress import Progress, silent
 from isthmus.features.signature import require_signature
 from isthmus.features.verdict import FeatureVerdict
 from isthmus.orchestration import papers
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.tables import Progress, silent
 from isthmus.orchestration.trainingrecord import DATA, TrainingSet
 from isthmus.orchestration.trainingset import distillation, last_training_set, made_training_set
 from isthmus.transforms import engine

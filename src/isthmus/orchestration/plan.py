@@ -16,12 +16,12 @@ from isthmus.features.errors import DependencyError
 from isthmus.features.golden import read_golden
 from isthmus.features.manifest import Manifest, read_package
 from isthmus.features.profiles import ServingProfile
+from isthmus.features.progress import Progress, silent
 from isthmus.orchestration.devices import HOST, Device, Precision, catalogue, measured
 from isthmus.orchestration.models import last_model, last_package, packaged_report, require_boundary
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.roofline import Estimate, Work, roofline, rows_to_ridge
 from isthmus.orchestration.settings import PricesTable
-from isthmus.orchestration.tables import Progress, silent
 from isthmus.orchestration.trainingset import distillation
 
 WEIGHT = 4 * (2 + 1 + 4 + 3)

@@ -12,11 +12,12 @@ from isthmus.features.errors import RequestError
 from isthmus.features.findings import Finding, Reference
 from isthmus.features.history import History
 from isthmus.features.offline import OfflineStore
+from isthmus.features.progress import Progress, silent
 from isthmus.features.statistics import FORMAT, ViewStatistics, view_statistics
 from isthmus.orchestration import gate
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.reference import references
-from isthmus.orchestration.tables import Progress, selected, silent
+from isthmus.orchestration.tables import selected
 
 
 class ViewDrift(msgspec.Struct, frozen=True, kw_only=True):

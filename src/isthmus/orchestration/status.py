@@ -15,13 +15,13 @@ from isthmus.features.errors import DataError, IsthmusError
 from isthmus.features.manifest import package_digest
 from isthmus.features.materializations import Log
 from isthmus.features.offline import OfflineStore
+from isthmus.features.progress import Progress, silent
 from isthmus.features.standing import ModelStatus, RunStatus, Status, ViewStatus
 from isthmus.features.verdict import Verdict
 from isthmus.orchestration.difference import in_force
 from isthmus.orchestration.models import last_model, last_package, outdated
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality import quality
-from isthmus.orchestration.tables import Progress, silent
 from isthmus.orchestration.tables import outdated as late
 from isthmus.orchestration.trainingset import latest_training_set
 from isthmus.orchestration.verification import verdict_file

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from isthmus.features.errors import DataError, RequestError
 from isthmus.features.files import write_atomically
 from isthmus.features.findings import Finding
 from isthmus.features.offline import OfflineStore, Prepared, Written
+from isthmus.features.progress import Progress, silent
 from isthmus.features.spec import FeatureView, Source, Spine
 from isthmus.features.spool import Spool
 from isthmus.orchestration import gate, lookback
@@ -24,15 +25,10 @@ from isthmus.orchestration.project import Project
 from isthmus.transforms import engine, sources
 from isthmus.transforms.compute import Frames, stream_view
 
-Progress = Callable[[str, float], None]
 STEP = 30
 """Days of a range that are written in one commit, unless something else is asked for."""
 CHECKED = 2
 """Steps of a range whose first day is computed with a longer lookback, too: nothing may lie before the first of all."""
-
-
-def silent(text: str, done: float) -> None:
-    """A progress that nobody watches."""
 
 
 def build(project: Project, views: Sequence[str] | None = None, *, progress: Progress = silent) -> dict[str, Written]:

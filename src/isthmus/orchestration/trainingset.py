@@ -11,12 +11,13 @@ from isthmus.features.contract import Column, Contract, one_of, optional
 from isthmus.features.errors import DataError, RequestError
 from isthmus.features.files import read_pointer, write_atomically
 from isthmus.features.offline import OfflineStore
+from isthmus.features.progress import Progress, silent
 from isthmus.features.spines import SpineRows
 from isthmus.features.types import TYPES
 from isthmus.orchestration import reference
 from isthmus.orchestration.computing import computing
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.tables import Progress, reading, silent
+from isthmus.orchestration.tables import reading
 from isthmus.orchestration.trainingdata import Noted, TrainingData, joiner, repeat, training_data
 from isthmus.orchestration.trainingrecord import DATA, RECORD, TrainingSet, records_of
 from isthmus.transforms.compute import compute_spine

@@ -25,6 +25,7 @@ from isthmus.features.manifest import package_digest, read_package
 from isthmus.features.offline import OfflineStore
 from isthmus.features.online import OnlineStore
 from isthmus.features.pointintime import horizon, point_in_time
+from isthmus.features.progress import Progress, silent
 from isthmus.features.publishing import key_values
 from isthmus.features.rows import Bool
 from isthmus.features.signature import require_signature
@@ -35,7 +36,6 @@ from isthmus.orchestration.models import check_last_package, is_exported, last_p
 from isthmus.orchestration.papers import serving_profile
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recomputation import recompute
-from isthmus.orchestration.tables import Progress, silent
 from isthmus.orchestration.trainingset import distillation, made_training_set
 from isthmus.orchestration.verdictpage import page
 from isthmus.serving.deployment import Approval, Deployment

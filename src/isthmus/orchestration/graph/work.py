@@ -15,7 +15,8 @@ import msgspec
 from isthmus.features.contract import sha256
 from isthmus.features.errors import GateFailed
 from isthmus.features.offline import OfflineStore, Written
-from isthmus.orchestration.graph.events import Asked, Checked, Made, Metadata, Progress
+from isthmus.features.progress import Progress
+from isthmus.orchestration.graph.events import Asked, Checked, Made, Metadata
 from isthmus.orchestration.project import Project
 
 
