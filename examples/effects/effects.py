@@ -20,12 +20,12 @@ from torch.nn.functional import l1_loss
 
 from isthmus.distill.outputs.outputs import TeacherOutputs
 from isthmus.distill.settings import Settings
-from isthmus.distill.split import Index
-from isthmus.distill.task import Answers, Array, Batch, Case, Material, Task
+from isthmus.distill.task import Batch, Case, Material, Task
 from isthmus.distill.teachers.fingerprint import fingerprint
 from isthmus.distill.teachers.network import NetworkTeacher
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.transfer import Adversarial, Objective, PatchDiscriminator, Perceptual, Term
+from isthmus.distill.types import Answers, Array, Index
 from isthmus.features.contract import sha256
 from isthmus.features.errors import DataError
 from isthmus.features.manifest import Feeds

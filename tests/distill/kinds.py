@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import l1_loss
 
 from isthmus.distill.outputs.form import Form
-from isthmus.distill.split import Index
-from isthmus.distill.task import Answers, Batch, Case, Material, Task
+from isthmus.distill.task import Batch, Case, Material, Task
 from isthmus.distill.teachers.network import NetworkTeacher
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.transfer.embeddings import similarities
@@ -24,6 +23,7 @@ from isthmus.distill.transfer.hidden import HiddenStates
 from isthmus.distill.transfer.logits import hard_targets, soft_targets, top_k_targets
 from isthmus.distill.transfer.objective import Objective, Term
 from isthmus.distill.transfer.schedule import Schedule
+from isthmus.distill.types import Answers, Index
 from isthmus.features.manifest import Feeds
 
 CLASSES = 5

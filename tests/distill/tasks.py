@@ -14,13 +14,13 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from isthmus.distill.split import Index
-from isthmus.distill.task import Answers, Batch, Material, Task
+from isthmus.distill.task import Batch, Material, Task
 from isthmus.distill.teachers.function import FunctionTeacher
 from isthmus.distill.teachers.network import NetworkTeacher
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.transfer.hidden import HiddenStates
 from isthmus.distill.transfer.objective import Objective, Term
+from isthmus.distill.types import Answers, Index
 from isthmus.features.manifest import Feeds
 
 

@@ -30,10 +30,10 @@ from isthmus.distill.kind import made
 from isthmus.distill.preparation import Prepare, compiled
 from isthmus.distill.readme import readme
 from isthmus.distill.runtime import ask, ort_format, predict, session
-from isthmus.distill.split import Index
 from isthmus.distill.student import Student
 from isthmus.distill.task import Task
 from isthmus.distill.trial import difference, precisions
+from isthmus.distill.types import Index
 from isthmus.features.errors import ContractMismatch, DataError, DependencyError, GateFailed, PackageError
 from isthmus.features.folder import SUMS
 from isthmus.features.golden import Kept, read_golden

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from isthmus import DataError
 from isthmus.distill.evaluate import auc
 from isthmus.distill.slices import Measure, Slice, worst_slices
-from isthmus.distill.split import Index
+from isthmus.distill.types import Index
 
 Rows = list[dict[str, Any]]
 TYPES = {"text": pa.string(), "flag": pa.bool_(), "number": pa.float64(), "whole": pa.int32()}

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.distill.split import Index, binary_labels, split, split_table
+from isthmus.distill.split import binary_labels, split, split_table
+from isthmus.distill.types import Index
 from isthmus.features.errors import DataError
 from tests.distill.support import training_set
 

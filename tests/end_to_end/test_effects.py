@@ -22,7 +22,7 @@ from skimage.metrics import peak_signal_noise_ratio
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.runtime import predict, session
 from isthmus.distill.settings import Settings
-from isthmus.distill.task import Array
+from isthmus.distill.types import Array
 from isthmus.features.errors import DataError
 from isthmus.features.files import read_pointer
 from isthmus.features.golden import read_golden

@@ -15,8 +15,8 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from isthmus import ConfigurationError, ContractMismatch, DataError, GateFailed, PackageError
-from isthmus.distill.golden import spread
 from isthmus.distill.runtime import ort_format
+from isthmus.distill.types import spread
 from isthmus.features.columns import Values, from_arrow, micros
 from isthmus.features.connection import connect
 from isthmus.features.contract import Contract, ViewContract

@@ -23,7 +23,6 @@ from isthmus.distill.device import accelerator
 from isthmus.distill.evaluate import interleaved
 from isthmus.distill.export import in_precision, plain
 from isthmus.distill.footprint import footprint
-from isthmus.distill.golden import spread
 from isthmus.distill.kind import origins
 from isthmus.distill.lessons import teach
 from isthmus.distill.outputs.outputs import TeacherOutputs
@@ -31,6 +30,7 @@ from isthmus.distill.runtime import ask, ort_format, predict, session
 from isthmus.distill.task import Task, replied_all
 from isthmus.distill.trial import difference, require_said
 from isthmus.distill.tried import Budget, Tried
+from isthmus.distill.types import spread
 from isthmus.features.contract import sha256
 from isthmus.features.errors import DataError, DependencyError, GateFailed, Stopped
 from isthmus.features.files import write_atomically

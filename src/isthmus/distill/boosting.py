@@ -10,8 +10,8 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from threadpoolctl import threadpool_limits
 
 from isthmus.distill.dataset import Array, Tensors, vocabularies
-from isthmus.distill.split import Index
 from isthmus.distill.teachers.teacher import Teacher
+from isthmus.distill.types import Index
 
 MIN_SAMPLES_LEAF = 100
 LEAVES = 31

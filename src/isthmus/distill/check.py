@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from isthmus.distill.dataset import columns
-from isthmus.distill.golden import spread
 from isthmus.distill.kind import restored
 from isthmus.distill.program import opened
 from isthmus.distill.runtime import ask
-from isthmus.distill.task import Answers, Array, Material
+from isthmus.distill.task import Material
 from isthmus.distill.trial import Run
+from isthmus.distill.types import Answers, Array, spread
 from isthmus.features import reproduction
 from isthmus.features.columns import Values, micros
 from isthmus.features.errors import PackageError

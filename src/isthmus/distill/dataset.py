@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from isthmus.distill.split import Index
+from isthmus.distill.types import Index
 from isthmus.features.columns import ARROW, Values, from_arrow
 from isthmus.features.errors import DataError
 from isthmus.features.manifest import Feeds, ModelInput, feeds

@@ -14,15 +14,14 @@ from torch import nn
 
 from isthmus.distill import pte
 from isthmus.distill.declaration import EXECUTORCH
-from isthmus.distill.golden import spread
 from isthmus.distill.kind import restored
 from isthmus.distill.package import contents, package_bytes, write_package
 from isthmus.distill.pte import converted, require_installed, running
 from isthmus.distill.quantize import quantize
 from isthmus.distill.runtime import described, ort_format
-from isthmus.distill.split import Index
-from isthmus.distill.task import Array, Case, Material, Task
+from isthmus.distill.task import Case, Material, Task
 from isthmus.distill.trial import Measured, Trial, allowed, fit, precisions
+from isthmus.distill.types import Array, Index, spread
 from isthmus.features.errors import ContractMismatch, GateFailed
 from isthmus.features.golden import Case as GoldenCase
 from isthmus.features.golden import Golden, Kept

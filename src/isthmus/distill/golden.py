@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.distill.split import Index
+from isthmus.distill.types import Index
 from isthmus.features.columns import Values, from_python
 from isthmus.features.manifest import ModelInput
 from isthmus.features.types import DataType, Float64
@@ -43,11 +43,6 @@ def edges(row: Columns, types: Mapping[str, DataType]) -> dict[str, Values]:
 def take(columns: Columns, rows: Index | np.ndarray[Any, np.dtype[np.bool_]] | slice) -> dict[str, Values]:
     """Some of the rows."""
     return {name: Values(values.data[rows], values.valid[rows]) for name, values in columns.items()}
-
-
-def spread(count: int, wanted: int) -> Index:
-    """Up to `wanted` row numbers below `count`, evenly spread."""
-    return np.unique(np.linspace(0, count - 1, min(wanted, count)).astype(np.int64))
 
 
 def plain(columns: Columns, inputs: Iterable[ModelInput]) -> list[tuple[Any, ...]]:

@@ -17,9 +17,9 @@ from isthmus.distill.device import enough_memory
 from isthmus.distill.loop import Training
 from isthmus.distill.outputs.outputs import TeacherOutputs
 from isthmus.distill.settings import Settings
-from isthmus.distill.split import Index
 from isthmus.distill.task import Task, answers, asked_all
 from isthmus.distill.transfer.objective import Objective
+from isthmus.distill.types import Index
 from isthmus.features.contract import sha256
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.progress import Progress

@@ -14,12 +14,12 @@ from isthmus.distill.outputs.outputs import TeacherOutputs
 from isthmus.distill.pte import converted, running
 from isthmus.distill.runtime import described, predict, session
 from isthmus.distill.settings import Settings
-from isthmus.distill.split import Index
 from isthmus.distill.task import Task, answers, asked_all
 from isthmus.distill.teachers.agreement import agreed, differing_tokens
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.teaching import Facts
 from isthmus.distill.transfer.objective import Objective
+from isthmus.distill.types import Index
 from isthmus.features.contract import one_of
 from isthmus.features.errors import ConfigurationError, DataError, GateFailed, Problem
 

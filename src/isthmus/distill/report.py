@@ -20,9 +20,10 @@ from isthmus.distill.lessons import Run
 from isthmus.distill.outputs.outputs import TeacherOutputs
 from isthmus.distill.runtime import predict, session
 from isthmus.distill.slices import worst_slices
-from isthmus.distill.split import PARTS, Index
-from isthmus.distill.task import Answers, Task, asked_all
+from isthmus.distill.split import PARTS
+from isthmus.distill.task import Task, asked_all
 from isthmus.distill.teaching import Facts
+from isthmus.distill.types import Answers, Index
 from isthmus.features import clock
 from isthmus.features.errors import DataError
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from isthmus.distill.evaluate import Array
-from isthmus.distill.split import Index
+from isthmus.distill.types import Index
 from isthmus.features.errors import DataError
 
 Measure = Callable[[Index], Mapping[str, float]]

@@ -1,17 +1,16 @@
 """The split: by time, what is learned from lies before what is tested on, and was known by then; or by a column."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from isthmus.distill.outputs.identity import identities
+from isthmus.distill.types import Index
 from isthmus.features import clock
 from isthmus.features.errors import DataError
 
-Index = np.ndarray[Any, np.dtype[np.int64]]
 PARTS = ("train", "validation", "test")
 
 

@@ -16,18 +16,19 @@ from isthmus.distill.boosting import Boosting
 from isthmus.distill.dataset import Tensors, columns, seen, tensors
 from isthmus.distill.declaration import LAYERS, MEASURED, Tabular
 from isthmus.distill.evaluate import auc, metrics, sigmoid
-from isthmus.distill.golden import Columns, edges, plain, spread, take
+from isthmus.distill.golden import Columns, edges, plain, take
 from isthmus.distill.graph import OUTPUT, graph
 from isthmus.distill.leak import SAYS, saying
 from isthmus.distill.outputs.form import Form
 from isthmus.distill.outputs.outputs import TeacherOutputs
 from isthmus.distill.preparation import FILE, Prepare, compiled
-from isthmus.distill.split import Index, binary_labels
+from isthmus.distill.split import binary_labels
 from isthmus.distill.student import RECORD, Student, StudentRecord
-from isthmus.distill.task import Answers, Array, Batch, Case, Material, Task
+from isthmus.distill.task import Batch, Case, Material, Task
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.transfer.logits import binary_hard_targets, binary_soft_targets
 from isthmus.distill.transfer.objective import Objective, Term
+from isthmus.distill.types import Answers, Array, Index, spread
 from isthmus.features.manifest import Feeds, ModelInput, feeds
 from isthmus.transforms.fitting import LEARNED
 

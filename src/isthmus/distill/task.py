@@ -19,25 +19,21 @@ from torch import Tensor, nn
 
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.evaluate import agreement, cosine
-from isthmus.distill.golden import spread
 from isthmus.distill.head import Head
 from isthmus.distill.outputs.form import Form
 from isthmus.distill.outputs.identity import identities
 from isthmus.distill.outputs.outputs import TeacherOutputs
 from isthmus.distill.preparation import Learn
-from isthmus.distill.split import Index, Split, split_table
+from isthmus.distill.split import Split, split_table
 from isthmus.distill.teachers.teacher import Teacher, named
 from isthmus.distill.transfer.objective import Objective
+from isthmus.distill.types import Answers, Array, Index, spread
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.latency import Latency
 from isthmus.features.manifest import Feeds, ModelInput
 from isthmus.features.profiles import TrainingProfile
 from isthmus.features.progress import Progress
 from isthmus.features.types import UnixTimestamp
-
-Array = np.ndarray[Any, Any]
-Answers = Mapping[str, Array]
-"""What a model says of n rows, (n, ...) by key."""
 
 
 @dataclass(frozen=True, eq=False)

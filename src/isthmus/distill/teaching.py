@@ -12,9 +12,9 @@ from isthmus.distill.courtesy import between
 from isthmus.distill.evaluate import interleaved
 from isthmus.distill.lessons import threads
 from isthmus.distill.outputs.outputs import TeacherOutputs
-from isthmus.distill.split import Index
 from isthmus.distill.task import Task
 from isthmus.distill.teachers.teacher import BY_CLASS, Teacher
+from isthmus.distill.types import Index
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.files import write_atomically
 from isthmus.features.progress import Progress

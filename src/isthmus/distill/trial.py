@@ -13,11 +13,11 @@ import numpy as np
 from isthmus.distill.evaluate import interleaved, throughput
 from isthmus.distill.footprint import footprint
 from isthmus.distill.gates import against
-from isthmus.distill.golden import spread
 from isthmus.distill.kind import Restored
 from isthmus.distill.runtime import ask, predict, session
-from isthmus.distill.task import Answers, Array, Case, Task, replied_all
+from isthmus.distill.task import Case, Task, replied_all
 from isthmus.distill.teaching import taught
+from isthmus.distill.types import Answers, Array, spread
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem
 from isthmus.features.manifest import Feeds, Variant
 from isthmus.features.profiles import FASTEST, ServingProfile

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from isthmus.distill.dataset import columns
-from isthmus.distill.golden import spread
 from isthmus.distill.runtime import predict
+from isthmus.distill.types import spread
 from isthmus.features.columns import Values, from_arrow
 from isthmus.features.contract import Contract
 from isthmus.features.history import History

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from isthmus.distill.declaration import Distillation
-from isthmus.distill.golden import spread
+from isthmus.distill.types import spread
 from isthmus.features.columns import ARROW, Values, from_arrow, micros
 from isthmus.features.contract import Column, Contract, TransformContract
 from isthmus.features.rowgraph import RowGraph

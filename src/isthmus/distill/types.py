@@ -1,0 +1,22 @@
+"""The arrays that training, outputs and measures pass to each other."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from isthmus.distill.types import Index
+
+Array = np.ndarray[Any, Any]
+
+
+Answers = Mapping[str, Array]
+"""What a model says of n rows, (n, ...) by key."""
+
+
+Index = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def spread(count: int, wanted: int) -> Index:
+    """Up to `wanted` row numbers below `count`, evenly spread."""
+    return np.unique(np.linspace(0, count - 1, min(wanted, count)).astype(np.int64))
