@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from isthmus.distill.checkpoint import discard
-from isthmus.distill.device import accelerator
-from isthmus.distill.lessons import threads
+from isthmus.distill.device import accelerator, threads
 from isthmus.distill.loop import Training
 from isthmus.distill.settings import Settings
 from isthmus.distill.teachers.fingerprint import fingerprint

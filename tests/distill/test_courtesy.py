@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from isthmus.distill import courtesy, loop
 from isthmus.distill.checkpoint import copied
 from isthmus.distill.courtesy import LONGEST_SECONDS, SETTLE_SECONDS, SHORTEST_SECONDS, Courtesy, Giving, between
-from isthmus.distill.lessons import threads
+from isthmus.distill.device import threads
 from isthmus.distill.loop import Training
 from isthmus.distill.priority import Priority
 from isthmus.features.errors import Stopped

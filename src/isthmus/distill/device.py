@@ -10,6 +10,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
+from isthmus.distill.device import enough_memory
 from isthmus.distill.settings import Settings
 from isthmus.features.errors import DependencyError
 from isthmus.features.profiles import TrainingProfile
@@ -108,3 +109,14 @@ def _require_compiler(device: torch.device) -> None:
             expected="Triton for CUDA, a C++ compiler and Python's headers for the CPU",
             remedy="set compile = false, or install what is missing",
         ) from error
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Torch computes with so many threads within the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

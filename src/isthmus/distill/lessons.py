@@ -1,8 +1,7 @@
 """What a student learns from: batches with what the teacher says of them. And how one is trained on it."""
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from isthmus.distill.device import enough_memory
+from isthmus.distill.device import enough_memory, threads
 from isthmus.distill.loop import Training
 from isthmus.distill.outputs.outputs import TeacherOutputs
 from isthmus.distill.settings import Settings
@@ -208,14 +207,3 @@ def _require_least(pupil: _Pupil, lesson: Lesson, objective: Objective, task: Ta
     except (ValueError, RuntimeError) as error:  # of the student's modules
         where = f"{task.material.declaration.where}: student"
         raise ConfigurationError(where, [Problem(place, str(error))], remedy=remedy) from error
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Torch computes with so many threads within the block."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

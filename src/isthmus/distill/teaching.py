@@ -9,8 +9,8 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from isthmus.distill.courtesy import between
+from isthmus.distill.device import threads
 from isthmus.distill.evaluate import interleaved
-from isthmus.distill.lessons import threads
 from isthmus.distill.outputs.outputs import TeacherOutputs
 from isthmus.distill.task import Task
 from isthmus.distill.teachers.teacher import BY_CLASS, Teacher
