@@ -10,9 +10,8 @@ import numpy as np
 from isthmus.distill.dataset import columns
 from isthmus.distill.kind import restored
 from isthmus.distill.program import opened
-from isthmus.distill.runtime import ask
+from isthmus.distill.runtime import Run, ask
 from isthmus.distill.task import Material
-from isthmus.distill.trial import Run
 from isthmus.distill.types import Answers, Array, spread
 from isthmus.features import reproduction
 from isthmus.features.columns import Values, micros

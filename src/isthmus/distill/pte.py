@@ -16,9 +16,9 @@ from torch.export import ExportedProgram
 
 from isthmus.distill.declaration import EXECUTORCH, Distillation
 from isthmus.distill.program import INSTALL, NAME, PINS, Program, Refused
+from isthmus.distill.runtime import Run
 from isthmus.distill.task import Task
 from isthmus.distill.teachers.teacher import named
-from isthmus.distill.trial import Run
 from isthmus.distill.types import Index
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem
 from isthmus.features.manifest import Tensor as Described

@@ -1,6 +1,7 @@
 """ONNX Runtime: sessions, their answers, and the ORT format."""
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import onnxruntime as ort
 
 from isthmus.distill.dataset import Array
 from isthmus.distill.flatbuffer import canonical
+from isthmus.distill.runtime import ask, predict, session
+from isthmus.distill.types import Array
 from isthmus.features.errors import DependencyError
 from isthmus.features.manifest import Feeds, Tensor
 
@@ -107,3 +110,7 @@ def ort_format(model: bytes) -> bytes:
                 expected="onnxruntime 1.31",
                 remedy="install onnxruntime 1.31",
             ) from error
+
+
+Run = Callable[[Feeds], dict[str, Array]]
+"""A model, from tensors to outputs by name."""

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,16 +14,13 @@ from isthmus.distill.evaluate import interleaved, throughput
 from isthmus.distill.footprint import footprint
 from isthmus.distill.gates import against
 from isthmus.distill.kind import Restored
-from isthmus.distill.runtime import ask, predict, session
+from isthmus.distill.runtime import Run, ask, predict, session
 from isthmus.distill.task import Case, Task, replied_all
 from isthmus.distill.teaching import taught
 from isthmus.distill.types import Answers, Array, spread
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem
 from isthmus.features.manifest import Feeds, Variant
 from isthmus.features.profiles import FASTEST, ServingProfile
-
-Run = Callable[[Feeds], dict[str, Array]]
-"""A model, from tensors to outputs by name."""
 
 
 class Trial:
