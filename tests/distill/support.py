@@ -11,9 +11,9 @@ import pyarrow as pa
 from isthmus.distill.declaration import Distillation, Plan, Tabular
 from isthmus.distill.distillation import DistillationReport, distill
 from isthmus.distill.head import Head
-from isthmus.distill.preparation import Learn, learned
+from isthmus.distill.preparation import learned
 from isthmus.distill.settings import Settings
-from isthmus.distill.task import Material
+from isthmus.distill.task import Learn, Material
 from isthmus.features.manifest import ModelInput
 from isthmus.features.profiles import TrainingProfile
 from isthmus.features.spec import FeatureService, Field, Spine

@@ -4,7 +4,7 @@ The steps are PySpark expressions, and the graph is compiled of them like that o
 same steps are computed together, as one matrix: an expression holds of any shape.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 
 FILE = "preparation.onnx"
 NUMBERS = "numbers"
-
-
-Learn = Callable[[Plan, int], Preparation]
-"""Learns what a plan says from the rows before a moment, in microseconds, whose labels were known by then."""
 
 
 def learned(rows: Any, plan: Plan, before: int) -> Preparation:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,13 +17,13 @@ import torch
 from onnx import ModelProto
 from torch import Tensor, nn
 
-from isthmus.distill.declaration import Distillation
+from isthmus.distill.dataset import Array
+from isthmus.distill.declaration import Distillation, Plan
 from isthmus.distill.evaluate import agreement, cosine
 from isthmus.distill.head import Head
 from isthmus.distill.outputs.form import Form
 from isthmus.distill.outputs.identity import identities
 from isthmus.distill.outputs.outputs import TeacherOutputs
-from isthmus.distill.preparation import Learn
 from isthmus.distill.split import Split, split_table
 from isthmus.distill.teachers.teacher import Teacher, named
 from isthmus.distill.transfer.objective import Objective
@@ -34,6 +34,10 @@ from isthmus.features.manifest import Feeds, ModelInput
 from isthmus.features.profiles import TrainingProfile
 from isthmus.features.progress import Progress
 from isthmus.features.types import UnixTimestamp
+from isthmus.transforms.fitting import Preparation
+
+if TYPE_CHECKING:
+    pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -345,3 +349,7 @@ def replied_all(task: Task, run: Callable[[Feeds], Answers], rows: Index) -> dic
     """
     parts = [task.replies(run, rows[begin : begin + task.at_once]) for begin in range(0, len(rows), task.at_once)]
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+
+Learn = Callable[[Plan, int], Preparation]
+"""Learns what a plan says from the rows before a moment, in microseconds, whose labels were known by then."""
