@@ -18,8 +18,9 @@ from isthmus.features.rowgraph import RowGraph
 from isthmus.features.rows import RowCodec
 from isthmus.features.types import TYPES, Int64
 from isthmus.serving import compact
+from isthmus.serving.encode import LABELS
 from isthmus.serving.formats import Format, chosen
-from isthmus.serving.lookup import LABELS, Lookup
+from isthmus.serving.lookup import Lookup
 from isthmus.serving.refusals import NotAcceptableError
 from tests.features.support import bits_of, columns_of, make_contract, make_view, values_of
 from tests.serving.support import CONTRACT, EVERYTHING, FLIGHT, NOW, Server

@@ -39,7 +39,7 @@ from isthmus.orchestration.recomputation import recompute
 from isthmus.orchestration.trainingset import distillation, made_training_set
 from isthmus.orchestration.verdictpage import page
 from isthmus.serving.deployment import Approval, Deployment
-from isthmus.serving.lookup import LABELS
+from isthmus.serving.encode import LABELS
 
 if TYPE_CHECKING:
     from isthmus.orchestration.modelinputs import Fed, Newer

@@ -19,7 +19,8 @@ from isthmus.features.columns import ARROW, Values, from_python
 from isthmus.features.contract import RESERVED, SEPARATOR, STATUS, Column
 from isthmus.features.lookupplan import ViewAnswer
 from isthmus.features.types import DataType, String, UnixTimestamp
-from isthmus.serving.lookup import LABELS, OPTIONS, Lookup, Made, json_columns, labels
+from isthmus.serving.encode import LABELS, OPTIONS, json_columns, labels
+from isthmus.serving.lookup import Lookup, Made
 
 CONTRACT = "isthmus-contract"
 """Under this name the metadata of the Arrow schema holds the hash of the contract, as the header of the answer does."""

@@ -22,7 +22,7 @@ from starlette.types import Scope
 from isthmus.features.clock import Status
 from isthmus.features.lookupplan import ViewAnswer
 from isthmus.features.profiles import OBJECTIVE_MS
-from isthmus.serving.lookup import LABELS
+from isthmus.serving.encode import LABELS
 from isthmus.serving.messages import LatencyState
 from isthmus.serving.refusals import NotReadyError
 from isthmus.serving.state import State

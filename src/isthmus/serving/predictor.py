@@ -17,8 +17,8 @@ from isthmus.features.rowgraph import RowGraph
 from isthmus.features.types import Float32
 from isthmus.serving import columns
 from isthmus.serving.batches import Batches, Outputs
+from isthmus.serving.encode import OPTIONS, json_columns, labels
 from isthmus.serving.limits import Limits
-from isthmus.serving.lookup import OPTIONS, json_columns, labels
 from isthmus.serving.model import Model
 
 Raws = Mapping[str, msgspec.Raw]
