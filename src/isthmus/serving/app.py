@@ -48,7 +48,7 @@ from isthmus.serving.messages import (
     Ready,
     WriteRequest,
 )
-from isthmus.serving.metrics import REFUSAL, Metrics
+from isthmus.serving.metrics import Metrics
 from isthmus.serving.observe import Observed
 from isthmus.serving.offload import BYTES, VALUES, offload
 from isthmus.serving.prediction import Asking, Predictions, told
@@ -57,6 +57,7 @@ from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
 from isthmus.serving.state import State
 from isthmus.serving.store import Store
 from isthmus.serving.unreadable import FAILURES, unreadable
+from isthmus.serving.waits import REFUSAL
 from isthmus.serving.watch import Watch
 
 _LOOKUP = msgspec.json.Decoder(LookupRequest)

@@ -13,7 +13,7 @@ from isthmus.features.errors import IsthmusError
 from isthmus.serving import refusals
 from isthmus.serving.keys import EVERYTHING, Grants, Keyring
 from isthmus.serving.limits import Limits
-from isthmus.serving.metrics import REFUSAL
+from isthmus.serving.waits import REFUSAL
 from isthmus.serving.watch import File
 
 OPEN = frozenset({"/healthz", "/docs", "/openapi.json"})

@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -28,9 +27,7 @@ from isthmus.serving.refusals import NotReadyError
 from isthmus.serving.state import State
 from isthmus.serving.tally import BUCKETS, Tally
 from isthmus.serving.trial import Trial
-
-REFUSAL = "isthmus.refusal"
-"""Where a request's scope has the class of the error that it was answered with."""
+from isthmus.serving.waits import REFUSAL, _waits
 
 WRITE_SECONDS = 1.0
 """How much of a worker's counts is lost if it is killed, and how far the others lag behind it."""
@@ -40,20 +37,6 @@ _NEWEST = "isthmus_view_newest_known_microseconds"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 _NOT_THERE = (int(Status.EXPIRED), int(Status.NOT_FOUND))
-
-_waits: ContextVar[list[float]] = ContextVar("waits")
-
-
-class Waiting:
-    """Surrounds a wait for the online store, and notes it with the request being answered."""
-
-    __slots__ = ("_start",)
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        _waits.get([]).append(time.perf_counter() - self._start)
 
 
 class Metrics:

@@ -9,7 +9,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from isthmus.serving import log
-from isthmus.serving.metrics import REFUSAL, Metrics
+from isthmus.serving.metrics import Metrics
+from isthmus.serving.waits import REFUSAL
 
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}\Z")
 

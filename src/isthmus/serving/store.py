@@ -15,10 +15,10 @@ from isthmus.features.published import Published
 from isthmus.features.rows import known_of
 from isthmus.serving.cluster import Cluster
 from isthmus.serving.limits import Limits
-from isthmus.serving.metrics import Waiting
 from isthmus.serving.node import KEYS, Node
 from isthmus.serving.offload import VALUES, offload
 from isthmus.serving.stamps import Stamps
+from isthmus.serving.waits import Waiting
 
 TIMEOUT_SECONDS = 2.0
 
