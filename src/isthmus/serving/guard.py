@@ -14,7 +14,7 @@ from isthmus.serving import refusals
 from isthmus.serving.keys import EVERYTHING, Grants, Keyring
 from isthmus.serving.limits import Limits
 from isthmus.serving.waits import REFUSAL
-from isthmus.serving.watch import File
+from isthmus.serving.watchedfile import File
 
 OPEN = frozenset({"/healthz", "/docs", "/openapi.json"})
 """Asked without a key. Who starts and restarts processes must not need a secret for it, and learns nothing but that the

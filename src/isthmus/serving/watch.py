@@ -1,10 +1,9 @@
 """Takes up a new contract or a new deployment while the server runs."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -19,6 +18,7 @@ from isthmus.serving.log import place
 from isthmus.serving.model import Model
 from isthmus.serving.state import State
 from isthmus.serving.trial import Decision, Trial, decided, decision_file
+from isthmus.serving.watchedfile import File
 
 POLL_SECONDS = 0.5
 
@@ -132,55 +132,6 @@ class _Deployed:
 
     model: Model
     trial: Trial | None
-
-
-class File(Generic[T]):
-    """A file and what it holds: its content, or what is wrong with it, or None if there is no such file.
-
-    A broken file does not replace a good one: `content` stays, and `problem` says what is wrong with the file.
-    """
-
-    def __init__(self, path: Path, parse: Callable[[Path], T]) -> None:
-        self.path = path
-        self._parse = parse
-        self._stamp: tuple[int, int, int] | None = None
-        self.content: T | IsthmusError | None = None
-        self.problem: IsthmusError | None = None
-
-    def changed(self) -> bool:
-        """Whether it is another file than the one that was read last."""
-        return _stamp(self.path) != self._stamp
-
-    def load(self) -> None:
-        """Reads the file."""
-        log = structlog.get_logger()
-        # Taken first: a file that changes while it is read is read again.
-        self._stamp = _stamp(self.path)
-        if self._stamp is None:
-            log.warning("file is gone", path=str(self.path))
-            self.content = self.problem = None
-            return
-        try:
-            self.content, self.problem = self._parse(self.path), None
-        except IsthmusError as error:
-            kept = self.content is not None and not isinstance(self.content, IsthmusError)
-            log.warning("file refused", path=str(self.path), problem=str(error), previous="kept" if kept else "none")
-            self.problem = error
-            if not kept:
-                self.content = error
-            return
-        log.info("file loaded", path=str(self.path))
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """What changes with a file; None only if it is certain that there is none."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        return 0, 0, -(error.errno or 1)
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _contract(path: Path) -> Contract:
