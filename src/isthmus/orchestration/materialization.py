@@ -15,8 +15,8 @@ from isthmus.features.progress import Progress, silent
 from isthmus.features.publishing import Materialized, Send, publish, require_same
 from isthmus.features.snapshot import Places, State
 from isthmus.orchestration import gate
+from isthmus.orchestration.frames import selected
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.tables import selected
 from isthmus.transforms import changes, engine, pointintime
 
 

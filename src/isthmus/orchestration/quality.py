@@ -15,9 +15,9 @@ from isthmus.features.offline import OfflineStore
 from isthmus.features.progress import Progress, silent
 from isthmus.features.statistics import FORMAT, ViewStatistics, view_statistics
 from isthmus.orchestration import gate
+from isthmus.orchestration.frames import selected
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.reference import references
-from isthmus.orchestration.tables import selected
 
 
 class ViewDrift(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,11 +18,12 @@ from isthmus.features.files import write_atomically
 from isthmus.features.findings import Finding
 from isthmus.features.offline import OfflineStore, Prepared, Written
 from isthmus.features.progress import Progress, silent
-from isthmus.features.spec import FeatureView, Source, Spine
+from isthmus.features.spec import FeatureView
 from isthmus.features.spool import Spool
 from isthmus.orchestration import gate, lookback
+from isthmus.orchestration.frames import reading, selected
 from isthmus.orchestration.project import Project
-from isthmus.transforms import engine, sources
+from isthmus.transforms import sources
 from isthmus.transforms.compute import Frames, stream_view
 
 STEP = 30
@@ -316,26 +317,3 @@ def asked(project: Project, first: str | None, end: str | None, step: int | None
     if step is not None and step < 1:
         raise RequestError(f"--step {step}", "is no number of days", expected="at least 1")
     return Days.parse(first, end or day_name(day_of(project.now()) + 1)) if first else None
-
-
-def selected(project: Project, views: Sequence[str] | None) -> list[str]:
-    """The named views, or all of them.
-
-    Raises:
-        RequestError: there is no such view.
-    """
-    known = list(project.definitions.views)
-    unknown = [name for name in views or () if name not in known]
-    if unknown:
-        raise RequestError(f"view {unknown[0]!r}", "is not declared", expected="one of " + ", ".join(known))
-    return list(views) if views else known
-
-
-@contextmanager
-def reading(project: Project, declarations: Sequence[FeatureView | Spine]) -> Iterator[Frames]:
-    """A DataFrame per source of the declarations, whose functions are called in the block: its session ends with it."""
-    needed: dict[str, Source] = {s.name: s for declaration in declarations for s in declaration.sources}
-    settings = project.settings
-    with engine.session(settings.engine, settings.profiles.training.threads) as spark, project.importing():
-        staging = project.state / "sources"
-        yield {name: sources.read(spark, source, project.root, staging) for name, source in needed.items()}

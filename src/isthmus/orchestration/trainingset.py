@@ -16,8 +16,8 @@ from isthmus.features.spines import SpineRows
 from isthmus.features.types import TYPES
 from isthmus.orchestration import reference
 from isthmus.orchestration.computing import computing
+from isthmus.orchestration.frames import reading
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.tables import reading
 from isthmus.orchestration.trainingdata import Noted, TrainingData, joiner, repeat, training_data
 from isthmus.orchestration.trainingrecord import DATA, RECORD, TrainingSet, records_of
 from isthmus.transforms.compute import compute_spine

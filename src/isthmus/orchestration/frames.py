@@ -1,0 +1,33 @@
+"""The sources of a project as DataFrames of its engine."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from isthmus.features.errors import RequestError
+from isthmus.features.spec import FeatureView, Source, Spine
+from isthmus.orchestration.project import Project
+from isthmus.transforms import engine, sources
+from isthmus.transforms.compute import Frames
+
+
+def selected(project: Project, views: Sequence[str] | None) -> list[str]:
+    """The named views, or all of them.
+
+    Raises:
+        RequestError: there is no such view.
+    """
+    known = list(project.definitions.views)
+    unknown = [name for name in views or () if name not in known]
+    if unknown:
+        raise RequestError(f"view {unknown[0]!r}", "is not declared", expected="one of " + ", ".join(known))
+    return list(views) if views else known
+
+
+@contextmanager
+def reading(project: Project, declarations: Sequence[FeatureView | Spine]) -> Iterator[Frames]:
+    """A DataFrame per source of the declarations, whose functions are called in the block: its session ends with it."""
+    needed: dict[str, Source] = {s.name: s for declaration in declarations for s in declaration.sources}
+    settings = project.settings
+    with engine.session(settings.engine, settings.profiles.training.threads) as spark, project.importing():
+        staging = project.state / "sources"
+        yield {name: sources.read(spark, source, project.root, staging) for name, source in needed.items()}
