@@ -6,8 +6,8 @@ from html import escape
 import numpy as np
 
 from isthmus.features.statistics import FeatureStatistics
+from isthmus.orchestration.cells import FEATURE_COLUMNS, feature_rows
 from isthmus.orchestration.quality import QualityReport, ViewQuality
-from isthmus.orchestration.summary import FEATURE_COLUMNS, feature_rows
 
 _MEASURES = ("psi", "ks", "wasserstein")
 _BARS = 24

@@ -11,10 +11,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from isthmus.features import clock
+from isthmus.orchestration.cells import FEATURE_COLUMNS, feature_rows
+from isthmus.orchestration.cells import cell as _cell
 from isthmus.orchestration.terminal import new_console, new_table
 
 if TYPE_CHECKING:
-    from isthmus.features.statistics import ViewStatistics
     from isthmus.features.verdict import FeatureVerdict, Verdict
     from isthmus.orchestration.quality import QualityReport, ViewDrift
 
@@ -81,20 +82,6 @@ def show_training_set(report: Mapping[str, Any]) -> None:
                 older = "-" if seconds is None else f"{seconds:,.1f}"
                 table.add_row(f"{view}:{feature}", _cell(one["compared"]), _cell(one["differing"]), older)
         new_console().print(table)
-
-
-FEATURE_COLUMNS = ("feature", "type", "nulls", "distinct", "low", "median", "high", "mean")
-
-
-def feature_rows(statistics: "ViewStatistics") -> list[list[str]]:
-    """The features of a view as rows of FEATURE_COLUMNS; of categories the most frequent stands for the median."""
-    rows = []
-    for name, one in statistics.features.items():
-        nulls = f"{one.nulls / one.rows:.1%}" if one.rows else "-"
-        middle = next(iter(one.top), None) if one.categorical else one.quantile(0.5)
-        figures = map(_cell, (one.distinct, one.low, middle, one.high, one.mean))
-        rows.append([name, one.dtype, nulls, *figures])
-    return rows
 
 
 def show_quality(report: "QualityReport") -> None:
@@ -328,13 +315,3 @@ def _answer(n: int, lookup: Mapping[str, Any], prediction: Mapping[str, Any]) ->
     if n == 0:
         table.caption = f"{len(shown)} of {len(features)} features of the answer"
     return table
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: "-"}[value]
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, list):
-        return ", ".join(map(_cell, value)) or "none"
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)

@@ -93,7 +93,7 @@ def _tables(project: Project, asked: Asked, built: Mapping[str, Written], began:
 
 
 def _check_tables(project: Project, asked: Asked, progress: Progress) -> Iterator[Checked]:
-    from isthmus.orchestration import quality, summary
+    from isthmus.orchestration import quality
 
     contract, store = project.applied(), OfflineStore(project.offline)
     for n, (node, check) in enumerate(asked.checks):
@@ -114,7 +114,7 @@ def _check_tables(project: Project, asked: Asked, progress: Progress) -> Iterato
                 ([one.feature, one.expectation, one.found] for one in measured.findings),
                 ["feature", "expectation", "found"],
             ),
-            "statistics": table(summary.feature_rows(measured.statistics), summary.FEATURE_COLUMNS),
+            "statistics": table(cells.feature_rows(measured.statistics), cells.FEATURE_COLUMNS),
         }
         yield Checked(node, check, not broken, "\n".join(broken), metadata)
 
