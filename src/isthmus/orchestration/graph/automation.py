@@ -2,44 +2,17 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
 from isthmus.orchestration.graph.outline import Outline
 
 if TYPE_CHECKING:
-    from isthmus.orchestration.graph.translator import Node
+    pass
 
-_FOLLOWING = {"offline", "online", "teacher", "teacher_outputs", "student", "control", "package", "deployment"}
 _SECONDS = 30
 _VERSION = "dagster/data_version"
-
-
-def condition(node: "Node") -> dg.AutomationCondition[Any] | None:
-    """When a node is made again: once there is something new for it, if it has been made before.
-
-    Models are trained again when the project says so, or when what they are fed has drifted from what they learned;
-    from the training set on everything follows.
-    """
-    of = dg.AutomationCondition
-    ready = ~of.missing() & ~of.in_progress() & ~of.any_deps_in_progress() & of.all_deps_blocking_checks_passed()
-    if node.kind in _FOLLOWING:
-        updated = of.any_deps_updated()
-        if node.kind == "deployment":
-            # New rows are no new package: what is deployed answers from them, and the verdict is on those before.
-            updated = updated.ignore(dg.AssetSelection.kind("redis"))
-        return (updated.since_last_handled() & ready).with_label("something new below it")
-    if node.kind == "training_set":
-        # Of the checks of what they are fed, drift alone blocks nothing. Each dependency is asked by itself: checks of
-        # others come and go with every build, and would make an old drift newly true.
-        failed, blocking = (of.any_checks_match(of.check_failed(), blocking_only=only) for only in (False, True))
-        drifted = of.any_deps_match(failed & ~blocking)
-        due: dg.AutomationCondition[Any] = drifted.newly_true()
-        if node.outline.retrain is not None:
-            due = due | of.cron_tick_passed(node.outline.retrain)
-        return (due.since_last_handled() & ready).with_label("drift or schedule")
-    return None
 
 
 def sensors(outline: Outline, sources: Mapping[str, dg.AssetKey]) -> list[dg.SensorDefinition]:

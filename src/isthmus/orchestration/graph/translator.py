@@ -4,12 +4,14 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import dagster as dg
 
-from isthmus.orchestration.graph.automation import condition
 from isthmus.orchestration.graph.outline import Model, Outline, Place, View
+
+if TYPE_CHECKING:
+    from isthmus.orchestration.graph.translator import Node
 
 Kind = Literal[
     "source", "contract", "build", "offline", "online", "training_set", "teacher", "teacher_outputs", "student",
@@ -132,3 +134,32 @@ def _reference(place: Place) -> dg.CodeReferencesMetadataValue:
         return dg.CodeReferencesMetadataValue(
             code_references=[dg.LocalFileCodeReference(file_path=place.file, line_number=place.line)]
         )
+
+
+_FOLLOWING = {"offline", "online", "teacher", "teacher_outputs", "student", "control", "package", "deployment"}
+
+
+def condition(node: "Node") -> dg.AutomationCondition[Any] | None:
+    """When a node is made again: once there is something new for it, if it has been made before.
+
+    Models are trained again when the project says so, or when what they are fed has drifted from what they learned;
+    from the training set on everything follows.
+    """
+    of = dg.AutomationCondition
+    ready = ~of.missing() & ~of.in_progress() & ~of.any_deps_in_progress() & of.all_deps_blocking_checks_passed()
+    if node.kind in _FOLLOWING:
+        updated = of.any_deps_updated()
+        if node.kind == "deployment":
+            # New rows are no new package: what is deployed answers from them, and the verdict is on those before.
+            updated = updated.ignore(dg.AssetSelection.kind("redis"))
+        return (updated.since_last_handled() & ready).with_label("something new below it")
+    if node.kind == "training_set":
+        # Of the checks of what they are fed, drift alone blocks nothing. Each dependency is asked by itself: checks of
+        # others come and go with every build, and would make an old drift newly true.
+        failed, blocking = (of.any_checks_match(of.check_failed(), blocking_only=only) for only in (False, True))
+        drifted = of.any_deps_match(failed & ~blocking)
+        due: dg.AutomationCondition[Any] = drifted.newly_true()
+        if node.outline.retrain is not None:
+            due = due | of.cron_tick_passed(node.outline.retrain)
+        return (due.since_last_handled() & ready).with_label("drift or schedule")
+    return None
