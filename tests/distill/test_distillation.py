@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from isthmus.distill.boosting import Boosting
-from isthmus.distill.dataset import Array, tensors
+from isthmus.distill.dataset import tensors
 from isthmus.distill.declaration import Gate
 from isthmus.distill.distillation import UNCHANGED, DistillationReport
 from isthmus.distill.evaluate import auc, sigmoid
 from isthmus.distill.kind import restored
 from isthmus.distill.split import binary_labels, split_table
 from isthmus.distill.student import Student, read_record
+from isthmus.distill.types import Array
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
 from tests.distill.support import PROFILE, STUDENT, TEACHER, material, run, training_set
 

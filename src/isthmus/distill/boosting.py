@@ -9,9 +9,9 @@ import sklearn
 from sklearn.ensemble import HistGradientBoostingClassifier
 from threadpoolctl import threadpool_limits
 
-from isthmus.distill.dataset import Array, Tensors, vocabularies
+from isthmus.distill.dataset import Tensors, vocabularies
 from isthmus.distill.teachers.teacher import Teacher
-from isthmus.distill.types import Index
+from isthmus.distill.types import Array, Index
 
 MIN_SAMPLES_LEAF = 100
 LEAVES = 31

@@ -2,22 +2,19 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from isthmus.distill.types import Index
+from isthmus.distill.types import Array, Index
 from isthmus.features.columns import ARROW, Values, from_arrow
 from isthmus.features.errors import DataError
 from isthmus.features.manifest import Feeds, ModelInput, feeds
 
 VOCABULARY = 254
 """Most categories per column; histogram gradient boosting takes 255 with the missing one."""
-
-Array = np.ndarray[Any, Any]
 
 
 class Tensors(msgspec.Struct, frozen=True, eq=False):

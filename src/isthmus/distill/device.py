@@ -10,7 +10,6 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
-from isthmus.distill.device import enough_memory
 from isthmus.distill.settings import Settings
 from isthmus.features.errors import DependencyError
 from isthmus.features.profiles import TrainingProfile

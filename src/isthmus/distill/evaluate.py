@@ -3,13 +3,12 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
+from isthmus.distill.types import Array
 from isthmus.features.errors import DataError
 
-Array = np.ndarray[Any, Any]
 BINS = 15
 
 

@@ -6,13 +6,12 @@ to 2**24 times a power of two are, neither matters. And of a single addition, mu
 each bit.
 """
 
-from typing import Any
-
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
 from isthmus.distill.steps import in_steps
+from isthmus.distill.types import Array
 from isthmus.transforms.rowwise.graph import needed
 
 _EXACT = 2**24
@@ -22,8 +21,6 @@ _WEIGHTED = ("Gemm", "MatMul", "Conv", "ConvTranspose")
 
 _FINEST = 100
 """Steps of 2**-100 and below would leave the range of float32."""
-
-Array = np.ndarray[Any, Any]
 
 
 def exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.NodeProto) -> onnx.ModelProto:

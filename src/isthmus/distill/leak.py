@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from isthmus.distill.evaluate import Array, auc
+from isthmus.distill.evaluate import auc
+from isthmus.distill.types import Array
 from isthmus.features.columns import Values
 
 SAYS = 0.999

@@ -1,10 +1,8 @@
 """The points that no other point beats."""
 
-from typing import Any
-
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from isthmus.distill.types import Array
 
 
 def front(points: Array) -> Array:

@@ -13,9 +13,10 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from isthmus.distill.building import Building
-from isthmus.distill.dataset import Array, Tensors
+from isthmus.distill.dataset import Tensors
 from isthmus.distill.declaration import Plan
 from isthmus.distill.runtime import session
+from isthmus.distill.types import Array
 from isthmus.features.layout import VALID, found, given
 from isthmus.transforms import fitting
 from isthmus.transforms.fitting import FittedNumber, FittedText, Preparation

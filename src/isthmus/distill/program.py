@@ -19,6 +19,7 @@ from typing import IO, Any
 import msgspec
 import numpy as np
 
+from isthmus.distill.types import Array
 from isthmus.features.confinement import confine
 from isthmus.features.errors import DependencyError
 from isthmus.features.folder import LARGEST
@@ -49,8 +50,6 @@ _WRITTEN = 2**20
 
 _KINDS = {0: "uint8", 3: "int32", 4: "int64", 6: "float", 7: "double", 11: "bool"}
 """Elements by the numbers of torch's ScalarType."""
-
-Array = np.ndarray[Any, Any]
 
 
 class Refused(Exception):

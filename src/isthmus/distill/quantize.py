@@ -13,8 +13,9 @@ from onnxruntime.quantization import (
     quantize_static,
 )
 
-from isthmus.distill.exactness import Array, exact, powers_of_two
+from isthmus.distill.exactness import exact, powers_of_two
 from isthmus.distill.runtime import optimized
+from isthmus.distill.types import Array
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.manifest import Feeds
 

@@ -8,9 +8,7 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 
-from isthmus.distill.dataset import Array
 from isthmus.distill.flatbuffer import canonical
-from isthmus.distill.runtime import ask, predict, session
 from isthmus.distill.types import Array
 from isthmus.features.errors import DependencyError
 from isthmus.features.manifest import Feeds, Tensor

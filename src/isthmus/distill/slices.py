@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from isthmus.distill.evaluate import Array
-from isthmus.distill.types import Index
+from isthmus.distill.types import Array, Index
 from isthmus.features.errors import DataError
 
 Measure = Callable[[Index], Mapping[str, float]]

@@ -7,8 +7,9 @@ import msgspec
 import torch
 from torch import nn
 
-from isthmus.distill.dataset import Array, Tensors
+from isthmus.distill.dataset import Tensors
 from isthmus.distill.preparation import Prepare
+from isthmus.distill.types import Array
 from isthmus.features.errors import DataError
 from isthmus.features.manifest import ModelInput
 from isthmus.features.types import TYPES

@@ -17,7 +17,6 @@ import torch
 from onnx import ModelProto
 from torch import Tensor, nn
 
-from isthmus.distill.dataset import Array
 from isthmus.distill.declaration import Distillation, Plan
 from isthmus.distill.evaluate import agreement, cosine
 from isthmus.distill.head import Head

@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.distill.types import Index
-
 Array = np.ndarray[Any, Any]
 
 

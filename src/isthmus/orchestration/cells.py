@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from isthmus.orchestration.cells import cell as _cell
-
 if TYPE_CHECKING:
     from isthmus.features.statistics import ViewStatistics
 
@@ -27,6 +25,6 @@ def feature_rows(statistics: "ViewStatistics") -> list[list[str]]:
     for name, one in statistics.features.items():
         nulls = f"{one.nulls / one.rows:.1%}" if one.rows else "-"
         middle = next(iter(one.top), None) if one.categorical else one.quantile(0.5)
-        figures = map(_cell, (one.distinct, one.low, middle, one.high, one.mean))
+        figures = map(cell, (one.distinct, one.low, middle, one.high, one.mean))
         rows.append([name, one.dtype, nulls, *figures])
     return rows

@@ -11,8 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from isthmus.features import clock
-from isthmus.orchestration.cells import FEATURE_COLUMNS, feature_rows
-from isthmus.orchestration.cells import cell as _cell
+from isthmus.orchestration.cells import FEATURE_COLUMNS, cell, feature_rows
 from isthmus.orchestration.terminal import new_console, new_table
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def show_report(report: Mapping[str, Any]) -> None:
         first = next(iter(report.values()))
         table = new_table("", *first)
         for name, row in report.items():
-            table.add_row(name, *(_cell(value) for value in row.values()))
+            table.add_row(name, *(cell(value) for value in row.values()))
         console.print(table)
         return
     for key, value in report.items():
@@ -62,7 +61,7 @@ def _part(key: str, value: object) -> str:
     if isinstance(value, int) and key in _TIMES:
         return clock.moment(value).isoformat(timespec="seconds")
     if not isinstance(value, Mapping):
-        return _cell(value)
+        return cell(value)
     if len(value) > _FEW or any(isinstance(one, Mapping | list) for one in value.values()):
         return f"{len(value)} {'entry' if len(value) == 1 else 'entries'}, see --json"
     # What is known of a view in a part that is a time, is one.
@@ -80,7 +79,7 @@ def show_training_set(report: Mapping[str, Any]) -> None:
             for feature, one in features.items():
                 seconds = one["lag_seconds"]
                 older = "-" if seconds is None else f"{seconds:,.1f}"
-                table.add_row(f"{view}:{feature}", _cell(one["compared"]), _cell(one["differing"]), older)
+                table.add_row(f"{view}:{feature}", cell(one["compared"]), cell(one["differing"]), older)
         new_console().print(table)
 
 
@@ -142,9 +141,9 @@ def show_verdict(verdict: "Verdict", page: Path) -> None:
 
 
 def _compared(one: "FeatureVerdict") -> list[str]:
-    worst = "no number" if math.isinf(one.worst) else _cell(float(one.worst))
+    worst = "no number" if math.isinf(one.worst) else cell(float(one.worst))
     differing = f"[red]{one.differing:,}[/]" if one.differing else "0"
-    return [_cell(one.compared), _cell(one.compared - one.differing), differing, worst, _cell(float(one.tolerance))]
+    return [cell(one.compared), cell(one.compared - one.differing), differing, worst, cell(float(one.tolerance))]
 
 
 def _shown(value: object) -> str:
@@ -164,7 +163,7 @@ def _show_drift(console: Console, drifts: "ViewDrift") -> None:
         console.print("  these are too few rows to judge")
     table = new_table("feature", "psi", "ks", "wasserstein", "")
     for feature, one in drifts.features.items():
-        figures = map(_cell, (one.psi, one.ks, one.wasserstein))
+        figures = map(cell, (one.psi, one.ks, one.wasserstein))
         unseen = f" unseen: {', '.join(one.unseen)}" if one.unseen else ""
         word = f"[red]{', '.join(one.exceeded)}[/]" if one.exceeded else ""
         table.add_row(feature, *figures, word + escape(unseen))
@@ -203,7 +202,7 @@ def _views(outcome: Mapping[str, Any]) -> Table:
         verified = sum(feature["compared"] for feature in features)
         differing = sum(feature["differing"] for feature in features)
         row = (built["rows"], counts["compared"], counts["changed"], counts["written"], verified, differing)
-        table.add_row(name, *map(_cell, row))
+        table.add_row(name, *map(cell, row))
     return table
 
 
@@ -224,8 +223,8 @@ def show_export(report: Mapping[str, Any]) -> None:
     measures = dict.fromkeys(name for found in report["quality"].values() for name in found)
     table = new_table("model file", "worst difference", *(_MEASURES.get(name, name) for name in measures))
     for file, worst in report["worst"].items():
-        quality = (_cell(report["quality"].get(file, {}).get(name)) for name in measures)
-        table.add_row(escape(file), _cell(worst), *quality)
+        quality = (cell(report["quality"].get(file, {}).get(name)) for name in measures)
+        table.add_row(escape(file), cell(worst), *quality)
     console.print(table)
     threads = f"{served['threads']} thread{'s' if served['threads'] > 1 else ''}"
     figures = [
@@ -311,7 +310,7 @@ def _answer(n: int, lookup: Mapping[str, Any], prediction: Mapping[str, Any]) ->
     features = [i for i, name in enumerate(names) if "__" in name]
     shown = features[:: max(1, len(features) // 5)][:5]
     for i in shown:
-        table.add_row(names[i], _cell(results[i]["values"][0]), results[i]["statuses"][0])
+        table.add_row(names[i], cell(results[i]["values"][0]), results[i]["statuses"][0])
     if n == 0:
         table.caption = f"{len(shown)} of {len(features)} features of the answer"
     return table

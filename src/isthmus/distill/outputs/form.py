@@ -2,16 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from isthmus.distill.transfer.agreement import positive
+from isthmus.distill.types import Array
 from isthmus.features.errors import ConfigurationError, DataError, Problem
-
-Array = np.ndarray[Any, Any]
 
 LARGEST = float(np.finfo(np.float16).max)
 

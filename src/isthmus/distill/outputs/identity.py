@@ -10,9 +10,8 @@ import numpy as np
 import pyarrow as pa
 from torch import Tensor
 
+from isthmus.distill.types import Array
 from isthmus.features.errors import DataError
-
-Array = np.ndarray[Any, Any]
 
 _PLAIN = (bool, int, float, date, Decimal)
 

@@ -17,6 +17,7 @@ from isthmus.distill.outputs import shards
 from isthmus.distill.outputs.form import Form
 from isthmus.distill.outputs.shards import Shard
 from isthmus.distill.teachers.teacher import Teacher
+from isthmus.distill.types import Array
 from isthmus.features.contract import sha256
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem
 from isthmus.features.files import write_atomically
@@ -32,7 +33,6 @@ SMALL = 4
 
 FORMAT = 1
 
-Array = np.ndarray[Any, Any]
 Layout = dict[str, tuple[str, tuple[int, ...]]]
 """Of each output its dtype and the sizes of a row."""
 

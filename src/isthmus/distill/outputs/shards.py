@@ -6,14 +6,12 @@ import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 
+from isthmus.distill.types import Array
 from isthmus.features.files import publish, scratch_folder
-
-Array = np.ndarray[Any, Any]
 
 ROWS = "_rows"
 _RECORD = "shard.json"

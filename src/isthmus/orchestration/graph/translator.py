@@ -4,14 +4,11 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import dagster as dg
 
 from isthmus.orchestration.graph.outline import Model, Outline, Place, View
-
-if TYPE_CHECKING:
-    from isthmus.orchestration.graph.translator import Node
 
 Kind = Literal[
     "source", "contract", "build", "offline", "online", "training_set", "teacher", "teacher_outputs", "student",

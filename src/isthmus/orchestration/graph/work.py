@@ -93,7 +93,7 @@ def _tables(project: Project, asked: Asked, built: Mapping[str, Written], began:
 
 
 def _check_tables(project: Project, asked: Asked, progress: Progress) -> Iterator[Checked]:
-    from isthmus.orchestration import quality
+    from isthmus.orchestration import cells, quality
 
     contract, store = project.applied(), OfflineStore(project.offline)
     for n, (node, check) in enumerate(asked.checks):
