@@ -6,6 +6,9 @@ if TYPE_CHECKING:
     from isthmus.features.statistics import ViewStatistics
 
 
+FEATURE_COLUMNS = ("feature", "type", "nulls", "distinct", "low", "median", "high", "mean")
+
+
 def cell(value: object) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "-"}[value]
@@ -14,9 +17,6 @@ def cell(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(cell, value)) or "none"
     return f"{value:,.4g}" if isinstance(value, float) else str(value)
-
-
-FEATURE_COLUMNS = ("feature", "type", "nulls", "distinct", "low", "median", "high", "mean")
 
 
 def feature_rows(statistics: "ViewStatistics") -> list[list[str]]:

@@ -1,18 +1,33 @@
 """Values as the JSON of an answer."""
 
+import math
+from base64 import b64encode
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import orjson
 
-from isthmus.features.types import DataType
-from isthmus.serving.lookup import Nulls, _arrays, _coded, _masked, _rows, _seconds, _word
+from isthmus.features.columns import split
+from isthmus.features.types import Bytes, DataType
 
 OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NAIVE_UTC | orjson.OPT_UTC_Z
 
 
 LABELS = ("PRESENT", "NULL_VALUE", "OUTSIDE_MAX_AGE", "NOT_FOUND")
 """Feast's word for each code of `Status`."""
+
+
+Nulls = np.ndarray[Any, np.dtype[np.bool_]]
+_SHORT = 16
+"""Items of an array below which orjson writes a list faster."""
+_SECOND = 1_000_000
+_EXACT = 53
+"""Bits of a whole number that a double holds."""
+CALENDAR = (-62_135_596_800 * _SECOND, 253_402_300_800 * _SECOND - 1)
+"""The years 1 to 9999."""
+EPOCH = b'"1970-01-01T00:00:00Z"'
+_WORDS = [(bytes([code]), f'"{label}",'.encode()) for code, label in enumerate(LABELS)]
 
 
 def labels(codes: np.ndarray[Any, np.dtype[np.uint8]]) -> list[str]:
@@ -55,7 +70,7 @@ def json_columns(dtype: DataType, data: np.ndarray[Any, Any], null: Nulls | None
         case "UnixTimestamp":
             return _masked([_seconds(column) for column in data], null)
         case "Bytes":
-            return [_coded(column) for column in data.tolist()]
+            return [base64_texts(column) for column in data.tolist()]
     texts: list[Any] = data.tolist()
     return texts
 
@@ -63,3 +78,60 @@ def json_columns(dtype: DataType, data: np.ndarray[Any, Any], null: Nulls | None
 def repeated(item: bytes, count: int) -> bytes:
     """A JSON array that holds one item `count` times."""
     return b"[" + ((item + b",") * count)[:-1] + b"]"
+
+
+def _seconds(column: np.ndarray[Any, Any]) -> Any:
+    """Microseconds as seconds."""
+    if not (column % _SECOND).any():
+        return column // _SECOND
+    if (np.abs(column) >> _EXACT).any():
+        # Not by way of a double, which would round a second time.
+        return [value / _SECOND for value in column.tolist()]
+    return column / _SECOND
+
+
+def _rows(matrix: np.ndarray[Any, Any]) -> list[Any]:
+    """The rows of a matrix: orjson writes a short list faster than a short array, and a long array without a copy."""
+    rows: list[Any] = matrix.tolist() if matrix.shape[1] < _SHORT else list(matrix)
+    return rows
+
+
+def _masked(columns: list[Any], null: Nulls | None) -> list[Any]:
+    """The columns with None where null."""
+    if null is None:
+        return columns
+    for n in np.flatnonzero(null.any(axis=1)).tolist():
+        column = columns[n] if isinstance(columns[n], list) else columns[n].tolist()
+        for place in np.flatnonzero(null[n]).tolist():
+            column[place] = None
+        columns[n] = column
+    return columns
+
+
+def _arrays(element: DataType, column: np.ndarray[Any, Any]) -> list[Any]:
+    """A column of arrays: all of their elements are converted together."""
+    found: list[Any] = column.tolist()
+    arrays = [array for array in found if array is not None]
+    if element.numpy is None or not arrays:
+        return [None if array is None else base64_texts(array) for array in found] if element == Bytes else found
+    (flat,) = json_columns(element, np.concatenate(arrays)[None])
+    if len(flat) < _SHORT * len(arrays) and isinstance(flat, np.ndarray):
+        flat = flat.tolist()
+    lengths = [0 if array is None else len(array) for array in found]
+    return list(split(flat, lengths, [array is not None for array in found]))
+
+
+def base64_texts(values: Sequence[bytes | None]) -> list[str | None]:
+    return [None if value is None else b64encode(value).decode() for value in values]
+
+
+def status_words(codes: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
+    """Feast's words for codes of `Status`, as a JSON array."""
+    text = codes.tobytes()
+    for code, word in _WORDS:
+        text = text.replace(code, word)
+    return b"[" + text[:-1] + b"]"
+
+
+def _word(value: float) -> str:
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

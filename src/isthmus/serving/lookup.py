@@ -1,7 +1,5 @@
 """A lookup: which columns an answer has, and how stored values become Feast's JSON."""
 
-import math
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -10,32 +8,31 @@ import numpy as np
 import orjson
 
 from isthmus.features.clock import Status
-from isthmus.features.columns import Values, split
+from isthmus.features.columns import Values
 from isthmus.features.contract import SEPARATOR, Column, Contract, optional
 from isthmus.features.errors import RequestError
 from isthmus.features.lookupplan import LookupPlan, ViewAnswer
 from isthmus.features.rowgraph import RowGraph
 from isthmus.features.types import Bytes, DataType
-from isthmus.serving.encode import LABELS, OPTIONS, json_columns, repeated
+from isthmus.serving.encode import (
+    CALENDAR,
+    EPOCH,
+    OPTIONS,
+    Nulls,
+    base64_texts,
+    json_columns,
+    repeated,
+    status_words,
+)
 from isthmus.serving.refusals import NotFoundError
 
-Nulls = np.ndarray[Any, np.dtype[np.bool_]]
 Made = Mapping[str, Mapping[str, Values]]
 """Request transform to its fields."""
 
-_WORDS = [(bytes([code]), f'"{label}",'.encode()) for code, label in enumerate(LABELS)]
 _PRESENT, _NULL, _NOT_FOUND = (np.uint8(code) for code in (Status.PRESENT, Status.NULL, Status.NOT_FOUND))
 
 _ORDERS = 16
 """Sets and orders of join keys whose metadata are kept."""
-_SHORT = 16
-"""Items of an array below which orjson writes a list faster."""
-_SECOND = 1_000_000
-_EXACT = 53
-"""Bits of a whole number that a double holds."""
-_CALENDAR = (-62_135_596_800 * _SECOND, 253_402_300_800 * _SECOND - 1)
-"""The years 1 to 9999."""
-_EPOCH = b'"1970-01-01T00:00:00Z"'
 
 
 class Lookup:
@@ -143,17 +140,19 @@ class Lookup:
         It is put together from the texts of its columns: what columns share is written once.
         """
         present = repeated(b'"PRESENT"', rows)
-        end = _end(present, repeated(_EPOCH, rows))
+        end = _end(present, repeated(EPOCH, rows))
         columns = [b""] * len(self.names)
         shared = {view: _Shared(answers[view], present) for view, _ in self._views}
         for view, places, dtype, data, null in self.parts(answers):
             texts = _texts(dtype, json_columns(dtype, data, null))
             for place, text, ending in zip(places, texts, shared[view].ends(null, len(places)), strict=True):
                 columns[place] = text + ending
-        times = repeated(_EPOCH, rows)
+        times = repeated(EPOCH, rows)
         for place, _, dtype, data, null in self.computed(made):
             (text,) = _texts(dtype, json_columns(dtype, data, null))
-            columns[place] = text + _end(present if null is None else _words(null[0].view(np.uint8) * _NULL), times)
+            columns[place] = text + _end(
+                present if null is None else status_words(null[0].view(np.uint8) * _NULL), times
+            )
         given = [orjson.dumps(column)[1:-1] + end for column in self.given(keys)]
         listed = b',{"values":['.join(given + columns)
         return b'{"metadata":' + self._metadata(tuple(keys)) + b',"results":[{"values":[' + listed + b"]}"
@@ -173,7 +172,7 @@ class Lookup:
 
     def given(self, keys: Mapping[str, Sequence[Any]]) -> list[Any]:
         """The join keys of a request as orjson writes them."""
-        return [_coded(column) if name in self._coded else column for name, column in keys.items()]
+        return [base64_texts(column) if name in self._coded else column for name, column in keys.items()]
 
     def parts(
         self, answers: Mapping[str, ViewAnswer]
@@ -207,18 +206,18 @@ class _Shared:
             self._times = orjson.dumps(event.view("<M8[us]"), option=OPTIONS)
         except TypeError:
             # A year that a date cannot have: one such row must not cost the answer.
-            self._times = orjson.dumps(np.clip(event, *_CALENDAR).view("<M8[us]"), option=OPTIONS)
+            self._times = orjson.dumps(np.clip(event, *CALENDAR).view("<M8[us]"), option=OPTIONS)
 
     def ends(self, null: Nulls | None, count: int) -> list[bytes]:
         """What follows the values of columns by their nulls, shape (count, n); None if there is no null."""
         if null is None:
             return [_end(self._present, self._times)] * count
         there = self._status == _PRESENT
-        common = _end(_words(self._status), self._times)
+        common = _end(status_words(self._status), self._times)
         # A row that is not present is null in every column: most columns have no other null.
         gone = there.size - np.count_nonzero(there)
         return [
-            common if nulls == gone else _end(_words(np.where(row & there, _NULL, self._status)), self._times)
+            common if nulls == gone else _end(status_words(np.where(row & there, _NULL, self._status)), self._times)
             for row, nulls in zip(null, np.count_nonzero(null, axis=1).tolist(), strict=True)
         ]
 
@@ -273,63 +272,6 @@ def service_features(contract: Contract, name: str) -> list[tuple[str, str]]:
     if not service.features and not service.computed:
         raise RequestError("feature_service", f"{name} has request fields only", expected="a service with features")
     return [*service.features, *service.computed]
-
-
-def _seconds(column: np.ndarray[Any, Any]) -> Any:
-    """Microseconds as seconds."""
-    if not (column % _SECOND).any():
-        return column // _SECOND
-    if (np.abs(column) >> _EXACT).any():
-        # Not by way of a double, which would round a second time.
-        return [value / _SECOND for value in column.tolist()]
-    return column / _SECOND
-
-
-def _rows(matrix: np.ndarray[Any, Any]) -> list[Any]:
-    """The rows of a matrix: orjson writes a short list faster than a short array, and a long array without a copy."""
-    rows: list[Any] = matrix.tolist() if matrix.shape[1] < _SHORT else list(matrix)
-    return rows
-
-
-def _masked(columns: list[Any], null: Nulls | None) -> list[Any]:
-    """The columns with None where null."""
-    if null is None:
-        return columns
-    for n in np.flatnonzero(null.any(axis=1)).tolist():
-        column = columns[n] if isinstance(columns[n], list) else columns[n].tolist()
-        for place in np.flatnonzero(null[n]).tolist():
-            column[place] = None
-        columns[n] = column
-    return columns
-
-
-def _arrays(element: DataType, column: np.ndarray[Any, Any]) -> list[Any]:
-    """A column of arrays: all of their elements are converted together."""
-    found: list[Any] = column.tolist()
-    arrays = [array for array in found if array is not None]
-    if element.numpy is None or not arrays:
-        return [None if array is None else _coded(array) for array in found] if element == Bytes else found
-    (flat,) = json_columns(element, np.concatenate(arrays)[None])
-    if len(flat) < _SHORT * len(arrays) and isinstance(flat, np.ndarray):
-        flat = flat.tolist()
-    lengths = [0 if array is None else len(array) for array in found]
-    return list(split(flat, lengths, [array is not None for array in found]))
-
-
-def _coded(values: Sequence[bytes | None]) -> list[str | None]:
-    return [None if value is None else b64encode(value).decode() for value in values]
-
-
-def _words(codes: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
-    """Feast's words for codes of `Status`, as a JSON array."""
-    text = codes.tobytes()
-    for code, word in _WORDS:
-        text = text.replace(code, word)
-    return b"[" + text[:-1] + b"]"
-
-
-def _word(value: float) -> str:
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def _one_of(names: Any) -> str:
