@@ -20,8 +20,9 @@ from isthmus.features.contract import Contract, FieldRule
 from isthmus.features.errors import ConfigurationError, DataError
 from isthmus.features.manifest import feeds, read_package
 from isthmus.features.rowgraph import RowGraph
+from isthmus.orchestration.artifacts import last_model, last_package
 from isthmus.orchestration.materialization import materialize
-from isthmus.orchestration.models import distill, export, last_model, last_package
+from isthmus.orchestration.models import distill, export
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.registration import apply
 from isthmus.orchestration.release import deploy

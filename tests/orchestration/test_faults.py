@@ -31,6 +31,7 @@ from isthmus.features.publishing import key_values
 from isthmus.features.signature import PASSWORD
 from isthmus.features.verdict import Verdict
 from isthmus.orchestration.api import private_api
+from isthmus.orchestration.artifacts import RECORD
 from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.graph.events import Asked, Made
 from isthmus.orchestration.graph.work import work
@@ -41,8 +42,7 @@ from isthmus.orchestration.recomputation import recompute
 from isthmus.orchestration.registration import apply
 from isthmus.orchestration.release import deploy
 from isthmus.orchestration.tables import build
-from isthmus.orchestration.trainingrecord import RECORD
-from isthmus.orchestration.trainingset import distillation, training_set
+from isthmus.orchestration.trainingset import training_set
 from isthmus.orchestration.verification import PREDICT, require_passed, verify
 from isthmus.orchestration.webruntime import WebRuntime
 from tests.orchestration import shop as shops
@@ -383,7 +383,7 @@ def test_a_server_that_computes_something_else(exported: Shop, project: Open, tm
     other = Shop(Path(shutil.copytree(exported.root, tmp_path / "other")))
     other.replace("F.coalesce(shelf_demand__sold_1d, F.lit(1))", "F.coalesce(shelf_demand__sold_1d, F.lit(2))")
     apply(project(other))
-    declared = distillation(project(exported), None)
+    declared = project(exported).distillation()
     found = []
     for asked in (project(exported), project(other)):
         with asked.redis() as url, private_api(asked, asked.applied(), url, asked.now()) as api:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from isthmus.features.errors import ConfigurationError
-from isthmus.orchestration.models import distill, last_model, search
+from isthmus.orchestration.artifacts import last_model
+from isthmus.orchestration.models import distill, search
 from isthmus.orchestration.trainingset import training_set
 from tests.orchestration.shop import Open, Shop
 

@@ -17,10 +17,11 @@ from isthmus.distill.checkpoint import copied
 from isthmus.distill.loop import Training
 from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.latency import Heard, Teller, Told
-from isthmus.orchestration.models import distill, last_report
+from isthmus.orchestration.artifacts import last_report
+from isthmus.orchestration.models import distill
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.server import settings
-from isthmus.orchestration.trainingset import distillation, training_set
+from isthmus.orchestration.trainingset import training_set
 from tests.distill.pausing import Clock, squares, training
 from tests.orchestration import shop
 from tests.orchestration.shop import Shop
@@ -169,5 +170,5 @@ def test_distilling_beside_a_server_runs_at_a_low_priority(built: Shop, gives: b
         telling.join()
     assert policies == ({os.SCHED_OTHER, os.SCHED_BATCH} if gives else {os.SCHED_OTHER})
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
-    report = last_report(project, distillation(project, None))["training"]
+    report = last_report(project, project.distillation())["training"]
     assert (report["slowed_seconds"], report["paused_seconds"]) == (0, 0)

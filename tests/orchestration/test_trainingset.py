@@ -10,9 +10,10 @@ import pytest
 from isthmus import DataError, RequestError
 from isthmus.features.offline import OfflineStore
 from isthmus.features.pointintime import join_naively
+from isthmus.orchestration.artifacts import last_training_set
 from isthmus.orchestration.registration import apply
 from isthmus.orchestration.tables import build
-from isthmus.orchestration.trainingset import last_training_set, training_set
+from isthmus.orchestration.trainingset import training_set
 from tests.orchestration.shop import VIEWS, Open, Shop, cut, files
 
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 from isthmus.features.contract import Contract, TransformContract
 from isthmus.features.errors import DataError
 from isthmus.features.spec import AtRequest
+from isthmus.orchestration.artifacts import TrainingSet
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.trainingrecord import TrainingSet
 from isthmus.transforms import engine, request
 from isthmus.transforms.requestgraphs import Graphs
 

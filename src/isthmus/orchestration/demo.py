@@ -18,6 +18,7 @@ import numpy as np
 from isthmus.features.columns import micros
 from isthmus.features.errors import DependencyError, GateFailed, IsthmusError
 from isthmus.features.progress import Progress, silent
+from isthmus.orchestration.artifacts import last_training_set
 from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.graph.events import Made
 from isthmus.orchestration.graph.graph import Graph
@@ -27,7 +28,6 @@ from isthmus.orchestration.graph.work import work
 from isthmus.orchestration.instance import dagster_home
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.server import serving
-from isthmus.orchestration.trainingset import distillation, last_training_set
 
 _STEPS = {
     "contract": "apply",
@@ -58,7 +58,7 @@ def demo(project: Project, *, progress: Progress = silent) -> dict[str, Any]:
         IsthmusError: what the first failing step raised.
     """
     started = time.perf_counter()
-    declared = distillation(project, None)
+    declared = project.distillation()
     with project.redis():
         reports, seconds = _run(project, progress)
         progress("asking the API", 0.0)
@@ -148,7 +148,7 @@ def _take(kind: str, name: str, metadata: Any, reports: dict[str, dict[str, Any]
 
 def _ask(project: Project) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Looks up and predicts the next examples after the project's present through the API, as a client would."""
-    declared = distillation(project, None)
+    declared = project.distillation()
     contract = project.applied()
     rows = last_training_set(project, declared).table()
     coming = int(np.searchsorted(micros(rows["event_timestamp"]), project.now()))

@@ -11,9 +11,8 @@ from isthmus.features.contractdiff import changed_parts, differences
 from isthmus.features.errors import ContractMismatch, DataError, IsthmusError
 from isthmus.features.files import read_pointer
 from isthmus.features.offline import OfflineStore
-from isthmus.orchestration.models import last_package, outdated
+from isthmus.orchestration.artifacts import RECORD, last_package, outdated
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.trainingrecord import RECORD
 from isthmus.serving.deployment import Deployment
 
 _BESIDE_THE_ROWS = {"ttl", "entities", "lookback"}

@@ -10,23 +10,33 @@ from isthmus.distill.declaration import Distillation, Plan
 from isthmus.distill.gates import held
 from isthmus.distill.head import Head
 from isthmus.features.contract import Contract
-from isthmus.features.contractdiff import service_differences
 from isthmus.features.errors import (
     DataError,
     DependencyError,
     GateFailed,
     PackageError,
 )
-from isthmus.features.files import read_pointer, write_atomically
+from isthmus.features.files import write_atomically
 from isthmus.features.latency import Heard
-from isthmus.features.manifest import ModelInput, read_contract, read_package
+from isthmus.features.manifest import ModelInput, read_package
 from isthmus.features.progress import Progress, silent
 from isthmus.features.signature import require_signature
 from isthmus.features.verdict import FeatureVerdict
-from isthmus.orchestration import papers
+from isthmus.orchestration import artifacts, papers
+from isthmus.orchestration.artifacts import (
+    DATA,
+    TrainingSet,
+    last_model,
+    last_package,
+    last_report,
+    last_training_set,
+    latest_package,
+    made_training_set,
+    models_folder,
+    outputs_folder,
+    packaged_report,
+)
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.trainingrecord import DATA, TrainingSet
-from isthmus.orchestration.trainingset import distillation, last_training_set, made_training_set
 from isthmus.transforms import engine
 from isthmus.transforms.compute import SPARK
 
@@ -56,20 +66,20 @@ def distill(
         from isthmus.distill.distillation import distill as run
     except ImportError as error:
         raise _missing("distill", error) from error
-    declared = distillation(project, name)
+    declared = project.distillation(name)
     examples = last_training_set(project, declared)
     # The task may be written beside the definitions.
     with project.importing():
         report = run(
             _material(project, declared, examples),
-            folder=_models(project, declared),
-            cache=_taught(project, declared),
+            folder=models_folder(project, declared),
+            cache=outputs_folder(project, declared),
             runs=project.state / "runs" / declared.name,
             again=again,
             progress=progress,
         )
     # First: a gate about a figure that is not there can be mended without training again.
-    write_atomically(_models(project, declared) / "latest", report.id.encode())
+    write_atomically(models_folder(project, declared) / "latest", report.id.encode())
     papers.write(project, declared, report.path, _package_of(project, declared, report.id))
     return report
 
@@ -90,14 +100,14 @@ def search(
         from isthmus.distill.search import search as run
     except ImportError as error:
         raise _missing("search", error) from error
-    declared = distillation(project, name)
+    declared = project.distillation(name)
     examples = last_training_set(project, declared)
-    folder = papers.searches(project, declared)
+    folder = artifacts.searches(project, declared)
     with project.importing():
         report = run(
             _material(project, declared, examples),
             folder=folder,
-            cache=_taught(project, declared),
+            cache=outputs_folder(project, declared),
             runs=project.state / "runs" / declared.name / "search",
             profile=project.settings.profiles.serving,
             trials=trials,
@@ -178,7 +188,7 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
         from isthmus.distill.export import export as run
     except ImportError as error:
         raise _missing("mobile", error) from error
-    declared = distillation(project, name)
+    declared = project.distillation(name)
     contract = project.applied()
     require_quality(project, declared)
     model, examples = last_model(project, declared), last_training_set(project, declared)
@@ -191,7 +201,7 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
             project.state / "packages",
             contract=json.loads(contract.dumps()),
             profile=project.settings.profiles.serving,
-            cache=_taught(project, declared),
+            cache=outputs_folder(project, declared),
             progress=progress,
         )
     if signer is not None:
@@ -200,7 +210,7 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
         require_signature(report.path, public_key)
     papers.measured(report)
     papers.write(project, declared, model, report.path)
-    write_atomically(_latest_package(project, declared), report.path.name.encode())
+    write_atomically(latest_package(project, declared), report.path.name.encode())
     return report
 
 
@@ -237,7 +247,7 @@ def ladder(project: Project, name: str | None = None, *, runtimes: "Mapping[str,
         from isthmus.distill.ladder import climb
     except ImportError as error:
         raise _missing("distill", error) from error
-    package, model, material = _packaged(project, distillation(project, name))
+    package, model, material = _packaged(project, project.distillation(name))
     with project.importing():
         return climb(material, package, model, runtimes)
 
@@ -256,26 +266,6 @@ def _package_of(project: Project, declared: Distillation, student: str) -> Path 
         return package if read_package(package).model == student else None
     except (DataError, PackageError):
         return None
-
-
-def is_exported(project: Project, declared: Distillation, contract: Contract) -> bool:
-    """Whether a package of the distillation is there that can run under the contract."""
-    return _latest_package(project, declared).exists() and not outdated(last_package(project, declared), contract)
-
-
-def outdated(package: Path, contract: Contract) -> list[str]:
-    """What of all that a package reads is not what it was when it was made: empty if it can run under the contract.
-
-    Raises:
-        PackageError: it is damaged.
-    """
-    manifest = read_package(package)
-    return service_differences(read_contract(package, manifest), contract, manifest.service)
-
-
-def last_model(project: Project, declared: Distillation) -> Path:
-    """The folder of the last student."""
-    return _last(_models(project, declared) / "latest", "student", declared, "distill")
 
 
 def require_quality(project: Project, declared: Distillation) -> dict[str, float | None]:
@@ -300,11 +290,6 @@ def _require_gates(declared: Distillation, report: Mapping[str, Any]) -> dict[st
     return {one.gate.metric: one.found for one in found}
 
 
-def last_report(project: Project, declared: Distillation) -> dict[str, Any]:
-    """What the last distillation reported."""
-    return papers.read(last_model(project, declared))
-
-
 def require_boundary(project: Project, declared: Distillation) -> None:
     """Refuses the last package if a half of what it costs has not been measured, as it will be served.
 
@@ -315,7 +300,7 @@ def require_boundary(project: Project, declared: Distillation) -> None:
     from isthmus.distill.papers import require_boundary as require
 
     report = packaged_report(project, declared)
-    profile = papers.serving_profile(project, last_package(project, declared))
+    profile = artifacts.serving_profile(project, last_package(project, declared))
     require(report)
     served = {"precision": profile.precision, "threads": profile.threads}
     half = report["serving"]
@@ -338,43 +323,6 @@ def require_release(project: Project, declared: Distillation) -> None:
     """
     require_boundary(project, declared)
     _require_gates(declared, packaged_report(project, declared))
-
-
-def packaged_report(project: Project, declared: Distillation) -> dict[str, Any]:
-    """What was reported of the student in the last package."""
-    package = last_package(project, declared)
-    student = _models(project, declared) / read_package(package).model
-    if not student.exists():
-        raise DataError(str(student), "is gone, with what the package cost", remedy="run `isthmus distill` and export")
-    return papers.read(student, package)
-
-
-def last_package(project: Project, declared: Distillation) -> Path:
-    """The folder of the last package."""
-    return _last(_latest_package(project, declared), "package", declared, "export")
-
-
-def _last(pointer: Path, what: str, declared: Distillation, verb: str) -> Path:
-    where, remedy = f"{what} of {declared.name}", f"run `isthmus {verb}`"
-    try:
-        return read_pointer(pointer)
-    except FileNotFoundError as error:
-        raise DataError(where, f"there is none in {pointer.parent}", remedy=remedy) from error
-    except ValueError as error:
-        raise DataError(where, f"{pointer.parent} is damaged ({error})", remedy=remedy) from error
-
-
-def _models(project: Project, declared: Distillation) -> Path:
-    return project.state / "models" / declared.name
-
-
-def _taught(project: Project, declared: Distillation) -> Path:
-    """Where the outputs of teachers and references are kept."""
-    return project.state / "teacher" / declared.name
-
-
-def _latest_package(project: Project, declared: Distillation) -> Path:
-    return project.state / "packages" / f"{declared.name}.latest"
 
 
 def _inputs(contract: Contract, service: str) -> list[ModelInput]:

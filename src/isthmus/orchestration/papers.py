@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,37 +9,16 @@ import msgspec
 
 from isthmus.distill.gates import held
 from isthmus.distill.host import host
-from isthmus.features.errors import DataError
 from isthmus.features.files import read_pointer, write_atomically
-from isthmus.features.profiles import FASTEST, ServingProfile
+from isthmus.orchestration.artifacts import read_json, read_report, searches, serving_file
 from isthmus.orchestration.project import Project
 
 if TYPE_CHECKING:
     from isthmus.distill.declaration import Distillation
     from isthmus.distill.export import ExportReport
 
-REPORT = "report.json"
 PAGE, MODEL_CARD, BOUNDARY_CARD = "report.html", "MODEL_CARD.md", "BOUNDARY.md"
 SEARCH = "search.html"
-
-
-def read(model: Path, package: Path | None = None) -> dict[str, Any]:
-    """The report of a student, with the serving half that was measured with a package of it.
-
-    Raises:
-        DataError: one of both is damaged.
-    """
-    report = _read(model / REPORT, "distill")
-    measured = None if package is None else _serving(package)
-    report["serving"] = _read(measured, "export") if measured and measured.exists() else None
-    return report
-
-
-def _read(file: Path, verb: str) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError) as error:
-        raise DataError(str(file), f"cannot be read: {error}", remedy=f"run `isthmus {verb}` again") from error
 
 
 def measured(exported: "ExportReport") -> None:
@@ -51,29 +29,7 @@ def measured(exported: "ExportReport") -> None:
         "device": "cpu",
         "host": host(),
     }
-    write_atomically(_serving(exported.path), json.dumps(half, indent=2).encode())
-
-
-def serving_profile(project: Project, package: Path) -> ServingProfile:
-    """How a package is served: where the profile asks for the fastest precision, in the one that was when exported.
-
-    Raises:
-        DataError: what was measured is not there.
-    """
-    profile = project.settings.profiles.serving
-    if profile.precision != FASTEST:
-        return profile
-    return replace(profile, precision=_read(_serving(package), "export")["precision"])
-
-
-def _serving(package: Path) -> Path:
-    """Not in the package: figures inside would make its bytes differ from one export to the next."""
-    return package.parents[1] / "serving" / f"{package.name}.json"
-
-
-def searches(project: Project, declared: "Distillation") -> Path:
-    """The folder of the searches of a distillation."""
-    return project.state / "search" / declared.name
+    write_atomically(serving_file(exported.path), json.dumps(half, indent=2).encode())
 
 
 def write_search(folder: Path, found: Mapping[str, Any]) -> None:
@@ -86,7 +42,7 @@ def write_search(folder: Path, found: Mapping[str, Any]) -> None:
 def _searched(project: Project, declared: "Distillation") -> dict[str, Any] | None:
     """What the last search found; None if there was none, or it is gone."""
     try:
-        return _read(read_pointer(searches(project, declared) / "latest") / "search.json", "search")
+        return read_json(read_pointer(searches(project, declared) / "latest") / "search.json", "search")
     except (FileNotFoundError, ValueError):
         return None
 
@@ -95,7 +51,7 @@ def write(project: Project, declared: "Distillation", model: Path, package: Path
     """Writes all papers of a student anew, from what is known of it now."""
     from isthmus.distill.papers import boundary_card, model_card, page
 
-    report, prices = read(model, package), project.settings.prices
+    report, prices = read_report(model, package), project.settings.prices
     report["description"] = declared.description
     report["gates"] = [
         {

@@ -17,12 +17,12 @@ from isthmus.features.golden import read_golden
 from isthmus.features.manifest import Manifest, read_package
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.progress import Progress, silent
+from isthmus.orchestration.artifacts import last_model, last_package, packaged_report
 from isthmus.orchestration.devices import HOST, Device, Precision, catalogue, measured
-from isthmus.orchestration.models import last_model, last_package, packaged_report, require_boundary
+from isthmus.orchestration.models import require_boundary
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.roofline import Estimate, Work, roofline, rows_to_ridge
 from isthmus.orchestration.settings import PricesTable
-from isthmus.orchestration.trainingset import distillation
 
 WEIGHT = 4 * (2 + 1 + 4 + 3)
 """Bytes that a step of training moves for each weight, in float32: forward and backward read it, its gradient is
@@ -76,7 +76,7 @@ def plan(
     prices, profiles = project.settings.prices, project.settings.profiles
     known = catalogue(project.root, prices.hour)
     chosen = project.definitions.distillations.values() if name is None else ()
-    declarations = list(chosen) or [distillation(project, name)]
+    declarations = list(chosen) or [project.distillation(name)]
     found = [_Planned.of(project, declared) for declared in declarations]
     progress("measuring this host", 0.2)
     hosts = {threads: speed(threads) for threads in {profiles.training.threads, profiles.serving.threads}}

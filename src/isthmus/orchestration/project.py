@@ -16,11 +16,11 @@ from types import ModuleType
 from isthmus.distill.declaration import Distillation
 from isthmus.features import clock
 from isthmus.features.compilation import compile_contract
-from isthmus.features.contract import Contract
+from isthmus.features.contract import Contract, one_of
 from isthmus.features.contractdiff import differences, named
 from isthmus.features.declarations import Declaration
 from isthmus.features.embedded import EmbeddedRedis
-from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem
+from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem, RequestError
 from isthmus.features.signature import PASSWORD, Signer, read_public_key
 from isthmus.features.spec import (
     AtRequest,
@@ -175,6 +175,23 @@ class Project:
         """
         with self._imported(self.settings.project.definitions) as module:
             return self._compiled(module)
+
+    def distillation(self, name: str | None = None) -> Distillation:
+        """The distillation of this name, or the only one.
+
+        Raises:
+            RequestError: there is none, or there are several and none is named.
+        """
+        known = self.definitions.distillations
+        if name is None and len(known) == 1:
+            return next(iter(known.values()))
+        if name is None or name not in known:
+            found = "none is named" if name is None else f"{name!r} is not declared"
+            if not known:
+                raise RequestError("distillation", f"{found}, and the definitions declare none",
+                                   remedy="declare one; `isthmus training-set --spine` needs none")  # fmt: skip
+            raise RequestError("distillation", found, expected=one_of(known))
+        return known[name]
 
     def _compiled(self, module: ModuleType) -> Definitions:
         found = [value for value in vars(module).values() if isinstance(value, (*_DECLARATIONS, Distillation))]

@@ -19,8 +19,8 @@ from isthmus.features.rows import Bool
 from isthmus.features.spec import AtRequest
 from isthmus.features.verdict import FeatureVerdict, compare, identical
 from isthmus.orchestration.api import Api
+from isthmus.orchestration.artifacts import latest_training_set
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.trainingset import latest_training_set
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 

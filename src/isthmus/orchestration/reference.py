@@ -19,8 +19,8 @@ from isthmus.features.findings import Reference
 from isthmus.features.history import History
 from isthmus.features.offline import OfflineStore
 from isthmus.features.statistics import FORMAT, FeatureStatistics, ViewStatistics, measure, read, view_statistics
+from isthmus.orchestration.artifacts import STATISTICS
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.trainingrecord import STATISTICS
 
 FILE = STATISTICS
 

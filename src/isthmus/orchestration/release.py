@@ -12,11 +12,9 @@ from isthmus.features.contract import Contract
 from isthmus.features.errors import ContractMismatch
 from isthmus.features.offline import OfflineStore
 from isthmus.features.verdict import Verdict
-from isthmus.orchestration.models import last_package, require_release
-from isthmus.orchestration.papers import serving_profile
+from isthmus.orchestration.artifacts import last_package, serving_profile, verdict_file
+from isthmus.orchestration.models import require_release
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.trainingset import distillation
-from isthmus.orchestration.verification import verdict_file
 from isthmus.serving import rollout
 from isthmus.serving.deployment import Deployment
 from isthmus.serving.rollout import Rollout, happened
@@ -63,7 +61,7 @@ def deploy(project: Project, name: str | None = None, *, share: float | None = N
         PackageError: the package is damaged or altered, not signed by whom it must be, or cannot be loaded.
         DependencyError: another deployment is under way.
     """
-    declared = distillation(project, name)
+    declared = project.distillation(name)
     require_release(project, declared)
     contract, store = project.applied(), OfflineStore(project.offline)
     views = [contract.view(view) for view in {view for view, _ in contract.read(declared.student.name)}]

@@ -7,10 +7,8 @@ from pathlib import Path
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.files import publish
 from isthmus.features.manifest import read_package
-from isthmus.orchestration.models import last_package
-from isthmus.orchestration.papers import serving_profile
+from isthmus.orchestration.artifacts import last_package, serving_profile
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.trainingset import distillation
 from isthmus.orchestration.webruntime import NAME, SOURCES, installed
 
 NOTE = "page.json"
@@ -35,7 +33,7 @@ def site(project: Project, name: str | None, out: Path) -> Path:
         DependencyError: the runtime for browsers cannot be had.
         PackageError: the package is damaged.
     """
-    declared = distillation(project, name)
+    declared = project.distillation(name)
     package = last_package(project, declared)
     manifest, own = read_package(package), project.root / "pages" / declared.name
     if not own.is_dir() and not manifest.inputs:

@@ -18,13 +18,11 @@ from isthmus.features.offline import OfflineStore
 from isthmus.features.progress import Progress, silent
 from isthmus.features.standing import ModelStatus, RunStatus, Status, ViewStatus
 from isthmus.features.verdict import Verdict
+from isthmus.orchestration.artifacts import last_model, last_package, latest_training_set, outdated, verdict_file
 from isthmus.orchestration.difference import in_force
-from isthmus.orchestration.models import last_model, last_package, outdated
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality import quality
 from isthmus.orchestration.tables import outdated as late
-from isthmus.orchestration.trainingset import latest_training_set
-from isthmus.orchestration.verification import verdict_file
 from isthmus.serving.deployment import Deployment
 
 RUNS = 5

@@ -22,21 +22,12 @@ from isthmus.features.pointintime import BATCH, Join
 from isthmus.features.scan import in_lots
 from isthmus.features.served import ServedJoin
 from isthmus.features.spines import SpineRows, spine_rows
+from isthmus.orchestration.artifacts import DATA, RECORD, SPINE, STATISTICS, TrainingSet, records_of
 from isthmus.orchestration.computing import Computing, computing, computing_then
 from isthmus.orchestration.enginejoin import EngineJoin
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.spinesql import asked, is_sql
-from isthmus.orchestration.trainingrecord import (
-    DATA,
-    RECORD,
-    SPINE,
-    STATISTICS,
-    TrainingSet,
-    found,
-    history_then,
-    records_of,
-    rows_then,
-)
+from isthmus.orchestration.trainingrecord import found, history_then, rows_then
 
 if TYPE_CHECKING:
     from isthmus.orchestration.tensors import Tensors

@@ -1,115 +1,21 @@
 """A training set that is kept, and its record: from which it is found again, with the tables and the spine of then."""
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 
 from isthmus.features.contract import ViewContract
 from isthmus.features.errors import DataError, RequestError
 from isthmus.features.history import History
 from isthmus.features.offline import OfflineStore
-from isthmus.features.pointintime import BATCH
 from isthmus.features.spines import SpineRows, spine_rows
+from isthmus.orchestration.artifacts import RECORD, SPINE, TrainingSet, records_of
 from isthmus.orchestration.project import Project
 
 if TYPE_CHECKING:
-    from isthmus.orchestration.tensors import Tensors
-
-DATA, RECORD, SPINE, STATISTICS = "data.parquet", "_record.json", "_spine.arrow", "statistics.json"
-"""What a training set's folder holds. Readers of Parquet folders pass over names that begin with an underscore."""
-
-
-@dataclass(frozen=True)
-class TrainingSet:
-    """A training set and what it was made from.
-
-    Attributes:
-        id: hash of all that decides its content.
-        path: its folder.
-        contract: hash of the contract.
-        spine: name of the declared spine, path of the file, or "rows" if they were given in another form.
-        spine_file: the file or folder that holds the spine's rows; None if they are kept beside the record.
-        spine_sha256: hash of the spine's rows.
-        views: the views, with their contracts.
-        features: view to the names of the features that were asked of it.
-        tables: view to the version of its table.
-        tables_sha256: view to the hash of that version's rows.
-        options: what else decides the content: `status`, whether it says what each view answered.
-        rows_in: rows of the spine.
-        rows_out: rows of the training set.
-        served: of a training set as served, view to the moment at which the last rows that it saw became readable.
-        lag: of a training set as served, view to feature to how it differs from the ideal join.
-        computed: request transform to its hash and the fields that were computed.
-    """
-
-    id: str
-    path: Path
-    contract: str
-    spine: str
-    spine_file: str | None
-    spine_sha256: str
-    views: dict[str, dict[str, Any]]
-    features: dict[str, list[str]]
-    tables: dict[str, int]
-    tables_sha256: dict[str, str]
-    options: dict[str, bool]
-    rows_in: int
-    rows_out: int
-    served: dict[str, int] | None = None
-    lag: dict[str, dict[str, Any]] | None = None
-    computed: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The machine-readable form, which is also the record beside the data."""
-        return {**asdict(self), "path": str(self.path)}
-
-    @classmethod
-    def read(cls, folder: Path) -> "TrainingSet":
-        """The training set of a folder. Its place is where it is found, not where it was made: a project can be moved.
-
-        Raises:
-            FileNotFoundError: there is no record.
-            ValueError, TypeError: the record is damaged.
-        """
-        return cls(**{**json.loads((folder / RECORD).read_text()), "path": folder})
-
-    def table(self) -> pa.Table:
-        """The rows, in the order of the spine.
-
-        Raises:
-            DataError: the file is missing or damaged.
-        """
-        try:
-            return pq.read_table(self.path / DATA)
-        except (OSError, pa.ArrowException) as error:
-            raise self._unreadable(error) from error
-
-    def torch(self, *, columns: Sequence[str] | None = None, batch: int = 1024) -> "Tensors":
-        """The rows as a torch `IterableDataset`: see `tensors.Tensors`."""
-        from isthmus.orchestration.tensors import Tensors
-
-        try:
-            data = ds.dataset(self.path / DATA)
-        except (OSError, pa.ArrowException) as error:
-            raise self._unreadable(error) from error
-        return Tensors(
-            data.schema, lambda: data.to_batches(batch_size=BATCH, batch_readahead=4), columns, batch, workers=True
-        )
-
-    def _unreadable(self, error: Exception) -> DataError:
-        return DataError(f"training set {self.id}", f"{self.path / DATA} cannot be read ({error})",
-                         remedy=f"remove {self.path} and run `isthmus training-set`")  # fmt: skip
-
-
-def records_of(project: Project) -> Path:
-    """The folder in which an id leads to its training set."""
-    return project.state / "records"
+    pass
 
 
 def found(project: Project, record: str) -> TrainingSet:

@@ -1,28 +1,24 @@
 """`training-set`: the examples of a distillation, each with what every view answered at its moment."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 
-from isthmus.distill.declaration import Distillation
 from isthmus.features.columns import ARROW
-from isthmus.features.contract import Column, Contract, one_of, optional
-from isthmus.features.errors import DataError, RequestError
-from isthmus.features.files import read_pointer, write_atomically
+from isthmus.features.contract import Column, Contract, optional
+from isthmus.features.errors import RequestError
+from isthmus.features.files import write_atomically
 from isthmus.features.offline import OfflineStore
 from isthmus.features.progress import Progress, silent
 from isthmus.features.spines import SpineRows
 from isthmus.features.types import TYPES
 from isthmus.orchestration import reference
+from isthmus.orchestration.artifacts import DATA, RECORD, TrainingSet, records_of
 from isthmus.orchestration.computing import computing
 from isthmus.orchestration.frames import reading
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.trainingdata import Noted, TrainingData, joiner, repeat, training_data
-from isthmus.orchestration.trainingrecord import DATA, RECORD, TrainingSet, records_of
 from isthmus.transforms.compute import compute_spine
-
-_REMEDY = "run `isthmus training-set`"
 
 
 def training_set(
@@ -44,7 +40,7 @@ def training_set(
     """
     contract = project.applied()
     engine = joiner(project, join, as_served=as_served)
-    declared = distillation(project, name)
+    declared = project.distillation(name)
     offline = OfflineStore(project.offline)
     services = [service.name for service in (declared.teacher, declared.student)]
     views = dict.fromkeys(view for service in services for view, _ in contract.read(service))
@@ -118,69 +114,6 @@ def chosen(
         expected = "--spine with --features and --out, or --like, with --out or without"
         raise RequestError("training-set", "its options do not go together", expected=expected)
     return training_set(project, name, as_served=as_served, join=join, progress=progress)
-
-
-def last_training_set(project: Project, declared: Distillation) -> TrainingSet:
-    """The training set of the last `training-set`, which must have been made under the contract in force.
-
-    Raises:
-        DataError: there is none, or it is damaged, or made under another contract.
-    """
-    folder = project.state / "training" / declared.name
-    result = _read(declared, folder, lambda: read_pointer(folder / "latest"))
-    contract = project.applied().hash
-    if result.contract != contract:
-        raise DataError(f"training set of {declared.name}", f"made under contract {result.contract[:12]}",
-                        expected=contract[:12], remedy=_REMEDY)  # fmt: skip
-    return result
-
-
-def latest_training_set(project: Project, declared: Distillation) -> TrainingSet | None:
-    """The training set of the last `training-set`, under whatever contract it was made; None if there was none.
-
-    Raises:
-        DataError: it is damaged.
-    """
-    folder = project.state / "training" / declared.name
-    return _read(declared, folder, lambda: read_pointer(folder / "latest")) if (folder / "latest").exists() else None
-
-
-def made_training_set(project: Project, declared: Distillation, identity: str) -> TrainingSet:
-    """A training set that a student learned from, under whatever contract it was made.
-
-    Raises:
-        DataError: it is gone or damaged.
-    """
-    folder = project.state / "training" / declared.name
-    return _read(declared, folder / identity, lambda: folder / identity)
-
-
-def _read(declared: Distillation, place: Path, found: Callable[[], Path]) -> TrainingSet:
-    where = f"training set of {declared.name}"
-    try:
-        return TrainingSet.read(found())
-    except FileNotFoundError as error:
-        raise DataError(where, f"there is none in {place}", remedy=_REMEDY) from error
-    except (ValueError, TypeError, KeyError) as error:
-        raise DataError(where, f"its record cannot be read ({error})", remedy=_REMEDY) from error
-
-
-def distillation(project: Project, name: str | None) -> Distillation:
-    """The distillation of this name, or the only one.
-
-    Raises:
-        RequestError: there is none, or there are several and none is named.
-    """
-    known = project.definitions.distillations
-    if name is None and len(known) == 1:
-        return next(iter(known.values()))
-    if name is None or name not in known:
-        found = "none is named" if name is None else f"{name!r} is not declared"
-        if not known:
-            raise RequestError("distillation", f"{found}, and the definitions declare none",
-                               remedy="declare one; `isthmus training-set --spine` needs none")  # fmt: skip
-        raise RequestError("distillation", found, expected=one_of(known))
-    return known[name]
 
 
 def spine_columns(contract: Contract, name: str) -> list[Column]:

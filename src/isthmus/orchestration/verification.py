@@ -32,11 +32,17 @@ from isthmus.features.signature import require_signature
 from isthmus.features.types import String, UnixTimestamp
 from isthmus.features.verdict import FeatureVerdict, Verdict, compare, merged
 from isthmus.orchestration.api import Api, private_api
-from isthmus.orchestration.models import check_last_package, is_exported, last_package
-from isthmus.orchestration.papers import serving_profile
+from isthmus.orchestration.artifacts import (
+    is_exported,
+    last_package,
+    made_training_set,
+    page_file,
+    serving_profile,
+    verdict_file,
+)
+from isthmus.orchestration.models import check_last_package
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recomputation import recompute
-from isthmus.orchestration.trainingset import distillation, made_training_set
 from isthmus.orchestration.verdictpage import page
 from isthmus.serving.deployment import Approval, Deployment
 from isthmus.serving.encode import LABELS
@@ -75,7 +81,7 @@ def verify(project: Project, name: str | None = None, *, every: bool = False, pr
     Raises:
         DependencyError: Redis does not answer, or no server can be started.
     """
-    declared = distillation(project, name) if name or project.definitions.distillations else None
+    declared = project.distillation(name) if name or project.definitions.distillations else None
     contract = project.applied()
     offline = OfflineStore(project.offline)
     histories = [offline.history(view) for view in contract.views.values()]
@@ -190,17 +196,6 @@ def _feed(
         rows=rows,
         newer=newer,
     )
-
-
-def verdict_file(project: Project, declared: Distillation | None) -> Path:
-    """Where the last verdict of a distillation, or of a project without any, is."""
-    return project.state / "verdicts" / f"{declared.name if declared else 'features'}.json"
-
-
-def page_file(project: Project, name: str | None = None) -> Path:
-    """Where the page of the last verdict is, of a distillation or of a project that has one or none."""
-    declared = distillation(project, name) if name or project.definitions.distillations else None
-    return verdict_file(project, declared).with_suffix(".html")
 
 
 def require_passed(verdict: Verdict) -> Verdict:

@@ -159,10 +159,10 @@ def _training_set(project: Project, asked: Asked, progress: Progress) -> Iterato
 
 
 def _check_examples(project: Project, asked: Asked, _progress: Progress) -> Iterator[Checked]:
-    from isthmus.orchestration.trainingset import distillation, last_training_set
+    from isthmus.orchestration.artifacts import last_training_set
 
     for node, check in asked.checks:
-        examples = last_training_set(project, distillation(project, _name(node)))
+        examples = last_training_set(project, project.distillation(_name(node)))
         rows = len(examples.table())
         passed = examples.rows_in == examples.rows_out == rows
         found = "" if passed else f"{examples.rows_in} rows went in, {rows} came out"
@@ -172,12 +172,12 @@ def _check_examples(project: Project, asked: Asked, _progress: Progress) -> Iter
 def _distill(project: Project, asked: Asked, progress: Progress) -> Iterator[Made]:
     from isthmus.distill.gates import figures
     from isthmus.distill.papers import images
-    from isthmus.orchestration import models, papers
+    from isthmus.orchestration import artifacts, models, papers
 
     began, name = time.perf_counter(), _name(asked.nodes[0])
     whole = reported(models.distill(project, name, progress=progress).as_dict(), began)
     declared = project.definitions.distillations[name]
-    report, folder = models.last_report(project, declared), models.last_model(project, declared)
+    report, folder = artifacts.last_report(project, declared), artifacts.last_model(project, declared)
     page = {"raw_value": str(folder / papers.PAGE), "type": "path"}
     measured = {name: value for name, value in figures(report).items() if value is not None}
     made_of = report["made_of"]
@@ -224,7 +224,8 @@ def _export(project: Project, asked: Asked, progress: Progress) -> Iterator[Made
 
 def _verify(project: Project, asked: Asked, progress: Progress) -> Iterator[Checked]:
     from isthmus.orchestration import status, verdictpage
-    from isthmus.orchestration.verification import page_file, verify
+    from isthmus.orchestration.artifacts import page_file
+    from isthmus.orchestration.verification import verify
 
     for node, check in asked.checks:
         began = time.perf_counter()

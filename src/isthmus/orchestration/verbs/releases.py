@@ -22,7 +22,8 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Compare offline, API, request transforms and package, value by value. Exit code 1 if anything differs."""
-    from isthmus.orchestration.verification import page_file, require_passed
+    from isthmus.orchestration.artifacts import page_file
+    from isthmus.orchestration.verification import require_passed
     from isthmus.orchestration.verification import verify as run
 
     opened = open_project(project)
