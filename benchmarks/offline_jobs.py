@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from offline_data import COLUMNS, FEATURES, KEYS, TTL_DAYS, VIEWS
 
 if TYPE_CHECKING:
-    from isthmus.features.contract import ViewContract
+    from isthmus.features.contract.contract import ViewContract
 
 Job = Callable[[], pa.Table]
 TTL = timedelta(days=TTL_DAYS)
@@ -71,8 +71,8 @@ def peak_mb() -> float:
 
 def embedded(folder: Path, scratch: Path, cutoff: bool, stack: contextlib.ExitStack) -> Job:
     """Our join in this process."""
-    from isthmus.features.history import History
-    from isthmus.features.pointintime import point_in_time
+    from isthmus.features.offline.history import History
+    from isthmus.features.pointintime.join import point_in_time
 
     del scratch, stack
 
@@ -99,9 +99,9 @@ def by_executors(engine: str) -> Callable[[Path, Path, bool, contextlib.ExitStac
     def prepare(folder: Path, scratch: Path, cutoff: bool, stack: contextlib.ExitStack) -> Job:
         import pyarrow.dataset as ds
 
-        from isthmus.features.history import History
-        from isthmus.features.pointintime import BATCH, PASS, Join
-        from isthmus.features.scan import in_lots
+        from isthmus.features.offline.history import History
+        from isthmus.features.offline.scan import in_lots
+        from isthmus.features.pointintime.join import BATCH, PASS, Join
         from isthmus.transforms.engine import session
         from isthmus.transforms.joining import answers, join_files
 
@@ -158,7 +158,7 @@ def of_frames(engine: str) -> Callable[[Path, Path, bool, contextlib.ExitStack],
 
 
 def _view(name: str) -> "ViewContract":
-    from isthmus.features.contract import Column, ViewContract
+    from isthmus.features.contract.contract import Column, ViewContract
     from isthmus.features.types import Float32, String
 
     fields = tuple(Column(f"f{n}", Float32) for n in range(FEATURES))

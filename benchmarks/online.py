@@ -27,8 +27,8 @@ from online_data import START, VIEWS, feast_project, our_project, write_tables
 from processes import answers, free_port, last_json, redis_server, resident_mb, settle, started, wait
 from result import Comparison, at_most, less, more, report
 
-from isthmus.features.exchange import ask
-from isthmus.features.lookupplan import LookupPlan
+from isthmus.features.online.plan import LookupPlan
+from isthmus.features.redis.pipeline import ask
 from isthmus.orchestration.materialization import materialize
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.registration import apply

@@ -35,9 +35,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.serving.support import CONTRACT, Server, fill, make_package, serving, wait
 
-from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.errors import Stopped
 from isthmus.features.latency import WINDOW_SECONDS, Heard
+from isthmus.features.redis.embedded import EmbeddedRedis
 
 ASKED = json.dumps({"entities": {"carrier": ["UA"]}, "request": {"distance": [1]}})
 CONNECTIONS = 4

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import redis
 
-from isthmus.features.embedded import binary
+from isthmus.features.redis.embedded import binary
 
 NODES = 3
 SLOTS = 16384

@@ -26,9 +26,9 @@ from isthmus.distill.teachers.network import NetworkTeacher
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.transfer import Adversarial, Objective, PatchDiscriminator, Perceptual, Term
 from isthmus.distill.types import Answers, Array, Index
-from isthmus.features.contract import sha256
+from isthmus.features.contract.contract import sha256
 from isthmus.features.errors import DataError
-from isthmus.features.manifest import Feeds
+from isthmus.features.package.manifest import Feeds
 
 FOLDER = Path(__file__).parent / "data"
 MARGIN = 16

@@ -16,7 +16,7 @@ from isthmus.distill.device import accelerator, threads
 from isthmus.distill.loop import Training
 from isthmus.distill.settings import Settings
 from isthmus.distill.teachers.fingerprint import fingerprint
-from isthmus.features.contract import sha256
+from isthmus.features.contract.contract import sha256
 from isthmus.features.profiles import TrainingProfile
 from isthmus.features.progress import Progress
 

@@ -3,8 +3,20 @@
 Everything a `definitions.py` needs is here; importing it loads no third-party library.
 """
 
+from isthmus import _moved
 from isthmus.distill.declaration import Distillation, Gate, Search, Tabular
 from isthmus.distill.settings import Settings
+from isthmus.features.definition.expectations import Expect
+from isthmus.features.definition.spec import (
+    Entity,
+    FeatureService,
+    FeatureView,
+    Field,
+    RequestSource,
+    RequestTransform,
+    Source,
+    Spine,
+)
 from isthmus.features.errors import (
     ConfigurationError,
     ContractMismatch,
@@ -15,21 +27,12 @@ from isthmus.features.errors import (
     PackageError,
     RequestError,
 )
-from isthmus.features.expectations import Expect
-from isthmus.features.spec import (
-    Entity,
-    FeatureService,
-    FeatureView,
-    Field,
-    RequestSource,
-    RequestTransform,
-    Source,
-    Spine,
-)
 from isthmus.features.types import Array, Bool, Bytes, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from isthmus.orchestration.notebook import training_data
 from isthmus.transforms.steps import Clip, Embed, Hashed, Impute, Log1p, OneHot, Ordinal, Standardize
 from isthmus.transforms.transform import request_transform, spine, transform
+
+_moved.install()
 
 __all__ = [
     "Array",

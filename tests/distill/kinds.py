@@ -24,7 +24,7 @@ from isthmus.distill.transfer.logits import hard_targets, soft_targets, top_k_ta
 from isthmus.distill.transfer.objective import Objective, Term
 from isthmus.distill.transfer.schedule import Schedule
 from isthmus.distill.types import Answers, Index
-from isthmus.features.manifest import Feeds
+from isthmus.features.package.manifest import Feeds
 
 CLASSES = 5
 

@@ -12,10 +12,10 @@ from onnx import TensorProto, helper
 from isthmus.distill.export import export
 from isthmus.distill.package import contents, write_package
 from isthmus.distill.runtime import ask, described, ort_format, session
-from isthmus.features.contract import Column, Contract, ServiceContract
-from isthmus.features.folder import SUMS
-from isthmus.features.golden import Case, Golden, Kept
-from isthmus.features.manifest import FORMAT_VERSION, Manifest, Variant
+from isthmus.features.contract.contract import Column, Contract, ServiceContract
+from isthmus.features.package.checksums import SUMS
+from isthmus.features.package.golden import Case, Golden, Kept
+from isthmus.features.package.manifest import FORMAT_VERSION, Manifest, Variant
 from isthmus.features.profiles import ServingProfile
 from tests.distill.support import STUDENT, material, run, training_set
 

@@ -14,9 +14,9 @@ from isthmus.distill.head import Head
 from isthmus.distill.preparation import learned
 from isthmus.distill.settings import Settings
 from isthmus.distill.task import Learn, Material
-from isthmus.features.manifest import ModelInput
+from isthmus.features.definition.spec import FeatureService, Field, Spine
+from isthmus.features.package.manifest import ModelInput
 from isthmus.features.profiles import TrainingProfile
-from isthmus.features.spec import FeatureService, Field, Spine
 from isthmus.features.types import Bool, Float32, Float64, Int64, String, UnixTimestamp
 from isthmus.transforms import engine
 from isthmus.transforms.fitting import Preparation

@@ -21,7 +21,7 @@ from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.transfer.hidden import HiddenStates
 from isthmus.distill.transfer.objective import Objective, Term
 from isthmus.distill.types import Answers, Index
-from isthmus.features.manifest import Feeds
+from isthmus.features.package.manifest import Feeds
 
 
 class Line(nn.Module):

@@ -20,12 +20,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from isthmus.features import reproduction
-from isthmus.features.contract import Contract
+from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import PackageError
-from isthmus.features.folder import SUMS
-from isthmus.features.inspection import inspect
-from isthmus.features.signature import Signer, key_name, read_public_key, require_signature
+from isthmus.features.package import replay
+from isthmus.features.package.checksums import SUMS
+from isthmus.features.package.inspect import inspect
+from isthmus.features.package.signature import Signer, key_name, read_public_key, require_signature
 from tests.distill.packages import of_rows, of_tensors, resum, rewritten
 from tests.signing import pair
 
@@ -471,7 +471,7 @@ DRAWN: dict[str, Corruption] = {
 
 
 def test_a_graph_that_never_ends(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reproduction, "SECONDS", 0.5)
+    monkeypatch.setattr(replay, "SECONDS", 0.5)
     endless(package)
     inspection = inspect(package)
     refused = [check for check in inspection.checks if check.error is not None]

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.distill.dataset import VOCABULARY, Tensors, tensors, vocabularies
-from isthmus.features.columns import Values
 from isthmus.features.errors import DataError
-from isthmus.features.manifest import ModelInput, feeds
+from isthmus.features.package.manifest import ModelInput, feeds
 from isthmus.features.types import Bytes, Float32, Int64, String
+from isthmus.features.values.columns import Values
 from tests.distill.support import STUDENT, training_set
 
 TEXTS = st.one_of(st.none(), st.text(max_size=4))

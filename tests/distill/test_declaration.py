@@ -86,7 +86,9 @@ def test_the_metric_of_the_task_is_the_gate_of_the_training() -> None:
     assert str(problem) == "distillation late: gate: 'loss'; expected None: the task's metric decides"
 
 
-@pytest.mark.parametrize("module", ["isthmus.distill", "isthmus.distill.declaration", "isthmus.features.manifest"])
+@pytest.mark.parametrize(
+    "module", ["isthmus.distill", "isthmus.distill.declaration", "isthmus.features.package.manifest"]
+)
 def test_no_learning_library_is_imported(module: str) -> None:
     heavy = "{'torch', 'sklearn', 'onnx', 'onnxruntime'}"
     script = f"import sys, {module}; print(sorted({heavy} & sys.modules.keys()))"

@@ -20,9 +20,9 @@ from isthmus.distill.kind import made
 from isthmus.distill.quantize import quantize
 from isthmus.distill.runtime import ask, described, ort_format, session
 from isthmus.features.errors import ConfigurationError, DataError
-from isthmus.features.folder import GOLDEN
-from isthmus.features.golden import Case, Golden, Kept
-from isthmus.features.manifest import read_package
+from isthmus.features.package.checksums import GOLDEN
+from isthmus.features.package.golden import Case, Golden, Kept
+from isthmus.features.package.manifest import read_package
 from isthmus.orchestration.webruntime import WebRuntime
 from tests.distill.support import material
 

@@ -35,9 +35,9 @@ from isthmus.distill.task import Task
 from isthmus.distill.trial import difference, precisions
 from isthmus.distill.types import Index
 from isthmus.features.errors import ContractMismatch, DataError, DependencyError, GateFailed, PackageError
-from isthmus.features.folder import SUMS
-from isthmus.features.golden import Kept, read_golden
-from isthmus.features.manifest import Feeds, feeds, package_digest, read_package
+from isthmus.features.package.checksums import SUMS
+from isthmus.features.package.golden import Kept, read_golden
+from isthmus.features.package.manifest import Feeds, feeds, package_digest, read_package
 from isthmus.features.verdict import FeatureVerdict
 from isthmus.transforms.fitting import FittedNumber, FittedText, Preparation
 from isthmus.transforms.steps import Embed, described

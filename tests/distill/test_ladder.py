@@ -13,10 +13,10 @@ from isthmus.distill.export import ExportReport
 from isthmus.distill.ladder import climb
 from isthmus.distill.runtime import ort_format
 from isthmus.features.errors import DependencyError, GateFailed, PackageError
-from isthmus.features.golden import Golden
-from isthmus.features.inspection import OnnxRuntime, Runtime
-from isthmus.features.manifest import Manifest, Variant, read_package
-from isthmus.features.reproduction import Answers
+from isthmus.features.package.golden import Golden
+from isthmus.features.package.inspect import OnnxRuntime, Runtime
+from isthmus.features.package.manifest import Manifest, Variant, read_package
+from isthmus.features.package.replay import Answers
 from tests.distill.packages import resum, rewritten
 from tests.distill.support import material, run
 

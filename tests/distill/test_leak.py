@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.distill.leak import FEW, saying
-from isthmus.features.columns import from_python
 from isthmus.features.errors import DataError
 from isthmus.features.types import Array, Bytes, Float32, Float64, Int64, String
+from isthmus.features.values.columns import from_python
 from tests.distill.support import run
 
 ROWS = st.lists(st.tuples(st.none() | st.integers(0, 5), st.integers(0, 1)), min_size=60, max_size=90)

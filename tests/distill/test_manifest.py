@@ -9,9 +9,9 @@ import pytest
 
 from isthmus.distill.export import ExportReport
 from isthmus.features.errors import PackageError
-from isthmus.features.folder import SUMS
-from isthmus.features.golden import read_golden
-from isthmus.features.manifest import package_digest, read_package
+from isthmus.features.package.checksums import SUMS
+from isthmus.features.package.golden import read_golden
+from isthmus.features.package.manifest import package_digest, read_package
 
 
 @pytest.fixture

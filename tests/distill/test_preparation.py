@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark us
 from isthmus.distill.dataset import Tensors
 from isthmus.distill.declaration import DEFAULT, Plan, Tabular
 from isthmus.distill.preparation import Prepare, compiled, grouped, learned
-from isthmus.features.manifest import ModelInput
+from isthmus.features.package.manifest import ModelInput
 from isthmus.features.types import Float32, Int64, String
 from isthmus.transforms import engine, fitting
 from isthmus.transforms.fitting import Preparation

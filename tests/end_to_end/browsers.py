@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from isthmus.features.golden import read_golden
-from isthmus.features.manifest import read_package
+from isthmus.features.package.golden import read_golden
+from isthmus.features.package.manifest import read_package
 from isthmus.orchestration.webruntime import WebRuntime
 
 

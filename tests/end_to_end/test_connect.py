@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.features.connection import connect
-from isthmus.features.offline import OfflineStore
-from isthmus.features.online import OnlineStore
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.online.store import OnlineStore
+from isthmus.features.redis.connection import connect
 from isthmus.orchestration.materialization import materialize
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.registration import apply

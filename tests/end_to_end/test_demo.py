@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from isthmus.features.offline import OfflineStore
-from isthmus.features.pointintime import join_naively
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.pointintime.join import join_naively
 from isthmus.orchestration.project import Project
 
 FLIGHTS = Path(__file__).parents[2] / "examples" / "flights"

@@ -20,8 +20,8 @@ from transformers import BertConfig, BertModel, BertTokenizer
 
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.runtime import predict, session
-from isthmus.features.golden import read_golden
-from isthmus.features.manifest import package_digest, read_package
+from isthmus.features.package.golden import read_golden
+from isthmus.features.package.manifest import package_digest, read_package
 from isthmus.orchestration.models import check_last_package, distill, export
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.registration import apply

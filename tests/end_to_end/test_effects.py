@@ -25,8 +25,8 @@ from isthmus.distill.settings import Settings
 from isthmus.distill.types import Array
 from isthmus.features.errors import DataError
 from isthmus.features.files import read_pointer
-from isthmus.features.golden import read_golden
-from isthmus.features.manifest import read_package
+from isthmus.features.package.golden import read_golden
+from isthmus.features.package.manifest import read_package
 from isthmus.features.profiles import TrainingProfile
 from isthmus.orchestration.models import distill, export
 from isthmus.orchestration.project import Project

@@ -13,9 +13,9 @@ from playwright.sync_api import Page, expect
 from skimage.io import imread
 
 from isthmus.distill.runtime import predict, session
-from isthmus.features.columns import from_python
 from isthmus.features.errors import DataError
-from isthmus.features.manifest import Manifest, feeds, read_package
+from isthmus.features.package.manifest import Manifest, feeds, read_package
+from isthmus.features.values.columns import from_python
 from isthmus.orchestration.materialization import materialize
 from isthmus.orchestration.models import distill, export
 from isthmus.orchestration.project import Project

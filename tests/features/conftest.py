@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from isthmus.features.connection import connect
-from isthmus.features.embedded import EmbeddedRedis
-from isthmus.features.exchange import Client
+from isthmus.features.redis.connection import connect
+from isthmus.features.redis.embedded import EmbeddedRedis
+from isthmus.features.redis.pipeline import Client
 
 
 @pytest.fixture(scope="module")

@@ -31,11 +31,11 @@ CITY = feast.Entity(name="city", join_keys=["city"], value_type=ValueType.STRING
 def isthmus(url: str, **more: str) -> str:
     """The `online_store` of a `feature_store.yaml` that is ours."""
     options = "".join(f", {name}: {value}" for name, value in more.items())
-    return f'{{type: isthmus.features.feast_store.IsthmusOnlineStore, url: "{url}"{options}}}'
+    return f'{{type: isthmus.features.feast.IsthmusOnlineStore, url: "{url}"{options}}}'
 
 
-OFFLINE = "{type: isthmus.features.feast_offline.IsthmusOfflineStore}"
-ENGINE = "isthmus.features.feast_compute.IsthmusComputeEngine"
+OFFLINE = "{type: isthmus.features.feast.IsthmusOfflineStore}"
+ENGINE = "isthmus.features.feast.IsthmusComputeEngine"
 FEASTS_ENGINE = "local"
 SQLITE = '{{registry_type: sql, path: "sqlite:///{folder}/registry.db", cache_ttl_seconds: 0}}'
 

@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from isthmus.features.columns import ARROW, Values, from_python
-from isthmus.features.contract import Column, Contract, ViewContract
-from isthmus.features.rows import RowCodec
+from isthmus.features.contract.contract import Column, Contract, ViewContract
 from isthmus.features.types import SCALARS, TYPES, Array, DataType, Int64
+from isthmus.features.values.columns import ARROW, Values, from_python
+from isthmus.features.values.rows import RowCodec
 
 SECOND = 1_000_000
 DAY = 86_400 * SECOND

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from isthmus.features.columns import from_arrow
-from isthmus.features.contract import Contract
-from isthmus.features.contractdiff import differences
+from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.diff import differences
 from isthmus.features.errors import ConfigurationError, DataError
 from isthmus.features.types import Float64
+from isthmus.features.values.columns import from_arrow
 from isthmus.orchestration.contracts import Found
 from isthmus.orchestration.contractsummary import show_contract
 from isthmus.orchestration.materialization import materialize

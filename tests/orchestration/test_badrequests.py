@@ -15,11 +15,11 @@ import pytest
 
 from isthmus.distill.runtime import predict, session
 from isthmus.distill.student import read_record
-from isthmus.features.columns import ARROW, from_python, to_arrow
-from isthmus.features.contract import Contract, FieldRule
+from isthmus.features.contract.contract import Contract, FieldRule
 from isthmus.features.errors import ConfigurationError, DataError
-from isthmus.features.manifest import feeds, read_package
-from isthmus.features.rowgraph import RowGraph
+from isthmus.features.package.manifest import feeds, read_package
+from isthmus.features.request.graph import RowGraph
+from isthmus.features.values.columns import ARROW, from_python, to_arrow
 from isthmus.orchestration.artifacts import last_model, last_package
 from isthmus.orchestration.materialization import materialize
 from isthmus.orchestration.models import distill, export

@@ -19,7 +19,7 @@ import pytest
 from isthmus import ConfigurationError, ContractMismatch, DataError, RequestError
 from isthmus.features import clock
 from isthmus.features.days import Days
-from isthmus.features.offline import OfflineStore
+from isthmus.features.offline.store import OfflineStore
 from isthmus.orchestration.difference import difference
 from isthmus.orchestration.registration import apply
 from isthmus.orchestration.tables import asked, build, build_range

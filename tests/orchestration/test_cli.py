@@ -16,9 +16,9 @@ import pytest
 import redis
 
 import isthmus
-from isthmus.features.address import SCHEMES
-from isthmus.features.connection import connect
-from isthmus.features.embedded import EmbeddedRedis
+from isthmus.features.redis.address import SCHEMES
+from isthmus.features.redis.connection import connect
+from isthmus.features.redis.embedded import EmbeddedRedis
 from tests.orchestration.shop import Shop, files, order_rows
 from tests.refusing import ARGUMENTS, PASSWORD
 from tests.servers import free_port, redis_server

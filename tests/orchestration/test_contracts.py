@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from isthmus.features.contract import Contract
+from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import ContractMismatch, DataError, GateFailed
-from isthmus.features.manifest import package_digest
+from isthmus.features.package.manifest import package_digest
 from isthmus.orchestration.difference import difference
 from isthmus.orchestration.materialization import materialize
 from isthmus.orchestration.models import distill, export

@@ -25,10 +25,10 @@ from isthmus.distill.ladder import climb
 from isthmus.distill.program import PINS, Program, Refused
 from isthmus.distill.pte import converted, running
 from isthmus.features.errors import ConfigurationError, DependencyError, GateFailed
-from isthmus.features.golden import read_golden
-from isthmus.features.inspection import Inspection, OnnxRuntime, inspect
-from isthmus.features.manifest import Tensor as Described
-from isthmus.features.manifest import read_package
+from isthmus.features.package.golden import read_golden
+from isthmus.features.package.inspect import Inspection, OnnxRuntime, inspect
+from isthmus.features.package.manifest import Tensor as Described
+from isthmus.features.package.manifest import read_package
 from isthmus.orchestration.executorchruntime import ExecuTorchRuntime
 from isthmus.orchestration.webruntime import WebRuntime
 from tests.distill import kinds

@@ -17,18 +17,18 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from isthmus import ConfigurationError, ContractMismatch, DataError, GateFailed, PackageError
 from isthmus.distill.runtime import ort_format
 from isthmus.distill.types import spread
-from isthmus.features.columns import Values, from_arrow, micros
-from isthmus.features.connection import connect
-from isthmus.features.contract import Contract, ViewContract
-from isthmus.features.embedded import EmbeddedRedis
-from isthmus.features.entitykey import entity_keys
+from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.features.files import read_pointer
-from isthmus.features.inspection import OnnxRuntime, inspect
-from isthmus.features.manifest import package_digest, read_package
-from isthmus.features.offline import OfflineStore
-from isthmus.features.online import OnlineStore
-from isthmus.features.publishing import key_values
-from isthmus.features.signature import PASSWORD
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.online.store import OnlineStore
+from isthmus.features.package.inspect import OnnxRuntime, inspect
+from isthmus.features.package.manifest import package_digest, read_package
+from isthmus.features.package.signature import PASSWORD
+from isthmus.features.publishing.publish import key_values
+from isthmus.features.redis.connection import connect
+from isthmus.features.redis.embedded import EmbeddedRedis
+from isthmus.features.values.columns import Values, from_arrow, micros
+from isthmus.features.values.entitykey import entity_keys
 from isthmus.features.verdict import Verdict
 from isthmus.orchestration.api import private_api
 from isthmus.orchestration.artifacts import RECORD

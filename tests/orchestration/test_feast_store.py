@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 
 from isthmus.features import clock
-from isthmus.features.connection import connect
-from isthmus.features.contract import Contract
+from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import ContractMismatch, DataError
-from isthmus.features.online import OnlineStore
+from isthmus.features.online.store import OnlineStore
+from isthmus.features.redis.connection import connect
 from isthmus.orchestration.materialization import materialize
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.registration import apply

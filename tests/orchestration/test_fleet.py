@@ -20,8 +20,8 @@ import yaml
 from packaging.requirements import Requirement
 
 from isthmus import ConfigurationError, DataError
-from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.profiles import ServingProfile, TrainingProfile
+from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.orchestration.fleet.files import NOTE, files, fleet
 from isthmus.orchestration.fleet.images import constraints
 from isthmus.orchestration.project import Project

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from isthmus.features.inspection import inspect
-from isthmus.features.signature import Signer
+from isthmus.features.package.inspect import inspect
+from isthmus.features.package.signature import Signer
 from isthmus.orchestration.webruntime import TOLERANCE, WebRuntime, installed
 from tests.distill.packages import of_rows, of_tensors, resum, rewritten
 from tests.serving.support import make_package

@@ -20,8 +20,8 @@ from isthmus.distill.package import contents, write_package
 from isthmus.distill.runtime import ask, described, ort_format, session
 from isthmus.distill.work import graph_work, weight_bytes
 from isthmus.features.errors import ConfigurationError, DataError, GateFailed
-from isthmus.features.golden import Case, Golden, Kept
-from isthmus.features.manifest import FORMAT_VERSION, Manifest, Variant
+from isthmus.features.package.golden import Case, Golden, Kept
+from isthmus.features.package.manifest import FORMAT_VERSION, Manifest, Variant
 from isthmus.features.profiles import ServingProfile
 from isthmus.orchestration.devices import Device, Peak, Precision, catalogue, measured
 from isthmus.orchestration.models import distill, export

@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from isthmus import DataError, GateFailed, RequestError
-from isthmus.features.connection import connect
 from isthmus.features.days import Days
-from isthmus.features.history import History
-from isthmus.features.offline import OfflineStore
-from isthmus.features.statistics import measure, read
+from isthmus.features.offline.history import History
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.quality.statistics import measure, read
+from isthmus.features.redis.connection import connect
 from isthmus.orchestration import gate
 from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.materialization import materialize

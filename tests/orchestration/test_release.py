@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from isthmus.features.errors import ContractMismatch, GateFailed
-from isthmus.features.manifest import package_digest
+from isthmus.features.package.manifest import package_digest
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Float64, String
 from isthmus.orchestration.project import Project

@@ -12,10 +12,10 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from isthmus.features.contractdiff import consequences, differences
+from isthmus.features.contract.diff import consequences, differences
 from isthmus.features.errors import ConfigurationError, DataError, RequestError
-from isthmus.features.manifest import read_package
-from isthmus.features.rowgraph import RowGraph
+from isthmus.features.package.manifest import read_package
+from isthmus.features.request.graph import RowGraph
 from isthmus.orchestration.materialization import materialize
 from isthmus.orchestration.models import distill, export
 from isthmus.orchestration.registration import apply

@@ -15,8 +15,8 @@ import pytest
 from isthmus.distill import courtesy
 from isthmus.distill.checkpoint import copied
 from isthmus.distill.loop import Training
-from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.latency import Heard, Teller, Told
+from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.orchestration.artifacts import last_report
 from isthmus.orchestration.models import distill
 from isthmus.orchestration.project import Project

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from isthmus.features import clock
-from isthmus.features.standing import Status, ViewStatus
+from isthmus.features.status import Status, ViewStatus
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.registration import apply
 from isthmus.orchestration.status import note, status

@@ -25,8 +25,8 @@ from torch.utils.data import DataLoader
 
 import isthmus
 from isthmus import DataError, IsthmusError, RequestError
-from isthmus.features.offline import OfflineStore
-from isthmus.features.pointintime import BATCH, join_naively
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.pointintime.join import BATCH, join_naively
 from isthmus.orchestration import enginejoin
 from isthmus.orchestration.enginejoin import EngineJoin
 from isthmus.orchestration.project import Project

@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from isthmus import DataError, RequestError
-from isthmus.features.offline import OfflineStore
-from isthmus.features.pointintime import join_naively
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.pointintime.join import join_naively
 from isthmus.orchestration.artifacts import last_training_set
 from isthmus.orchestration.registration import apply
 from isthmus.orchestration.tables import build

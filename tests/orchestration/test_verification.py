@@ -19,11 +19,11 @@ from playwright.sync_api import Page, sync_playwright
 
 from isthmus import ContractMismatch, DataError, DependencyError, GateFailed
 from isthmus.features import clock
-from isthmus.features.columns import Values, from_python
-from isthmus.features.connection import connect
-from isthmus.features.embedded import EmbeddedRedis
-from isthmus.features.online import OnlineStore
+from isthmus.features.online.store import OnlineStore
+from isthmus.features.redis.connection import connect
+from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.types import Float64, Int64, String
+from isthmus.features.values.columns import Values, from_python
 from isthmus.features.verdict import Verdict, compare
 from isthmus.orchestration.api import private_api
 from isthmus.orchestration.graph.work import plots

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from isthmus.features.embedded import EmbeddedRedis
+from isthmus.features.redis.embedded import EmbeddedRedis
 from tests.serving.support import CONTRACT, Server, fill, make_package, serving, wait
 
 

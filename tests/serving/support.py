@@ -20,14 +20,13 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
-from isthmus.features.columns import from_python
-from isthmus.features.connection import connect
-from isthmus.features.contract import Column, Contract, ServiceContract, ViewContract
+from isthmus.features.contract.contract import Column, Contract, ServiceContract, ViewContract
 from isthmus.features.files import write_atomically
-from isthmus.features.golden import Case, Golden, Kept
-from isthmus.features.manifest import Input, Manifest, Tensor, Variant, feeds, package_digest
-from isthmus.features.online import OnlineStore
+from isthmus.features.online.store import OnlineStore
+from isthmus.features.package.golden import Case, Golden, Kept
+from isthmus.features.package.manifest import Input, Manifest, Tensor, Variant, feeds, package_digest
 from isthmus.features.profiles import ServingProfile
+from isthmus.features.redis.connection import connect
 from isthmus.features.types import (
     SCALARS,
     Array,
@@ -41,6 +40,7 @@ from isthmus.features.types import (
     String,
     UnixTimestamp,
 )
+from isthmus.features.values.columns import from_python
 from isthmus.features.verdict import FeatureVerdict, Verdict
 from isthmus.serving.deployment import Deployment
 from isthmus.serving.keys import Key, Keyring, make

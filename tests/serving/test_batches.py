@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.features.columns import Values
 from isthmus.features.profiles import BATCH_ROWS, ServingProfile
+from isthmus.features.values.columns import Values
 from isthmus.serving.batches import QUICK_ROWS, QUICK_SECONDS, Batches, Columns, Outputs
 from isthmus.serving.limits import Limits
 from isthmus.serving.model import Model

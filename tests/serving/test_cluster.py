@@ -14,14 +14,14 @@ from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.retry import Retry
 
-from isthmus.features.columns import from_python
-from isthmus.features.connection import connect
-from isthmus.features.entitykey import entity_key
 from isthmus.features.errors import DependencyError
-from isthmus.features.lookupplan import LookupPlan
-from isthmus.features.online import OnlineStore
-from isthmus.features.rows import RowCodec
+from isthmus.features.online.plan import LookupPlan
+from isthmus.features.online.store import OnlineStore
+from isthmus.features.redis.connection import connect
 from isthmus.features.types import Int32
+from isthmus.features.values.columns import from_python
+from isthmus.features.values.entitykey import entity_key
+from isthmus.features.values.rows import RowCodec
 from isthmus.serving.limits import Limits
 from isthmus.serving.store import Store
 from tests.servers import NODES, owner, redis_cluster

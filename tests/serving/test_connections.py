@@ -8,10 +8,10 @@ from urllib.parse import quote
 import pytest
 import redis
 
-from isthmus.features.connection import connect
-from isthmus.features.embedded import EmbeddedRedis
 from isthmus.features.errors import DependencyError
-from isthmus.features.lookupplan import LookupPlan
+from isthmus.features.online.plan import LookupPlan
+from isthmus.features.redis.connection import connect
+from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.types import Int64
 from isthmus.serving.limits import Limits
 from isthmus.serving.node import Node

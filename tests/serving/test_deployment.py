@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.features.contract import Contract
+from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import ContractMismatch, GateFailed, IsthmusError, PackageError
-from isthmus.features.manifest import package_digest
+from isthmus.features.package.manifest import package_digest
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.verdict import FeatureVerdict, Verdict
 from isthmus.serving.deployment import Approval, Deployment

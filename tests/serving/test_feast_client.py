@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.features.embedded import EmbeddedRedis
+from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.types import Array, UnixTimestamp
 from tests.serving.support import (
     CARRIER,

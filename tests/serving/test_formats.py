@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.features.clock import Status, micros
-from isthmus.features.columns import ARROW, from_arrow
-from isthmus.features.lookupplan import ViewAnswer
-from isthmus.features.rowgraph import RowGraph
-from isthmus.features.rows import RowCodec
+from isthmus.features.online.plan import ViewAnswer
+from isthmus.features.request.graph import RowGraph
 from isthmus.features.types import TYPES, Int64
+from isthmus.features.values.columns import ARROW, from_arrow
+from isthmus.features.values.rows import RowCodec
 from isthmus.serving import compact
 from isthmus.serving.encode import LABELS
 from isthmus.serving.formats import Format, chosen

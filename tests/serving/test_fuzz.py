@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.features.embedded import EmbeddedRedis
+from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.serving.formats import Format
 from tests.serving.support import CONTRACT, EVERYTHING, Server, fill, make_package, serving, wait
 

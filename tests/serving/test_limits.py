@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.features.connection import connect as connect_redis
-from isthmus.features.online import OnlineStore
+from isthmus.features.online.store import OnlineStore
+from isthmus.features.redis.connection import connect as connect_redis
 from isthmus.features.types import String
 from isthmus.serving.connection import WAIT_SECONDS
 from isthmus.serving.limits import Limits

@@ -4,9 +4,9 @@ from typing import Any
 import orjson
 import pytest
 
-from isthmus.features.connection import connect
-from isthmus.features.embedded import EmbeddedRedis
-from isthmus.features.online import OnlineStore
+from isthmus.features.online.store import OnlineStore
+from isthmus.features.redis.connection import connect
+from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.types import String
 from isthmus.serving.formats import Format
 from tests.serving.support import (

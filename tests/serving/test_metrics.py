@@ -23,10 +23,10 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from isthmus.features.contract import ViewContract
-from isthmus.features.lookupplan import LookupPlan
-from isthmus.features.rowgraph import RowGraph
-from isthmus.features.rows import encode_row
+from isthmus.features.contract.contract import ViewContract
+from isthmus.features.online.plan import LookupPlan
+from isthmus.features.request.graph import RowGraph
+from isthmus.features.values.rows import encode_row
 from isthmus.serving.formats import Format
 from isthmus.serving.lookup import Lookup
 from isthmus.serving.metrics import Metrics

@@ -15,7 +15,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from isthmus.features.embedded import binary
+from isthmus.features.redis.embedded import binary
 from tests.serving.support import CONTRACT, Server, fill, free_port, require_discreet, serving, wait
 
 PASSWORD = "never-to-be-shown"  # noqa: S105

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.features.errors import PackageError
-from isthmus.features.manifest import package_digest
+from isthmus.features.package.manifest import package_digest
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Float64, Int64, String
 from isthmus.serving.deployment import Deployment

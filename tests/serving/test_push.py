@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from isthmus.features import clock
 from isthmus.features.clock import Row, Status, as_of
-from isthmus.features.columns import Values, from_python
-from isthmus.features.connection import connect
-from isthmus.features.embedded import EmbeddedRedis
-from isthmus.features.online import OnlineStore
-from isthmus.features.rows import RowCodec
+from isthmus.features.online.store import OnlineStore
+from isthmus.features.redis.connection import connect
+from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.types import Float32, Int64
+from isthmus.features.values.columns import Values, from_python
+from isthmus.features.values.rows import RowCodec
 from isthmus.serving.limits import Limits
 from tests.serving.support import CONTRACT, EVERYTHING, HOUR, NOW, PUNCTUALITY, Server, serving, wait
 

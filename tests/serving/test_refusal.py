@@ -9,7 +9,7 @@ import httpx
 import pytest
 import redis
 
-from isthmus.features.embedded import binary
+from isthmus.features.redis.embedded import binary
 from tests.refusing import ARGUMENTS, HALF, PASSWORD, READER, STATES, fill_for_loading, loading
 from tests.servers import redis_server
 from tests.serving.support import CONTRACT, NOW, Server, fill, free_port, serving

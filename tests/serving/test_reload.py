@@ -7,9 +7,9 @@ from typing import Any
 
 import httpx
 
-from isthmus.features.contract import Contract
+from isthmus.features.contract.contract import Contract
 from isthmus.features.files import write_atomically
-from isthmus.features.manifest import package_digest
+from isthmus.features.package.manifest import package_digest
 from isthmus.features.types import Int64
 from tests.serving.support import (
     CONTRACT,

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.features.contract import Contract
+from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import ContractMismatch, DataError, DependencyError, GateFailed, PackageError
-from isthmus.features.manifest import package_digest, read_package
+from isthmus.features.package.manifest import package_digest, read_package
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Int64
 from isthmus.serving import rollout

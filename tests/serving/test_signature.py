@@ -11,9 +11,9 @@ import pytest
 
 from isthmus.features.errors import ConfigurationError, PackageError
 from isthmus.features.files import write_atomically
-from isthmus.features.manifest import package_digest, read_package
+from isthmus.features.package.manifest import package_digest, read_package
+from isthmus.features.package.signature import PASSWORD, Signer, key_name, read_public_key, require_signature
 from isthmus.features.profiles import ServingProfile
-from isthmus.features.signature import PASSWORD, Signer, key_name, read_public_key, require_signature
 from isthmus.serving.deployment import Deployment
 from isthmus.serving.model import Model
 from isthmus.serving.rollout import deploy
@@ -153,7 +153,7 @@ def test_without_the_extra_it_is_named(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "sys.modules['cryptography'] = None\n"
         "from isthmus.features.errors import DependencyError\n"
-        "from isthmus.features.signature import Signer, read_public_key\n"
+        "from isthmus.features.package.signature import Signer, read_public_key\n"
         "for ask, file in ((Signer, sys.argv[1]), (read_public_key, sys.argv[2])):\n"
         "    try:\n"
         "        ask(Path(file))\n"

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.features.columns import from_python
-from isthmus.features.connection import connect
-from isthmus.features.contract import Column, ViewContract
-from isthmus.features.entitykey import KeyValue, entity_key
-from isthmus.features.lookupplan import LookupPlan
-from isthmus.features.online import OnlineStore
-from isthmus.features.published import Published
-from isthmus.features.rows import RowCodec
-from isthmus.features.stamp import Stamp
+from isthmus.features.contract.contract import Column, ViewContract
+from isthmus.features.online.plan import LookupPlan
+from isthmus.features.online.record import Published
+from isthmus.features.online.store import OnlineStore
+from isthmus.features.redis.connection import connect
 from isthmus.features.types import Int32
+from isthmus.features.values.columns import from_python
+from isthmus.features.values.entitykey import KeyValue, entity_key
+from isthmus.features.values.rows import RowCodec
+from isthmus.features.values.stamp import Stamp
 from isthmus.serving.limits import Limits
 from isthmus.serving.node import Node
 from isthmus.serving.stamps import FRESH_SECONDS, Stamps

@@ -6,11 +6,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from isthmus.features import standing
-from isthmus.features.connection import connect
-from isthmus.features.embedded import EmbeddedRedis
-from isthmus.features.published import Published, records
-from isthmus.features.standing import ModelStatus, RunStatus, Status, ViewStatus
+from isthmus.features import status
+from isthmus.features.online.record import Published, records
+from isthmus.features.redis.connection import connect
+from isthmus.features.redis.embedded import EmbeddedRedis
+from isthmus.features.status import ModelStatus, RunStatus, Status, ViewStatus
 from isthmus.serving import statuspage
 from isthmus.serving.messages import StatusAnswer
 from isthmus.serving.tally import Tally
@@ -77,7 +77,7 @@ def test_the_page_says_the_same_and_runs_nothing(own: tuple[Server, str]) -> Non
         assert asked(server).project == FOUND
         answer = server.http.get("/status", headers=PAGE)
     finally:
-        (folder / standing.FILE).unlink()
+        (folder / status.FILE).unlink()
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     assert "<script" not in answer.text
@@ -103,7 +103,7 @@ def test_what_has_no_times_has_no_age(own: tuple[Server, str]) -> None:
 
 def test_what_cannot_be_read_hides_nothing_else(own: tuple[Server, str]) -> None:
     server, _ = own
-    file = server.deployment.with_name(standing.FILE)
+    file = server.deployment.with_name(status.FILE)
     file.write_text("{}")
     try:
         found = asked(server)

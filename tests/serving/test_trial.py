@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from isthmus.features.errors import ContractMismatch, GateFailed, PackageError
 from isthmus.features.files import write_atomically
-from isthmus.features.manifest import package_digest
+from isthmus.features.package.manifest import package_digest
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Float64, String
 from isthmus.serving.batches import Batches, Columns, Outputs

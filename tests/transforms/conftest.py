@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from isthmus.features.spec import Source
+from isthmus.features.definition.spec import Source
 from isthmus.transforms import engine, sources
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
-from isthmus.features.layout import MASKS, NOTES, VALID, Layout, given, given_array
-from isthmus.features.layout import found as tensor_of
+from isthmus.features.request.layout import MASKS, NOTES, VALID, Layout, given, given_array
+from isthmus.features.request.layout import found as tensor_of
 from isthmus.transforms.rowwise.compiler import Compiled, compile_columns
 from isthmus.transforms.rowwise.types import (
     BOOLEAN,

@@ -10,14 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from isthmus import DependencyError
-from isthmus.features.columns import from_arrow
-from isthmus.features.connection import connect
-from isthmus.features.embedded import EmbeddedRedis
-from isthmus.features.history import History
-from isthmus.features.offline import OfflineStore
-from isthmus.features.online import EVERYTHING, OnlineStore
-from isthmus.features.pointintime import latest as embedded_latest
+from isthmus.features.offline.history import History
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.online.store import EVERYTHING, OnlineStore
+from isthmus.features.pointintime.join import latest as embedded_latest
+from isthmus.features.redis.connection import connect
+from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.types import Int64, String
+from isthmus.features.values.columns import from_arrow
 from isthmus.transforms import changes, engine
 from isthmus.transforms.pointintime import files, history
 from tests.features.support import ALL, bits_of, make_contract, make_view, same_bits, table

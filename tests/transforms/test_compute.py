@@ -32,10 +32,10 @@ from isthmus import (
     spine,
     transform,
 )
-from isthmus.features.columns import ARROW
-from isthmus.features.compilation import compile_contract
-from isthmus.features.contract import Column
+from isthmus.features.contract.contract import Column
+from isthmus.features.definition.compile import compile_contract
 from isthmus.features.types import DataType
+from isthmus.features.values.columns import ARROW
 from isthmus.transforms import sources
 from isthmus.transforms.compute import compute_spine, compute_view
 

@@ -21,13 +21,13 @@ from onnx import helper, numpy_helper
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
-from isthmus.features.columns import Values
-from isthmus.features.contract import Column, TransformContract, request_column
-from isthmus.features.layout import MASKS, NOTES, Computed, Layout, found
-from isthmus.features.onerow import OneRow
-from isthmus.features.onnxfile import ELEMENTS, UnreadableError, read
-from isthmus.features.rowgraph import RowGraph
+from isthmus.features.contract.contract import Column, TransformContract, request_column
+from isthmus.features.request.graph import RowGraph
+from isthmus.features.request.layout import MASKS, NOTES, Computed, Layout, found
+from isthmus.features.request.onerow import OneRow
+from isthmus.features.request.onnxbytes import ELEMENTS, UnreadableError, read
 from isthmus.features.types import Float64
+from isthmus.features.values.columns import Values
 from isthmus.orchestration.project import Project
 from isthmus.transforms.rowwise.compiler import compile_columns
 from isthmus.transforms.rowwise.expressions import node_of, traced

@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from isthmus import DataError
-from isthmus.features.history import History
-from isthmus.features.pointintime import BATCH, Join, join_naively
-from isthmus.features.scan import in_lots
+from isthmus.features.offline.history import History
+from isthmus.features.offline.scan import in_lots
+from isthmus.features.pointintime.join import BATCH, Join, join_naively
 from isthmus.features.types import Bool, Bytes, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from isthmus.transforms import engine, joining, pointintime
+from tests.features.pointintime.test_join import KEYS, MOMENTS
 from tests.features.support import ALL, DAY, FIRST, LAST, arrow, make_view, same_bits, table, times, values_of
-from tests.features.test_pointintime import KEYS, MOMENTS
 from tests.transforms.connect import connect_server
 
 if TYPE_CHECKING:

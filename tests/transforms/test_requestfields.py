@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
-from isthmus.features.columns import ARROW, Values, from_arrow, to_arrow
-from isthmus.features.compilation import compile_contract
-from isthmus.features.contract import Contract, optional
-from isthmus.features.contractdiff import differences
+from isthmus.features.contract.contract import Contract, optional
+from isthmus.features.contract.diff import differences
+from isthmus.features.definition.compile import compile_contract
+from isthmus.features.definition.expectations import Between, Expect, Expectation, Length, OneOf, Present
+from isthmus.features.definition.spec import FeatureService, Field, RequestSource, RequestTransform
 from isthmus.features.errors import ConfigurationError, DataError, RequestError
-from isthmus.features.expectations import Between, Expect, Expectation, Length, OneOf, Present
-from isthmus.features.rowgraph import RowGraph
-from isthmus.features.spec import FeatureService, Field, RequestSource, RequestTransform
+from isthmus.features.request.graph import RowGraph
 from isthmus.features.types import Array, Bool, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
+from isthmus.features.values.columns import ARROW, Values, from_arrow, to_arrow
 from isthmus.transforms import engine
 from isthmus.transforms.request import compiled, computed
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
-from isthmus.features.columns import Values, from_python
-from isthmus.features.contract import Column, TransformContract, request_column
+from isthmus.features.contract.contract import Column, TransformContract, request_column
+from isthmus.features.definition.spec import Field, RequestSource, RequestTransform
 from isthmus.features.errors import ContractMismatch, DataError, RequestError
-from isthmus.features.rowgraph import RowGraph
-from isthmus.features.spec import Field, RequestSource, RequestTransform
+from isthmus.features.request.graph import RowGraph
 from isthmus.features.types import Array, Bool, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
+from isthmus.features.values.columns import Values, from_python
 from isthmus.transforms.request import compiled
 
 TAKEN: dict[str, DataType] = {"at": UnixTimestamp, "x": Float64, "y": Float64, "n": Int64, "word": String, "flag": Bool}

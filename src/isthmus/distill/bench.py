@@ -31,7 +31,7 @@ from isthmus.distill.task import Task, replied_all
 from isthmus.distill.trial import difference, require_said
 from isthmus.distill.tried import Budget, Tried
 from isthmus.distill.types import spread
-from isthmus.features.contract import sha256
+from isthmus.features.contract.contract import sha256
 from isthmus.features.errors import DataError, DependencyError, GateFailed, Stopped
 from isthmus.features.files import write_atomically
 from isthmus.features.profiles import ServingProfile

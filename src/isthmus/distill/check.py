@@ -13,12 +13,12 @@ from isthmus.distill.program import opened
 from isthmus.distill.runtime import Run, ask
 from isthmus.distill.task import Material
 from isthmus.distill.types import Answers, Array, spread
-from isthmus.features import reproduction
-from isthmus.features.columns import Values, micros
 from isthmus.features.errors import PackageError
-from isthmus.features.golden import read_golden
-from isthmus.features.manifest import Manifest, Variant, feeds, read_package
+from isthmus.features.package import replay
+from isthmus.features.package.golden import read_golden
+from isthmus.features.package.manifest import Manifest, Variant, feeds, read_package
 from isthmus.features.types import Float64
+from isthmus.features.values.columns import Values, micros
 from isthmus.features.verdict import FeatureVerdict, compare
 
 
@@ -88,7 +88,7 @@ def _running(package: Path, manifest: Manifest, variant: Variant) -> Iterator[Ru
             yield program.ask
     else:
         # By its path: of a model from memory, weights in another file would be looked for in the working folder.
-        yield partial(ask, reproduction.opened(package, manifest, variant, 1))
+        yield partial(ask, replay.opened(package, manifest, variant, 1))
 
 
 def _worst(expected: Answers, found: Mapping[str, Array]) -> tuple[Array, Array]:

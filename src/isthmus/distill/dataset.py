@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from isthmus.distill.types import Array, Index
-from isthmus.features.columns import ARROW, Values, from_arrow
 from isthmus.features.errors import DataError
-from isthmus.features.manifest import Feeds, ModelInput, feeds
+from isthmus.features.package.manifest import Feeds, ModelInput, feeds
+from isthmus.features.values.columns import ARROW, Values, from_arrow
 
 VOCABULARY = 254
 """Most categories per column; histogram gradient boosting takes 255 with the missing one."""

@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from isthmus.distill.settings import Settings
-from isthmus.features.contract import one_of
+from isthmus.features.contract.contract import one_of
+from isthmus.features.definition.spec import FeatureService, Spine
 from isthmus.features.errors import Problem
-from isthmus.features.spec import FeatureService, Spine
 from isthmus.features.types import DataType, String
 from isthmus.transforms.steps import Embed, Impute, Standardize, Step, Text
 

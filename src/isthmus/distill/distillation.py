@@ -25,7 +25,7 @@ from isthmus.distill.report import FORMAT, PUPILS, Trained, report
 from isthmus.distill.settings import Settings
 from isthmus.distill.task import Material, Task
 from isthmus.distill.teaching import outputs_of, taught
-from isthmus.features.contract import sha256
+from isthmus.features.contract.contract import sha256
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
 from isthmus.features.files import publish
 from isthmus.features.progress import Progress

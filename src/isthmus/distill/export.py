@@ -23,16 +23,9 @@ from isthmus.distill.task import Case, Material, Task
 from isthmus.distill.trial import Measured, Trial, allowed, fit, precisions
 from isthmus.distill.types import Array, Index, spread
 from isthmus.features.errors import ContractMismatch, GateFailed
-from isthmus.features.golden import Case as GoldenCase
-from isthmus.features.golden import Golden, Kept
-from isthmus.features.manifest import (
-    FORMAT_VERSION,
-    Feeds,
-    Manifest,
-    Variant,
-    package_digest,
-    placed,
-)
+from isthmus.features.package.golden import Case as GoldenCase
+from isthmus.features.package.golden import Golden, Kept
+from isthmus.features.package.manifest import FORMAT_VERSION, Feeds, Manifest, Variant, package_digest, placed
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.progress import Progress
 

@@ -12,8 +12,8 @@ import msgspec
 
 from isthmus.distill.runtime import predict, session
 from isthmus.features.errors import GateFailed
-from isthmus.features.golden import Kept
-from isthmus.features.manifest import Feeds
+from isthmus.features.package.golden import Kept
+from isthmus.features.package.manifest import Feeds
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from isthmus.distill.declaration import OVERALL, Gate
-from isthmus.features.contract import one_of
+from isthmus.features.contract.contract import one_of
 from isthmus.features.errors import ConfigurationError, Problem
 
 

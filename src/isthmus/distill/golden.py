@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from isthmus.distill.types import Index
-from isthmus.features.columns import Values, from_python
-from isthmus.features.manifest import ModelInput
+from isthmus.features.package.manifest import ModelInput
 from isthmus.features.types import DataType, Float64
+from isthmus.features.values.columns import Values, from_python
 
 UNSEEN = "\x7fnever in training"
 

@@ -15,7 +15,7 @@ from isthmus.distill.building import Building
 from isthmus.distill.head import Head
 from isthmus.distill.preparation import NUMBERS
 from isthmus.distill.student import Student
-from isthmus.features.layout import ELEMENTS, MASKS, NOTES, VALID, Layout, found, given
+from isthmus.features.request.layout import ELEMENTS, MASKS, NOTES, VALID, Layout, found, given
 from isthmus.features.types import String
 
 OUTPUT = "probability"

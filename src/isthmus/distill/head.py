@@ -10,11 +10,11 @@ from functools import cached_property
 
 import numpy as np
 
-from isthmus.features.columns import Values
-from isthmus.features.contract import Column, Contract, TransformContract
-from isthmus.features.layout import Mask
-from isthmus.features.manifest import ModelInput
-from isthmus.features.rowgraph import RowGraph
+from isthmus.features.contract.contract import Column, Contract, TransformContract
+from isthmus.features.package.manifest import ModelInput
+from isthmus.features.request.graph import RowGraph
+from isthmus.features.request.layout import Mask
+from isthmus.features.values.columns import Values
 
 
 @dataclass(frozen=True)

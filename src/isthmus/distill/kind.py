@@ -19,7 +19,7 @@ from isthmus.distill.student import read_record
 from isthmus.distill.tabular import TabularTask
 from isthmus.distill.task import Material, Task
 from isthmus.distill.teachers.fingerprint import fingerprint
-from isthmus.features.contract import one_of, sha256
+from isthmus.features.contract.contract import one_of, sha256
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, Problem
 from isthmus.transforms.steps import described
 

@@ -13,11 +13,11 @@ from isthmus.distill.task import Case, Material
 from isthmus.distill.teachers.teacher import named
 from isthmus.distill.trial import difference
 from isthmus.features.errors import DependencyError, GateFailed, PackageError
-from isthmus.features.folder import GOLDEN
-from isthmus.features.golden import Golden, Kept, read_golden
-from isthmus.features.inspection import Runtime
-from isthmus.features.manifest import Manifest, Variant, read_package
-from isthmus.features.reproduction import Answers
+from isthmus.features.package.checksums import GOLDEN
+from isthmus.features.package.golden import Golden, Kept, read_golden
+from isthmus.features.package.inspect import Runtime
+from isthmus.features.package.manifest import Manifest, Variant, read_package
+from isthmus.features.package.replay import Answers
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import numpy as np
 
 from isthmus.distill.evaluate import auc
 from isthmus.distill.types import Array
-from isthmus.features.columns import Values
+from isthmus.features.values.columns import Values
 
 SAYS = 0.999
 """An input with such an AUC is no feature: it is the label under another name, or all that a model could find."""

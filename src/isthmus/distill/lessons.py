@@ -19,7 +19,7 @@ from isthmus.distill.settings import Settings
 from isthmus.distill.task import Task, answers, asked_all
 from isthmus.distill.transfer.objective import Objective
 from isthmus.distill.types import Index
-from isthmus.features.contract import sha256
+from isthmus.features.contract.contract import sha256
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.progress import Progress
 

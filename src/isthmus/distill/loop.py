@@ -26,7 +26,7 @@ from isthmus.distill.courtesy import Giving
 from isthmus.distill.device import enough_memory, peak
 from isthmus.distill.interruption import interruption
 from isthmus.distill.settings import Settings
-from isthmus.features.contract import one_of, sha256
+from isthmus.features.contract.contract import one_of, sha256
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem, Stopped
 from isthmus.features.latency import Latency
 from isthmus.features.progress import Progress

@@ -10,9 +10,9 @@ import msgspec
 
 from isthmus.distill.readme import readme
 from isthmus.features.files import publish
-from isthmus.features.folder import CONTRACT, GOLDEN, MANIFEST, README, SUMS
-from isthmus.features.golden import Golden, read_golden
-from isthmus.features.manifest import Manifest, read_package
+from isthmus.features.package.checksums import CONTRACT, GOLDEN, MANIFEST, README, SUMS
+from isthmus.features.package.golden import Golden, read_golden
+from isthmus.features.package.manifest import Manifest, read_package
 
 
 def contents(

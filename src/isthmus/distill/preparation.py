@@ -17,7 +17,7 @@ from isthmus.distill.dataset import Tensors
 from isthmus.distill.declaration import Plan
 from isthmus.distill.runtime import session
 from isthmus.distill.types import Array
-from isthmus.features.layout import VALID, found, given
+from isthmus.features.request.layout import VALID, found, given
 from isthmus.transforms import fitting
 from isthmus.transforms.fitting import FittedNumber, FittedText, Preparation
 from isthmus.transforms.steps import Embed, Hashed, OneHot

@@ -20,12 +20,12 @@ import msgspec
 import numpy as np
 
 from isthmus.distill.types import Array
-from isthmus.features.confinement import confine
 from isthmus.features.errors import DependencyError
-from isthmus.features.folder import LARGEST
-from isthmus.features.golden import Kept
-from isthmus.features.manifest import Feeds, Manifest, Tensor, Variant
-from isthmus.features.reproduction import SECONDS, refused
+from isthmus.features.package.checksums import LARGEST
+from isthmus.features.package.golden import Kept
+from isthmus.features.package.manifest import Feeds, Manifest, Tensor, Variant
+from isthmus.features.package.replay import SECONDS, refused
+from isthmus.features.package.sandbox import confine
 
 NAME = "ExecuTorch"
 PINS = dict(

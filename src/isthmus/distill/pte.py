@@ -21,7 +21,7 @@ from isthmus.distill.task import Task
 from isthmus.distill.teachers.teacher import named
 from isthmus.distill.types import Index
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem
-from isthmus.features.manifest import Tensor as Described
+from isthmus.features.package.manifest import Tensor as Described
 
 FILE = "model.fp32.pte"
 QUANTIZED = "model.int8.pte"

@@ -17,7 +17,7 @@ from isthmus.distill.exactness import exact, powers_of_two
 from isthmus.distill.runtime import optimized
 from isthmus.distill.types import Array
 from isthmus.features.errors import ConfigurationError, DataError, Problem
-from isthmus.features.manifest import Feeds
+from isthmus.features.package.manifest import Feeds
 
 
 class _Calibration(CalibrationDataReader):  # type: ignore[misc]

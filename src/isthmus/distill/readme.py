@@ -3,9 +3,9 @@
 import json
 from collections.abc import Iterable, Sequence
 
-from isthmus.features.folder import SUMS
-from isthmus.features.layout import VALID, given
-from isthmus.features.manifest import Manifest, Tensor
+from isthmus.features.package.checksums import SUMS
+from isthmus.features.package.manifest import Manifest, Tensor
+from isthmus.features.request.layout import VALID, given
 
 _PYTHON = """\
 ```python

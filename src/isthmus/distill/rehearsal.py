@@ -20,7 +20,7 @@ from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.teaching import Facts
 from isthmus.distill.transfer.objective import Objective
 from isthmus.distill.types import Index
-from isthmus.features.contract import one_of
+from isthmus.features.contract.contract import one_of
 from isthmus.features.errors import ConfigurationError, DataError, GateFailed, Problem
 
 _ASKED = 2

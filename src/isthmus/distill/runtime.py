@@ -11,7 +11,7 @@ import onnxruntime as ort
 from isthmus.distill.flatbuffer import canonical
 from isthmus.distill.types import Array
 from isthmus.features.errors import DependencyError
-from isthmus.features.manifest import Feeds, Tensor
+from isthmus.features.package.manifest import Feeds, Tensor
 
 
 def session(model: bytes, threads: int) -> ort.InferenceSession:

@@ -29,7 +29,7 @@ from isthmus.distill.task import Material, Task
 from isthmus.distill.teaching import outputs_of, taught
 from isthmus.distill.trial import allowed
 from isthmus.distill.tried import Budget, Trials, Tried, nearest, recommended, shaped
-from isthmus.features.contract import sha256
+from isthmus.features.contract.contract import sha256
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem
 from isthmus.features.files import write_atomically
 from isthmus.features.profiles import FASTEST, ServingProfile

@@ -11,7 +11,7 @@ from isthmus.distill.dataset import Tensors
 from isthmus.distill.preparation import Prepare
 from isthmus.distill.types import Array
 from isthmus.features.errors import DataError
-from isthmus.features.manifest import ModelInput
+from isthmus.features.package.manifest import ModelInput
 from isthmus.features.types import TYPES
 from isthmus.transforms.fitting import Preparation
 

@@ -29,7 +29,7 @@ from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.transfer.logits import binary_hard_targets, binary_soft_targets
 from isthmus.distill.transfer.objective import Objective, Term
 from isthmus.distill.types import Answers, Array, Index, spread
-from isthmus.features.manifest import Feeds, ModelInput, feeds
+from isthmus.features.package.manifest import Feeds, ModelInput, feeds
 from isthmus.transforms.fitting import LEARNED
 
 _LOOKED_AT = 100_000

@@ -29,7 +29,7 @@ from isthmus.distill.transfer.objective import Objective
 from isthmus.distill.types import Answers, Array, Index, spread
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.latency import Latency
-from isthmus.features.manifest import Feeds, ModelInput
+from isthmus.features.package.manifest import Feeds, ModelInput
 from isthmus.features.profiles import TrainingProfile
 from isthmus.features.progress import Progress
 from isthmus.features.types import UnixTimestamp

@@ -19,7 +19,7 @@ from isthmus.distill.task import Case, Task, replied_all
 from isthmus.distill.teaching import taught
 from isthmus.distill.types import Answers, Array, spread
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem
-from isthmus.features.manifest import Feeds, Variant
+from isthmus.features.package.manifest import Feeds, Variant
 from isthmus.features.profiles import FASTEST, ServingProfile
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from isthmus.features.journal import Journal
+from isthmus.features.files import Journal
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from isthmus.features import clock
-from isthmus.features.columns import Values
 from isthmus.features.errors import GateFailed
 from isthmus.features.types import DataType
+from isthmus.features.values.columns import Values
 
 EXAMPLES = 3
 _LOOKED = 1000

@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 from isthmus.features import errors
-from isthmus.features.columns import ARROW, Values, from_python
-from isthmus.features.contract import RESERVED, SEPARATOR, STATUS, Contract
-from isthmus.features.entitykey import KeyValue
+from isthmus.features.contract.contract import RESERVED, SEPARATOR, STATUS, Contract
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, DependencyError, IsthmusError
 from isthmus.features.types import DataType, Float32
+from isthmus.features.values.columns import ARROW, Values, from_python
+from isthmus.features.values.entitykey import KeyValue
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.server import running, settings
 from isthmus.serving.formats import Format

@@ -12,12 +12,12 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from isthmus.distill.declaration import Distillation
-from isthmus.features.contract import Contract
-from isthmus.features.contractdiff import service_differences
+from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.diff import service_differences
 from isthmus.features.errors import DataError
 from isthmus.features.files import read_pointer
-from isthmus.features.manifest import read_contract, read_package
-from isthmus.features.pointintime import BATCH
+from isthmus.features.package.manifest import read_contract, read_package
+from isthmus.features.pointintime.join import BATCH
 from isthmus.features.profiles import FASTEST, ServingProfile
 from isthmus.orchestration.project import Project
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from isthmus.features.statistics import ViewStatistics
+    from isthmus.features.quality.statistics import ViewStatistics
 
 
 FEATURE_COLUMNS = ("feature", "type", "nulls", "distinct", "low", "median", "high", "mean")

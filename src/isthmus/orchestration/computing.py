@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from isthmus.features.contract import Contract, TransformContract
+from isthmus.features.contract.contract import Contract, TransformContract
+from isthmus.features.definition.spec import AtRequest
 from isthmus.features.errors import DataError
-from isthmus.features.spec import AtRequest
 from isthmus.orchestration.artifacts import TrainingSet
 from isthmus.orchestration.project import Project
 from isthmus.transforms import engine, request

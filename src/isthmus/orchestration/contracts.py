@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from isthmus.features.contract import Column, Contract, ServiceContract, TransformContract, ViewContract
-from isthmus.features.contractdiff import AVAILABLE, Change, ServiceChange, changes, consequences, duration
+from isthmus.features.contract.contract import Column, Contract, ServiceContract, TransformContract, ViewContract
+from isthmus.features.contract.diff import AVAILABLE, Change, ServiceChange, changes, consequences, duration
 from isthmus.features.errors import ContractMismatch, PackageError, RequestError
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.settings import FILE

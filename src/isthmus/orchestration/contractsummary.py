@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from isthmus.features.contract import Column
+from isthmus.features.contract.contract import Column
 from isthmus.orchestration.contracts import (
     ContractDifference,
     Found,

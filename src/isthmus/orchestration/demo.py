@@ -15,9 +15,9 @@ import dagster as dg
 import msgspec
 import numpy as np
 
-from isthmus.features.columns import micros
 from isthmus.features.errors import DependencyError, GateFailed, IsthmusError
 from isthmus.features.progress import Progress, silent
+from isthmus.features.values.columns import micros
 from isthmus.orchestration.artifacts import last_training_set
 from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.graph.events import Made

@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from isthmus.features.contract import Contract, ViewContract
-from isthmus.features.contractdiff import changed_parts, differences
+from isthmus.features.contract.contract import Contract, ViewContract
+from isthmus.features.contract.diff import changed_parts, differences
 from isthmus.features.errors import ContractMismatch, DataError, IsthmusError
 from isthmus.features.files import read_pointer
-from isthmus.features.offline import OfflineStore
+from isthmus.features.offline.store import OfflineStore
 from isthmus.orchestration.artifacts import RECORD, last_package, outdated
 from isthmus.orchestration.project import Project
 from isthmus.serving.deployment import Deployment

@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 
 from isthmus.features.errors import DataError, RequestError
 from isthmus.features.files import scratch_folder
-from isthmus.features.history import History
-from isthmus.features.offline import OfflineStore
-from isthmus.features.pointintime import BATCH, PASS, Join
-from isthmus.features.scan import in_lots
+from isthmus.features.offline.history import History
+from isthmus.features.offline.scan import in_lots
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.pointintime.join import BATCH, PASS, Join
 from isthmus.transforms import engine, joining, pointintime
 
 _WHERE = "join by the engine"

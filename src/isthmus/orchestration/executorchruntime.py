@@ -5,9 +5,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from isthmus.distill.program import NAME, absent, opened
-from isthmus.features.golden import Golden
-from isthmus.features.manifest import Manifest, Variant
-from isthmus.features.reproduction import GOLDEN_TOLERANCE, Answers
+from isthmus.features.package.golden import Golden
+from isthmus.features.package.manifest import Manifest, Variant
+from isthmus.features.package.replay import GOLDEN_TOLERANCE, Answers
 
 
 class ExecuTorchRuntime:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from isthmus.features.definition.spec import FeatureView, Source, Spine
 from isthmus.features.errors import RequestError
-from isthmus.features.spec import FeatureView, Source, Spine
 from isthmus.orchestration.project import Project
 from isthmus.transforms import engine, sources
 from isthmus.transforms.compute import Frames

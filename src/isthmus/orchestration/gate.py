@@ -7,9 +7,9 @@ import pyarrow.dataset as ds
 
 from isthmus.features.days import Days
 from isthmus.features.errors import GateFailed
-from isthmus.features.findings import Finding, by_row, check
-from isthmus.features.history import History
-from isthmus.features.offline import OfflineStore
+from isthmus.features.offline.history import History
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.quality.validation import Finding, by_row, check
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.reference import references
 

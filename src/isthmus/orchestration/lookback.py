@@ -6,14 +6,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from isthmus.features.columns import from_arrow
-from isthmus.features.contract import Column, ViewContract
-from isthmus.features.contractdiff import duration
+from isthmus.features.contract.contract import Column, ViewContract
+from isthmus.features.contract.diff import duration
 from isthmus.features.days import DAY, Days, day_name
+from isthmus.features.definition.spec import FeatureView
 from isthmus.features.errors import DataError
-from isthmus.features.spec import FeatureView
-from isthmus.features.spool import Spool
+from isthmus.features.offline.spool import Spool
 from isthmus.features.types import DataType
+from isthmus.features.values.columns import from_arrow
 from isthmus.transforms import sources
 from isthmus.transforms.compute import Frames, stream_view
 

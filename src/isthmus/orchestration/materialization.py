@@ -7,13 +7,13 @@ Spark and Spark Connect the executors read and write them.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from isthmus.features.connection import answering, connect
-from isthmus.features.contract import Contract
-from isthmus.features.offline import OfflineStore
-from isthmus.features.online import OnlineStore, WriteCounts
+from isthmus.features.contract.contract import Contract
+from isthmus.features.offline.snapshot import Places, State
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.online.store import OnlineStore, WriteCounts
 from isthmus.features.progress import Progress, silent
-from isthmus.features.publishing import Materialized, Send, publish, require_same
-from isthmus.features.snapshot import Places, State
+from isthmus.features.publishing.publish import Materialized, Send, publish, require_same
+from isthmus.features.redis.connection import answering, connect
 from isthmus.orchestration import gate
 from isthmus.orchestration.frames import selected
 from isthmus.orchestration.project import Project

@@ -11,15 +11,15 @@ import pyarrow.compute as pc
 from isthmus.distill.dataset import columns
 from isthmus.distill.runtime import predict
 from isthmus.distill.types import spread
-from isthmus.features.columns import Values, from_arrow
-from isthmus.features.contract import Contract
-from isthmus.features.history import History
-from isthmus.features.layout import VALID, Layout, given
-from isthmus.features.manifest import Feeds, Manifest, ModelInput, Variant, feeds
-from isthmus.features.pointintime import point_in_time
-from isthmus.features.reproduction import opened
-from isthmus.features.rows import Bool
+from isthmus.features.contract.contract import Contract
+from isthmus.features.offline.history import History
+from isthmus.features.package.manifest import Feeds, Manifest, ModelInput, Variant, feeds
+from isthmus.features.package.replay import opened
+from isthmus.features.pointintime.join import point_in_time
+from isthmus.features.request.layout import VALID, Layout, given
 from isthmus.features.types import DataType, Float32, String
+from isthmus.features.values.columns import Values, from_arrow
+from isthmus.features.values.rows import Bool
 from isthmus.features.verdict import FeatureVerdict, compare
 from isthmus.orchestration.api import Api
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from isthmus.distill.declaration import Distillation, Plan
 from isthmus.distill.gates import held
 from isthmus.distill.head import Head
-from isthmus.features.contract import Contract
+from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import (
     DataError,
     DependencyError,
@@ -18,9 +18,9 @@ from isthmus.features.errors import (
 )
 from isthmus.features.files import write_atomically
 from isthmus.features.latency import Heard
-from isthmus.features.manifest import ModelInput, read_package
+from isthmus.features.package.manifest import ModelInput, read_package
+from isthmus.features.package.signature import require_signature
 from isthmus.features.progress import Progress, silent
-from isthmus.features.signature import require_signature
 from isthmus.features.verdict import FeatureVerdict
 from isthmus.orchestration import artifacts, papers
 from isthmus.orchestration.artifacts import (
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from isthmus.distill.ladder import Ladder
     from isthmus.distill.search import SearchReport
     from isthmus.distill.task import Material
-    from isthmus.features.inspection import Runtime
+    from isthmus.features.package.inspect import Runtime
     from isthmus.transforms.fitting import Preparation
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.papers.words import duration, scaled
 from isthmus.features.errors import DependencyError
-from isthmus.features.golden import read_golden
-from isthmus.features.manifest import Manifest, read_package
+from isthmus.features.package.golden import read_golden
+from isthmus.features.package.manifest import Manifest, read_package
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.progress import Progress, silent
 from isthmus.orchestration.artifacts import last_model, last_package, packaged_report

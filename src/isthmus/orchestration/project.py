@@ -15,14 +15,11 @@ from types import ModuleType
 
 from isthmus.distill.declaration import Distillation
 from isthmus.features import clock
-from isthmus.features.compilation import compile_contract
-from isthmus.features.contract import Contract, one_of
-from isthmus.features.contractdiff import differences, named
-from isthmus.features.declarations import Declaration
-from isthmus.features.embedded import EmbeddedRedis
-from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem, RequestError
-from isthmus.features.signature import PASSWORD, Signer, read_public_key
-from isthmus.features.spec import (
+from isthmus.features.contract.contract import Contract, one_of
+from isthmus.features.contract.diff import differences, named
+from isthmus.features.definition.checks import Declaration
+from isthmus.features.definition.compile import compile_contract
+from isthmus.features.definition.spec import (
     AtRequest,
     Entity,
     FeatureProjection,
@@ -33,6 +30,9 @@ from isthmus.features.spec import (
     Source,
     Spine,
 )
+from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem, RequestError
+from isthmus.features.package.signature import PASSWORD, Signer, read_public_key
+from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.types import is_input
 from isthmus.orchestration.settings import FILE, Settings, find, load
 from isthmus.transforms.request import compiled

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 
 from isthmus.features import clock
-from isthmus.features.drift import LEAST, Drift, Thresholds, drift, windows
 from isthmus.features.errors import RequestError
-from isthmus.features.findings import Finding, Reference
-from isthmus.features.history import History
-from isthmus.features.offline import OfflineStore
+from isthmus.features.offline.history import History
+from isthmus.features.offline.store import OfflineStore
 from isthmus.features.progress import Progress, silent
-from isthmus.features.statistics import FORMAT, ViewStatistics, view_statistics
+from isthmus.features.quality.drift import LEAST, Drift, Thresholds, drift, windows
+from isthmus.features.quality.statistics import FORMAT, ViewStatistics, view_statistics
+from isthmus.features.quality.validation import Finding, Reference
 from isthmus.orchestration import gate
 from isthmus.orchestration.frames import selected
 from isthmus.orchestration.project import Project

@@ -5,7 +5,7 @@ from html import escape
 
 import numpy as np
 
-from isthmus.features.statistics import FeatureStatistics
+from isthmus.features.quality.statistics import FeatureStatistics
 from isthmus.orchestration.cells import FEATURE_COLUMNS, feature_rows
 from isthmus.orchestration.quality import QualityReport, ViewQuality
 

@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.types import spread
-from isthmus.features.columns import ARROW, Values, from_arrow, micros
-from isthmus.features.contract import Column, Contract, TransformContract
-from isthmus.features.rowgraph import RowGraph
-from isthmus.features.rows import Bool
-from isthmus.features.spec import AtRequest
+from isthmus.features.contract.contract import Column, Contract, TransformContract
+from isthmus.features.definition.spec import AtRequest
+from isthmus.features.request.graph import RowGraph
+from isthmus.features.values.columns import ARROW, Values, from_arrow, micros
+from isthmus.features.values.rows import Bool
 from isthmus.features.verdict import FeatureVerdict, compare, identical
 from isthmus.orchestration.api import Api
 from isthmus.orchestration.artifacts import latest_training_set

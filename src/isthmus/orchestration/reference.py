@@ -12,13 +12,20 @@ import msgspec
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from isthmus.features.contract import Column, ViewContract
+from isthmus.features.contract.contract import Column, ViewContract
 from isthmus.features.errors import DataError
 from isthmus.features.files import read_pointer, write_atomically
-from isthmus.features.findings import Reference
-from isthmus.features.history import History
-from isthmus.features.offline import OfflineStore
-from isthmus.features.statistics import FORMAT, FeatureStatistics, ViewStatistics, measure, read, view_statistics
+from isthmus.features.offline.history import History
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.quality.statistics import (
+    FORMAT,
+    FeatureStatistics,
+    ViewStatistics,
+    measure,
+    read,
+    view_statistics,
+)
+from isthmus.features.quality.validation import Reference
 from isthmus.orchestration.artifacts import STATISTICS
 from isthmus.orchestration.project import Project
 

@@ -4,11 +4,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from isthmus.features.contract import Contract
-from isthmus.features.contractdiff import differences
+from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.diff import differences
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, DependencyError
 from isthmus.features.files import write_atomically
-from isthmus.features.offline import NEW_VERSION, OfflineStore
+from isthmus.features.offline.store import NEW_VERSION, OfflineStore
 from isthmus.orchestration.project import Project
 
 
@@ -43,12 +43,12 @@ def apply(project: Project) -> Applied:
     changes = _changes(project, contract)
     _refuse_types(project, contract)
     try:
-        from isthmus.features import _feast
+        from isthmus.features.feast import registry
     except ImportError as error:
         raise DependencyError("apply", f"feast cannot be imported ({error})",
                               remedy="install it with: pip install 'isthmus[orchestration]'") from error  # fmt: skip
     server = project.settings.server
-    registered = _feast.register(
+    registered = registry.register(
         contract,
         definitions.views,
         definitions.services,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from isthmus.features import clock
-from isthmus.features.contract import Contract
+from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import ContractMismatch
-from isthmus.features.offline import OfflineStore
+from isthmus.features.offline.store import OfflineStore
 from isthmus.features.verdict import Verdict
 from isthmus.orchestration.artifacts import last_package, serving_profile, verdict_file
 from isthmus.orchestration.models import require_release

@@ -19,10 +19,10 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from isthmus.features.address import SCHEMES
 from isthmus.features.errors import ConfigurationError, Problem
+from isthmus.features.package.signature import PASSWORD
 from isthmus.features.profiles import ServingProfile, TrainingProfile
-from isthmus.features.signature import PASSWORD
+from isthmus.features.redis.address import SCHEMES
 from isthmus.serving.limits import Limits
 
 FILE = "isthmus.toml"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.files import publish
-from isthmus.features.manifest import read_package
+from isthmus.features.package.manifest import read_package
 from isthmus.orchestration.artifacts import last_package, serving_profile
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.webruntime import NAME, SOURCES, installed

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from isthmus.features.errors import DataError, RequestError
-from isthmus.features.pointintime import BATCH
-from isthmus.features.spines import SpineRows
+from isthmus.features.pointintime.join import BATCH
+from isthmus.features.pointintime.spine import SpineRows
 
 _QUERY = re.compile(
     r"(?>\s+|--[^\n]*|/\*.*?\*/|\()*+(select|with|from|values)(?=[\s(*'\"]|/\*)", re.IGNORECASE | re.DOTALL

@@ -9,14 +9,14 @@ import msgspec
 
 from isthmus.distill.declaration import Distillation
 from isthmus.features import clock
-from isthmus.features.contract import Contract
+from isthmus.features.contract.contract import Contract
 from isthmus.features.days import DAY, day_name, day_of
 from isthmus.features.errors import DataError, IsthmusError
-from isthmus.features.manifest import package_digest
-from isthmus.features.materializations import Log
-from isthmus.features.offline import OfflineStore
+from isthmus.features.offline.log import Log
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.package.manifest import package_digest
 from isthmus.features.progress import Progress, silent
-from isthmus.features.standing import ModelStatus, RunStatus, Status, ViewStatus
+from isthmus.features.status import ModelStatus, RunStatus, Status, ViewStatus
 from isthmus.features.verdict import Verdict
 from isthmus.orchestration.artifacts import last_model, last_package, latest_training_set, outdated, verdict_file
 from isthmus.orchestration.difference import in_force

@@ -3,7 +3,7 @@
 from rich.markup import escape
 
 from isthmus.features import clock
-from isthmus.features.standing import ModelStatus, Status, ViewStatus
+from isthmus.features.status import ModelStatus, Status, ViewStatus
 from isthmus.orchestration.terminal import new_console, new_table
 
 _BAD, _GOOD = "[red]{}[/]", "[green]{}[/]"

@@ -10,16 +10,16 @@ import msgspec
 import pyarrow as pa
 
 from isthmus.features.clock import MICROSECOND
-from isthmus.features.commits import Commit, Origin
-from isthmus.features.contract import ViewContract
+from isthmus.features.contract.contract import ViewContract
 from isthmus.features.days import DAY, Days, day_name, day_of
+from isthmus.features.definition.spec import FeatureView
 from isthmus.features.errors import DataError, RequestError
 from isthmus.features.files import write_atomically
-from isthmus.features.findings import Finding
-from isthmus.features.offline import OfflineStore, Prepared, Written
+from isthmus.features.offline.commits import Commit, Origin
+from isthmus.features.offline.spool import Spool
+from isthmus.features.offline.store import OfflineStore, Prepared, Written
 from isthmus.features.progress import Progress, silent
-from isthmus.features.spec import FeatureView
-from isthmus.features.spool import Spool
+from isthmus.features.quality.validation import Finding
 from isthmus.orchestration import gate, lookback
 from isthmus.orchestration.frames import reading, selected
 from isthmus.orchestration.project import Project

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from isthmus.features.errors import RequestError
-from isthmus.features.scan import in_lots
+from isthmus.features.offline.scan import in_lots
 
 Item = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
 

@@ -12,16 +12,16 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from isthmus.features.columns import ARROW
-from isthmus.features.contract import Contract, one_of
+from isthmus.features.contract.contract import Contract, one_of
 from isthmus.features.errors import ContractMismatch, DataError, RequestError
 from isthmus.features.files import publish, write_atomically
-from isthmus.features.history import History
-from isthmus.features.offline import OfflineStore
-from isthmus.features.pointintime import BATCH, Join
-from isthmus.features.scan import in_lots
-from isthmus.features.served import ServedJoin
-from isthmus.features.spines import SpineRows, spine_rows
+from isthmus.features.offline.history import History
+from isthmus.features.offline.scan import in_lots
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.pointintime.asserved import ServedJoin
+from isthmus.features.pointintime.join import BATCH, Join
+from isthmus.features.pointintime.spine import SpineRows, spine_rows
+from isthmus.features.values.columns import ARROW
 from isthmus.orchestration.artifacts import DATA, RECORD, SPINE, STATISTICS, TrainingSet, records_of
 from isthmus.orchestration.computing import Computing, computing, computing_then
 from isthmus.orchestration.enginejoin import EngineJoin

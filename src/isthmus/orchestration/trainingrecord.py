@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from isthmus.features.contract import ViewContract
+from isthmus.features.contract.contract import ViewContract
 from isthmus.features.errors import DataError, RequestError
-from isthmus.features.history import History
-from isthmus.features.offline import OfflineStore
-from isthmus.features.spines import SpineRows, spine_rows
+from isthmus.features.offline.history import History
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.pointintime.spine import SpineRows, spine_rows
 from isthmus.orchestration.artifacts import RECORD, SPINE, TrainingSet, records_of
 from isthmus.orchestration.project import Project
 

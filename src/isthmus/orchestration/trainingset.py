@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from isthmus.features.columns import ARROW
-from isthmus.features.contract import Column, Contract, optional
+from isthmus.features.contract.contract import Column, Contract, optional
 from isthmus.features.errors import RequestError
 from isthmus.features.files import write_atomically
-from isthmus.features.offline import OfflineStore
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.pointintime.spine import SpineRows
 from isthmus.features.progress import Progress, silent
-from isthmus.features.spines import SpineRows
 from isthmus.features.types import TYPES
+from isthmus.features.values.columns import ARROW
 from isthmus.orchestration import reference
 from isthmus.orchestration.artifacts import DATA, RECORD, TrainingSet, records_of
 from isthmus.orchestration.computing import computing

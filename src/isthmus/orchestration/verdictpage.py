@@ -7,7 +7,7 @@ from html import escape
 import numpy as np
 
 from isthmus.features import clock
-from isthmus.features.page import document, figure, image, table
+from isthmus.features.html import document, figure, image, table
 from isthmus.features.verdict import FeatureVerdict, Verdict
 
 MOST = 40

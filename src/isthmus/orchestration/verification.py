@@ -13,23 +13,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from isthmus.distill.declaration import Distillation
-from isthmus.features import clock, columns
-from isthmus.features.columns import Values
-from isthmus.features.connection import answering, connect
-from isthmus.features.contract import RESERVED, STATUS, Column
-from isthmus.features.entitykey import KeyValue
+from isthmus.features import clock
+from isthmus.features.contract.contract import RESERVED, STATUS, Column
 from isthmus.features.errors import GateFailed
 from isthmus.features.files import write_atomically
-from isthmus.features.history import History, status_column
-from isthmus.features.manifest import package_digest, read_package
-from isthmus.features.offline import OfflineStore
-from isthmus.features.online import OnlineStore
-from isthmus.features.pointintime import horizon, point_in_time
+from isthmus.features.offline.history import History, status_column
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.online.store import OnlineStore
+from isthmus.features.package.manifest import package_digest, read_package
+from isthmus.features.package.signature import require_signature
+from isthmus.features.pointintime.join import horizon, point_in_time
 from isthmus.features.progress import Progress, silent
-from isthmus.features.publishing import key_values
-from isthmus.features.rows import Bool
-from isthmus.features.signature import require_signature
+from isthmus.features.publishing.publish import key_values
+from isthmus.features.redis.connection import answering, connect
 from isthmus.features.types import String, UnixTimestamp
+from isthmus.features.values import columns
+from isthmus.features.values.columns import Values
+from isthmus.features.values.entitykey import KeyValue
+from isthmus.features.values.rows import Bool
 from isthmus.features.verdict import FeatureVerdict, Verdict, compare, merged
 from isthmus.orchestration.api import Api, private_api
 from isthmus.orchestration.artifacts import (

@@ -16,10 +16,10 @@ import msgspec
 
 from isthmus.features.errors import DependencyError, PackageError
 from isthmus.features.files import scratch_folder
-from isthmus.features.folder import GOLDEN
-from isthmus.features.golden import Golden, Kept
-from isthmus.features.manifest import Manifest, Variant
-from isthmus.features.reproduction import SECONDS, Answers, refused
+from isthmus.features.package.checksums import GOLDEN
+from isthmus.features.package.golden import Golden, Kept
+from isthmus.features.package.manifest import Manifest, Variant
+from isthmus.features.package.replay import SECONDS, Answers, refused
 
 NAME = "onnxruntime-web"
 TOLERANCE = 1e-6

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from isthmus.features import clock
 from isthmus.features.errors import IsthmusError, RequestError
 from isthmus.features.latency import WRITE_SECONDS, Teller
-from isthmus.features.lookupplan import ViewAnswer
+from isthmus.features.online.plan import ViewAnswer
 from isthmus.serving import (
     columns,
     compact,

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.features.columns import Values
 from isthmus.features.profiles import BATCH_ROWS
+from isthmus.features.values.columns import Values
 from isthmus.serving.offload import offload
 
 QUICK_SECONDS = 500e-6

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from isthmus.features.errors import PackageError
 from isthmus.features.files import publish
-from isthmus.features.folder import SIGNATURE
-from isthmus.features.manifest import package_digest, read_package
-from isthmus.features.signature import require_signature
+from isthmus.features.package.checksums import SIGNATURE
+from isthmus.features.package.manifest import package_digest, read_package
+from isthmus.features.package.signature import require_signature
 
 
 def folder_of(file: Path) -> Path:

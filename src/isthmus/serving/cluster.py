@@ -10,8 +10,8 @@ from redis.connection import parse_url
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import AskError, ClusterDownError, MovedError, TryAgainError
 
-from isthmus.features.address import Address
-from isthmus.features.exchange import FIRST_KEY, Piece, Script
+from isthmus.features.redis.address import Address
+from isthmus.features.redis.pipeline import FIRST_KEY, Piece, Script
 from isthmus.serving.node import Command, Node
 
 _TRIES = 3

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from isthmus.features.columns import Values, from_python, other_size
-from isthmus.features.contract import Column
+from isthmus.features.contract.contract import Column
 from isthmus.features.errors import RequestError
 from isthmus.features.types import SCALARS, Array
+from isthmus.features.values.columns import Values, from_python, other_size
 from isthmus.serving.refusals import TooLargeError
 from isthmus.serving.unreadable import FAILURES, unreadable
 

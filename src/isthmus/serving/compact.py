@@ -15,10 +15,10 @@ import orjson
 import pyarrow as pa
 
 from isthmus.features.clock import Status
-from isthmus.features.columns import ARROW, Values, from_python
-from isthmus.features.contract import RESERVED, SEPARATOR, STATUS, Column
-from isthmus.features.lookupplan import ViewAnswer
+from isthmus.features.contract.contract import RESERVED, SEPARATOR, STATUS, Column
+from isthmus.features.online.plan import ViewAnswer
 from isthmus.features.types import DataType, String, UnixTimestamp
+from isthmus.features.values.columns import ARROW, Values, from_python
 from isthmus.serving.encode import LABELS, OPTIONS, json_columns, labels
 from isthmus.serving.lookup import Lookup, Made
 

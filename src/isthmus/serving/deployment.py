@@ -6,12 +6,12 @@ from typing import Annotated
 
 import msgspec
 
-from isthmus.features.contract import Contract
-from isthmus.features.contractdiff import require_service
+from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.diff import require_service
 from isthmus.features.errors import GateFailed, PackageError
-from isthmus.features.manifest import Manifest, package_digest, read_contract, read_package
+from isthmus.features.package.manifest import Manifest, package_digest, read_contract, read_package
+from isthmus.features.package.signature import require_signature
 from isthmus.features.profiles import ServingProfile
-from isthmus.features.signature import require_signature
 from isthmus.features.verdict import Verdict
 
 _VERIFY = "run `isthmus verify` and deploy again"

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from isthmus.features.columns import split
 from isthmus.features.types import Bytes, DataType
+from isthmus.features.values.columns import split
 
 OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NAIVE_UTC | orjson.OPT_UTC_Z
 

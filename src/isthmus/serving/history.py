@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from isthmus.features.journal import Journal
+from isthmus.features.files import Journal
 from isthmus.serving.deployment import Deployment
 
 Action = Literal["deploy", "promote", "rollback", "shadow", "canary", "drop", "refuse"]

@@ -8,12 +8,12 @@ import numpy as np
 import orjson
 
 from isthmus.features.clock import Status
-from isthmus.features.columns import Values
-from isthmus.features.contract import SEPARATOR, Column, Contract, optional
+from isthmus.features.contract.contract import SEPARATOR, Column, Contract, optional
 from isthmus.features.errors import RequestError
-from isthmus.features.lookupplan import LookupPlan, ViewAnswer
-from isthmus.features.rowgraph import RowGraph
+from isthmus.features.online.plan import LookupPlan, ViewAnswer
+from isthmus.features.request.graph import RowGraph
 from isthmus.features.types import Bytes, DataType
+from isthmus.features.values.columns import Values
 from isthmus.serving.encode import (
     CALENDAR,
     EPOCH,

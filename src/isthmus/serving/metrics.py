@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from starlette.types import Scope
 
 from isthmus.features.clock import Status
-from isthmus.features.lookupplan import ViewAnswer
+from isthmus.features.online.plan import ViewAnswer
 from isthmus.features.profiles import OBJECTIVE_MS
 from isthmus.serving.encode import LABELS
 from isthmus.serving.messages import LatencyState

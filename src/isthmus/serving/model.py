@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.features.columns import Values
 from isthmus.features.errors import PackageError
-from isthmus.features.golden import read_golden
-from isthmus.features.manifest import feeds, package_digest, read_contract, read_package
-from isthmus.features.reproduction import answers, opened, require_fed, require_reproduced
-from isthmus.features.signature import require_signature
+from isthmus.features.package.golden import read_golden
+from isthmus.features.package.manifest import feeds, package_digest, read_contract, read_package
+from isthmus.features.package.replay import answers, opened, require_fed, require_reproduced
+from isthmus.features.package.signature import require_signature
+from isthmus.features.values.columns import Values
 from isthmus.serving.deployment import Deployment, require_rows
 
 _TRIALS = 5

@@ -18,8 +18,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AskError, InvalidResponse
 
-from isthmus.features.exchange import Piece, Script
-from isthmus.features.refusal import of_a_replica
+from isthmus.features.redis.pipeline import Piece, Script
+from isthmus.features.redis.refusal import of_a_replica
 from isthmus.serving.offload import offload
 
 KEYS = 1000

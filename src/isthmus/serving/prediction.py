@@ -10,9 +10,9 @@ from typing import Any
 
 import structlog
 
-from isthmus.features.columns import Values
 from isthmus.features.errors import IsthmusError
-from isthmus.features.lookupplan import ViewAnswer
+from isthmus.features.online.plan import ViewAnswer
+from isthmus.features.values.columns import Values
 from isthmus.serving.batches import Outputs
 from isthmus.serving.limits import Limits
 from isthmus.serving.log import place

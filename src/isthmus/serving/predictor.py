@@ -7,14 +7,14 @@ import msgspec
 import numpy as np
 import orjson
 
-from isthmus.features.columns import Values
-from isthmus.features.contract import Column, Contract, optional
-from isthmus.features.contractdiff import require_service
+from isthmus.features.contract.contract import Column, Contract, optional
+from isthmus.features.contract.diff import require_service
 from isthmus.features.errors import RequestError
-from isthmus.features.lookupplan import LookupPlan, ViewAnswer
+from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.profiles import BATCH_ROWS
-from isthmus.features.rowgraph import RowGraph
+from isthmus.features.request.graph import RowGraph
 from isthmus.features.types import Float32
+from isthmus.features.values.columns import Values
 from isthmus.serving import columns
 from isthmus.serving.batches import Batches, Outputs
 from isthmus.serving.encode import OPTIONS, json_columns, labels

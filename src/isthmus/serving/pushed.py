@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 
 from isthmus.features import clock
-from isthmus.features.columns import Values
-from isthmus.features.contract import RESERVED, Column, Contract, ViewContract
-from isthmus.features.entitykey import entity_keys
+from isthmus.features.contract.contract import RESERVED, Column, Contract, ViewContract
 from isthmus.features.errors import Problem, RequestError
-from isthmus.features.rows import Int64, RowCodec
+from isthmus.features.values.columns import Values
+from isthmus.features.values.entitykey import entity_keys
+from isthmus.features.values.rows import Int64, RowCodec
 from isthmus.serving import columns
 from isthmus.serving.limits import Limits
 from isthmus.serving.refusals import RowsError, TooLargeError, UnreadableError

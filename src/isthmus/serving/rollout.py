@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from isthmus.features.contract import Contract
-from isthmus.features.contractdiff import require_service
+from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.diff import require_service
 from isthmus.features.errors import GateFailed, PackageError
 from isthmus.features.files import write_atomically
-from isthmus.features.manifest import read_contract, read_package
+from isthmus.features.package.manifest import read_contract, read_package
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.verdict import Verdict
 from isthmus.serving import cache

@@ -10,10 +10,10 @@ from types import FrameType
 
 import msgspec
 
-from isthmus.features.address import SCHEMES, Address, without_credentials
 from isthmus.features.errors import ConfigurationError, DataError, Problem
+from isthmus.features.package.signature import PASSWORD
 from isthmus.features.profiles import BATCH_ROWS, OBJECTIVE_MS
-from isthmus.features.signature import PASSWORD
+from isthmus.features.redis.address import SCHEMES, Address, without_credentials
 from isthmus.serving.keys import Keyring
 from isthmus.serving.limits import Limits
 

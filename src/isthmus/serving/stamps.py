@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import redis
 
-from isthmus.features import published
-from isthmus.features.contract import Contract
-from isthmus.features.stamp import Stamp
+from isthmus.features.contract.contract import Contract
+from isthmus.features.online import record
+from isthmus.features.values.stamp import Stamp
 from isthmus.serving.cluster import Cluster
 from isthmus.serving.node import Node
 
@@ -54,7 +54,7 @@ class Stamps:
         now = asyncio.get_running_loop().time()
         if told is None or told.contract != contract.hash:
             reply = await self._ask(contract)
-            stamps = published.stamps(contract.views.values(), reply)
+            stamps = record.stamps(contract.views.values(), reply)
             self._told = _Told(contract.hash, now, reply, stamps)
             return stamps
         if now - told.asked > FRESH_SECONDS:
@@ -64,10 +64,10 @@ class Stamps:
                 async with asyncio.timeout(PATIENCE_SECONDS):
                     reply = await self._ask(contract)
                 if reply != told.reply:
-                    told.reply, told.stamps = reply, published.stamps(contract.views.values(), reply)
+                    told.reply, told.stamps = reply, record.stamps(contract.views.values(), reply)
         return told.stamps
 
     async def _ask(self, contract: Contract) -> list[bytes | None]:
-        (reply,) = await self._redis.ask([published.asking(contract.project, contract.views.values())])
+        (reply,) = await self._redis.ask([record.asking(contract.project, contract.views.values())])
         found: list[bytes | None] = reply
         return found

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 
-from isthmus.features.contract import Column, Contract
+from isthmus.features.contract.contract import Column, Contract
 from isthmus.features.errors import ContractMismatch, IsthmusError
 from isthmus.features.profiles import BATCH_ROWS
-from isthmus.features.rowgraph import RowGraph
+from isthmus.features.request.graph import RowGraph
 from isthmus.serving.lookup import Lookup, resolve, service_features
 from isthmus.serving.model import Model
 from isthmus.serving.predictor import Predictor

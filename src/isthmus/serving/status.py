@@ -5,10 +5,10 @@ from pathlib import Path
 
 from msgspec import UNSET
 
-from isthmus.features.contract import Contract
+from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import ContractMismatch, DataError, DependencyError, IsthmusError
-from isthmus.features.published import Published
-from isthmus.features.standing import Status
+from isthmus.features.online.record import Published
+from isthmus.features.status import Status
 from isthmus.serving.history import Event
 from isthmus.serving.messages import HistoryState, ModelState, PublishedState, StatusAnswer
 from isthmus.serving.metrics import Metrics

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from html import escape
 
 from isthmus.features import clock
-from isthmus.features.page import document, table
-from isthmus.features.standing import ModelStatus, Status, ViewStatus
+from isthmus.features.html import document, table
+from isthmus.features.status import ModelStatus, Status, ViewStatus
 from isthmus.serving.messages import LatencyState, ModelState, PublishedState, StatusAnswer
 
 _STYLE = """\

@@ -4,15 +4,15 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from isthmus.features import published
-from isthmus.features.address import Address
-from isthmus.features.connection import answering
-from isthmus.features.contract import Contract, ViewContract
-from isthmus.features.decisions import ANNOUNCE, WRITE, announced, rule_of, suspects
-from isthmus.features.exchange import Piece
-from isthmus.features.lookupplan import LookupPlan, ViewAnswer
-from isthmus.features.published import Published
-from isthmus.features.rows import known_of
+from isthmus.features.contract.contract import Contract, ViewContract
+from isthmus.features.online import record as published
+from isthmus.features.online.plan import LookupPlan, ViewAnswer
+from isthmus.features.online.record import Published
+from isthmus.features.online.scripts import ANNOUNCE, WRITE, announced, rule_of, suspects
+from isthmus.features.redis.address import Address
+from isthmus.features.redis.connection import answering
+from isthmus.features.redis.pipeline import Piece
+from isthmus.features.values.rows import known_of
 from isthmus.serving.cluster import Cluster
 from isthmus.serving.limits import Limits
 from isthmus.serving.node import KEYS, Node

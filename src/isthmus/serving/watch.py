@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from isthmus.features import clock
-from isthmus.features.contract import Contract
+from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import DataError, IsthmusError
 from isthmus.features.files import write_atomically
 from isthmus.features.profiles import BATCH_ROWS

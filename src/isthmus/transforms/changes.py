@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from isthmus.features.address import without_credentials
-from isthmus.features.connection import answering, connect
-from isthmus.features.contract import Contract, ViewContract
+from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.features.errors import DependencyError
-from isthmus.features.history import table_schema
-from isthmus.features.online import OnlineStore, WriteCounts
-from isthmus.features.publishing import write_rows
+from isthmus.features.offline.history import table_schema
+from isthmus.features.online.store import OnlineStore, WriteCounts
+from isthmus.features.publishing.publish import write_rows
+from isthmus.features.redis.address import without_credentials
+from isthmus.features.redis.connection import answering, connect
 from isthmus.transforms.sources import first_line
 
 if TYPE_CHECKING:

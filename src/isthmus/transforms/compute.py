@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from isthmus.features import clock, code
-from isthmus.features.columns import ARROW, null_elements, other_sizes
-from isthmus.features.contract import Column, ViewContract
+from isthmus.features import clock
+from isthmus.features.contract.contract import Column, ViewContract
+from isthmus.features.definition import codehash
+from isthmus.features.definition.spec import FeatureView, Spine
 from isthmus.features.errors import ConfigurationError, DataError, Problem
-from isthmus.features.spec import FeatureView, Spine
 from isthmus.features.types import SCALARS, Array
+from isthmus.features.values.columns import ARROW, null_elements, other_sizes
 from isthmus.transforms.sources import first_line
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def _frame(
 
     function = declaration.function
     assert function is not None  # noqa: S101 - a contract without functions does not compile
-    place = f"{where} ({code.location(function)})"
+    place = f"{where} ({codehash.location(function)})"
     try:
         frame = function(**{source.name: frames[source.name] for source in declaration.sources})
     except Exception as error:  # the user's own code may raise anything

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from isthmus.features.contract import ViewContract
-from isthmus.features.history import History, table_schema
-from isthmus.features.pointintime import BATCH, Join
-from isthmus.features.scan import in_lots
+from isthmus.features.contract.contract import ViewContract
+from isthmus.features.offline.history import History, table_schema
+from isthmus.features.offline.scan import in_lots
+from isthmus.features.pointintime.join import BATCH, Join
 from isthmus.transforms.sources import first_line
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from isthmus.features.clock import Status
-from isthmus.features.contract import Column, ViewContract
+from isthmus.features.contract.contract import Column, ViewContract
 from isthmus.features.errors import DataError
-from isthmus.features.history import status_column
+from isthmus.features.offline.history import status_column
 from isthmus.transforms.compute import SPARK
 from isthmus.transforms.engine import is_apache
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from isthmus.features import code
-from isthmus.features.code import parameters
-from isthmus.features.columns import ARROW, null_elements, other_sizes
-from isthmus.features.contract import SEPARATOR, Column, TransformContract, optional
-from isthmus.features.declarations import sized
+from isthmus.features.contract.contract import SEPARATOR, Column, TransformContract, optional
+from isthmus.features.definition import codehash
+from isthmus.features.definition.checks import sized
+from isthmus.features.definition.codehash import parameters
+from isthmus.features.definition.spec import AtRequest, RequestSource
 from isthmus.features.errors import DataError, Problem
-from isthmus.features.spec import AtRequest, RequestSource
+from isthmus.features.values.columns import ARROW, null_elements, other_sizes
 from isthmus.transforms import requestfields
 from isthmus.transforms.requestfields import SPARK
 from isthmus.transforms.requestgraphs import REMEDY, Graphs
@@ -145,7 +145,7 @@ def _named(transform: AtRequest) -> str:
 def _place(transform: AtRequest) -> str:
     """It by its name, and where its function stands."""
     function = None if isinstance(transform, RequestSource) else transform.function
-    return _named(transform) + (f" ({code.location(function)})" if function else "")
+    return _named(transform) + (f" ({codehash.location(function)})" if function else "")
 
 
 def schema_with(schema: pa.Schema, transforms: Iterable[TransformContract]) -> pa.Schema:

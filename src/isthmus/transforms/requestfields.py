@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from isthmus.features import clock
-from isthmus.features.expectations import Between, Expectation, Length, OneOf, Present
-from isthmus.features.spec import RequestSource
+from isthmus.features.definition.expectations import Between, Expectation, Length, OneOf, Present
+from isthmus.features.definition.spec import RequestSource
 from isthmus.features.types import TYPES
 
 if TYPE_CHECKING:

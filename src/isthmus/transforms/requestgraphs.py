@@ -9,10 +9,10 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from isthmus.features.columns import from_arrow
-from isthmus.features.contract import Contract
+from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import DataError
-from isthmus.features.rowgraph import RowGraph
+from isthmus.features.request.graph import RowGraph
+from isthmus.features.values.columns import from_arrow
 
 REMEDY = "correct it, or leave such rows out of the spine"
 

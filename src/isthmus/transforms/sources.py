@@ -20,9 +20,9 @@ import pyarrow.parquet
 
 from isthmus.features import clock
 from isthmus.features.days import FIRST, LAST
+from isthmus.features.definition.spec import Source
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem
 from isthmus.features.files import write_atomically
-from isthmus.features.spec import Source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from isthmus.features.expectations import Expectation
-from isthmus.features.spec import (
+from isthmus.features.definition.expectations import Expectation
+from isthmus.features.definition.spec import (
     Entity,
     FeatureProjection,
     FeatureView,

@@ -18,7 +18,7 @@ from isthmus.distill.outputs.form import Form
 from isthmus.distill.outputs.shards import Shard
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.types import Array
-from isthmus.features.contract import sha256
+from isthmus.features.contract.contract import sha256
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem
 from isthmus.features.files import write_atomically
 

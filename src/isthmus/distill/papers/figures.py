@@ -17,7 +17,7 @@ from isthmus.distill.papers.plots import (
     tradeoff,
 )
 from isthmus.distill.papers.report import Report, read_report
-from isthmus.features.page import image
+from isthmus.features.html import image
 
 
 def images(report: Mapping[str, Any]) -> dict[str, dict[str, str]]:

@@ -11,7 +11,7 @@ from isthmus.distill.papers.plots import MODELS, STYLE, axis, dots, drawn, kind
 from isthmus.distill.papers.report import Gate, Model, Report, read_report
 from isthmus.distill.papers.searchpage import read_search, search_parts
 from isthmus.distill.papers.words import between, duration, measure, number, scaled
-from isthmus.features.page import document, table
+from isthmus.features.html import document, table
 
 _SPREAD = "A dot is the mean over the seeds, a line its 95 % interval; a faint dot is one seed."
 

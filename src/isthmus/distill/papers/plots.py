@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TypeGuard
 
 from isthmus.distill.papers.words import measure
-from isthmus.features.page import figure
+from isthmus.features.html import figure
 
 MODELS = ("teacher", "reference", "student", "control")
 STYLE = """\

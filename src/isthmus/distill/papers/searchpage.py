@@ -11,7 +11,7 @@ from isthmus.distill.papers.plots import STYLE, Dot, scatter
 from isthmus.distill.papers.words import duration, measure, number, scaled
 from isthmus.distill.tried import Tried
 from isthmus.features.errors import DataError
-from isthmus.features.page import document, table
+from isthmus.features.html import document, table
 
 FORMAT = 1
 _KINDS = {"fp32": "student", "int8": "control"}

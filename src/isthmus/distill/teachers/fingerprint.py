@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from isthmus.features import code
+from isthmus.features.definition import codehash
 from isthmus.features.errors import ConfigurationError, Problem
 
 _PLAIN = (str, int, float, complex, bytes, bool, type(None), type(...), range, slice, np.dtype, torch.dtype,
@@ -142,10 +142,10 @@ class _Walk:
         return _hash("network", self.of(type(module), where), *self._pairs(state, where))
 
     def _function(self, function: types.FunctionType, where: str) -> bytes:
-        if not code.of_user(function):
+        if not codehash.of_user(function):
             return _hash("named", _name(function))
         try:
-            digest = code.digest(function).encode()
+            digest = codehash.digest(function).encode()
         except (OSError, SyntaxError) as error:
             raise _Unreadable(where, f"the code of {function.__qualname__} cannot be read: {error}") from error
         seen = inspect.getclosurevars(function)
@@ -154,10 +154,10 @@ class _Walk:
                      self.of(function.__defaults__, where), self.of(function.__kwdefaults__, where))  # fmt: skip
 
     def _class(self, kind: type, where: str) -> bytes:
-        if not code.of_user(kind) and _of_library(kind):
+        if not codehash.of_user(kind) and _of_library(kind):
             return _hash("named", _name(kind))
         try:
-            return _hash("class", code.digest(kind).encode(), *(self.of(base, where) for base in kind.__bases__))
+            return _hash("class", codehash.digest(kind).encode(), *(self.of(base, where) for base in kind.__bases__))
         except (OSError, SyntaxError, TypeError) as error:
             raise _Unreadable(where, f"the code of {kind.__qualname__} cannot be read: {error}") from error
 

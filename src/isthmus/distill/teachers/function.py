@@ -5,7 +5,7 @@ from typing import Any
 
 from isthmus.distill.teachers.fingerprint import fingerprint
 from isthmus.distill.teachers.teacher import Teacher, named
-from isthmus.features import code
+from isthmus.features.definition import codehash
 
 
 class FunctionTeacher(Teacher):
@@ -31,7 +31,7 @@ class FunctionTeacher(Teacher):
         version: str = "",
         name: str | None = None,
     ) -> None:
-        super().__init__(name or code.location(function), keys, labels=labels, version=version)
+        super().__init__(name or codehash.location(function), keys, labels=labels, version=version)
         self.function = function
 
     def _answer(self, batch: Any) -> Mapping[str, Any]:
@@ -41,6 +41,6 @@ class FunctionTeacher(Teacher):
         if not self.version:
             return ["function", fingerprint(self.function)]
         try:
-            return ["function", code.digest(self.function)]
+            return ["function", codehash.digest(self.function)]
         except (OSError, SyntaxError):
             return ["function"]

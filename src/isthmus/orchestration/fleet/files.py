@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from isthmus.features.address import Address, without_credentials
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem
 from isthmus.features.files import write_atomically
+from isthmus.features.redis.address import Address, without_credentials
 from isthmus.orchestration.fleet import accelerate, images, serving, training
 from isthmus.orchestration.fleet.parts import STATE, Fleets, Manifest, kustomization
 from isthmus.orchestration.project import Project

@@ -62,8 +62,8 @@ def new(
 
 def contents(outline: Outline) -> dict[str, str]:
     """What tells today's content of each source from what it held before; sources elsewhere are left out."""
+    from isthmus.features.definition.spec import Source
     from isthmus.features.errors import IsthmusError
-    from isthmus.features.spec import Source
     from isthmus.transforms.sources import content
 
     found: dict[str, str] = {}

@@ -184,7 +184,7 @@ def _told(root: Path, done: "subprocess.CompletedProcess[bytes]") -> IsthmusErro
 
 def compiled(project: "Project") -> Outline:
     """The outline of a project, of its definitions."""
-    from isthmus.features.offline import OfflineStore
+    from isthmus.features.offline.store import OfflineStore
 
     definitions, settings = project.definitions, project.settings
     contract, store = definitions.contract, OfflineStore(project.offline)

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from isthmus.features.contract import sha256
+from isthmus.features.contract.contract import sha256
 from isthmus.features.errors import GateFailed
-from isthmus.features.offline import OfflineStore, Written
+from isthmus.features.offline.store import OfflineStore, Written
 from isthmus.features.progress import Progress
 from isthmus.orchestration.graph.events import Asked, Checked, Made, Metadata
 from isthmus.orchestration.project import Project

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from isthmus.features.errors import PackageError
-from isthmus.features.folder import REMEDY
+from isthmus.features.package.checksums import REMEDY
 from isthmus.orchestration.options import JsonOption
 from isthmus.orchestration.terminal import harmless, judge, new_console, new_table
 
 if TYPE_CHECKING:
     from isthmus.distill.ladder import Ladder
-    from isthmus.features.inspection import Inspection, Runtime
+    from isthmus.features.package.inspect import Inspection, Runtime
 
 verbs = typer.Typer(help="Check a package, wherever it came from.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -54,8 +54,8 @@ def verify(
     """Check sums, manifest, signature, contract and golden cases of a package. Exit code 1 if one of them is wrong."""
     if runtime is RuntimeName.ort:
         _confined(path)
-    from isthmus.features.inspection import inspect
-    from isthmus.features.signature import read_public_key
+    from isthmus.features.package.inspect import inspect
+    from isthmus.features.package.signature import read_public_key
 
     inspection = inspect(path, key=None if key is None else read_public_key(key), runtime=_MADE[runtime]())
     judge(inspection.as_dict(), partial(_show, inspection), inspection.require, as_json=as_json)
@@ -67,7 +67,7 @@ def _confined(package: Path) -> None:
     Raises:
         PackageError: a signal ended it.
     """
-    from isthmus.features.confinement import apart, confine, limit
+    from isthmus.features.package.sandbox import apart, confine, limit
 
     ended = apart()
     if ended is None:
@@ -82,7 +82,7 @@ def _confined(package: Path) -> None:
 
 
 def _onnx_runtime() -> "Runtime":
-    from isthmus.features.inspection import OnnxRuntime
+    from isthmus.features.package.inspect import OnnxRuntime
 
     return OnnxRuntime()
 

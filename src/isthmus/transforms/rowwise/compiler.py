@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import onnx
 from onnx import helper
 
-from isthmus.features.layout import MASKS, NOTES, VALID, Layout, found, given, given_array
+from isthmus.features.request.layout import MASKS, NOTES, VALID, Layout, found, given, given_array
 from isthmus.transforms.rowwise import (  # noqa: F401 - most are imported for the rules that they register
     arithmetic,
     arrays,

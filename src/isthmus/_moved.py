@@ -1,0 +1,33 @@
+"""Module paths of version 0.1 that users may have written: each still leads to its module, with a warning."""
+
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+MOVED = {
+    "isthmus.features.feast_compute": "isthmus.features.feast.compute",
+    "isthmus.features.feast_offline": "isthmus.features.feast.offline",
+    "isthmus.features.feast_store": "isthmus.features.feast.online",
+}
+"""Old path to new path. Leaves with version 0.3."""
+
+
+class _Moved(MetaPathFinder, Loader):
+    def find_spec(
+        self, name: str, _path: Sequence[str] | None, _target: ModuleType | None = None, /
+    ) -> ModuleSpec | None:
+        return ModuleSpec(name, self, is_package=True) if name in MOVED else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        path = MOVED[module.__name__]
+        warnings.warn(f"{module.__name__} has moved: use {path}", DeprecationWarning, stacklevel=2)
+        vars(module).update({name: value for name, value in vars(import_module(path)).items() if name[:2] != "__"})
+
+
+def install() -> None:
+    """Makes the old paths importable."""
+    sys.meta_path.append(_Moved())

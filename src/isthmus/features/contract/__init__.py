@@ -1,0 +1,1 @@
+"""What a reader of features must know, its hash, and the difference between two contracts."""

@@ -1,0 +1,263 @@
+"""What changed from one contract to another, in words, and which services a change breaks.
+
+A model reads the views of its service. Whether it still runs under another contract is decided by the hash of that
+service alone: a view, a source or a service that was added elsewhere changes the hash of the contract, but no value
+that the model reads.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from isthmus.features.contract.contract import Contract, FieldRule, ViewContract
+from isthmus.features.errors import ContractMismatch
+
+_COLUMNS = {"keys": "key", "fields": "feature", "features": "feature", "request": "request field",
+            "stored": "stored feature", "computed": "computed feature"}  # fmt: skip
+"""Parts that are lists of columns, [name, type] and perhaps where it can exist and a size, and what one is called."""
+
+_PAIRS = ("features", "stored", "computed")
+"""Those of them whose items are [view, feature]."""
+
+_TIMES = ("ttl", "delay", "lookback")
+"""Parts in microseconds. None is as long as you like."""
+
+_LEFT_OUT = {"version": 1}
+"""What a part is where the canonical form leaves it out."""
+
+AVAILABLE = {"server": "on the server only", "device": "on devices, too", "request": "wherever the request is"}
+"""Where a value can exist, for people."""
+
+_UNITS = (("day", 86_400_000_000), ("hour", 3_600_000_000), ("minute", 60_000_000), ("second", 1_000_000))
+_PLAIN = re.compile(r"(?!none\Z)[\w.-]+\Z")
+_MOST = 5
+"""Changes that one message names."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What became of one declaration.
+
+    Attributes:
+        kind: "view", "source", "service", …, or "project".
+        name: of the declaration.
+        outcome: "new", "gone", "changed", or "renamed" for the project.
+        parts: what changed, in words; at least one.
+    """
+
+    kind: str
+    name: str
+    outcome: str
+    parts: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}{':' if self.outcome == 'changed' else ''} {'; '.join(self.parts)}"
+
+
+@dataclass(frozen=True)
+class ServiceChange:
+    """What a change of the contract means for the models of one service.
+
+    Attributes:
+        service: its name.
+        outcome: "same" if what was made for it goes on as it is, "changed" if it does not; "new" or "gone".
+        because: what of it, of its views and of their sources changed.
+    """
+
+    service: str
+    outcome: str
+    because: tuple[str, ...]
+
+
+def changes(old: Contract, new: Contract) -> list[Change]:
+    """What became of every declaration that is not the same in both; empty only if the contracts are."""
+    found = [] if old.project == new.project else [_renamed(old, new)]
+    before, after = old.as_dict(), new.as_dict()
+    reread = {name for name, source in old.sources.items() if new.sources.get(name, source) != source}
+    # A kind that one of them does not know has no declarations there.
+    for kind in (kind for kind, value in {**before, **after}.items() if isinstance(value, Mapping)):
+        one, another = before.get(kind, {}), after.get(kind, {})
+        for name in sorted({*one, *another}):
+            if name not in another:
+                found.append(Change(kind[:-1], name, "gone", ("is gone",)))
+            elif name not in one:
+                found.append(Change(kind[:-1], name, "new", ("is new",)))
+            elif one[name] != another[name]:
+                found.append(Change(kind[:-1], name, "changed", _parts(one[name], another[name], reread)))
+    return found
+
+
+def differences(old: Contract, new: Contract) -> list[str]:
+    """What changed from one contract to another, a line for each declaration; empty if nothing did."""
+    return [str(change) for change in changes(old, new)]
+
+
+def changed_parts(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Which parts of a declaration's canonical form differ."""
+    return [part for part in dict.fromkeys((*after, *before)) if before.get(part) != after.get(part)]
+
+
+def service_differences(old: Contract, new: Contract, service: str) -> list[str]:
+    """What changed for the models of a service, a line for each declaration; empty if they go on as they are.
+
+    Raises:
+        RequestError: neither contract has the service.
+    """
+    before, after = old.services.get(service), new.services.get(service) or old.service(service)
+    # The name of the project is part of the key of every online row.
+    if before is not None and service in new.services and (before.hash, old.project) == (after.hash, new.project):
+        return []
+    having = [contract for contract in (old, new) if service in contract.services]
+    views = {view for contract in having for view, _ in contract.read(service)}
+    known = [contract.views[view] for contract in (old, new) for view in views if view in contract.views]
+    concerned = {("service", service), ("project", old.project)}
+    concerned |= {("view", view) for view in views}
+    concerned |= {("transform", transform.name) for contract in having for transform in contract.used(service)}
+    concerned |= {("source", source) for view in known for source in view.sources}
+    found = changes(old, new)
+    # What else a service may come to stand on is told with everything there is.
+    return [str(change) for change in [c for c in found if (c.kind, c.name) in concerned] or found]
+
+
+def view_differences(old: ViewContract, new: ViewContract) -> str:
+    """What changed from one form of a view to another; empty if nothing did."""
+    return "; ".join(_parts(old.as_dict(), new.as_dict(), set()))
+
+
+def consequences(old: Contract, new: Contract) -> list[ServiceChange]:
+    """What a change of the contract means for the models of each service."""
+    found = []
+    for name in sorted({*old.services, *new.services}):
+        because = tuple(service_differences(old, new, name))
+        outcome = "new" if name not in old.services else "gone" if name not in new.services else "changed"
+        found.append(ServiceChange(name, outcome if because else "same", because))
+    return found
+
+
+def require_service(where: str, old: Contract, new: Contract, service: str) -> None:
+    """Refuses a model that was made under another contract, if what it reads has changed since.
+
+    Args:
+        where: the model or its package.
+        old: the contract of its package.
+        new: the contract in use.
+        service: the service whose values it reads.
+
+    Raises:
+        ContractMismatch: the service is another one now; what differs is named.
+        RequestError: neither contract has the service.
+    """
+    if because := service_differences(old, new, service):
+        raise ContractMismatch(
+            where, f"what it reads has changed since its package was made ({named(because)})",
+            expected=f"service {service} as in contract {old.hash[:12]}",
+            remedy="make the model again, from `isthmus training-set` to `isthmus deploy`, or take the change back",
+        )  # fmt: skip
+
+
+def named(lines: Sequence[str]) -> str:
+    """Some differences within a sentence: the first of them, and how many more there are."""
+    more = len(lines) - _MOST
+    return "; ".join(lines[:_MOST]) + (f"; and {more} more" if more > 0 else "")
+
+
+def duration(micros: int | None) -> str:
+    """A time in words, exact to the microsecond; None is as long as you like."""
+    if micros is None:
+        return "unlimited"
+    words = []
+    for unit, size in _UNITS:
+        count, micros = divmod(micros, size)
+        if count:
+            words.append(f"{count:,} {unit}" + ("s" if count > 1 else ""))
+    if micros:
+        words.append(f"{micros:,} µs")
+    return " ".join(words) or "none"
+
+
+def _renamed(old: Contract, new: Contract) -> Change:
+    return Change("project", old.project, "renamed", (f"is now {new.project}",))
+
+
+def _parts(before: Mapping[str, Any], after: Mapping[str, Any], reread: set[str]) -> tuple[str, ...]:
+    """What differs between two canonical forms of one declaration, in words; `reread` are the sources that changed."""
+    words: list[str] = []
+    for part in changed_parts(before, after):
+        was, now = (form.get(part, _LEFT_OUT.get(part)) for form in (before, after))
+        if part in _COLUMNS:
+            noun = _COLUMNS[part]
+            words += _columns(noun, _by_name(part, was), _by_name(part, now)) or [f"its {noun}s changed"]
+        elif part == "label":
+            words.append(_was(part, " ".join, was, now))
+        elif part in _TIMES:
+            words.append(_was(part, duration, was, now))
+        elif part == "rules":
+            words += _rules(*({name: str(FieldRule(*rule)) for name, *rule in rules or ()} for rules in (was, now)))
+        elif part == "graph":
+            words.append("what it computes changed")
+        elif part == "code":
+            # The digest covers both, and does not tell them apart.
+            read = reread & {*before.get("sources", ()), *after.get("sources", ())}
+            words.append("its code changed, or how its sources are read" if read else "its code changed")
+        else:
+            verbs = ("were", "are") if isinstance(was, list) else ("was", "is")
+            words.append(_was(part.replace("_", " "), _text, was, now, verbs))
+    return tuple(words)
+
+
+def _rules(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """What is expected of request fields in one of two only, in words."""
+    return [
+        f"what it expects of {name} was ({before.get(name, 'nothing')}), is ({after.get(name, 'nothing')})"
+        for name in dict.fromkeys((*before, *after))
+        if before.get(name) != after.get(name)
+    ]
+
+
+def _by_name(part: str, items: Sequence[Sequence[Any]] | None) -> dict[str, list[Any]]:
+    """Columns by name, with their type and place; of features that others have, by view and name."""
+    if part in _PAIRS:
+        return {".".join(item): [] for item in items or ()}
+    return {name: more for name, *more in items or ()}
+
+
+def _columns(noun: str, before: Mapping[str, list[Any]], after: Mapping[str, list[Any]]) -> list[str]:
+    """What differs between two lists of columns, name to type and place, in words."""
+    words = [f"{noun} {name} is gone" for name in before if name not in after]
+    for name, parts in after.items():
+        if name not in before:
+            words.append(f"{noun} {name} is new")
+            continue
+        (was, size), (now, new_size) = _sized(before[name]), _sized(parts)
+        pairs = zip(was, now, strict=False)
+        words += [_was(f"{noun} {name}", _place, one, other) for one, other in pairs if one != other]
+        if size != new_size:
+            words.append(_was(f"the size of {noun} {name}", str, size or "any", new_size or "any"))
+    kept = [[name for name in names if name in before and name in after] for names in (before, after)]
+    return [*words, f"the order of its {noun}s changed"] if kept[0] != kept[1] else words
+
+
+def _sized(parts: Sequence[Any]) -> tuple[list[str], int | None]:
+    """What a column is besides its name in words, and its size, which comes last where it is declared."""
+    return (list(parts[:-1]), parts[-1]) if parts and isinstance(parts[-1], int) else (list(parts), None)
+
+
+def _place(value: str) -> str:
+    return AVAILABLE.get(value, value)
+
+
+def _was(
+    what: str, words: Callable[[Any], str], before: Any, after: Any, verbs: tuple[str, str] = ("was", "is")
+) -> str:
+    return f"{what} {verbs[0]} {words(before)}, {verbs[1]} {words(after)}"
+
+
+def _text(value: Any) -> str:
+    """A value of a canonical form; text that is no plain word stands in quotes."""
+    if value is None:
+        return "none"
+    if isinstance(value, list):
+        return ", ".join(map(_text, value)) or "none"
+    return value if isinstance(value, str) and _PLAIN.match(value) else json.dumps(value)

@@ -1,0 +1,363 @@
+"""Declarations, looked at together: every problem at once."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from types import FunctionType, NoneType
+from typing import Any
+
+from isthmus.features.clock import MICROSECOND
+from isthmus.features.contract.contract import RESERVED, SEPARATOR, STATUS, Column, one_of
+from isthmus.features.definition import codehash, expectations
+from isthmus.features.definition.spec import (
+    Entity,
+    FeatureProjection,
+    FeatureService,
+    FeatureView,
+    Field,
+    RequestSource,
+    RequestTransform,
+    Source,
+    Spine,
+)
+from isthmus.features.errors import Problem
+from isthmus.features.types import KEY_TYPES, SCALARS, TYPES, Bytes, DataType, is_input
+
+Declaration = Entity | Source | FeatureView | RequestSource | RequestTransform | FeatureService | Spine
+
+_ANY_TYPE = one_of(map(repr, SCALARS)) + ", or Array of one of them"
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
+
+_TITLES: dict[type, str] = {
+    Entity: "entity", Source: "source", FeatureView: "view", RequestSource: "request source",
+    RequestTransform: "request transform", FeatureService: "service", Spine: "spine",
+}  # fmt: skip
+_FUNCTION = (FunctionType, NoneType)
+_OF_REQUESTS = (expectations.Present, expectations.Between, expectations.OneOf, expectations.Length)
+_PARTS: dict[type, dict[str, tuple[type, ...]]] = {
+    Entity: {"join_keys": (Mapping,)},
+    Source: {"path": (str,)},
+    FeatureView: {"entities": (Entity,), "schema": (Field,), "sources": (Source,), "ttl": (timedelta, NoneType),
+                  "delay": (timedelta,), "function": _FUNCTION, "lookback": (timedelta, NoneType),
+                  "lateness": (timedelta,), "version": (int,), "expectations": (expectations.Expectation,)},
+    RequestSource: {"schema": (Field,), "expectations": _OF_REQUESTS, "defaults": (Mapping,)},
+    RequestTransform: {"inputs": (FeatureView, FeatureProjection, RequestSource), "schema": (Field,),
+                       "function": _FUNCTION},
+    FeatureService: {"features": (FeatureView, FeatureProjection, RequestSource, RequestTransform)},
+    Spine: {"entities": (Entity,), "label": (Field,), "sources": (Source,), "request": (RequestSource, NoneType),
+            "function": _FUNCTION},
+}  # fmt: skip
+"""What each part of a declaration, or each item of it, must be."""
+
+
+class Declarations:
+    """The declarations by kind and name, and what is wrong with them."""
+
+    def __init__(self, project: str) -> None:
+        self.entities: dict[str, Entity] = {}
+        self.sources: dict[str, Source] = {}
+        self.views: dict[str, FeatureView] = {}
+        self.requests: dict[str, RequestSource] = {}
+        self.transforms: dict[str, RequestTransform] = {}
+        self.services: dict[str, FeatureService] = {}
+        self.spines: dict[str, Spine] = {}
+        self.problems: list[Problem] = []
+        if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", project):
+            self._wrong(f"project {project!r}", "is not a usable name", "lower-case letters, digits, _ and -")
+
+    def add(self, declaration: Declaration) -> bool:
+        """Takes a declaration in, with everything it refers to; False if its parts are not what they should be."""
+        title = _TITLES.get(type(declaration))
+        if title is None:
+            found = f"is of type {type(declaration).__name__}"
+            self._wrong(f"declaration {declaration!r}", found, one_of(_TITLES.values()))
+            return False
+        parts: list[Any] = []
+        sound = True
+        for name, kinds in _PARTS[type(declaration)].items():
+            value = getattr(declaration, name)
+            several = isinstance(value, Sequence) and not isinstance(value, str) and kinds != (Mapping,)
+            for item in value if several else [value]:
+                if not isinstance(item, kinds):
+                    expected = " or ".join("None" if kind is NoneType else kind.__name__ for kind in kinds)
+                    self._wrong(f"{title} {declaration.name}, {name}", repr(item), expected)
+                    sound = False
+                elif isinstance(item, FeatureProjection):
+                    parts.append(item.view)
+                elif type(item) in _TITLES:
+                    parts.append(item)
+        # All of them, also after one that is not sound: every problem is reported.
+        added = [self.add(part) for part in parts]
+        if not all(added) or not sound:
+            return False
+        match declaration:
+            case Entity():
+                self._put(self.entities, declaration)
+            case Source():
+                self._put(self.sources, declaration)
+            case RequestSource():
+                self._put(self.requests, declaration)
+            case RequestTransform():
+                self._put(self.transforms, declaration)
+            case FeatureView():
+                self._put(self.views, declaration)
+            case Spine():
+                self._put(self.spines, declaration)
+            case FeatureService():
+                self._put(self.services, declaration)
+        return True
+
+    def check(self) -> None:
+        """Collects every problem of the declarations taken in."""
+        for entity in self.entities.values():
+            if not entity.join_keys:
+                self._wrong(f"entity {entity.name}", "has no join key", "at least one")
+            for key, dtype in entity.join_keys.items():
+                self._name(f"entity {entity.name}, join key {key!r}", key)
+                if dtype not in KEY_TYPES:
+                    place = f"entity {entity.name}, join key {key}"
+                    self._wrong(place, f"type {dtype!r}", one_of(map(repr, KEY_TYPES)))
+        self._key_types()
+        for source in self.sources.values():
+            if not source.path:
+                self._wrong(f"source {source.name}", "has no path", "a file, a folder or a URL")
+        folded: dict[str, str] = {}
+        for view in self.views.values():
+            if (other := folded.setdefault(str(view.name).lower(), view.name)) != view.name:
+                self._wrong(f"view {view.name!r}", f"differs from {other!r} in case only", "another name")
+            self._computed(f"view {view.name}", view, [source.name for source in view.sources])
+            self._schema(f"view {view.name}", view.schema, self._keys(f"view {view.name}", view), (*RESERVED, STATUS))
+            if not view.schema:
+                self._wrong(f"view {view.name}", "has no feature", "at least one Field in its schema")
+            if not view.entities:
+                self._wrong(f"view {view.name}", "has no entity", "at least one")
+            if view.ttl is not None and view.ttl <= MICROSECOND * 0:
+                self._wrong(f"view {view.name}, ttl", str(view.ttl), "a positive time, or None")
+            if view.delay < MICROSECOND * 0:
+                self._wrong(f"view {view.name}, delay", str(view.delay), "zero or a positive time")
+            fields = {field.name: field.dtype for field in view.schema}
+            self.problems += expectations.problems(f"view {view.name}", fields, view.expectations)
+
+            if view.lookback is not None and view.lookback < MICROSECOND * 0:
+                self._wrong(f"view {view.name}, lookback", str(view.lookback), "zero or a positive time, or None")
+            if view.lateness < MICROSECOND * 0:
+                self._wrong(f"view {view.name}, lateness", str(view.lateness), "zero or a positive time")
+            if isinstance(view.version, bool) or view.version < 1:
+                self._wrong(f"view {view.name}, version", repr(view.version), "1 or a later number")
+        for request in self.requests.values():
+            self._schema(f"request source {request.name}", request.schema, set())
+            for field in request.schema:
+                self._request_field(f"request source {request.name}, field {field.name!r}", field)
+            if request.checked:
+                self._checked(f"request source {request.name}", request, folded)
+        for transform in self.transforms.values():
+            if (same := folded.get(str(transform.name).lower())) is not None:
+                self._wrong(f"request transform {transform.name!r}", f"has the name of view {same!r}", "another name")
+            self._unlike(f"request transform {transform.name!r}", transform.name, self.transforms)
+            self._transform(f"request transform {transform.name}", transform)
+        for spine in self.spines.values():
+            self._computed(f"spine {spine.name}", spine, [source.name for source in spine.sources])
+            self._schema(f"spine {spine.name}", [spine.label], self._keys(f"spine {spine.name}", spine))
+            self._input(f"spine {spine.name}, label {spine.label.name!r}", spine.label)
+            if spine.request and spine.label.name in [field.name for field in spine.request.schema]:
+                self._wrong(f"spine {spine.name}, label {spine.label.name!r}", "is a request field too",
+                            "a label that the request cannot hold: it is the answer")  # fmt: skip
+        for service in self.services.values():
+            self._service(service)
+
+    def _key_types(self) -> None:
+        """A request names a join key once, whatever the number of entities that have it."""
+        types: dict[str, tuple[str, DataType]] = {}
+        for entity in self.entities.values():
+            for key, dtype in entity.join_keys.items():
+                first, known = types.setdefault(key, (entity.name, dtype))
+                if known != dtype:
+                    self._wrong(f"entity {entity.name}, join key {key}", f"type {dtype!r}", f"{known!r}, as in {first}")
+        # A request field of that name is the key's value.
+        for request in self.requests.values():
+            for field in request.schema:
+                first, known = types.get(field.name, ("", field.dtype))
+                if known != field.dtype:
+                    self._wrong(f"request source {request.name}, field {field.name!r}", f"type {field.dtype!r}",
+                                f"{known!r}, as the join key of {first}")  # fmt: skip
+
+    def _computed(self, where: str, declaration: FeatureView | Spine, given: Sequence[str]) -> None:
+        """What a view and a spine share: a function that takes the declared sources."""
+        asked = self._parameters(where, declaration)
+        if declaration.function is None:
+            return
+        if sorted(asked) != sorted(given):
+            self._wrong(
+                f"{where} ({codehash.location(declaration.function)})",
+                f"its function takes ({', '.join(asked)})",
+                f"one parameter per source: ({', '.join(given)})",
+            )
+        try:
+            codehash.digest(declaration.function)
+        except (OSError, SyntaxError) as error:
+            self._wrong(where, f"the source of its function cannot be read ({error})", "a function in a file")
+
+    def _parameters(self, where: str, declaration: FeatureView | Spine | RequestTransform) -> list[str]:
+        if declaration.function is None:
+            self._wrong(where, "has no function", "a PySpark function, given by the decorator")
+            return []
+        return codehash.parameters(declaration.function)
+
+    def _transform(self, where: str, transform: RequestTransform) -> None:
+        """A function that takes some of the columns of its inputs, by their names in a training set."""
+        self._schema(where, transform.schema, set())
+        for field in transform.schema:
+            self._input(f"{where}, field {field.name!r}", field)
+            if not 0 <= field.tolerance < math.inf:
+                self._wrong(f"{where}, field {field.name!r}", f"tolerance={field.tolerance!r}", "zero or more")
+            if field.available != "server":
+                self._wrong(f"{where}, field {field.name!r}", f"available={field.available!r}",
+                            "none: it can exist where all that the function takes can")  # fmt: skip
+        if not transform.schema:
+            self._wrong(where, "has no field", "at least one Field in its schema")
+        known = [name for part in transform.inputs for name in self._columns(where, part)]
+        for name in sorted({name for name in known if known.count(name) > 1}):
+            self._wrong(f"{where}, inputs", f"{name} is there twice", "each once")
+        asked = self._parameters(where, transform)
+        if transform.function is not None:
+            if not asked:
+                place = f"{where} ({codehash.location(transform.function)})"
+                self._wrong(place, "its function takes nothing", f"parameters named like its inputs: {one_of(known)}")
+            for name in asked:
+                if name not in known:
+                    place = f"{where} ({codehash.location(transform.function)})"
+                    self._wrong(place, f"its function takes {name!r}", one_of(known))
+
+    def _checked(self, where: str, request: RequestSource, views: Mapping[str, str]) -> None:
+        """A request source that stands among the views, and whose fields have rules."""
+        if (same := views.get(str(request.name).lower())) is not None:
+            self._wrong(where, f"has the name of view {same!r}", "another name, since it has expectations or defaults")
+        if (same := next((n for n in self.transforms if n.lower() == str(request.name).lower()), None)) is not None:
+            self._wrong(where, f"has the name of request transform {same!r}", "another name")
+        self._unlike(where, request.name, (name for name, other in self.requests.items() if other.checked))
+        fields = {field.name: field.dtype for field in request.schema}
+        if all(isinstance(dtype, DataType) for dtype in fields.values()):
+            self.problems += expectations.request_problems(where, fields, request.expectations, request.defaults)
+
+    def _unlike(self, where: str, name: str, names: Iterable[str]) -> None:
+        """Refuses a name that an earlier one differs from in case only: so would columns of a training set."""
+        first = next(other for other in names if str(other).lower() == str(name).lower())
+        if first != name:
+            self._wrong(where, f"differs from {first!r} in case only", "another name")
+
+    def _columns(self, where: str, part: FeatureView | FeatureProjection | RequestSource) -> list[str]:
+        """The columns of an input of a request transform, by their names in a training set."""
+        match part:
+            case RequestSource():
+                return [field.name for field in part.schema]
+            case FeatureProjection(RequestTransform()):
+                self._wrong(f"{where}, inputs", f"request transform {part.view.name}", "views and request sources")
+                return []
+        return self._chosen(where, part)
+
+    def _chosen(self, where: str, part: FeatureView | FeatureProjection | RequestTransform) -> list[str]:
+        """The full names of the features of a view or a request transform, or of those of a part of it."""
+        view = part.view if isinstance(part, FeatureProjection) else part
+        known = [field.name for field in view.schema]
+        chosen = list(part.features) if isinstance(part, FeatureProjection) else known
+        for name in chosen:
+            if name not in known:
+                self._wrong(f"{where}, {view.name}", f"no feature {name!r}", one_of(known))
+        return [f"{view.name}{SEPARATOR}{name}" for name in chosen]
+
+    def _service(self, service: FeatureService) -> None:
+        if not service.features:
+            self._wrong(f"service {service.name}", "has no feature", "at least one view")
+        seen: set[str] = set()
+        for part in service.features:
+            where = f"service {service.name}"
+            match part:
+                case RequestSource():
+                    names = [f"{part.name}{SEPARATOR}{f.name}" if part.checked else f.name for f in part.schema]
+                case _:
+                    names = self._chosen(where, part)
+            for name in names:
+                if name in seen:
+                    self._wrong(f"service {service.name}", f"{name} is there twice", "each feature once")
+                seen.add(name)
+
+    def _keys(self, where: str, declaration: FeatureView | Spine) -> set[str]:
+        """The join keys, in lower case."""
+        seen: set[str] = set()
+        for column in join_keys(declaration.entities):
+            if column.name.lower() in seen:
+                self._wrong(f"{where}, join key {column.name!r}", "is there twice", "each join key once")
+            seen.add(column.name.lower())
+        return seen
+
+    def _schema(
+        self, where: str, schema: Iterable[Field], keys: set[str], reserved: tuple[str, ...] = RESERVED
+    ) -> None:
+        # Names that differ in case only are one name to DuckDB, to Delta and to Spark.
+        seen: set[str] = set()
+        for field in schema:
+            place = f"{where}, field {field.name!r}"
+            self._name(place, field.name, reserved)
+            folded = str(field.name).lower()
+            if not isinstance(field.dtype, DataType) or field.dtype not in TYPES.values():
+                self._wrong(place, f"type {field.dtype!r}", _ANY_TYPE)
+            elif field.size is not None and field.dtype.element is None:
+                self._wrong(place, f"size={field.size!r}", f"none: {field.dtype!r} is no Array")
+            if field.size is not None and (type(field.size) is not int or field.size < 1):
+                self._wrong(place, f"size={field.size!r}", "a whole number, 1 or more")
+            if field.available not in ("server", "device"):
+                self._wrong(place, f"available={field.available!r}", "'server' or 'device'")
+            if folded in seen:
+                self._wrong(place, "is there twice", "each field once")
+            if folded in keys:
+                self._wrong(place, "has the name of a join key", "another name")
+            seen.add(folded)
+
+    def _input(self, where: str, field: Field) -> None:
+        if field.dtype in TYPES.values() and not is_input(field.dtype):
+            self._wrong(where, f"type {field.dtype!r}", "a type that a model reads: neither Bytes nor an Array")
+
+    def _request_field(self, where: str, field: Field) -> None:
+        """What a model reads, or arrays that a request transform can take."""
+        if field.dtype not in TYPES.values() or field.dtype.element is None:
+            self._input(where, field)
+        elif field.dtype.element == Bytes:
+            self._wrong(where, f"type {field.dtype!r}", "arrays of what a model reads, which Bytes are not")
+        elif field.size is None:
+            self._wrong(where, f"type {field.dtype!r} of any size", f"a declared one: {sized(field.name, field.dtype)}")
+        elif any(field.name in entity.join_keys for entity in self.entities.values()):
+            self._wrong(where, "is an Array with the name of a join key", "another name: it would be that key's value")
+
+    def _name(self, where: str, name: str, reserved: tuple[str, ...] = RESERVED) -> None:
+        if not isinstance(name, str) or not _NAME.match(name):
+            self._wrong(where, f"{name!r} is not a usable name", "letters, digits and _, a letter first")
+        elif name.lower() in reserved:
+            self._wrong(where, f"{name!r} is a reserved name", f"anything but {', '.join(reserved)}")
+        elif SEPARATOR in name:
+            self._wrong(where, f"{name!r} holds {SEPARATOR!r}", "a name without it: it joins view and feature")
+
+    def _put(self, kind: dict[str, Any], declaration: Any) -> None:
+        known = kind.setdefault(declaration.name, declaration)
+        title = _TITLES[type(declaration)]
+        if known is declaration:
+            if title != "source":
+                self._name(f"{title} {declaration.name!r}", declaration.name)
+        elif known != declaration or isinstance(declaration, FeatureView | RequestTransform):
+            place = f" ({codehash.location(declaration.function)})" if getattr(declaration, "function", None) else ""
+            self._wrong(f"{title} {declaration.name!r}{place}", f"a second {title} has this name", "one name each")
+
+    def _wrong(self, where: str, found: str, expected: str = "") -> None:
+        problem = Problem(where, found, expected)
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+
+def sized(name: str, dtype: DataType) -> str:
+    """How a field with arrays of one size is declared, for a message."""
+    return f'declare Field("{name}", {dtype}, size=n)'
+
+
+def join_keys(entities: Iterable[Entity]) -> tuple[Column, ...]:
+    """The columns of entities' join keys, in order."""
+    return tuple(Column(key, dtype) for entity in entities for key, dtype in entity.join_keys.items())

@@ -1,0 +1,256 @@
+"""What a function computes, as text that formatting, comments and the place of the code do not change.
+
+The digest of a feature function covers its own syntax tree, its default arguments, and everything of the user's it
+refers to: helper functions, in its own or in other modules of the user's, classes and their instances, constants, and
+for objects of libraries (a PySpark column, a compiled pattern) the statement that assigns them. Code of the standard
+library and of installed packages is named, not followed.
+"""
+
+import ast
+import functools
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import json
+import sys
+import sysconfig
+import textwrap
+import types
+from collections.abc import Callable, Mapping
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+_INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_OWN = Path(__file__).resolve().parents[2]
+_NAMED = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
+_CONSTANTS = (str, int, float, bool, bytes, complex, type(None), date, datetime, timedelta)
+
+
+def digest(function: Callable[..., Any]) -> str:
+    """SHA-256 of what a function computes.
+
+    Raises:
+        OSError: the source of the function cannot be read (it was typed at a prompt, for example).
+        SyntaxError: what is read there is not the function.
+    """
+    described = _described(function, [])
+    if described is None:
+        raise OSError(f"{location(function)} is not written in Python in a file of the project")
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()
+
+
+def location(function: Callable[..., Any]) -> str:
+    """`file:line` of a function, for messages; its name where it has no Python code."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return getattr(function, "__name__", None) or type(function).__name__
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
+
+
+def of_user(value: types.FunctionType | type) -> bool:
+    """Whether a function or a class is the user's, so that its code counts; else only its name does."""
+    return _is_users(value.__code__.co_filename if isinstance(value, types.FunctionType) else _file(value))
+
+
+def _described(value: Any, seen: list[object]) -> Any:
+    """What a value is, as plain data; None for what is only named.
+
+    Args:
+        value: whatever a name of the user's stands for.
+        seen: the functions and classes on the way here; meeting one again gives its position.
+    """
+    if isinstance(value, _CONSTANTS):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return [type(value).__name__, *(_described(item, seen) for item in value)]
+    if isinstance(value, set | frozenset):
+        # Sets have no order of their own.
+        return [type(value).__name__, *sorted(json.dumps(_described(item, seen)) for item in value)]
+    if isinstance(value, dict):
+        return ["dict", *([_described(key, seen), _described(item, seen)] for key, item in value.items())]
+    if isinstance(value, functools.partial):
+        described = _described(value.func, seen)
+        return described and ["partial", described, _described(value.args, seen), _described(value.keywords, seen)]
+    if callable(value):
+        value = inspect.unwrap(value)
+    if any(value is other for other in seen):
+        return next(position for position, other in enumerate(seen) if value is other)
+    if isinstance(value, types.FunctionType) and _is_users(value.__code__.co_filename):
+        seen.append(value)
+        return _function(value, seen)
+    if isinstance(value, type) and _is_users(_file(value)):
+        seen.append(value)
+        return _class(value, seen)
+    if hasattr(value, "__dict__") and _is_users(_file(type(value))):
+        seen.append(value)
+        return [_described(type(value), seen), _described(vars(value), seen)]
+    return None
+
+
+def _function(function: types.FunctionType, seen: list[object]) -> list[Any]:
+    # What a decorator of the feature function declares (entities, schema, ttl) is in the contract in its own right.
+    tree = _normal(_parsed(function), decorated=len(seen) > 1)
+    names = dict(function.__globals__)
+    for free, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            names[free] = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    defaults = _described([list(function.__defaults__ or ()), function.__kwdefaults__ or {}], seen)
+    return [ast.unparse(tree), defaults, _referred(tree, names, seen)]
+
+
+def _class(value: type, seen: list[object]) -> list[Any]:
+    try:
+        tree = _normal(ast.parse(textwrap.dedent(inspect.getsource(value))), decorated=True)
+    except OSError:
+        # Made by a call: a named tuple has its fields, and nothing else that counts.
+        return [value.__qualname__, list(getattr(value, "_fields", ()))]
+    return [ast.unparse(tree), _referred(tree, vars(sys.modules[value.__module__]), seen)]
+
+
+def _parsed(function: types.FunctionType) -> ast.Module:
+    if function.__name__ != "<lambda>":
+        return ast.parse(textwrap.dedent(inspect.getsource(function)))
+    # The lines of a lambda are seldom a statement: it is looked up in the whole file, with any others of its line.
+    file, line = ast.parse("".join(inspect.findsource(function)[0])), function.__code__.co_firstlineno
+    found: list[ast.stmt] = [
+        ast.Expr(node) for node in ast.walk(file) if isinstance(node, ast.Lambda) and node.lineno == line
+    ]
+    return ast.Module(found, [])
+
+
+def _referred(tree: ast.AST, names: Mapping[str, Any], seen: list[object]) -> list[tuple[str, Any]]:
+    """Every name of the user's that the code reads, with what it stands for."""
+    found = []
+    names = {**names, **_imported(tree, names.get("__package__"))}
+    for reference in _references(tree):
+        head, *attributes = reference.split(".")
+        if head not in names:
+            continue
+        value = _resolve(names[head], attributes)
+        described = _described(value, seen)
+        if described is None and not isinstance(value, _NAMED) and not type(value).__module__.startswith("isthmus."):
+            described = _assigned(value, names, reference, seen)
+        if described is not None:
+            found.append((reference, described))
+    return found
+
+
+def _imported(tree: ast.AST, package: str | None) -> dict[str, Any]:
+    """What import statements inside of code bind, as far as it is in modules of the user's; no other one is loaded."""
+    found: dict[str, Any] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                name = alias.name if alias.asname else alias.name.partition(".")[0]
+                if _loaded(alias.name) is not None:
+                    found[alias.asname or name] = sys.modules[name]
+        elif isinstance(node, ast.ImportFrom) and (package or not node.level):
+            origin = "." * node.level + (node.module or "")
+            origin = importlib.util.resolve_name(origin, package) if node.level else origin
+            module = _loaded(origin)
+            for alias in node.names if module is not None else ():
+                value = getattr(module, alias.name, None)
+                found[alias.asname or alias.name] = _loaded(f"{origin}.{alias.name}") if value is None else value
+    return found
+
+
+def _loaded(name: str) -> types.ModuleType | None:
+    """A module of the user's; None if it is none, or cannot be loaded: who runs the code is told why."""
+    top = name.partition(".")[0]
+    try:
+        spec = None if top in sys.modules else importlib.util.find_spec(top)
+        places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
+        if _is_users_module(sys.modules.get(top)) or any(map(_is_users, places)):
+            return importlib.import_module(name)
+    except Exception:  # noqa: BLE001 - the user's own code may raise anything
+        return None
+    return None
+
+
+def _assigned(value: Any, names: Mapping[str, Any], reference: str, seen: list[object]) -> Any:
+    """The statements at the top of a module of the user's that make a value, and what they refer to."""
+    head, *attributes = reference.split(".")
+    for attribute in attributes:
+        if _is_users_module(names[head]):
+            names, head = vars(names[head]), attribute
+    if not _is_users(names.get("__file__")):
+        return None
+    found: list[Any] = []
+    for statement in ast.parse(Path(names["__file__"]).read_text()).body:
+        if isinstance(statement, ast.ImportFrom):
+            origin = "." * statement.level + (statement.module or "")
+            if statement.level:
+                origin = importlib.util.resolve_name(origin, names["__package__"])
+            for alias in statement.names:
+                module = sys.modules.get(origin)
+                if (alias.asname or alias.name) == head and module is not None:
+                    return _assigned(value, vars(module), alias.name, seen)
+        targets = [
+            node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        ]
+        if head in targets and not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            seen.append(value)
+            found.append([ast.unparse(statement), _referred(statement, names, seen)])
+    return found or None
+
+
+def _resolve(value: Any, attributes: list[str]) -> Any:
+    """Follows `module.attribute` through modules of the user's only."""
+    for attribute in attributes:
+        if not _is_users_module(value):
+            break
+        value = getattr(value, attribute, None)
+    return value
+
+
+def _file(value: type) -> str | None:
+    return getattr(sys.modules.get(value.__module__), "__file__", None)
+
+
+def _is_users_module(value: Any) -> bool:
+    """Whether it is a module of the user's; a folder without `__init__.py` is one of no file."""
+    if not isinstance(value, types.ModuleType):
+        return False
+    return any(map(_is_users, [getattr(value, "__file__", None), *getattr(value, "__path__", ())]))
+
+
+def _is_users(file: str | None) -> bool:
+    if not file or file.startswith("<frozen "):
+        return False
+    path = Path(file).resolve()
+    return not any(path.is_relative_to(installed) for installed in (*_INSTALLED, _OWN))
+
+
+def _references(tree: ast.AST) -> list[str]:
+    """Every dotted name the code reads, longest form first seen."""
+    found = []
+    for node in ast.walk(tree):
+        dotted: list[str] = []
+        inner: ast.AST = node
+        while isinstance(inner, ast.Attribute):
+            dotted.insert(0, inner.attr)
+            inner = inner.value
+        if isinstance(inner, ast.Name):
+            found.append(".".join([inner.id, *dotted]))
+    return sorted(set(found))
+
+
+def _normal(tree: ast.Module, *, decorated: bool) -> ast.Module:
+    """Without docstrings and, unless `decorated`, without the decorators of the outermost function."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            value = getattr(node.body[0], "value", None)
+            if isinstance(value, ast.Constant) and isinstance(value.value, str) and isinstance(node.body[0], ast.Expr):
+                node.body = node.body[1:] or [ast.Pass()]
+    if not decorated and tree.body and isinstance(tree.body[0], ast.FunctionDef):
+        tree.body[0].decorator_list = []
+    return tree
+
+
+def parameters(function: Callable[..., Any]) -> list[str]:
+    """The names of a function's parameters, in order."""
+    return list(function.__code__.co_varnames[: function.__code__.co_argcount + function.__code__.co_kwonlyargcount])

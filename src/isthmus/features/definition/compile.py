@@ -1,0 +1,201 @@
+"""The contract of declarations: their canonical form."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from isthmus.features.clock import MICROSECOND
+from isthmus.features.contract.contract import (
+    Column,
+    Contract,
+    FieldRule,
+    ServiceContract,
+    TransformContract,
+    ViewContract,
+    request_column,
+    sha256,
+)
+from isthmus.features.definition import codehash
+from isthmus.features.definition.checks import Declaration, Declarations, join_keys
+from isthmus.features.definition.spec import (
+    AtRequest,
+    FeatureProjection,
+    FeatureService,
+    FeatureView,
+    RequestSource,
+    RequestTransform,
+    Source,
+    Spine,
+)
+from isthmus.features.errors import ConfigurationError, Problem
+
+Compiler = Callable[[AtRequest, Sequence[Column]], tuple[bytes, list[Problem]]]
+"""Makes the graph of a request transform or a checked request source of some columns, or says why there is none."""
+
+
+def compile_contract(
+    project: str, declarations: Iterable[Declaration], where: str = "definitions.py", compiler: Compiler | None = None
+) -> Contract:
+    """Checks all declarations together and puts them in canonical form.
+
+    Args:
+        project: its name.
+        declarations: all of them.
+        where: the file, for a message.
+        compiler: what compiles request transforms; needed where there are any.
+
+    Raises:
+        ConfigurationError: with every problem found.
+    """
+    found = Declarations(project)
+    for declaration in declarations:
+        found.add(declaration)
+    found.check()
+    if found.problems:
+        raise ConfigurationError(where, found.problems)
+    views = {name: _view(view) for name, view in found.views.items()}
+    transforms, problems = {}, []
+    checked = {name: request for name, request in found.requests.items() if request.checked}
+    for name, declared in {**checked, **found.transforms}.items():
+        if compiler is None:
+            raise TypeError(f"no compiler for request transform {name}")
+        match declared:
+            case RequestSource():
+                transforms[name], wrong = _checked(declared, compiler)
+            case RequestTransform():
+                transforms[name], wrong = _transform(declared, views, compiler)
+        problems += wrong
+    if problems:
+        raise ConfigurationError(where, problems)
+    services = {name: _declared_service(service, views, transforms) for name, service in found.services.items()}
+    sources = {name: _source(source) for name, source in found.sources.items()}
+    spines = {name: _spine(spine) for name, spine in found.spines.items()}
+    contract = Contract(project, views, services, sources, spines, transforms)
+    if problems := [problem for name in services for problem in _several_types(contract, name)]:
+        raise ConfigurationError(where, problems)
+    return contract
+
+
+def _view(view: FeatureView) -> ViewContract:
+    return ViewContract(
+        name=view.name,
+        entities=tuple(entity.name for entity in view.entities),
+        keys=join_keys(view.entities),
+        fields=tuple(Column(field.name, field.dtype, field.available, field.size) for field in view.schema),
+        ttl=None if view.ttl is None else view.ttl // MICROSECOND,
+        delay=view.delay // MICROSECOND,
+        sources=tuple(source.name for source in view.sources),
+        code=_code(view),
+        lookback=None if view.lookback is None else view.lookback // MICROSECOND,
+        version=view.version,
+    )
+
+
+def _transform(
+    transform: RequestTransform, views: Mapping[str, ViewContract], compiler: Compiler
+) -> tuple[TransformContract, list[Problem]]:
+    columns: dict[str, tuple[tuple[str, str] | None, Column]] = {}
+    rules: dict[str, FieldRule] = {}
+    for part in transform.inputs:
+        match part:
+            case RequestSource():
+                columns |= {f.name: (None, request_column(f.name, f.dtype, f.size)) for f in part.schema}
+                rules |= _rules(part)
+            case _:
+                view = views[part.view.name if isinstance(part, FeatureProjection) else part.name]
+                columns |= {view.full_name(c.name): ((view.name, c.name), c) for c in view.fields}
+    assert transform.function is not None  # noqa: S101 - checked together with all other declarations
+    taken = {name: columns[name] for name in codehash.parameters(transform.function)}
+    graph, problems = compiler(transform, [replace(column, name=name) for name, (_, column) in taken.items()])
+    # The least of the places where all that it takes can be.
+    places = {column.available for _, column in taken.values()}
+    available = next(place for place in ("server", "device", "request") if place in places)
+    return TransformContract(
+        name=transform.name,
+        stored=tuple(pair for pair, _ in taken.values() if pair is not None),
+        request=tuple(column for pair, column in taken.values() if pair is None),
+        fields=tuple(Column(field.name, field.dtype, available) for field in transform.schema),
+        graph=graph,
+        rules={name: rule for name, rule in rules.items() if name in taken},
+    ), problems
+
+
+def _checked(request: RequestSource, compiler: Compiler) -> tuple[TransformContract, list[Problem]]:
+    # Its arrays are for request transforms alone: nothing that is computed gives one.
+    columns = tuple(request_column(f.name, f.dtype) for f in request.schema if f.dtype.element is None)
+    graph, problems = compiler(request, columns)
+    return TransformContract(request.name, (), columns, columns, graph, _rules(request)), problems
+
+
+def _rules(request: RequestSource) -> dict[str, FieldRule]:
+    """The fields of a request source of which something is expected, or for which something stands in."""
+    expected = {field.name: [str(e) for e in request.expectations if e.feature == field.name]
+                for field in request.schema}  # fmt: skip
+    return {
+        name: FieldRule(request.name, ", ".join(words), _in_words(request.defaults.get(name)))
+        for name, words in expected.items()
+        if words or name in request.defaults
+    }
+
+
+def _in_words(default: Any) -> str | None:
+    return None if default is None else str(default) if isinstance(default, datetime) else repr(default)
+
+
+def _spine(spine: Spine) -> dict[str, Any]:
+    request = spine.request.schema if spine.request else ()
+    return {
+        "keys": [[column.name, column.dtype.name] for column in join_keys(spine.entities)],
+        "request": [request_column(field.name, field.dtype, field.size).listed() for field in request],
+        "label": [spine.label.name, spine.label.dtype.name],
+        "sources": [source.name for source in spine.sources],
+        "code": _code(spine),
+    }
+
+
+def _code(declaration: FeatureView | Spine) -> str:
+    """Digest of what decides the values: the function, and how its sources are read."""
+    assert declaration.function is not None  # noqa: S101 - checked together with all other declarations
+    read = {source.name: _source(source) for source in declaration.sources}
+    return sha256({"function": codehash.digest(declaration.function), "sources": read})
+
+
+def _several_types(contract: Contract, service: str) -> list[Problem]:
+    """Request fields that a service takes of several request sources as of several types: a request has one column."""
+    types: dict[str, list[str]] = {}
+    for column in contract.given(service):
+        size = f" of {column.size}" if column.size else ""
+        types.setdefault(column.name, []).append(f"of type {column.dtype}{size}")
+    return [
+        Problem(f"service {service}", f"request field {name} is {' and '.join(found)}", "one type, or another name")
+        for name, found in types.items()
+        if len(found) > 1
+    ]
+
+
+def _source(source: Source) -> dict[str, Any]:
+    """What of a source decides values; where it is changes between environments."""
+    return {"timestamp": source.timestamp, "known": source.known, "null_values": list(source.null_values)}
+
+
+def _declared_service(
+    service: FeatureService, views: Mapping[str, ViewContract], transforms: Mapping[str, TransformContract]
+) -> ServiceContract:
+    features: list[tuple[str, str]] = []
+    computed: list[tuple[str, str]] = []
+    request: list[Column] = []
+    for part in service.features:
+        match part:
+            case RequestSource() if part.checked:
+                computed += [(part.name, field.name) for field in part.schema if field.dtype.element is None]
+            case RequestSource():
+                request += [request_column(field.name, field.dtype, field.size) for field in part.schema]
+            case FeatureProjection(view, names):
+                kind = computed if isinstance(view, RequestTransform) else features
+                kind += [(view.name, name) for name in names]
+            case RequestTransform():
+                computed += [(part.name, field.name) for field in part.schema]
+            case FeatureView():
+                features += [(part.name, field.name) for field in part.schema]
+    return ServiceContract.of(service.name, tuple(features), tuple(request), views, tuple(computed), transforms)

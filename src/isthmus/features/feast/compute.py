@@ -1,0 +1,130 @@
+"""Feast's materialisation in columns: what `batch_engine` in a `feature_store.yaml` names.
+
+    batch_engine: isthmus.features.feast.IsthmusComputeEngine
+
+The rows go from the offline store to ours in Redis as Arrow columns. Any other online store gets them as it always
+did. Views with a transformation of Feast's are computed by Feast's local engine.
+
+Feast marks a view as being materialised before it calls its engine, and refuses to read a view that is marked so: a
+process that is killed would leave it unreadable. Rows of ours replace each other one by one, each whole, so a view
+that could be read stays readable: the engine takes the mark back before it reads or writes anything. What is left is
+the moment between the two, and `serve_features_while_materializing` in the section `registry` takes that away, too.
+"""
+
+import warnings
+from typing import Any, Literal
+
+import pyarrow as pa
+
+with warnings.catch_warnings():
+    # Feast's dependencies warn of their own deprecations when they are imported.
+    warnings.simplefilter("ignore")
+    from feast import FeatureView
+    from feast.data_source import DataSource
+    from feast.feature_view import DUMMY_ENTITY_ID, DUMMY_ENTITY_VAL, FeatureViewState
+    from feast.infra.common.materialization_job import MaterializationJobStatus, MaterializationTask
+    from feast.infra.compute_engines.local.compute import LocalComputeEngine
+    from feast.infra.compute_engines.local.job import LocalMaterializationJob
+    from feast.infra.registry.base_registry import BaseRegistry
+    from feast.repo_config import FeastConfigBaseModel
+    from feast.utils import _convert_arrow_to_proto, _get_column_names, _validate_vector_field_lengths
+
+from isthmus.features.errors import ConfigurationError, Problem
+from isthmus.features.feast.offline import IsthmusOfflineStore, newest
+from isthmus.features.feast.online import IsthmusOnlineStore
+from isthmus.features.feast.sources import Source
+
+PIECE = 100_000
+"""Rows that are turned into columns of ours at a time."""
+
+
+class IsthmusComputeEngineConfig(FeastConfigBaseModel):
+    """The `batch_engine` section of a `feature_store.yaml`."""
+
+    type: Literal[
+        "isthmus.features.feast.IsthmusComputeEngine", "isthmus.features.feast_compute.IsthmusComputeEngine"
+    ] = "isthmus.features.feast.IsthmusComputeEngine"
+
+
+class IsthmusComputeEngine(LocalComputeEngine):
+    """Writes the newest row of each key of a view to the online store."""
+
+    def _materialize_one(
+        self, registry: BaseRegistry, task: MaterializationTask, **kwargs: Any
+    ) -> LocalMaterializationJob:
+        _keep_readable(registry, task)
+        if not _plain(task):
+            return super()._materialize_one(registry, task, **kwargs)
+        job = f"{task.feature_view.name}-{task.start_time}-{task.end_time}"
+        try:
+            self._write(registry, task)
+        except Exception as error:  # noqa: BLE001 - Feast wants the error in the job, and raises it
+            return LocalMaterializationJob(job, MaterializationJobStatus.ERROR, error)
+        return LocalMaterializationJob(job, MaterializationJobStatus.SUCCEEDED)
+
+    def _write(self, registry: BaseRegistry, task: MaterializationTask) -> None:
+        view, source = task.feature_view, _source(task)
+        rows = self._rows(registry, task)
+        _validate_vector_field_lengths(rows, view)
+        event, created = source.timestamp_field, source.created_timestamp_column
+        store = self.online_store
+        if isinstance(store, IsthmusOnlineStore):
+            for start in range(0, len(rows), PIECE):
+                piece = rows.slice(start, PIECE)
+                columns = dict(zip(piece.column_names, piece.columns, strict=True))
+                store.online_write_table(
+                    self.repo_config, view, columns, piece[event], piece[created] if created else None
+                )
+            return
+        types = {entity.name: entity.dtype.to_value_type() for entity in view.entity_columns}
+        size = self.repo_config.materialization_config.online_write_batch_size or PIECE
+        for batch in rows.combine_chunks().to_batches(max_chunksize=size):
+            protos = _convert_arrow_to_proto(batch, view, types)
+            store.online_write_batch(self.repo_config, view, protos, lambda _: None)
+
+    def _rows(self, registry: BaseRegistry, task: MaterializationTask) -> pa.Table:
+        """The newest row of each key, with the names that the view has for the columns of its source."""
+        view = task.feature_view
+        if isinstance(self.offline_store, IsthmusOfflineStore):
+            source = Source.of(self.repo_config, view)
+            known_at = self.repo_config.offline_store.known_at
+            found, places = newest(source, known_at, task.start_time, task.end_time)
+            rows = found.table.take(places)
+            if not source.keys:
+                rows = rows.append_column(DUMMY_ENTITY_ID, pa.array([DUMMY_ENTITY_VAL] * len(rows), pa.string()))
+        else:
+            entities = [registry.get_entity(name, task.project) for name in view.entities]
+            keys, features, event, created = _get_column_names(view, entities)
+            rows = self.offline_store.pull_latest_from_table_or_query(
+                self.repo_config, _source(task), keys, features, event, created, task.start_time, task.end_time
+            ).to_arrow()
+        renamed = _source(task).field_mapping
+        return rows.rename_columns([renamed.get(name, name) for name in rows.column_names])
+
+
+def _plain(task: MaterializationTask) -> bool:
+    """Whether the rows of a view are those of its source, and all that is asked is to write the newest of them."""
+    view = task.feature_view
+    computed = ("aggregations", "feature_transformation", "source_views", "enable_validation", "offline")
+    return (
+        isinstance(view, FeatureView)
+        and view.batch_source is not None
+        and view.online
+        and task.only_latest
+        and not any(getattr(view, part, None) for part in computed)
+    )
+
+
+def _source(task: MaterializationTask) -> DataSource:
+    source = task.feature_view.batch_source
+    if source is None:
+        raise ConfigurationError("feature views", [Problem(f"view {task.feature_view.name}", "has no batch source")])
+    return source
+
+
+def _keep_readable(registry: BaseRegistry, task: MaterializationTask) -> None:
+    """Takes back Feast's mark from a view that has been materialised before."""
+    view = task.feature_view
+    if view.state == FeatureViewState.MATERIALIZING and view.materialization_intervals:
+        view.state = FeatureViewState.AVAILABLE_ONLINE
+        registry.apply_feature_view(view, task.project, commit=True)

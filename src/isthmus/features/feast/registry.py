@@ -1,0 +1,149 @@
+"""The project in Feast's own registry, for Feast's SDK, CLI and UI.
+
+Feast registers the results of our transforms; it never runs them. Its online store is our server, through Feast's
+remote client, or the same rows in Redis through `feast_store`, which reads the contract of a view from its tags. Its
+offline store is `feast_offline`, which reads the tables of the views.
+"""
+
+import json
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+# Feast sends usage statistics unless told otherwise before its first import.
+os.environ.setdefault("FEAST_USAGE", "False")
+with warnings.catch_warnings():
+    # Feast's dependencies warn of their own deprecations when they are imported.
+    warnings.simplefilter("ignore")
+    import feast
+    import feast.types as ft
+    import yaml
+    from feast.data_format import DeltaFormat
+    from feast.repo_config import RepoConfig
+    from sqlalchemy.exc import SQLAlchemyError
+
+from isthmus.features.contract.contract import Contract
+from isthmus.features.definition.spec import Entity, FeatureProjection, FeatureService, FeatureView
+from isthmus.features.errors import DependencyError
+from isthmus.features.files import write_atomically
+from isthmus.features.types import SCALARS, Array, DataType
+
+_TYPES: dict[str, ft.FeastType] = {scalar.name: getattr(ft, scalar.name) for scalar in SCALARS}
+_TYPES |= {Array(scalar).name: ft.Array(_TYPES[scalar.name]) for scalar in SCALARS}
+
+
+def register(
+    contract: Contract,
+    views: Mapping[str, FeatureView],
+    services: Mapping[str, FeatureService],
+    *,
+    folder: Path,
+    offline: str,
+    server: str,
+) -> list[str]:
+    """Writes `feature_store.yaml` and makes the registry beside it hold exactly the project's declarations.
+
+    Args:
+        contract: the compiled project.
+        views: the declared views.
+        services: the declared services.
+        folder: where the registry is.
+        offline: folder or URL of the Delta tables.
+        server: URL of the online lookup API.
+
+    Returns:
+        The names of the registered objects, each with its kind.
+
+    Raises:
+        DependencyError: the registry is damaged or locked.
+    """
+    config = {
+        "project": contract.project.replace("-", "_"),
+        "provider": "local",
+        "registry": {"registry_type": "sql", "path": f"sqlite:///{folder / 'registry.db'}", "cache_ttl_seconds": 0},
+        "offline_store": {"type": "isthmus.features.feast.IsthmusOfflineStore"},
+        "online_store": {"type": "remote", "path": server},
+        "entity_key_serialization_version": 3,
+        "telemetry": False,
+    }
+    write_atomically(folder / "feature_store.yaml", yaml.safe_dump(config, sort_keys=False).encode())
+    with warnings.catch_warnings(), _usable(folder):
+        warnings.simplefilter("ignore")
+        store = feast.FeatureStore(config=RepoConfig(repo_path=folder, **config))
+        keys: dict[str, feast.Entity] = {}
+        for view in views.values():
+            for entity in view.entities:
+                keys.update(_entities(entity))
+        tables = {name: _view(view, contract, keys, offline) for name, view in views.items()}
+        objects: list[Any] = [*keys.values(), *tables.values(), *(_service(s, tables) for s in services.values())]
+        wanted = {(type(item).__name__, item.name) for item in objects}
+        registered: list[Any] = [*store.list_entities(), *store.list_feature_views(), *store.list_feature_services()]
+        gone = [item for item in registered if (type(item).__name__, item.name) not in wanted]
+        store.apply(objects, objects_to_delete=gone, partial=False)
+    return [f"{type(item).__name__} {item.name}" for item in objects]
+
+
+@contextmanager
+def _usable(folder: Path) -> Iterator[None]:
+    """Turns what a damaged or locked registry makes of an apply into one clear error."""
+    try:
+        yield
+    except SQLAlchemyError as error:
+        cause = str(getattr(error, "orig", None) or error).partition("\n")[0]
+        raise DependencyError(
+            "apply", f"Feast's registry in {folder} cannot be used ({cause})",
+            remedy=f"if no other process holds it, remove {folder} and run `isthmus apply`, which writes it again",
+        ) from error  # fmt: skip
+
+
+def _entities(entity: Entity) -> dict[str, feast.Entity]:
+    """Feast allows one join key per entity: an entity of ours becomes one of Feast's for each of its keys."""
+    return {
+        key: feast.Entity(
+            name=key, join_keys=[key], value_type=_TYPES[dtype.name].to_value_type(), description=entity.description
+        )
+        for key, dtype in entity.join_keys.items()
+    }
+
+
+def _view(view: FeatureView, contract: Contract, keys: Mapping[str, feast.Entity], offline: str) -> feast.FeatureView:
+    names = [key for entity in view.entities for key in entity.join_keys]
+    return feast.FeatureView(
+        name=view.name,
+        entities=[keys[name] for name in names],
+        schema=[_field(name, contract.views[view.name].keys[n].dtype) for n, name in enumerate(names)]
+        + [_field(field.name, field.dtype, field.description) for field in view.schema],
+        ttl=view.ttl or timedelta(0),
+        source=feast.FileSource(
+            name=f"{view.name}_table",
+            path=f"{offline}/{contract.views[view.name].table}",
+            file_format=DeltaFormat(),
+            timestamp_field="event_timestamp",
+            created_timestamp_column="known_at",
+        ),
+        description=view.description,
+        tags={
+            "isthmus.contract": contract.views[view.name].hash,
+            "isthmus.project": contract.project,
+            "isthmus.view": json.dumps(contract.views[view.name].as_dict(), sort_keys=True),
+        },
+    )
+
+
+def _service(service: FeatureService, tables: Mapping[str, feast.FeatureView]) -> feast.FeatureService:
+    """Request fields, and what is computed at the request, are no features to Feast: nothing of them is stored."""
+    parts = []
+    for part in service.features:
+        if isinstance(part, FeatureProjection) and isinstance(part.view, FeatureView):
+            parts.append(tables[part.view.name][list(part.features)])
+        elif isinstance(part, FeatureView):
+            parts.append(tables[part.name])
+    return feast.FeatureService(name=service.name, features=parts, description=service.description)
+
+
+def _field(name: str, dtype: DataType, description: str = "") -> feast.Field:
+    return feast.Field(name=name, dtype=_TYPES[dtype.name], description=description)

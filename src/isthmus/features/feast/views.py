@@ -1,0 +1,150 @@
+"""Feast's views as rows know them: the contract of a view, and how its features lie in a row and in a proto."""
+
+import json
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from operator import itemgetter
+
+with warnings.catch_warnings():
+    # Feast's dependencies warn of their own deprecations when they are imported.
+    warnings.simplefilter("ignore")
+    from feast import FeatureView
+    from feast.protos.feast.types.EntityKey_pb2 import EntityKey
+    from feast.repo_config import RepoConfig
+    from feast.types import FeastType
+
+from isthmus.features import clock
+from isthmus.features.contract.contract import Column, Contract, ViewContract, one_of, sha256
+from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem
+from isthmus.features.feast import values as feast_values
+from isthmus.features.feast.values import FORMS, Form, form_of
+from isthmus.features.types import KEY_TYPES
+from isthmus.features.values.entitykey import KeyValue
+
+Named = tuple[tuple[str, str], ...]
+"""Names, each with Feast's word for its type."""
+
+_REGISTER = "run `isthmus apply`, which registers it again"
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """A view as rows know it.
+
+    Attributes:
+        view: its contract.
+        forms: feature name to how it lies in a row and in a proto.
+    """
+
+    view: ViewContract
+    forms: Mapping[str, Form]
+
+    def keys(self, keys: Sequence[EntityKey]) -> dict[str, list[KeyValue]]:
+        """Join key name to its values."""
+        return feast_values.key_columns(keys, self.view.keys, f"view {self.view.name}")
+
+
+@dataclass(frozen=True)
+class _FeastView(ViewContract):
+    """A view that only Feast knows. Its ttl says how rows are read, not what they are: it may change under them."""
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of the canonical form without the ttl, in hex."""
+        return sha256({**self.as_dict(), "ttl": None})
+
+
+def project_of(config: RepoConfig) -> str:
+    """The project that the rows belong to."""
+    return str(config.online_store.project or config.project)
+
+
+def contract_of(config: RepoConfig, views: Iterable[ViewContract]) -> Contract:
+    """A contract of some views alone."""
+    return Contract(project_of(config), {view.name: view for view in views}, {}, {}, {})
+
+
+def is_registered(tags: Mapping[str, str]) -> bool:
+    """Whether a view with these tags is one that `isthmus apply` has registered."""
+    return "isthmus.contract" in tags
+
+
+def registered(name: str, tags: Mapping[str, str]) -> ViewContract:
+    """The contract that `isthmus apply` has put into the tags of a view.
+
+    Raises:
+        ContractMismatch: there is none that has the hash which the tags state.
+    """
+    where, hashed = _registration(name), tags["isthmus.contract"]
+    try:
+        view = ViewContract.from_dict(name, json.loads(tags.get("isthmus.view", "null")))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ContractMismatch(where, "does not carry its contract", remedy=_REGISTER) from error
+    if view.hash != hashed:
+        raise ContractMismatch(where, f"carries contract {view.hash[:12]}", expected=hashed[:12], remedy=_REGISTER)
+    return view
+
+
+def layout_of(config: RepoConfig, table: FeatureView, keys: Sequence[EntityKey] = ()) -> Layout:
+    """The layout of a view; the keys say what its join keys are if Feast made it up and gave it none.
+
+    Raises:
+        ConfigurationError: a type that rows cannot hold.
+        ContractMismatch: the view was registered by Isthmus and changed since, or belongs to another project.
+    """
+    joined = tuple((field.name, str(field.dtype)) for field in table.entity_columns)
+    if not joined and keys:
+        of_one = zip(keys[0].join_keys, keys[0].entity_values, strict=True)
+        joined = tuple((name, feast_values.key_type(value)) for name, value in of_one)
+    if is_registered(table.tags):
+        named = tuple((field.name, str(field.dtype)) for field in table.features)
+        return _registered(project_of(config), table.name, joined, named, tuple(sorted(table.tags.items())))
+    ttl = getattr(table, "ttl", None)
+    fields = tuple((field.name, field.dtype) for field in table.features)
+    return _derived(table.name, joined, fields, ttl // clock.MICROSECOND if ttl else None)
+
+
+@lru_cache(maxsize=1024)
+def _derived(name: str, keys: Named, fields: tuple[tuple[str, FeastType], ...], ttl: int | None) -> Layout:
+    forms: dict[str, Form] = {}
+    problems: list[Problem] = []
+    # In the order of their names: Feast gives the order of fields no meaning.
+    for field, dtype in sorted(fields, key=itemgetter(0)):
+        if form := form_of(dtype):
+            forms[field] = form
+        else:
+            problems.append(Problem(f"{name}.{field}", f"has type {dtype}", "one that has values"))
+    allowed = [dtype.name for dtype in KEY_TYPES]
+    problems += [
+        Problem(f"{name}.{key}", f"is a join key of type {dtype}", one_of(allowed))
+        for key, dtype in keys
+        if dtype not in allowed
+    ]
+    if problems:
+        raise ConfigurationError("feature views", problems)
+    columns = tuple(Column(field, form.dtype) for field, form in forms.items())
+    joined = tuple(Column(key, FORMS[dtype].dtype) for key, dtype in sorted(keys))
+    # What lies in a row whole is bytes to our types: that they are those of a map, say, belongs to what rows are.
+    code = " ".join(["feast", *(f"{field}:{form.kind}" for field, form in forms.items() if form.whole)])
+    return Layout(_FeastView(name, (), joined, columns, ttl, 0, (), code), forms)
+
+
+@lru_cache(maxsize=1024)
+def _registered(project: str, name: str, keys: Named, fields: Named, tags: tuple[tuple[str, str], ...]) -> Layout:
+    where, view, owner = _registration(name), registered(name, dict(tags)), dict(tags).get("isthmus.project", "")
+    if owner != project:
+        raise ContractMismatch(
+            where, f"belongs to project {owner}, these are the rows of {project}",
+            remedy=f"set online_store.project to {owner} in feature_store.yaml, if that is what you want to read",
+        )  # fmt: skip
+    known = [(column.name, column.dtype.name) for column in view.fields]
+    joined = [(column.name, column.dtype.name) for column in view.keys]
+    if sorted(fields) != sorted(known) or sorted(keys) != sorted(joined):
+        raise ContractMismatch(where, "has other fields than its contract", remedy=_REGISTER)
+    return Layout(view, {field: FORMS[dtype] for field, dtype in known})
+
+
+def _registration(name: str) -> str:
+    return f"view {name} in Feast's registry"

@@ -1,0 +1,95 @@
+"""A Delta table by days: which of its files holds which, how they are read and written."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.fs as fs
+from deltalake import DeltaTable
+from deltalake.fs import DeltaStorageHandler
+
+from isthmus.features.contract.contract import ViewContract
+from isthmus.features.days import DAY, Days, day_name, joined
+from isthmus.features.offline.history import table_schema
+from isthmus.features.offline.spool import Spool
+from isthmus.features.values.columns import micros
+
+DAY_COLUMN = pa.field("event_day", pa.date32(), nullable=False)
+"""The column that a table is partitioned by. Readers do not see it."""
+
+
+def check_files(table: DeltaTable, folder: Path) -> None:
+    """Every file of a local table is there and as long as its commit says: read from the log, not from the data.
+
+    Raises:
+        OSError: one is not.
+    """
+    for file in pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist():
+        path = folder / file["path"]
+        if not path.exists():
+            raise OSError(f"{path.name} is missing")
+        if path.stat().st_size != file["size_bytes"]:
+            raise OSError(f"{path.name} has {path.stat().st_size} bytes instead of {file['size_bytes']}")
+
+
+def dataset(table: DeltaTable, place: str) -> ds.Dataset:
+    """The rows of a table, in the order of their days, without the column that says the day.
+
+    deltalake would turn all statistics of all files into expressions, which takes longer than reading a year of them.
+
+    Raises:
+        OSError: another tool has made the table what we do not read.
+    """
+    if (needed := table.protocol().min_reader_version) > 1:
+        raise OSError(f"another tool has made it a table of reader version {needed}")
+    adds = pa.table(table.get_add_actions(flatten=True))
+    part = f"partition.{DAY_COLUMN.name}"
+    # A table that an earlier version of Isthmus built has no days.
+    days = adds[part].cast(pa.int32()).to_pylist() if part in adds.schema.names else [None] * len(adds)
+    files = sorted(zip(adds["path"].to_pylist(), days, strict=True), key=lambda file: (file[1] or 0, file[0]))
+    filesystem = (
+        fs.PyFileSystem(DeltaStorageHandler.from_table(table._table, table._storage_options))
+        if "://" in place
+        else fs.SubTreeFileSystem(place, fs.LocalFileSystem())
+    )
+    form = ds.ParquetFileFormat(default_fragment_scan_options=ds.ParquetFragmentScanOptions(pre_buffer=True))
+    fragments = [form.make_fragment(file, filesystem, partition_expression=_of_day(day)) for file, day in files]
+    schema = pa.schema([column for column in pa.schema(table.schema().to_arrow()) if column.name != DAY_COLUMN.name])
+    return ds.FileSystemDataset(fragments, schema, form, filesystem)
+
+
+def _of_day(day: int | None) -> ds.Expression | None:
+    """What is true of all rows of a day, so that a scan can leave its files alone."""
+    if day is None:
+        return None
+    event = ds.field("event_timestamp")
+    first, last = (pa.scalar(at, pa.timestamp("us", tz="UTC")) for at in (day * DAY, (day + 1) * DAY - 1))
+    return (event >= first) & (event <= last)
+
+
+def column_names(table: DeltaTable) -> list[str]:
+    """The columns that readers see."""
+    return [column.name for column in table.schema().fields if column.name != DAY_COLUMN.name]
+
+
+def reader(view: ViewContract, rows: Spool) -> pa.RecordBatchReader:
+    """The rows as they are stored: day after day, with the column that says the day."""
+    schema = table_schema(view).append(DAY_COLUMN)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for group in rows.groups():
+            days = pa.array((micros(group["event_timestamp"]) // DAY).astype(np.int32)).cast(DAY_COLUMN.type)
+            yield from group.append_column(DAY_COLUMN, days).cast(schema).to_batches()
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def on(days: Sequence[int]) -> str:
+    """The predicate of these days."""
+    ranges = joined(Days(day, day + 1) for day in days)
+    name = DAY_COLUMN.name
+    return " OR ".join(
+        f"({name} >= '{day_name(part.first)}' AND {name} <= '{day_name(part.end - 1)}')" for part in ranges
+    )

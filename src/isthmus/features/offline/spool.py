@@ -1,0 +1,122 @@
+"""Rows by day, as many as there are: in memory up to a limit, beyond it in files that are mapped, not read."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import pyarrow as pa
+
+from isthmus.features.days import DAY, Days
+from isthmus.features.values.columns import micros
+
+LIMIT = 256 << 20
+"""Bytes of rows that a spool keeps in memory."""
+GROUP = 1 << 18
+"""Rows that are handed out together, as long as they are of several days."""
+
+
+class Spool:
+    """Takes rows in any order and gives them back day by day. Close it, or use it in a `with` block.
+
+    Args:
+        limit: bytes that it may keep in memory; one that has more writes them to the folder for temporary files.
+    """
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self.limit = limit
+        self.rows = 0
+        self._waiting: list[pa.Table] = []
+        self._bytes = 0
+        self._runs: list[_Run] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> "Spool":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Forgets the rows and removes their files."""
+        self._waiting, self._runs = [], []
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    def add(self, rows: pa.Table) -> None:
+        """Takes rows that have a column `event_timestamp` without nulls, all of one schema."""
+        self.rows += len(rows)
+        # A part of a table counts with the whole table's buffers where those are shared: close enough for a limit.
+        share = max(1, -(-rows.nbytes // self.limit))
+        size = -(-len(rows) // share) or 1
+        for start in range(0, len(rows), size):
+            part = rows.slice(start, size)
+            self._waiting.append(part)
+            self._bytes += part.nbytes
+            if self._bytes >= self.limit:
+                self._rest().keep(self._file())
+
+    def days(self) -> list[int]:
+        """Every day that has a row, in order."""
+        self._rest()
+        return sorted({int(day) for run in self._runs for day in run.days})
+
+    def groups(self, within: Days | None = None) -> Iterator[pa.Table]:
+        """The rows of a range of days, or all: tables of whole days, each table's days after those of the one before.
+
+        A table has about `GROUP` rows, or more where one day has.
+        """
+        parts: list[pa.Table] = []
+        rows = 0
+        for day in self.days():
+            if within is not None and day not in within:
+                continue
+            found = [part for run in self._runs if len(part := run.of(day))]
+            size = sum(map(len, found))
+            if parts and rows + size > GROUP:
+                yield pa.concat_tables(parts)
+                parts, rows = [], 0
+            parts += found
+            rows += size
+        if parts:
+            yield pa.concat_tables(parts)
+
+    def _rest(self) -> "_Run":
+        """Sorts by day what waits; returns the last run there is."""
+        if self._waiting:
+            self._runs.append(_Run(pa.concat_tables(self._waiting)))
+            self._waiting, self._bytes = [], 0
+        return self._runs[-1] if self._runs else _Run(pa.table({"event_timestamp": pa.array([], pa.timestamp("us"))}))
+
+    def _file(self) -> Path:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="isthmus-")
+        return Path(self._folder.name) / f"{len(self._runs)}.arrow"
+
+
+class _Run:
+    """Rows that are sorted by day."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        day = micros(rows["event_timestamp"]) // DAY
+        if len(day) and (day[1:] < day[:-1]).any():
+            order = np.argsort(day, kind="stable")
+            rows, day = rows.take(pa.array(order)), day[order]
+        self.rows = rows
+        self.days, starts = np.unique(day, return_index=True)
+        ends = np.append(starts, len(day))[1:]
+        self.places = dict(zip(self.days.tolist(), zip(starts.tolist(), ends.tolist(), strict=True), strict=True))
+
+    def of(self, day: int) -> pa.Table:
+        start, end = self.places.get(day, (0, 0))
+        return self.rows.slice(start, end - start)
+
+    def keep(self, file: Path) -> None:
+        """Moves the rows from memory to a file."""
+        with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, self.rows.schema) as writer:
+            writer.write_table(self.rows)
+        self.rows = pa.ipc.open_file(pa.memory_map(str(file))).read_all()

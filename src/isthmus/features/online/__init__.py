@@ -1,0 +1,1 @@
+"""The online store: the latest row of each key in Redis, and one-round-trip lookups."""

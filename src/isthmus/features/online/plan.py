@@ -1,0 +1,144 @@
+"""Reading: the commands of one lookup, and what the stored rows answer by the time rules."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from isthmus.features.clock import Status
+from isthmus.features.contract.contract import Column, Contract, ViewContract
+from isthmus.features.online import record
+from isthmus.features.redis.pipeline import Client, ask
+from isthmus.features.values.entitykey import KeyValue, entity_keys
+from isthmus.features.values.rows import Block, Columns, Int64, RowCodec
+from isthmus.features.values.stamp import Stamp
+
+_FEW = 32
+_PRESENT, _NOT_FOUND = np.uint8(Status.PRESENT), np.uint8(Status.NOT_FOUND)
+
+
+@dataclass(frozen=True, slots=True)
+class ViewAnswer:
+    """What one view answers for n keys at one time.
+
+    Attributes:
+        columns: feature name to its values; everything but a present value is null.
+        status: shape (n,) uint8, codes of `Status`.
+        whole: whether every row is there, is present and has no null: then there is nothing to mask.
+        event: shape (n,) int64 microseconds, 0 where there is no row.
+        known: shape (n,) int64 microseconds, 0 where there is no row.
+    """
+
+    columns: Columns
+    status: np.ndarray[Any, np.dtype[np.uint8]]
+    event: Int64
+    known: Int64
+    whole: bool = False
+
+
+class LookupPlan:
+    """How some views are read for many entity rows in one round trip: built once, used by every request.
+
+    Args:
+        contract: the project's contract.
+        views: names of the views to read.
+        earlier: contracts whose rows may still be there, which are refused.
+
+    Attributes:
+        contract: the project's contract.
+        views: the views to read, each once.
+        codecs: view name to what decodes its rows.
+        keys: the join keys of all of them, by name.
+    """
+
+    def __init__(self, contract: Contract, views: Iterable[str], earlier: Sequence[Contract] = ()) -> None:
+        self.contract = contract
+        self.views = [contract.view(name) for name in dict.fromkeys(views)]
+        self.codecs = {
+            view.name: RowCodec(view, [one.views[view.name] for one in earlier if view.name in one.views])
+            for view in self.views
+        }
+        groups: dict[tuple[str, ...], list[ViewContract]] = {}
+        for view in self.views:
+            groups.setdefault(tuple(sorted(column.name for column in view.keys)), []).append(view)
+        self._groups = list(groups.values())
+        self.keys: dict[str, Column] = {column.name: column for view in self.views for column in view.keys}
+
+    def bits(self, features: Iterable[tuple[str, str]]) -> dict[str, bytes]:
+        """View name to the null bits of its features among some (view, feature) pairs, for `Columns.nulls`."""
+        names: dict[str, list[str]] = {}
+        for view, feature in features:
+            names.setdefault(view, []).append(feature)
+        return {view: self.codecs[view].bits(own) for view, own in names.items()}
+
+    def commands(self, keys: Mapping[str, Sequence[KeyValue]]) -> list[tuple[bytes, ...]]:
+        """The Redis commands of one lookup."""
+        project = self.contract.project
+        commands: list[tuple[bytes, ...]] = []
+        for views in self._groups:
+            fields = tuple(view.name.encode() for view in views)
+            commands += [(b"HMGET", name, *fields) for name in entity_keys(project, views[0].keys, keys)]
+        return commands
+
+    def decode(
+        self, replies: Sequence[Sequence[bytes | None]], rows: int, at: int, stamps: Mapping[str, Stamp]
+    ) -> dict[str, ViewAnswer]:
+        """View name to its answer, from the replies to `commands` for `rows` entity rows.
+
+        The stamps must have been read before the rows: a row that a stamp does not mean is newer than the stamp.
+        """
+        answers = {}
+        for group, views in enumerate(self._groups):
+            part = replies[group * rows : (group + 1) * rows]
+            for position, view in enumerate(views):
+                packed = [reply[position] for reply in part]
+                answers[view.name] = _answer(view, self.codecs[view.name], packed, at, stamps.get(view.name))
+        return answers
+
+    def read(self, client: Client, keys: Mapping[str, Sequence[KeyValue]], at: int) -> dict[str, ViewAnswer]:
+        """Reads and decodes, blocking."""
+        (told,) = ask(client, [record.asking(self.contract.project, self.views)])
+        stamps = record.stamps(self.views, told)
+        return self.decode(ask(client, self.commands(keys)), _rows(keys), at, stamps)
+
+
+def _rows(keys: Mapping[str, Sequence[KeyValue]]) -> int:
+    return len(next(iter(keys.values()), ()))
+
+
+def _all_present(view: ViewContract, block: Block, at: int) -> bool:
+    """Whether no row of a complete block is from the future or has expired."""
+    first, last = _bounds(block.event)
+    return last <= at and _bounds(block.known)[1] <= at and (view.ttl is None or at - first <= view.ttl)
+
+
+def _bounds(times: Int64) -> tuple[int, int]:
+    """The smallest and the largest of some times; of a few, Python finds them sooner."""
+    if len(times) > _FEW:
+        return int(times.min()), int(times.max())
+    few = times.tolist()
+    return min(few), max(few)
+
+
+def _answer(
+    view: ViewContract, codec: RowCodec, packed: Sequence[bytes | None], at: int, stamp: Stamp | None
+) -> ViewAnswer:
+    """Applies the time rule to stored rows: the future is not there yet, the past expires."""
+    block = codec.decode(packed)
+    if stamp is not None:
+        event, known = stamp.apply(block.event, block.known)
+        block = Block(block.found, event * block.found, known * block.found, block.columns)
+    if block.columns.complete and _all_present(view, block, at):
+        # What most lookups meet, with a third of the work.
+        return ViewAnswer(block.columns, np.zeros(len(packed), np.uint8), block.event, block.known, whole=True)
+    visible = block.found & (block.event <= at) & (block.known <= at)
+    status = np.where(visible, _PRESENT, _NOT_FOUND)
+    if view.ttl is not None:
+        status[visible & (at - block.event > view.ttl)] = Status.EXPIRED
+    present = status == _PRESENT
+    columns = block.columns
+    if np.count_nonzero(present) != np.count_nonzero(block.found):
+        columns = columns.only(present)
+    status[present & ~columns.filled] = Status.NULL
+    return ViewAnswer(columns, status, block.event, block.known)

@@ -1,0 +1,1 @@
+"""The point-in-time join of a spine with views."""

@@ -1,0 +1,1 @@
+"""From the offline table to Redis: only what changed."""

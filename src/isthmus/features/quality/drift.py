@@ -1,0 +1,240 @@
+"""How far the values of a feature have moved from those of a reference: a pure function of two statistics.
+
+* Population stability index, sum over bins of (p - q) ln(p / q) for the shares p of the reference and q of what is new
+  (Siddiqi 2006, "Credit Risk Scorecards"; it is the symmetrized Kullback-Leibler divergence). Numbers fall into bins
+  between the deciles of the reference, and a value that makes up a decile alone has a bin of its own; categories into
+  the reference's most frequent ones and all others. Null has a bin, and so have NaN and the infinities together. A
+  share below half a row of the fewer ones, or below half a point (`statistics.POINTS`), counts as that half, so that an
+  empty bin gives no infinity.
+* Kolmogorov-Smirnov statistic, the largest gap between the two distribution functions (`scipy.stats.ks_2samp`).
+* Wasserstein distance of first order, the area between them (`scipy.stats.wasserstein_distance`), in standard
+  deviations of the reference.
+
+The latter two read the points of the statistics, so they are off by at most 1/256, and say nothing of categories.
+
+What has drifted is beyond three things. Fewer than a hundred new rows, of which a decile holds fewer than ten, are
+measured and not judged.
+
+* A threshold. The three are one: a normal distribution that moves by half a standard deviation has an index of 0.25, a
+  gap of 0.197 and a distance of 0.5.
+* Chance: what so few rows of one distribution exceed once in a thousand times. For the index that is the 0.999 quantile
+  of chi-square with one degree less than bins, times 1/n + 1/m (Yurdakul and Naranjo 2020, "Statistical properties of
+  the population stability index", Journal of Risk Model Validation 14:4); for the gap, 1.95 sqrt(1/n + 1/m) (Smirnov
+  1948).
+* What is usual. Chance takes rows for independent, and those of one night or of one rolling window are not: four hours
+  never look like a year. So windows of the reference's own time, each as long as that of the new rows, are compared
+  with the whole of it too. New rows that are no stranger than one of those have not drifted.
+"""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from isthmus.features.contract.contract import Column
+from isthmus.features.errors import DependencyError
+from isthmus.features.quality.statistics import POINTS, SAMPLE, FeatureStatistics, Measurement, read
+from isthmus.features.values.columns import micros
+
+WINDOWS = 50
+"""Windows of the reference that new rows are held against."""
+
+LEAST = 100
+"""New rows that are needed to judge them."""
+
+BINS = 10
+CATEGORIES = 20
+_WINDOW_SAMPLE = 4_096
+_RARE = 3.0902
+"""The normal quantile of 0.999."""
+
+
+class Thresholds(msgspec.Struct, frozen=True):
+    """Beyond which a feature has drifted; see the module."""
+
+    psi: float = 0.25
+    ks: float = 0.2
+    wasserstein: float = 0.5
+
+
+class Drift(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a feature has moved.
+
+    Attributes:
+        rows: how many are new.
+        psi: population stability index.
+        ks: Kolmogorov-Smirnov statistic; None for categories, or where one side has no number.
+        wasserstein: in standard deviations of the reference; likewise None, and None if the reference is constant.
+        exceeded: which of them are beyond threshold, chance and what is usual; none of too few rows.
+        unseen: categories of the new rows that the reference, which names all of its own, has not; the most frequent.
+    """
+
+    rows: int
+    psi: float
+    ks: float | None = None
+    wasserstein: float | None = None
+    exceeded: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
+
+
+def drift(
+    reference: FeatureStatistics,
+    new: FeatureStatistics,
+    thresholds: Thresholds | None = None,
+    windows: Sequence[FeatureStatistics] = (),
+) -> Drift:
+    """Compares what is new with a reference of the same type.
+
+    Args:
+        reference: what it is compared with.
+        new: what is new.
+        thresholds: beyond which it has drifted.
+        windows: parts of the reference, each as long as the window of the new rows.
+
+    Raises:
+        DependencyError: SciPy is not installed.
+    """
+    limits = thresholds or Thresholds()
+    if not reference.rows or not new.rows:
+        return Drift(rows=new.rows, psi=0.0)
+    index, chance = psi(reference, new)
+    values = {"psi": index, **_numeric(reference, new)}
+    spread = math.sqrt(_inverse_rows(reference.rows - reference.nulls, new.rows - new.nulls))
+    bounds = {
+        "psi": max(limits.psi, chance),
+        "ks": max(limits.ks, 1.9495 * spread),
+        "wasserstein": max(limits.wasserstein, _RARE * spread),
+    }
+    judged = new.rows >= LEAST
+    exceeded = [name for name, value in values.items() if judged and value > bounds[name]]
+    if exceeded:
+        usual = [{"psi": psi(reference, one)[0], **_numeric(reference, one)} for one in windows if one.rows]
+        exceeded = [name for name in exceeded if values[name] > max((one.get(name, 0.0) for one in usual), default=0.0)]
+    return Drift(
+        rows=new.rows,
+        psi=index,
+        ks=values.get("ks"),
+        wasserstein=values.get("wasserstein"),
+        exceeded=tuple(exceeded),
+        unseen=_unseen(reference, new),
+    )
+
+
+def windows(
+    columns: Sequence[Column], data: ds.Dataset | pa.Table, until: int, length: int
+) -> dict[str, list[FeatureStatistics]]:
+    """Parts of a history, each of the same length of time, evenly spread from its end to its beginning.
+
+    Args:
+        columns: the features.
+        data: the history, with `event_timestamp`.
+        until: the end of the last window, in microseconds.
+        length: of each, in microseconds.
+
+    Returns:
+        For each column its statistics in at most WINDOWS windows that hold rows; none if there is time for only one.
+    """
+    first = until
+    for batch in read(data, ["event_timestamp"], until=until):
+        if len(batch):
+            first = min(first, int(micros(batch["event_timestamp"]).min()))
+    count = (until - first) // length
+    if count < 2:
+        return {column.name: [] for column in columns}
+    chosen = np.unique(np.linspace(0, count - 1, min(count, WINDOWS)).astype(np.int64))
+    parts = [Measurement(columns, _WINDOW_SAMPLE) for _ in chosen]
+    for batch in read(data, [*(column.name for column in columns), "event_timestamp"], until=until):
+        place = (until - micros(batch["event_timestamp"])) // length
+        order = np.argsort(place, kind="stable")
+        starts = np.searchsorted(place[order], chosen, side="left")
+        ends = np.searchsorted(place[order], chosen, side="right")
+        for part, start, end in zip(parts, starts, ends, strict=True):
+            if start < end:
+                part.add(batch.take(pa.array(order[start:end])))
+    measured = [part.features() for part in parts if part.rows]
+    return {column.name: [one[column.name] for one in measured] for column in columns}
+
+
+def _numeric(reference: FeatureStatistics, new: FeatureStatistics) -> dict[str, float]:
+    """The measures that only numbers have."""
+    if not reference.points or not new.points:
+        return {}
+    gap, distance = _scipy(reference.points, new.points)
+    return {"ks": gap, "wasserstein": distance / reference.deviation} if reference.deviation else {"ks": gap}
+
+
+def psi(reference: FeatureStatistics, new: FeatureStatistics) -> tuple[float, float]:
+    """The population stability index, and what chance alone exceeds once in a thousand times.
+
+    Args:
+        reference: of at least one row.
+        new: likewise.
+    """
+    if reference.categorical:
+        names = list(reference.top)[:CATEGORIES]
+        shares = [_category_shares(side, names) for side in (reference, new)]
+    else:
+        edges = _edges(reference.points)
+        shares = [_number_shares(side, edges) for side in (reference, new)]
+    least = 0.5 / min(reference.rows, new.rows, POINTS)
+    p, q = (np.maximum(side, least) for side in shares)
+    filled = int(((shares[0] > 0) | (shares[1] > 0)).sum())
+    return float(np.sum((p - q) * np.log(p / q))), _chi_square(filled - 1) * _inverse_rows(reference.rows, new.rows)
+
+
+def _edges(points: Sequence[float]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """The upper ends of all bins but the last, ascending: the deciles, and what is just below one met twice."""
+    deciles = [points[min(n * len(points) // BINS, len(points) - 1)] for n in range(1, BINS)] if points else []
+    twice = {value for value in deciles if deciles.count(value) > 1}
+    return np.array(sorted({*deciles, *(math.nextafter(value, -math.inf) for value in twice)}), np.float64)
+
+
+def _number_shares(
+    side: FeatureStatistics, edges: np.ndarray[tuple[int], np.dtype[np.float64]]
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Shares of all rows: null, not finite, and each bin (edge, edge]."""
+    counts = np.bincount(np.searchsorted(edges, np.array(side.points), side="left"), minlength=len(edges) + 1)
+    finite = side.rows - side.nulls - side.not_finite
+    inside = counts * (finite / side.rows / max(len(side.points), 1))
+    return np.concatenate([[side.nulls / side.rows, side.not_finite / side.rows], inside])
+
+
+def _category_shares(side: FeatureStatistics, names: Sequence[str]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Shares of all rows: null, each named category, all others."""
+    named = [side.top.get(name, 0.0) for name in names]
+    nulls = side.nulls / side.rows
+    return np.array([nulls, *named, max(0.0, 1.0 - nulls - sum(named))])
+
+
+def _unseen(reference: FeatureStatistics, new: FeatureStatistics) -> tuple[str, ...]:
+    if not reference.categorical or reference.distinct > len(reference.top):
+        return ()
+    return tuple(name for name in new.top if name not in reference.top)[:5]
+
+
+def _inverse_rows(n: int, m: int) -> float:
+    """1/n + 1/m for the rows that were looked at."""
+    return 1 / max(min(n, SAMPLE), 1) + 1 / max(min(m, SAMPLE), 1)
+
+
+def _chi_square(freedom: int) -> float:
+    """The 0.999 quantile of chi-square, as Wilson and Hilferty (1931) have it; 0 without freedom."""
+    if freedom < 1:
+        return 0.0
+    part = 2 / (9 * freedom)
+    return float(freedom * (1 - part + _RARE * math.sqrt(part)) ** 3)
+
+
+def _scipy(reference: Sequence[float], new: Sequence[float]) -> tuple[float, float]:
+    try:
+        from scipy.stats import ks_2samp, wasserstein_distance
+    except ImportError as error:
+        raise DependencyError("drift", f"SciPy cannot be imported ({error})",
+                              remedy="install it with: pip install 'isthmus[orchestration]'") from error  # fmt: skip
+    # Its p-value, which nobody reads, is none for single values; a distance can be more than a float holds.
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        gap = float(ks_2samp(reference, new, method="asymp").statistic)
+        return gap, float(wasserstein_distance(reference, new))

@@ -1,0 +1,1 @@
+"""The transport: address, connection, pipeline, refusals and the embedded server."""

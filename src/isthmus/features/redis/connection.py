@@ -1,0 +1,81 @@
+"""The connection to a Redis or a Redis Cluster, and the one error that its refusals become."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+from redis.connection import parse_url
+from redis.exceptions import RedisClusterException
+
+from isthmus.features.errors import DependencyError
+from isthmus.features.redis.address import SCHEMES, Address, without_credentials
+from isthmus.features.redis.pipeline import Client
+from isthmus.features.redis.refusal import Refusal, only_writes, refusal, words
+
+SETTING = "stores.online in isthmus.toml"
+"""Where the URL of Redis is configured, unless an online store of Feast's says otherwise."""
+
+
+def connect(url: str, timeout: float = 5.0, setting: str = SETTING) -> Client:
+    """A client for the Redis or the Redis Cluster at a URL; no wait is longer than `timeout` seconds.
+
+    Args:
+        url: `redis://`, `rediss://`, `unix://`, `redis+cluster://` or `rediss+cluster://`, see `Address`.
+        timeout: seconds.
+        setting: where the URL is configured, for the remedy of an error.
+
+    Raises:
+        DependencyError: the URL is none, or what is there does not answer or refuses.
+    """
+    waits: dict[str, Any] = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
+    with answering(url, setting):
+        try:
+            address = Address.of(url)
+            if address.cluster:
+                return redis.RedisCluster(url=address.urls[0], startup_nodes=address.nodes()[1:], **waits)
+            client = redis.Redis.from_url(url, **waits)
+            client.ping()
+        except (ValueError, TypeError):
+            # What the parser says quotes the URL, and with it the password: neither it nor its traceback is passed on.
+            raise DependencyError(
+                f"Redis at {without_credentials(url)}", "is not the URL of a Redis",
+                expected=f"{', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}, with / ? # and @ in a password percent-encoded",
+                remedy=f"correct {setting}" + _embedded(setting), passes=False,
+            ) from None  # fmt: skip
+        except redis.ResponseError as error:
+            if not only_writes(error):
+                raise
+    return client
+
+
+@contextmanager
+def answering(url: str, setting: str = SETTING) -> Iterator[None]:
+    """Turns the ways in which Redis can refuse, or fail to answer, into one error that does not show the password.
+
+    Args:
+        url: where it is.
+        setting: where that is configured.
+    """
+    try:
+        yield
+    except (redis.RedisError, RedisClusterException, OSError) as error:
+        embedded = _embedded(setting)
+        start = f"start it{',' if embedded else ' or'} correct {setting}{embedded}"
+        refused = refusal(error) or Refusal(f"does not answer ({words(error)})", start, passes=True)
+        remedy, found, shown = refused.remedy.replace("{setting}", setting), refused.found, True
+        for password in _passwords(url):
+            # A Redis that does not know a command repeats its arguments.
+            found, shown = found.replace(password, "..."), shown and password not in str(error)
+        raise DependencyError(
+            f"Redis at {without_credentials(url)}", found, remedy=remedy, passes=refused.passes
+        ) from (error if shown else None)  # fmt: skip
+
+
+def _embedded(setting: str) -> str:
+    return ', or set it to "embedded"' if setting == SETTING else ""
+
+
+def _passwords(url: str) -> list[str]:
+    options = [parse_url(node) for node in Address.of(url).urls]  # type: ignore[no-untyped-call]
+    return [option["password"] for option in options if option.get("password")]

@@ -1,0 +1,1 @@
+"""A request transform at run time."""

@@ -1,0 +1,1 @@
+"""Values in columns and in one packed row, and the key that leads to it."""

@@ -1,0 +1,70 @@
+"""The name of the Redis hash that holds the rows of one entity key."""
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from isthmus.features.contract.contract import Column
+from isthmus.features.errors import RequestError
+
+KeyValue = bool | int | str | bytes
+"""A join key's value; a UnixTimestamp is in microseconds."""
+
+_TAGS = {"Bool": b"b", "Int32": b"i", "Int64": b"i", "UnixTimestamp": b"t", "String": b"s", "Bytes": b"y"}
+
+
+def entity_key(project: str, keys: Sequence[tuple[Column, KeyValue]]) -> bytes:
+    """The name of the Redis hash of one entity key.
+
+    The project comes first and delimited, then the names of the join keys in alphabetical order, then each value with
+    its type and, for text and bytes, its length: no two different keys share a name.
+    """
+    ordered = sorted(keys, key=lambda pair: pair[0].name)
+    values = [_encode([value], column)[0] for column, value in ordered]
+    return key_prefix(project, [column for column, _ in ordered]) + b"".join(values)
+
+
+def key_prefix(project: str, keys: Iterable[Column]) -> bytes:
+    """What the names of all entity keys with these join keys begin with."""
+    return f"{project}:{','.join(sorted(column.name for column in keys))}:".encode()
+
+
+def _encode(values: Sequence[Any], column: Column, before: bytes = b"") -> list[bytes]:
+    """Values of one join key as they stand in a key's name, each after the bytes that come before it."""
+    head = before + _TAGS[column.dtype.name]
+    if column.dtype.numpy is not None:
+        pack = struct.Struct("<?" if column.dtype.name == "Bool" else "<q").pack
+        return [head + pack(value) for value in values]
+    if column.dtype.name == "String":
+        try:
+            values = [value.encode() for value in values]
+        except UnicodeEncodeError as error:
+            raise RequestError(f"key {error.object!r}", "is not text", expected="text with a UTF-8 form") from None
+    pack = struct.Struct("<I").pack
+    return [head + pack(len(value)) + value for value in values]
+
+
+def decode_key(project: str, columns: Sequence[Column], name: bytes) -> tuple[KeyValue, ...]:
+    """The inverse of `entity_key`: the values in the alphabetical order of their join keys."""
+    rest = name.removeprefix(key_prefix(project, columns))
+    values: list[KeyValue] = []
+    while rest:
+        tag, end = rest[:1], 9
+        if tag == b"b":
+            end = 2
+            values.append(rest[1] != 0)
+        elif tag in (b"s", b"y"):
+            end = 5 + struct.unpack_from("<I", rest, 1)[0]
+            values.append(rest[5:end].decode() if tag == b"s" else rest[5:end])
+        else:
+            values += struct.unpack_from("<q", rest, 1)
+        rest = rest[end:]
+    return tuple(values)
+
+
+def entity_keys(project: str, columns: Sequence[Column], values: Mapping[str, Sequence[KeyValue]]) -> list[bytes]:
+    """`entity_key` for n rows of key columns."""
+    ordered = sorted(columns, key=lambda column: column.name)
+    prefix = key_prefix(project, columns)
+    first, *others = [_encode(values[column.name], column, b"" if n else prefix) for n, column in enumerate(ordered)]
+    return [b"".join(row) for row in zip(first, *others, strict=True)] if others else first

@@ -1,0 +1,386 @@
+"""The packed online row: one binary value per view and key.
+
+    version  1 byte
+    prefix   8 bytes   first bytes of the view's contract hash
+    event    8 bytes   event time, microseconds since 1970 UTC, signed
+    known    8 bytes   known time, likewise
+    content  8 bytes   hash of what follows, 63 bits
+    nulls    1 bit per feature, 1 = null, the first feature in the lowest bit
+    fixed    fixed-width features in declared order, 0 where null
+    ends     4 bytes per variable-length feature: where its bytes end in the last section
+    bytes    variable-length features, one after the other, no bytes where null
+
+How a variable-length feature lies in its bytes, the module `tails` says.
+
+All numbers are little-endian. The fixed part of all rows of a view has one width, so the rows of many keys decode
+together as one NumPy array. The content hash folds the fixed part and the variable part into 63 bits, so that it is
+the same number in languages with and without unsigned integers.
+"""
+
+import hashlib
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NoReturn
+
+import numpy as np
+
+from isthmus.features.contract.contract import ViewContract
+from isthmus.features.contract.diff import view_differences
+from isthmus.features.errors import ContractMismatch, DataError
+from isthmus.features.types import DataType
+from isthmus.features.values.columns import Values, other_size
+from isthmus.features.values.variable import pack, unpack
+
+VERSION = 1
+HEADER = struct.Struct("<B8sqqQ")
+_SEED = 0x9E3779B97F4A7C15
+_FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_WORD = (1 << 64) - 1
+
+Int64 = np.ndarray[Any, np.dtype[np.int64]]
+Bool = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Decoded rows of one view for n keys; what `found` leaves out is 0 or null everywhere else.
+
+    Attributes:
+        found: shape (n,), which keys have a row.
+        event: shape (n,) int64 microseconds.
+        known: shape (n,) int64 microseconds.
+        columns: feature name to its values.
+    """
+
+    found: Bool
+    event: Int64
+    known: Int64
+    columns: "Columns"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Features of one type that are read together: several neighbors of fixed width, or one of variable length.
+
+    Attributes:
+        names: the features, m of them.
+        dtype: their type.
+        part: name of the fixed part's field that holds them, or of the end of a variable-length feature.
+        picks: where they are in that field; None for all of it, in its order.
+        bytes: shape (m,), the byte of the null bits in which each feature has its bit.
+        masks: shape (m, 1), that bit.
+    """
+
+    names: tuple[str, ...]
+    dtype: DataType
+    part: int
+    picks: Any
+    bytes: Any
+    masks: Any
+
+
+class Columns(Mapping[str, Values]):
+    """The features of n rows, each decoded when it is read: what nobody asks for costs nothing.
+
+    Reading raises DataError if a row is damaged where its header does not tell.
+
+    Attributes:
+        complete: whether there is a row, every row is there, and no value is null.
+    """
+
+    def __init__(self, codec: "RowCodec", rows: Sequence[bytes | None], packed: np.ndarray[Any, Any]) -> None:
+        self._codec, self._rows, self._packed = codec, rows, packed
+        self._nulls = packed["nulls"]
+        # Counted in bytes: `any` costs several times as much for a few rows.
+        self.complete = self._nulls.tobytes().count(0) == self._nulls.size > 0
+
+    def __getitem__(self, name: str) -> Values:
+        data, null = self.read(self._codec.single[name])
+        return Values(data[0], np.ones(len(self._rows), bool) if null is None else ~null[0])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._codec.single)
+
+    def __len__(self) -> int:
+        return len(self._codec.single)
+
+    @property
+    def filled(self) -> Bool:
+        """Shape (n,): which rows have a value that is not null."""
+        if self.complete:
+            return np.full(len(self._rows), len(self) > 0)
+        filled: Bool = np.any(~self._nulls & self._codec.every, axis=1)
+        return filled
+
+    def nulls(self, bits: bytes) -> int:
+        """How many values of some features are null, of all rows together; `bits` are those of `RowCodec.bits`."""
+        if self.complete:
+            return 0
+        # Of a few rows, a number of Python's counts its bits in a tenth of the time that NumPy takes.
+        null = int.from_bytes(self._nulls.tobytes(), "little")
+        return (null & int.from_bytes(bits * len(self._rows), "little")).bit_count()
+
+    def only(self, present: Bool) -> "Columns":
+        """The rows where `present`, and null elsewhere: nothing of an expired row stays under its null."""
+        packed = self._packed.copy()
+        packed[~present] = self._codec.nothing
+        rows = [row if there else None for row, there in zip(self._rows, present.tolist(), strict=True)]
+        return Columns(self._codec, rows, packed)
+
+    def read(self, selection: Selection) -> tuple[np.ndarray[Any, Any], Bool | None]:
+        """The m selected features as `Values` has them, shape (m, n), and which are null; None if none is."""
+        null: Bool | None = None
+        if not self.complete:
+            null = (self._nulls.T[selection.bytes] & selection.masks).astype(bool)
+        if selection.dtype.numpy is None:
+            dead = np.zeros(len(self._rows), bool) if null is None else null[0]
+            return self._variable(selection, dead)[None], null
+        matrix = self._packed[f"f{selection.part}"].T
+        return matrix if selection.picks is None else matrix[selection.picks], null
+
+    def _variable(self, selection: Selection, null: Bool) -> np.ndarray[Any, Any]:
+        ends = self._packed["ends"]
+        stop = ends[:, selection.part]
+        start = ends[:, selection.part - 1] if selection.part else np.zeros_like(stop)
+        width = self._codec.width
+        places = zip(self._rows, (start + width).tolist(), (stop + width).tolist(), null.tolist(), strict=True)
+        found = [None if dead or row is None else row[begin:end] for row, begin, end, dead in places]
+        try:
+            return unpack(found, selection.dtype)
+        except ValueError:
+            self._codec.refuse(self._rows)
+
+
+class RowCodec:
+    """Encodes and decodes the rows of one view.
+
+    Args:
+        view: the view.
+        earlier: what it was before, as far as that is known: rows of then are refused with what has changed since.
+
+    Attributes:
+        view: the view.
+        width: bytes of the fixed part.
+        single: feature name to the selection of it alone.
+        every: the null bits of a row that has no value.
+        nothing: the fixed part that stands for a row that is not there: 0 or null everywhere.
+    """
+
+    def __init__(self, view: ViewContract, earlier: Iterable[ViewContract] = ()) -> None:
+        self.view = view
+        self._earlier = {one.prefix: one for one in earlier}
+        self._variable = [column for column in view.fields if column.dtype.numpy is None]
+        fixed = [column for column in view.fields if column.dtype.numpy is not None]
+        self._runs = [(dtype, [c.name for c in run]) for dtype, run in groupby(fixed, lambda column: column.dtype)]
+        count = len(view.fields)
+        self._dtype = np.dtype(
+            [("version", "u1"), ("prefix", "<u8"), ("event", "<i8"), ("known", "<i8"), ("content", "<u8")]
+            + [("nulls", "u1", ((count + 7) // 8,))]
+            + [(f"f{i}", dtype.numpy, (len(names),)) for i, (dtype, names) in enumerate(self._runs)]
+            + [("ends", "<u4", (len(self._variable),))]
+        )
+        self.width = self._dtype.itemsize
+        self.every = np.packbits(np.ones(count, bool), bitorder="little")
+        self.nothing = np.zeros((), self._dtype)
+        self.nothing["nulls"] = self.every
+        self._absent = self.nothing.tobytes()
+        self._prefix = np.frombuffer(view.prefix, "<u8")[0]
+        self._bit = {column.name: bit for bit, column in enumerate(view.fields)}
+        self.single = {column.name: self.select([column.name])[0] for column in view.fields}
+
+    def select(self, names: Sequence[str]) -> list[Selection]:
+        """Some features of the view in as few parts as they can be read in."""
+        wanted, selections = dict.fromkeys(names), []
+        for part, (dtype, run) in enumerate(self._runs):
+            chosen = [name for name in run if name in wanted]
+            if chosen:
+                places = [run.index(name) for name in chosen]
+                picks: Any = None
+                if chosen != run:
+                    whole = places == list(range(places[0], places[-1] + 1))
+                    picks = slice(places[0], places[-1] + 1) if whole else np.array(places)
+                selections.append(self._selection(chosen, dtype, part, picks))
+        for part, column in enumerate(self._variable):
+            if column.name in wanted:
+                selections.append(self._selection([column.name], column.dtype, part, None))
+        return selections
+
+    def bits(self, names: Sequence[str]) -> bytes:
+        """The null bits of some features, as they lie in a row in which these are null and no others."""
+        bits = sum(1 << self._bit[name] for name in dict.fromkeys(names))
+        return bits.to_bytes(len(self.every), "little")
+
+    def _selection(self, names: Sequence[str], dtype: DataType, part: int, picks: Any) -> Selection:
+        bits = np.array([self._bit[name] for name in names])
+        masks = np.uint8(1) << (bits % 8).astype(np.uint8)
+        return Selection(tuple(names), dtype, part, picks, bits // 8, masks[:, None])
+
+    def encode(self, event: Int64, known: Int64, columns: Mapping[str, Values]) -> list[bytes]:
+        """Packed rows of n keys.
+
+        Args:
+            event: shape (n,) int64 microseconds.
+            known: shape (n,) int64 microseconds.
+            columns: every feature of the view to its values, shape (n,).
+
+        Raises:
+            DataError: a text has no UTF-8 form.
+        """
+        packed, tails = self._pack(columns, len(event))
+        packed["version"] = VERSION
+        packed["prefix"] = self._prefix
+        packed["event"] = event
+        packed["known"] = known
+        packed["content"] = self._hash(packed, tails)
+        raw = packed.tobytes()
+        rows = [raw[start : start + self.width] for start in range(0, len(raw), self.width)]
+        return [row + tail for row, tail in zip(rows, tails, strict=True)] if tails else rows
+
+    def content(self, columns: Mapping[str, Values], rows: int) -> Int64:
+        """The content hash of each row, shape (n,) int64, as it stands in the packed row."""
+        return self._hash(*self._pack(columns, rows)).astype(np.int64)
+
+    def decode(self, rows: Sequence[bytes | None]) -> Block:
+        """The rows of n keys, decoded together.
+
+        Raises:
+            ContractMismatch: a row was written under another contract of the view.
+            DataError: a row is damaged.
+        """
+        missing = rows.count(None)
+        whole: Any = rows
+        if missing:
+            whole = [self._absent if row is None else row for row in rows]
+        fixed = b"".join([row[: self.width] for row in whole] if self._variable else whole)
+        if len(fixed) != len(rows) * self.width:
+            self.refuse(rows)
+        packed = np.frombuffer(fixed, self._dtype)
+        found = (packed["version"] == VERSION) & (packed["prefix"] == self._prefix)
+        if np.count_nonzero(found) != len(rows) - missing:
+            self.refuse(rows)
+        if self._variable:
+            # Every end is checked, also that of a null: the next value starts there.
+            ends = packed["ends"]
+            sizes = np.fromiter(map(len, whole), np.int64, len(whole)) - self.width
+            if (ends[:, 1:] < ends[:, :-1]).any() or (ends[:, -1] != sizes).any():
+                self.refuse(rows)
+        return Block(found, packed["event"], packed["known"], Columns(self, rows, packed))
+
+    def _pack(self, columns: Mapping[str, Values], rows: int) -> tuple[np.ndarray[Any, Any], list[bytes]]:
+        """The fixed part of each row without its header, and the variable parts."""
+        packed = np.zeros(rows, self._dtype)
+        null = np.empty((rows, len(self.view.fields)), bool)
+        for name, bit in self._bit.items():
+            np.logical_not(columns[name].valid, out=null[:, bit])
+        packed["nulls"] = np.packbits(null, axis=1, bitorder="little")
+        for i, (_, names) in enumerate(self._runs):
+            matrix = packed[f"f{i}"]
+            for place, name in enumerate(names):
+                matrix[:, place] = columns[name].data
+        if not self._variable:
+            return packed, []
+        parts = []
+        ends = np.zeros(rows, np.int64)
+        for i, column in enumerate(self._variable):
+            where = f"feature {column.name} of view {self.view.name}"
+            data = columns[column.name].data
+            if column.size is not None and (other := other_size(data, column.size)):
+                raise DataError(where, f"an array of {other[1]} elements in row {other[0]}",
+                                expected=f"{column.size}, as declared")  # fmt: skip
+            encoded = pack(data, column.dtype, where)
+            ends += np.fromiter(map(len, encoded), np.int64, rows)
+            packed["ends"][:, i] = ends
+            parts.append(encoded)
+        return packed, [b"".join(part) for part in zip(*parts, strict=True)]
+
+    def _hash(self, packed: np.ndarray[Any, Any], tails: list[bytes]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+        """Folds 64-bit words with the finalizer of SplitMix64 (Steele, Lea and Flood 2014)."""
+        body = packed.view(np.uint8).reshape(len(packed), self.width)[:, HEADER.size :]
+        padded = np.zeros((len(packed), -(-body.shape[1] // 8) * 8), np.uint8)
+        padded[:, : body.shape[1]] = body
+        words = padded.view("<u8").astype(np.uint64)
+        state = np.full(len(packed), _SEED, np.uint64)
+        for i in range(words.shape[1]):
+            state = mix(state ^ words[:, i])
+        if tails:
+            digests = b"".join([hashlib.blake2b(tail, digest_size=8).digest() for tail in tails])
+            state = mix(state ^ np.frombuffer(digests, "<u8"))
+        return state >> np.uint64(1)
+
+    def refuse(self, rows: Sequence[bytes | None]) -> NoReturn:
+        """Raises the error that says which row is wrong, and how."""
+        where = f"online rows of view {self.view.name}"
+        remedy = "run `isthmus materialize` to write them again"
+        for row in rows:
+            if row is None:
+                continue
+            if len(row) < HEADER.size or row[0] != VERSION:
+                raise DataError(
+                    where, f"a value of {len(row)} bytes, version {row[:1].hex()}",
+                    expected=f"version {VERSION:02x}, {HEADER.size} bytes at least", remedy=remedy,
+                )  # fmt: skip
+            if row[1:9] != self.view.prefix:
+                known = self._earlier.get(row[1:9])
+                since = f" ({view_differences(known, self.view)})" if known else ""
+                raise ContractMismatch(
+                    where, f"written under contract {row[1:9].hex()}{since}", expected=self.view.prefix.hex(),
+                    remedy=remedy,
+                )  # fmt: skip
+        raise DataError(where, "a row is damaged", expected=f"{self.width} bytes and what they announce", remedy=remedy)
+
+
+def mix(state: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """The finalizer of SplitMix64: a bijection that spreads every bit over all bits."""
+    state = state + np.uint64(_SEED)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(_FACTORS[0])
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(_FACTORS[1])
+    return state ^ (state >> np.uint64(31))
+
+
+def known_of(rows: Sequence[bytes]) -> Int64:
+    """When packed rows became known, shape (n,) int64 microseconds."""
+    return np.fromiter((HEADER.unpack_from(row)[3] for row in rows), np.int64, len(rows))
+
+
+def encode_row(view: ViewContract, event: int, known: int, values: Mapping[str, Any]) -> bytes:
+    """One packed row, written as the layout reads: the oracle of `RowCodec`.
+
+    Args:
+        view: the view.
+        event: event time in microseconds.
+        known: known time in microseconds.
+        values: feature name to Python value (None is null; UnixTimestamp in microseconds; an array is a list).
+    """
+    nulls, fixed, ends, tail = 0, b"", b"", b""
+    for bit, column in enumerate(view.fields):
+        nulls |= (values[column.name] is None) << bit
+    for column in view.fields:
+        encoded = _encode_value(values[column.name], column.dtype)
+        if column.dtype.numpy is None:
+            tail += encoded
+            ends += struct.pack("<I", len(tail))
+        else:
+            fixed += encoded
+    body = nulls.to_bytes((len(view.fields) + 7) // 8, "little") + fixed + ends
+    state = _SEED
+    words = [int.from_bytes(body[i : i + 8], "little") for i in range(0, len(body), 8)]
+    if any(column.dtype.numpy is None for column in view.fields):
+        words.append(int.from_bytes(hashlib.blake2b(tail, digest_size=8).digest(), "little"))
+    for word in words:
+        state = ((state ^ word) + _SEED) & _WORD
+        state = ((state ^ (state >> 30)) * _FACTORS[0]) & _WORD
+        state = ((state ^ (state >> 27)) * _FACTORS[1]) & _WORD
+        state ^= state >> 31
+    return HEADER.pack(VERSION, view.prefix, event, known, state >> 1) + body + tail
+
+
+def _encode_value(value: Any, dtype: DataType) -> bytes:
+    if dtype.numpy is not None:
+        code = {"|u1": "B", "<i4": "i", "<i8": "q", "<f4": "f", "<f8": "d"}[dtype.numpy]
+        return struct.pack("<" + code, 0 if value is None else value)
+    if dtype.element is None or value is None:
+        return b"" if value is None else value.encode() if isinstance(value, str) else bytes(value)
+    items = [_encode_value(item, dtype.element) for item in value]
+    return b"".join(items if dtype.element.numpy else [struct.pack("<I", len(item)) + item for item in items])

@@ -1,0 +1,84 @@
+"""The variable part of packed rows: texts, bytes and arrays of one feature as bytes, and back.
+
+A String is its UTF-8 form. An array of fixed-width elements is its elements back to back; an array of String or Bytes
+has, before each element, 4 bytes that say how many bytes it takes. An empty array takes no bytes and is not null.
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from isthmus.features.errors import DataError
+from isthmus.features.types import DataType
+from isthmus.features.values.columns import array_of, objects, split
+
+_LENGTH = struct.Struct("<I")
+
+
+def pack(values: Iterable[Any], dtype: DataType, where: str) -> list[bytes]:
+    """The bytes of n values, none where null.
+
+    Args:
+        values: n values as `Values` has them.
+        dtype: their type, of variable length.
+        where: the feature, for a message.
+
+    Raises:
+        DataError: a text has no UTF-8 form, or an array holds a null.
+    """
+    try:
+        if dtype.element is None:
+            return [b"" if value is None else _blob(value) for value in values]
+        return [b"" if value is None else _array(value, dtype.element, where) for value in values]
+    except UnicodeEncodeError as error:
+        raise DataError(where, f"{error.object!r} is not text", expected="text with a UTF-8 form") from None
+
+
+def unpack(packed: Sequence[bytes | None], dtype: DataType) -> np.ndarray[Any, Any]:
+    """The inverse of `pack`, as `Values` has it, shape (n,); None stays None.
+
+    Raises:
+        ValueError: some bytes are no value of the type.
+    """
+    element = dtype.element
+    if dtype.name == "String":
+        return objects([None if text is None else text.decode() for text in packed], len(packed))
+    if element is None:
+        return objects(packed, len(packed))
+    if element.numpy is None:
+        return objects([None if array is None else _items(array, element) for array in packed], len(packed))
+    lengths, rest = np.divmod([len(array or b"") for array in packed], np.dtype(element.numpy).itemsize)
+    if rest.any():
+        raise ValueError("a part of an element")
+    flat = np.frombuffer(b"".join([array or b"" for array in packed]), element.numpy)
+    return split(flat, lengths, [array is not None for array in packed])
+
+
+def _blob(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value
+
+
+def _array(value: Any, element: DataType, where: str) -> bytes:
+    items = array_of(value, element, where)
+    if element.numpy is not None:
+        return bytes(items.tobytes())
+    blobs = [_blob(item) for item in items]
+    return b"".join([_LENGTH.pack(len(blob)) + blob for blob in blobs])
+
+
+def _items(packed: bytes, element: DataType) -> list[Any]:
+    """The elements of an array of String or Bytes."""
+    items: list[Any] = []
+    start = 0
+    while start < len(packed):
+        if len(packed) < start + 4:
+            raise ValueError("a part of a length")
+        (length,) = _LENGTH.unpack_from(packed, start)
+        item = packed[start + 4 : start + 4 + length]
+        if len(item) != length:
+            raise ValueError("a part of an element")
+        items.append(item.decode() if element.name == "String" else item)
+        start += 4 + length
+    return items

