@@ -103,7 +103,7 @@ def by_executors(engine: str) -> Callable[[Path, Path, bool, contextlib.ExitStac
         from isthmus.features.offline.scan import in_lots
         from isthmus.features.pointintime.join import BATCH, PASS, Join
         from isthmus.transforms.engine import session
-        from isthmus.transforms.joining import answers, join_files
+        from isthmus.transforms.views.executorjoin import answers, join_files
 
         files = {name: str(scratch / f"{name}.parquet") for name in VIEWS}
         for name, path in files.items():
@@ -138,7 +138,7 @@ def of_frames(engine: str) -> Callable[[Path, Path, bool, contextlib.ExitStack],
         from pyspark.sql import functions as F  # noqa: N812
 
         from isthmus.transforms.engine import session
-        from isthmus.transforms.pointintime import point_in_time
+        from isthmus.transforms.views.framejoin import point_in_time
 
         del scratch
         spark = stack.enter_context(session(engine))

@@ -43,7 +43,7 @@ from isthmus.features.request.graph import RowGraph
 from isthmus.features.types import Bool, DataType, Float64, Int32, Int64, String, UnixTimestamp
 from isthmus.features.values.columns import Values
 from isthmus.orchestration.project import Project
-from isthmus.transforms.request import compiled
+from isthmus.transforms.request.compute import compiled
 
 FLIGHTS = Path(__file__).parents[1] / "examples" / "flights"
 SIZES = (1, 10, 100, 1000)

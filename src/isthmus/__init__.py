@@ -29,8 +29,8 @@ from isthmus.features.errors import (
 )
 from isthmus.features.types import Array, Bool, Bytes, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from isthmus.orchestration.notebook import training_data
-from isthmus.transforms.steps import Clip, Embed, Hashed, Impute, Log1p, OneHot, Ordinal, Standardize
-from isthmus.transforms.transform import request_transform, spine, transform
+from isthmus.transforms.decorators import request_transform, spine, transform
+from isthmus.transforms.preparation.steps import Clip, Embed, Hashed, Impute, Log1p, OneHot, Ordinal, Standardize
 
 _moved.install()
 

@@ -19,7 +19,7 @@ from isthmus.features.package.manifest import ModelInput
 from isthmus.features.profiles import TrainingProfile
 from isthmus.features.types import Bool, Float32, Float64, Int64, String, UnixTimestamp
 from isthmus.transforms import engine
-from isthmus.transforms.fitting import Preparation
+from isthmus.transforms.preparation.fit import Preparation
 
 HOUR = 3_600_000_000
 CONTRACT = "c" * 64

@@ -39,8 +39,8 @@ from isthmus.features.package.checksums import SUMS
 from isthmus.features.package.golden import Kept, read_golden
 from isthmus.features.package.manifest import Feeds, feeds, package_digest, read_package
 from isthmus.features.verdict import FeatureVerdict
-from isthmus.transforms.fitting import FittedNumber, FittedText, Preparation
-from isthmus.transforms.steps import Embed, described
+from isthmus.transforms.preparation.fit import FittedNumber, FittedText, Preparation
+from isthmus.transforms.preparation.steps import Embed, described
 from tests.distill.conftest import SERVING, make_package
 from tests.distill.packages import resum, rewritten
 from tests.distill.support import CONTRACT, STUDENT, material, run

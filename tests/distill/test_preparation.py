@@ -19,9 +19,21 @@ from isthmus.distill.declaration import DEFAULT, Plan, Tabular
 from isthmus.distill.preparation import Prepare, compiled, grouped, learned
 from isthmus.features.package.manifest import ModelInput
 from isthmus.features.types import Float32, Int64, String
-from isthmus.transforms import engine, fitting
-from isthmus.transforms.fitting import Preparation
-from isthmus.transforms.steps import Clip, Embed, Hashed, Impute, Log1p, OneHot, Ordinal, Standardize, Step, Text
+from isthmus.transforms import engine
+from isthmus.transforms.preparation import fit
+from isthmus.transforms.preparation.fit import Preparation
+from isthmus.transforms.preparation.steps import (
+    Clip,
+    Embed,
+    Hashed,
+    Impute,
+    Log1p,
+    OneHot,
+    Ordinal,
+    Standardize,
+    Step,
+    Text,
+)
 from tests.distill.support import declaration
 
 if TYPE_CHECKING:
@@ -167,12 +179,12 @@ def test_a_graph_is_what_the_engine_computes_to_the_bit(spark: "SparkSession") -
     plan = Plan({name: steps for name, steps in STEPS.items() if not any(isinstance(s, Log1p) for s in steps)}, TEXTS)
     preparation = learned(frame, plan, 400)
     columns = {
-        number.name: fitting.chain(fitting.number(frame, number.name), number.chain, [
+        number.name: fit.chain(fit.number(frame, number.name), number.chain, [
             [F.lit(value).cast("float") for value in told] for told in number.parameters
         ])
         for number in preparation.numbers
     }  # fmt: skip
-    columns |= {text.name: fitting.place(frame[text.name], text.places) for text in preparation.texts}
+    columns |= {text.name: fit.place(frame[text.name], text.places) for text in preparation.texts}
     found = (
         frame.select("row", *(column.alias(f"{name}_") for name, column in columns.items())).toArrow().sort_by("row")
     )
@@ -192,7 +204,7 @@ def test_a_graph_is_what_the_engine_computes_to_the_bit(spark: "SparkSession") -
 def test_no_number_is_too_wild(sail: "SparkSession", values: list[float | None], chain: str) -> None:
     steps = STEPS[chain] or [Impute(0.0)]
     table = pa.table({"x": pa.array(values, pa.float32())})
-    preparation = fitting.fit(sail.createDataFrame(table), {"x": steps}, {})
+    preparation = fit.fit(sail.createDataFrame(table), {"x": steps}, {})
     numeric = np.array([[NAN if value is None else value] for value in values], np.float32)
     numbers, _ = Prepare(preparation, compiled(preparation))(Tensors(numeric, np.empty((len(values), 0), object)))
     assert not np.isnan(numbers).any()

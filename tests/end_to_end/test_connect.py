@@ -14,7 +14,8 @@ from isthmus.orchestration.tables import build
 from isthmus.orchestration.trainingdata import training_data
 from isthmus.orchestration.trainingset import training_set
 from isthmus.orchestration.verification import verify
-from isthmus.transforms import changes, engine, pointintime
+from isthmus.transforms import engine
+from isthmus.transforms.views import framejoin, onlinewrite
 from tests.orchestration import shop as shops
 from tests.servers import redis_cluster
 from tests.transforms.connect import connect_server
@@ -67,17 +68,17 @@ def by_executors(project: Project, spark_url: str, redis_url: str) -> None:
         histories = []
         for view in dict.fromkeys(name.partition("__")[0] for name in expected.column_names if "__" in name):
             path, version = store.path(view), store.history(contract.views[view]).version
-            rows = pointintime.history(spark, contract.views[view], pointintime.files(path, version))
+            rows = framejoin.history(spark, contract.views[view], framejoin.files(path, version))
             histories.append((contract.views[view], rows))
-        found = pointintime.point_in_time(spine, histories).toArrow().to_pylist()
+        found = framejoin.point_in_time(spine, histories).toArrow().to_pylist()
         assert sorted(found, key=repr) == sorted(expected.to_pylist(), key=repr)
         view, rows = histories[0]
-        newest = changes.latest(view, rows, project.now())
-        again = changes.total(changes.write_online(newest, view, contract, redis_url, None))
+        newest = onlinewrite.latest(view, rows, project.now())
+        again = onlinewrite.total(onlinewrite.write_online(newest, view, contract, redis_url, None))
         assert (again.changed, again.written) == (0, 0)
         with connect(redis_url) as client:
             client.flushall()
-            fresh = changes.total(changes.write_online(newest, view, contract, redis_url, None))
+            fresh = onlinewrite.total(onlinewrite.write_online(newest, view, contract, redis_url, None))
             keys = OnlineStore(client, contract).keys(view)
         assert fresh.written == fresh.compared == again.compared == len(next(iter(keys.values())))
 

@@ -32,7 +32,7 @@ from isthmus.orchestration.trainingdata import training_data
 from isthmus.orchestration.trainingset import training_set
 from isthmus.orchestration.verification import require_passed, verify
 from isthmus.transforms import engine
-from isthmus.transforms.request import computed
+from isthmus.transforms.request.compute import computed
 from tests.orchestration import shop as shops
 from tests.orchestration.shop import Open, Shop
 from tests.orchestration.test_cli import run, strictly

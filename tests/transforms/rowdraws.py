@@ -9,7 +9,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
 from isthmus.transforms.rowwise.compiler import compile_columns
-from isthmus.transforms.rowwise.types import BOOLEAN, DATE, DOUBLE, FLOAT, INT, LONG, STRING, TIMESTAMP, SqlType
+from isthmus.transforms.rowwise.core.types import BOOLEAN, DATE, DOUBLE, FLOAT, INT, LONG, STRING, TIMESTAMP, SqlType
 from tests.transforms.rowfunctions import KINDS, Function, functions
 from tests.transforms.rowproof import EDGES, Expression, Rows
 

@@ -8,8 +8,8 @@ from typing import Any
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
-from isthmus.transforms.rowwise.expressions import traced
-from isthmus.transforms.rowwise.types import (
+from isthmus.transforms.rowwise.core.expressions import traced
+from isthmus.transforms.rowwise.core.types import (
     BOOLEAN,
     BYTE,
     DATE,

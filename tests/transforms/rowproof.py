@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark us
 from isthmus.features.request.layout import MASKS, NOTES, VALID, Layout, given, given_array
 from isthmus.features.request.layout import found as tensor_of
 from isthmus.transforms.rowwise.compiler import Compiled, compile_columns
-from isthmus.transforms.rowwise.types import (
+from isthmus.transforms.rowwise.core.types import (
     BOOLEAN,
     BYTE,
     DATE,

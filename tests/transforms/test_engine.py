@@ -26,7 +26,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark us
 from isthmus import ConfigurationError, DependencyError, Source
 from isthmus.orchestration.project import Project
 from isthmus.transforms import engine, sources
-from isthmus.transforms.compute import compute_view
+from isthmus.transforms.views.compute import compute_view
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flights"
 NULLS = ("", "NA")

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from isthmus.transforms.rowwise.graph import assembled, needed
+from isthmus.transforms.rowwise.core.graph import assembled, needed
 
 
 class Building:

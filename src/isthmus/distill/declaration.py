@@ -13,7 +13,7 @@ from isthmus.features.contract.contract import one_of
 from isthmus.features.definition.spec import FeatureService, Spine
 from isthmus.features.errors import Problem
 from isthmus.features.types import DataType, String
-from isthmus.transforms.steps import Embed, Impute, Standardize, Step, Text
+from isthmus.transforms.preparation.steps import Embed, Impute, Standardize, Step, Text
 
 if TYPE_CHECKING:
     # Definitions import no third-party library.

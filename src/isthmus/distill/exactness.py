@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 
 from isthmus.distill.steps import in_steps
 from isthmus.distill.types import Array
-from isthmus.transforms.rowwise.graph import needed
+from isthmus.transforms.rowwise.core.graph import needed
 
 _EXACT = 2**24
 """Up to here every whole number is a float32."""

@@ -21,7 +21,7 @@ from isthmus.distill.task import Material, Task
 from isthmus.distill.teachers.fingerprint import fingerprint
 from isthmus.features.contract.contract import one_of, sha256
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, Problem
-from isthmus.transforms.steps import described
+from isthmus.transforms.preparation.steps import described
 
 REPORT = "report.json"
 

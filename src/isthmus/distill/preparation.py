@@ -18,9 +18,9 @@ from isthmus.distill.declaration import Plan
 from isthmus.distill.runtime import session
 from isthmus.distill.types import Array
 from isthmus.features.request.layout import VALID, found, given
-from isthmus.transforms import fitting
-from isthmus.transforms.fitting import FittedNumber, FittedText, Preparation
-from isthmus.transforms.steps import Embed, Hashed, OneHot
+from isthmus.transforms.preparation import fit
+from isthmus.transforms.preparation.fit import FittedNumber, FittedText, Preparation
+from isthmus.transforms.preparation.steps import Embed, Hashed, OneHot
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -37,7 +37,7 @@ def learned(rows: Any, plan: Plan, before: int) -> Preparation:
         plan: column to steps.
         before: the first moment after the training part, in microseconds.
     """
-    return fitting.fit(fitting.training_part(rows, before), plan.numbers, plan.texts)
+    return fit.fit(fit.training_part(rows, before), plan.numbers, plan.texts)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def grouped(numbers: Sequence[FittedNumber]) -> list[list[int]]:
 
 
 def _group(build: Building, numbers: Sequence[FittedNumber], value: str, valid: str, name: str) -> str:
-    model = fitting.chain_graph(numbers[0].chain, list(map(len, numbers[0].parameters)))
+    model = fit.chain_graph(numbers[0].chain, list(map(len, numbers[0].parameters)))
     columns = [*zip(*([p for part in number.parameters for p in part] for number in numbers), strict=True)]
     if columns:
         # Of a graph of one row, each node takes as many: what is told of a column stands in its row.
@@ -141,7 +141,7 @@ def _index(build: Building, text: FittedText, place: int) -> str:
     """The place of each text, int64 (N,)."""
     # Of the mask, only the shape is looked at.
     fed = dict.fromkeys((given("string"), given(VALID)), f"text_{place}")
-    return build.include(fitting.place_graph(text.places), f"place_of_{place}", fed)[found("int64")]
+    return build.include(fit.place_graph(text.places), f"place_of_{place}", fed)[found("int64")]
 
 
 def _spelled(build: Building, text: FittedText, index: str, place: int) -> str:

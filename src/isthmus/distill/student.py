@@ -13,7 +13,7 @@ from isthmus.distill.types import Array
 from isthmus.features.errors import DataError
 from isthmus.features.package.manifest import ModelInput
 from isthmus.features.types import TYPES
-from isthmus.transforms.fitting import Preparation
+from isthmus.transforms.preparation.fit import Preparation
 
 RECORD = "student.json"
 

@@ -30,7 +30,7 @@ from isthmus.distill.transfer.logits import binary_hard_targets, binary_soft_tar
 from isthmus.distill.transfer.objective import Objective, Term
 from isthmus.distill.types import Answers, Array, Index, spread
 from isthmus.features.package.manifest import Feeds, ModelInput, feeds
-from isthmus.transforms.fitting import LEARNED
+from isthmus.transforms.preparation.fit import LEARNED
 
 _LOOKED_AT = 100_000
 """Rows that tell whether an input says the label."""

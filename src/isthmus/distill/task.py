@@ -33,7 +33,7 @@ from isthmus.features.package.manifest import Feeds, ModelInput
 from isthmus.features.profiles import TrainingProfile
 from isthmus.features.progress import Progress
 from isthmus.features.types import UnixTimestamp
-from isthmus.transforms.fitting import Preparation
+from isthmus.transforms.preparation.fit import Preparation
 
 if TYPE_CHECKING:
     pass

@@ -12,8 +12,9 @@ from isthmus.features.definition.spec import AtRequest
 from isthmus.features.errors import DataError
 from isthmus.orchestration.artifacts import TrainingSet
 from isthmus.orchestration.project import Project
-from isthmus.transforms import engine, request
-from isthmus.transforms.requestgraphs import Graphs
+from isthmus.transforms import engine
+from isthmus.transforms.request import compute
+from isthmus.transforms.request.check import Graphs
 
 
 class Computing:
@@ -47,7 +48,7 @@ class Computing:
         Raises:
             DataError: a column is missing that a transform takes, or two would share a name.
         """
-        return request.schema_with(joined, [contract for _, contract in self._transforms])
+        return compute.schema_with(joined, [contract for _, contract in self._transforms])
 
     def batches(self, joined: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The rows in their order, with what is computed of them.
@@ -60,7 +61,7 @@ class Computing:
         first = list(islice(rows, 1))
         settings = self._project.settings
         with engine.session(settings.engine, settings.profiles.training.threads) as spark, self._project.importing():
-            yield from request.computed(spark, self._transforms, chain(first, rows), Graphs(self._contract))
+            yield from compute.computed(spark, self._transforms, chain(first, rows), Graphs(self._contract))
 
 
 def computing(project: Project, contract: Contract, fields: Mapping[str, Sequence[str]]) -> Computing | None:

@@ -13,7 +13,7 @@ from isthmus.features.contract.diff import AVAILABLE, Change, ServiceChange, cha
 from isthmus.features.errors import ContractMismatch, PackageError, RequestError
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.settings import FILE
-from isthmus.transforms.fitting import LEARNED, Preparation
+from isthmus.transforms.preparation.fit import LEARNED, Preparation
 
 APPLIED, DEFINITIONS = "applied", "definitions"
 _FILE = "contract.json"

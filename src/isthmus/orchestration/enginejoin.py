@@ -16,7 +16,8 @@ from isthmus.features.offline.history import History
 from isthmus.features.offline.scan import in_lots
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import BATCH, PASS, Join
-from isthmus.transforms import engine, joining, pointintime
+from isthmus.transforms import engine
+from isthmus.transforms.views import executorjoin, framejoin
 
 _WHERE = "join by the engine"
 _ROWS, _ASKED = "rows.arrow", "asked.parquet"
@@ -74,7 +75,7 @@ class EngineJoin:
         with scratch_folder(Path(self._offline.root), "_join") as folder:
             count = self._write(spine, folder)
             self._run(folder)
-            answers = joining.answers(folder, [history.view.name for history in self._histories], count, _PART)
+            answers = executorjoin.answers(folder, [history.view.name for history in self._histories], count, _PART)
             with pa.ipc.open_stream(folder / _ROWS) as rows:
                 for batch in rows:
                     # Without a view, there is nothing to put beside the rows.
@@ -95,15 +96,15 @@ class EngineJoin:
 
     def _run(self, folder: Path) -> None:
         files = [
-            (history.view, pointintime.files(self._offline.path(history.view.table), history.version))
+            (history.view, framejoin.files(self._offline.path(history.view.table), history.version))
             for history in self._histories
         ]
         try:
             with engine.session(self._name, self._threads) as spark:
-                joining.join_files(
+                executorjoin.join_files(
                     spark, folder / _ASKED, files, self._features, folder, status=self._status, rows=_PART
                 )
-        except joining.RefusedError as error:
+        except executorjoin.RefusedError as error:
             place = self._name.partition("/;")[0]  # what follows may hold a token
             raise DataError(
                 _WHERE, f"{place} refused it: {error}",

@@ -7,7 +7,7 @@ from isthmus.features.definition.spec import FeatureView, Source, Spine
 from isthmus.features.errors import RequestError
 from isthmus.orchestration.project import Project
 from isthmus.transforms import engine, sources
-from isthmus.transforms.compute import Frames
+from isthmus.transforms.views.compute import Frames
 
 
 def selected(project: Project, views: Sequence[str] | None) -> list[str]:

@@ -15,7 +15,7 @@ from isthmus.features.offline.spool import Spool
 from isthmus.features.types import DataType
 from isthmus.features.values.columns import from_arrow
 from isthmus.transforms import sources
-from isthmus.transforms.compute import Frames, stream_view
+from isthmus.transforms.views.compute import Frames, stream_view
 
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 

@@ -17,7 +17,8 @@ from isthmus.features.redis.connection import answering, connect
 from isthmus.orchestration import gate
 from isthmus.orchestration.frames import selected
 from isthmus.orchestration.project import Project
-from isthmus.transforms import changes, engine, pointintime
+from isthmus.transforms import engine
+from isthmus.transforms.views import framejoin, onlinewrite
 
 
 def materialize(
@@ -70,11 +71,11 @@ def _executors(project: Project, contract: Contract, offline: OfflineStore, url:
 
         def send(state: State, chosen: Places, until: int | None) -> WriteCounts:
             view = state.view
-            files = pointintime.files(offline.path(view.table), state.history.version)
-            rows = changes.latest(view, pointintime.history(spark, view, files), state.at)
+            files = framejoin.files(offline.path(view.table), state.history.version)
+            rows = onlinewrite.latest(view, framejoin.history(spark, view, files), state.at)
             if len(chosen) < len(state.content):
                 keys = spark.createDataFrame(state.keys.take(chosen))
                 rows = rows.join(keys, keys.columns, "left_semi")
-            return changes.total(changes.write_online(rows, view, contract, url, until))
+            return onlinewrite.total(onlinewrite.write_online(rows, view, contract, url, until))
 
         yield send

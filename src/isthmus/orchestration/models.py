@@ -38,7 +38,7 @@ from isthmus.orchestration.artifacts import (
 )
 from isthmus.orchestration.project import Project
 from isthmus.transforms import engine
-from isthmus.transforms.compute import SPARK
+from isthmus.transforms.views.compute import SPARK
 
 if TYPE_CHECKING:
     from isthmus.distill.distillation import DistillationReport
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from isthmus.distill.search import SearchReport
     from isthmus.distill.task import Material
     from isthmus.features.package.inspect import Runtime
-    from isthmus.transforms.fitting import Preparation
+    from isthmus.transforms.preparation.fit import Preparation
 
 
 def distill(

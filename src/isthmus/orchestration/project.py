@@ -35,7 +35,7 @@ from isthmus.features.package.signature import PASSWORD, Signer, read_public_key
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.types import is_input
 from isthmus.orchestration.settings import FILE, Settings, find, load
-from isthmus.transforms.request import compiled
+from isthmus.transforms.request.compute import compiled
 
 STATE = ".isthmus"
 _WITHOUT_SESSION = "what PySpark makes without a session: udf(function, DoubleType()), not udf(function, 'double')"

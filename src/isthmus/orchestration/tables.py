@@ -24,7 +24,7 @@ from isthmus.orchestration import gate, lookback
 from isthmus.orchestration.frames import reading, selected
 from isthmus.orchestration.project import Project
 from isthmus.transforms import sources
-from isthmus.transforms.compute import Frames, stream_view
+from isthmus.transforms.views.compute import Frames, stream_view
 
 STEP = 30
 """Days of a range that are written in one commit, unless something else is asked for."""

@@ -18,7 +18,7 @@ from isthmus.orchestration.computing import computing
 from isthmus.orchestration.frames import reading
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.trainingdata import Noted, TrainingData, joiner, repeat, training_data
-from isthmus.transforms.compute import compute_spine
+from isthmus.transforms.views.compute import compute_spine
 
 
 def training_set(

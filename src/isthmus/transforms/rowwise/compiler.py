@@ -8,20 +8,12 @@ import onnx
 from onnx import helper
 
 from isthmus.features.request.layout import MASKS, NOTES, VALID, Layout, found, given, given_array
-from isthmus.transforms.rowwise import (  # noqa: F401 - most are imported for the rules that they register
-    arithmetic,
-    arrays,
-    calendar,
-    logic,
-    mathematics,
-    rounding,
-    text,
-)
-from isthmus.transforms.rowwise.casts import cast
-from isthmus.transforms.rowwise.expressions import Node, NotCompilableError, node_of
-from isthmus.transforms.rowwise.graph import Graph, Value
-from isthmus.transforms.rowwise.rules import RULES
-from isthmus.transforms.rowwise.types import BOOLEAN, DOUBLE, FLOAT, INT, LONG, STRING, VOID, SqlType, element_of
+from isthmus.transforms.rowwise.core.casts import cast
+from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError, node_of
+from isthmus.transforms.rowwise.core.graph import Graph, Value
+from isthmus.transforms.rowwise.core.rules import RULES
+from isthmus.transforms.rowwise.core.types import BOOLEAN, DOUBLE, FLOAT, INT, LONG, STRING, VOID, SqlType, element_of
+from isthmus.transforms.rowwise.functions import arrays
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

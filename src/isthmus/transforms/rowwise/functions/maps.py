@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.transforms.rowwise import casts
-from isthmus.transforms.rowwise.expressions import Node, NotCompilableError
-from isthmus.transforms.rowwise.graph import Graph, Value
-from isthmus.transforms.rowwise.rules import rule
-from isthmus.transforms.rowwise.types import INT, LONG, STRING, VOID, SqlType, common
+from isthmus.transforms.rowwise.core import casts
+from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.core.graph import Graph, Value
+from isthmus.transforms.rowwise.core.rules import rule
+from isthmus.transforms.rowwise.core.types import INT, LONG, STRING, VOID, SqlType, common
 
 ML = "ai.onnx.ml"
 

@@ -6,11 +6,12 @@ from functools import partial, reduce
 
 from onnx import TensorProto
 
-from isthmus.transforms.rowwise import casts, maps
-from isthmus.transforms.rowwise.expressions import Node, NotCompilableError
-from isthmus.transforms.rowwise.graph import Graph, Mask, Value
-from isthmus.transforms.rowwise.rules import Rule, rule
-from isthmus.transforms.rowwise.types import BOOLEAN, DOUBLE, FLOAT, LONG, STRING, VOID, SqlType, common
+from isthmus.transforms.rowwise.core import casts
+from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.core.graph import Graph, Mask, Value
+from isthmus.transforms.rowwise.core.rules import Rule, rule
+from isthmus.transforms.rowwise.core.types import BOOLEAN, DOUBLE, FLOAT, LONG, STRING, VOID, SqlType, common
+from isthmus.transforms.rowwise.functions import maps
 
 
 def alike(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:

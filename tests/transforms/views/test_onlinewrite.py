@@ -18,8 +18,9 @@ from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.types import Int64, String
 from isthmus.features.values.columns import from_arrow
-from isthmus.transforms import changes, engine
-from isthmus.transforms.pointintime import files, history
+from isthmus.transforms import engine
+from isthmus.transforms.views import onlinewrite
+from isthmus.transforms.views.framejoin import files, history
 from tests.features.support import ALL, bits_of, make_contract, make_view, same_bits, table
 from tests.servers import redis_cluster
 
@@ -66,7 +67,7 @@ def test_latest_is_what_the_embedded_store_says(spark: "SparkSession", tmp_path:
     pq.write_table(rows, tmp_path / "rows.parquet")
     frame = history(spark, VIEW, [str(tmp_path / "rows.parquet")])
     for at in (-1, 1, 3):
-        found = changes.latest(VIEW, frame, at).toArrow()
+        found = onlinewrite.latest(VIEW, frame, at).toArrow()
         expected = embedded_latest(History(VIEW, rows, 0), at)
         order = [("store", "ascending"), ("n", "ascending")]
         assert same_bits(found.sort_by(order), expected.sort_by(order))
@@ -82,14 +83,14 @@ def test_changes_between_two_versions(spark: "SparkSession", tmp_path: Path) -> 
         version = store.write(store.prepare(NARROW, rows)).version
         versions.append(history(spark, NARROW, files(store.path("narrow"), version)))
     found = (
-        changes.changes(NARROW, *versions)
+        onlinewrite.changes(NARROW, *versions)
         .toArrow()
         .sort_by([("change", "ascending"), ("k", "ascending"), ("event_timestamp", "ascending")])
     )
     assert list(zip(found["change"].to_pylist(), found["k"].to_pylist(), found["a"].to_pylist(), strict=True)) == [
         ("added", 7, 99), ("added", 7, 1), ("removed", 7, 7), ("removed", 49, 49),
     ]  # fmt: skip
-    assert len(changes.changes(NARROW, versions[1], versions[1]).toArrow()) == 0
+    assert len(onlinewrite.changes(NARROW, versions[1], versions[1]).toArrow()) == 0
 
 
 def test_executors_write_what_any_writer_writes(spark: "SparkSession", tmp_path: Path, url: str) -> None:
@@ -97,8 +98,8 @@ def test_executors_write_what_any_writer_writes(spark: "SparkSession", tmp_path:
     pq.write_table(rows, tmp_path / "rows.parquet")
     expected = embedded_latest(History(VIEW, rows, 0), 3)
     contract = make_contract(VIEW, NARROW)
-    frame = changes.latest(VIEW, history(spark, VIEW, [str(tmp_path / "rows.parquet")]), 3)
-    counts = changes.total(changes.write_online(frame, VIEW, contract, url, EVERYTHING))
+    frame = onlinewrite.latest(VIEW, history(spark, VIEW, [str(tmp_path / "rows.parquet")]), 3)
+    counts = onlinewrite.total(onlinewrite.write_online(frame, VIEW, contract, url, EVERYTHING))
     assert (counts.compared, counts.changed, counts.written) == (len(expected),) * 3
     with connect(url) as client:
         keys = {"store": expected["store"].to_pylist(), "n": expected["n"].to_pylist()}
@@ -107,9 +108,9 @@ def test_executors_write_what_any_writer_writes(spark: "SparkSession", tmp_path:
             assert bits_of(answer.columns[field.name], field.dtype) == bits_of(
                 from_arrow(expected[field.name], field.dtype), field.dtype
             )
-    again = changes.total(changes.write_online(frame, VIEW, contract, url, EVERYTHING))
+    again = onlinewrite.total(onlinewrite.write_online(frame, VIEW, contract, url, EVERYTHING))
     assert (again.compared, again.changed, again.written) == (len(expected), 0, 0)
-    assert changes.write_online(frame.limit(0), VIEW, contract, url, None) == []
+    assert onlinewrite.write_online(frame.limit(0), VIEW, contract, url, None) == []
 
 
 def test_a_password_is_not_shown(spark: "SparkSession", tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -119,9 +120,9 @@ def test_a_password_is_not_shown(spark: "SparkSession", tmp_path: Path, capfd: p
     with pytest.raises(
         DependencyError, match=r"writing traffic to Redis at redis://.*127.0.0.1:1/0: an executor failed"
     ) as caught:
-        changes.write_online(frame, VIEW, make_contract(VIEW), url, None)
+        onlinewrite.write_online(frame, VIEW, make_contract(VIEW), url, None)
     assert "hunter2" not in str(caught.value)
-    write = changes._Write(make_contract(VIEW).dumps(), "traffic", url, None)
+    write = onlinewrite._Write(make_contract(VIEW).dumps(), "traffic", url, None)
     frame.mapInArrow(write, "compared bigint, changed bigint, written bigint").explain(extended=True)
     shown = capfd.readouterr()
     assert "hunter2" not in shown.out + shown.err

@@ -28,7 +28,7 @@ from isthmus.features.request.graph import RowGraph
 from isthmus.features.types import Array, Bool, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from isthmus.features.values.columns import ARROW, Values, from_arrow, to_arrow
 from isthmus.transforms import engine
-from isthmus.transforms.request import compiled, computed
+from isthmus.transforms.request.compute import compiled, computed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from isthmus.transforms.rowwise import casts
-from isthmus.transforms.rowwise.expressions import Node, NotCompilableError
-from isthmus.transforms.rowwise.graph import Graph, Mask, Value
-from isthmus.transforms.rowwise.rules import Rule, rule
-from isthmus.transforms.rowwise.types import BYTE, DOUBLE, INT, LONG, SHORT, SqlType, common
+from isthmus.transforms.rowwise.core import casts
+from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.core.graph import Graph, Mask, Value
+from isthmus.transforms.rowwise.core.rules import Rule, rule
+from isthmus.transforms.rowwise.core.types import BYTE, DOUBLE, INT, LONG, SHORT, SqlType, common
 
 
 def numbers(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:

@@ -16,7 +16,7 @@ from isthmus.features.errors import ContractMismatch, DataError, RequestError
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.types import Array, Bool, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from isthmus.features.values.columns import Values, from_python
-from isthmus.transforms.request import compiled
+from isthmus.transforms.request.compute import compiled
 
 TAKEN: dict[str, DataType] = {"at": UnixTimestamp, "x": Float64, "y": Float64, "n": Int64, "word": String, "flag": Bool}
 GIVEN: dict[str, DataType] = {

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from isthmus.features.errors import Problem
-from isthmus.transforms.rowwise import types
-from isthmus.transforms.rowwise.types import SqlType
+from isthmus.transforms.rowwise.core import types
+from isthmus.transforms.rowwise.core.types import SqlType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

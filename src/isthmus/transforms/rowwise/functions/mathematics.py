@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from isthmus.transforms.rowwise import casts
-from isthmus.transforms.rowwise.expressions import Node, NotCompilableError
-from isthmus.transforms.rowwise.graph import Graph, Value
-from isthmus.transforms.rowwise.rules import rule
-from isthmus.transforms.rowwise.types import BOOLEAN, DOUBLE, LONG, VOID
+from isthmus.transforms.rowwise.core import casts
+from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.core.graph import Graph, Value
+from isthmus.transforms.rowwise.core.rules import rule
+from isthmus.transforms.rowwise.core.types import BOOLEAN, DOUBLE, LONG, VOID
 
 Real = Callable[[Graph, str], str]
 """From a tensor of doubles to one."""

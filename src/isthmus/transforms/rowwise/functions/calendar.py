@@ -5,12 +5,12 @@ The civil calendar is computed as in H. Hinnant, "chrono-compatible low-level da
 
 from collections.abc import Callable, Sequence
 
-from isthmus.transforms.rowwise import casts
-from isthmus.transforms.rowwise.casts import DAY, SECOND, floor_divided
-from isthmus.transforms.rowwise.expressions import Node, NotCompilableError
-from isthmus.transforms.rowwise.graph import Graph, Value
-from isthmus.transforms.rowwise.rules import Rule, rule
-from isthmus.transforms.rowwise.types import DATE, INT, LONG, TIMESTAMP, VOID
+from isthmus.transforms.rowwise.core import casts
+from isthmus.transforms.rowwise.core.casts import DAY, SECOND, floor_divided
+from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.core.graph import Graph, Value
+from isthmus.transforms.rowwise.core.rules import Rule, rule
+from isthmus.transforms.rowwise.core.types import DATE, INT, LONG, TIMESTAMP, VOID
 
 _HOUR, _MINUTE = 3600 * SECOND, 60 * SECOND
 

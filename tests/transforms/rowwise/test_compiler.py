@@ -17,8 +17,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark us
 
 from isthmus.transforms import engine
 from isthmus.transforms.rowwise.compiler import compile_columns
-from isthmus.transforms.rowwise.expressions import NotCompilableError, node_of, traced
-from isthmus.transforms.rowwise.types import DOUBLE, INT, STRING
+from isthmus.transforms.rowwise.core.expressions import NotCompilableError, node_of, traced
+from isthmus.transforms.rowwise.core.types import DOUBLE, INT, STRING
 from tests.transforms.rowdraws import INPUTS, SIMPLE, compound, edges, every, whatever
 from tests.transforms.rowfunctions import PAGE, functions, page
 from tests.transforms.rowproof import Expression, Proof

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from isthmus.transforms.steps import Embed, Hashed, OneHot, Ordinal, Step, Text, described, restored
+from isthmus.transforms.preparation.steps import Embed, Hashed, OneHot, Ordinal, Step, Text, described, restored
 
 if TYPE_CHECKING:
     import onnx
@@ -153,8 +153,8 @@ def chain_graph(steps: Sequence[Step], counts: Sequence[int]) -> "onnx.ModelProt
     from pyspark.sql import functions
 
     from isthmus.transforms.rowwise.compiler import compile_columns
-    from isthmus.transforms.rowwise.expressions import traced
-    from isthmus.transforms.rowwise.types import FLOAT
+    from isthmus.transforms.rowwise.core.expressions import traced
+    from isthmus.transforms.rowwise.core.types import FLOAT
 
     told = [[f"p{turn}_{n}" for n in range(count)] for turn, count in enumerate(counts)]
     with traced():
@@ -169,8 +169,8 @@ def place_graph(places: Mapping[str, int]) -> "onnx.ModelProto":
     from pyspark.sql import functions
 
     from isthmus.transforms.rowwise.compiler import compile_columns
-    from isthmus.transforms.rowwise.expressions import traced
-    from isthmus.transforms.rowwise.types import STRING
+    from isthmus.transforms.rowwise.core.expressions import traced
+    from isthmus.transforms.rowwise.core.types import STRING
 
     with traced():
         value = place(functions.col("x"), places)

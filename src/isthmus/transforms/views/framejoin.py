@@ -16,8 +16,8 @@ from isthmus.features.clock import Status
 from isthmus.features.contract.contract import Column, ViewContract
 from isthmus.features.errors import DataError
 from isthmus.features.offline.history import status_column
-from isthmus.transforms.compute import SPARK
 from isthmus.transforms.engine import is_apache
+from isthmus.transforms.views.compute import SPARK
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expression

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from isthmus.transforms.rowwise.expressions import Node
-from isthmus.transforms.rowwise.graph import Graph, Value
+from isthmus.transforms.rowwise.core.expressions import Node
+from isthmus.transforms.rowwise.core.graph import Graph, Value
 
 Rule = Callable[[Graph, Node, Sequence[Value]], Value]
 """Puts a function's nodes into a graph, given the values of its arguments."""

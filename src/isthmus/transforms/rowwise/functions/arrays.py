@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
-from isthmus.transforms.rowwise import casts, logic, maps
-from isthmus.transforms.rowwise.expressions import Node, NotCompilableError
-from isthmus.transforms.rowwise.graph import Graph, Value
-from isthmus.transforms.rowwise.rules import rule
-from isthmus.transforms.rowwise.types import BOOLEAN, INT, VOID, array_of, common
+from isthmus.transforms.rowwise.core import casts
+from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.core.graph import Graph, Value
+from isthmus.transforms.rowwise.core.rules import rule
+from isthmus.transforms.rowwise.core.types import BOOLEAN, INT, VOID, array_of, common
+from isthmus.transforms.rowwise.functions import logic, maps
 
 Body = Callable[..., Value]
 """What a lambda function makes of its arguments."""

@@ -17,16 +17,16 @@ from isthmus.features.definition.codehash import parameters
 from isthmus.features.definition.spec import AtRequest, RequestSource
 from isthmus.features.errors import DataError, Problem
 from isthmus.features.values.columns import ARROW, null_elements, other_sizes
-from isthmus.transforms import requestfields
-from isthmus.transforms.requestfields import SPARK
-from isthmus.transforms.requestgraphs import REMEDY, Graphs
+from isthmus.transforms.request import fields as requestfields
+from isthmus.transforms.request.check import REMEDY, Graphs
+from isthmus.transforms.request.fields import SPARK
 from isthmus.transforms.sources import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import SparkSession
 
-    from isthmus.transforms.rowwise.types import SqlType
+    from isthmus.transforms.rowwise.core.types import SqlType
 
 _ROW = "__row"
 _BRANCH = "CANNOT_CONVERT_COLUMN_INTO_BOOL"
@@ -41,7 +41,7 @@ def compiled(transform: AtRequest, columns: Sequence[Column]) -> tuple[bytes, li
         columns: what it takes.
     """
     from isthmus.transforms.rowwise.compiler import compile_columns
-    from isthmus.transforms.rowwise.expressions import NotCompilableError, traced
+    from isthmus.transforms.rowwise.core.expressions import NotCompilableError, traced
 
     where, place = _named(transform), _place(transform)
     if problems := [problem for column in columns if (problem := _unusable(where, column))]:
@@ -89,7 +89,7 @@ def _unusable(where: str, column: Column) -> Problem | None:
 
 
 def _kind_of(column: Column) -> "SqlType":
-    from isthmus.transforms.rowwise.types import TYPES, array_of
+    from isthmus.transforms.rowwise.core.types import TYPES, array_of
 
     if column.dtype.element is None:
         return TYPES[SPARK[column.dtype.name]]

@@ -37,7 +37,7 @@ from isthmus.features.definition.compile import compile_contract
 from isthmus.features.types import DataType
 from isthmus.features.values.columns import ARROW
 from isthmus.transforms import sources
-from isthmus.transforms.compute import compute_spine, compute_view
+from isthmus.transforms.views.compute import compute_spine, compute_view
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

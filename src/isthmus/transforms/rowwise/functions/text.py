@@ -5,11 +5,11 @@ from functools import reduce
 
 import numpy as np
 
-from isthmus.transforms.rowwise import casts
-from isthmus.transforms.rowwise.expressions import Node, NotCompilableError
-from isthmus.transforms.rowwise.graph import Graph, Value
-from isthmus.transforms.rowwise.rules import Rule, rule
-from isthmus.transforms.rowwise.types import BOOLEAN, LONG, STRING, VOID
+from isthmus.transforms.rowwise.core import casts
+from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.core.graph import Graph, Value
+from isthmus.transforms.rowwise.core.rules import Rule, rule
+from isthmus.transforms.rowwise.core.types import BOOLEAN, LONG, STRING, VOID
 
 _SPECIAL = frozenset(r"\.+*?()|[]{}^$")
 _ASCII = r"[\x00-\x7f]*"

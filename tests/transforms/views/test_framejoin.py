@@ -15,7 +15,8 @@ from isthmus.features.offline.history import History
 from isthmus.features.offline.scan import in_lots
 from isthmus.features.pointintime.join import BATCH, Join, join_naively
 from isthmus.features.types import Bool, Bytes, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
-from isthmus.transforms import engine, joining, pointintime
+from isthmus.transforms import engine
+from isthmus.transforms.views import executorjoin, framejoin
 from tests.features.pointintime.test_join import KEYS, MOMENTS
 from tests.features.support import ALL, DAY, FIRST, LAST, arrow, make_view, same_bits, table, times, values_of
 from tests.transforms.connect import connect_server
@@ -104,8 +105,8 @@ def by_engine(spark: "SparkSession", folder: Path, spine: pa.Table, histories: l
         pq.write_table(history.table()[:half], file)
         pq.write_table(history.table()[half:], folder / f"more_{file.name}")
         both = [str(file), str(folder / f"more_{file.name}")]
-        frames.append((history.view, pointintime.history(spark, history.view, both)))
-    joined = pointintime.point_in_time(spark.read.parquet(str(folder / "spine.parquet")), frames).toArrow()
+        frames.append((history.view, framejoin.history(spark, history.view, both)))
+    joined = framejoin.point_in_time(spark.read.parquet(str(folder / "spine.parquet")), frames).toArrow()
     assert len(joined) == len(spine)
     return joined.sort_by(ROW).drop_columns([ROW])
 
@@ -117,10 +118,10 @@ def by_executors(spark: "SparkSession", folder: Path, spine: pa.Table, histories
     pq.write_table(join.questions(spine, 0), folder / "asked.parquet", row_group_size=BATCH - 1)
     files = [(h.view, [str(folder / f"{more}{h.view.name}.parquet") for more in ("", "more_")]) for h in histories]
     wanted = {view.name: [column.name for column in view.fields] for view, _ in files}
-    joining.join_files(spark, folder / "asked.parquet", files, wanted, folder, status=True, rows=BATCH)
+    executorjoin.join_files(spark, folder / "asked.parquet", files, wanted, folder, status=True, rows=BATCH)
     names = [view.name for view, _ in files]
     lots = in_lots(spine.to_batches(), BATCH)
-    answered = joining.answers(folder, names, len(spine), BATCH)
+    answered = executorjoin.answers(folder, names, len(spine), BATCH)
     return pa.Table.from_batches(
         [join.answered(rows.combine_chunks().to_batches()[0], one) for rows, one in zip(lots, answered, strict=True)]
     )
@@ -178,11 +179,11 @@ def test_the_join_is_the_time_rule_on_a_spark_connect_server(
 def test_a_table_without_rows_and_a_spine_without_rows(sail: "SparkSession") -> None:
     view = VIEWS[3]
     spine = sail.createDataFrame(pa.table({"case": pa.array([1, None], pa.int64()), "event_timestamp": times([0, 1])}))
-    nothing = pointintime.history(sail, view, [])
-    joined = pointintime.point_in_time(spine, [(view, nothing)]).toArrow()
+    nothing = framejoin.history(sail, view, [])
+    joined = framejoin.point_in_time(spine, [(view, nothing)]).toArrow()
     assert joined["few_keys__status"].to_pylist() == ["not_found"] * 2
     assert joined["few_keys__union"].to_pylist() == [None] * 2
-    assert len(pointintime.point_in_time(spine.limit(0), [(view, nothing)]).toArrow()) == 0
+    assert len(framejoin.point_in_time(spine.limit(0), [(view, nothing)]).toArrow()) == 0
 
 
 @pytest.mark.parametrize(
@@ -204,7 +205,5 @@ def test_a_table_without_rows_and_a_spine_without_rows(sail: "SparkSession") -> 
 def test_a_spine_that_cannot_be_joined(sail: "SparkSession", columns: dict[str, pa.Array], message: str) -> None:
     view = VIEWS[3]
     with pytest.raises(DataError) as caught:
-        pointintime.point_in_time(
-            sail.createDataFrame(pa.table(columns)), [(view, pointintime.history(sail, view, []))]
-        )
+        framejoin.point_in_time(sail.createDataFrame(pa.table(columns)), [(view, framejoin.history(sail, view, []))])
     assert message in str(caught.value)

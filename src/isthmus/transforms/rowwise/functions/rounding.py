@@ -3,13 +3,13 @@
 import math
 from collections.abc import Sequence
 
-from isthmus.transforms.rowwise import casts
-from isthmus.transforms.rowwise.arithmetic import numbers
-from isthmus.transforms.rowwise.expressions import Node, NotCompilableError
-from isthmus.transforms.rowwise.graph import Graph, Value
-from isthmus.transforms.rowwise.mathematics import number
-from isthmus.transforms.rowwise.rules import Rule, rule
-from isthmus.transforms.rowwise.types import BOOLEAN, DOUBLE, FLOAT, LONG
+from isthmus.transforms.rowwise.core import casts
+from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.core.graph import Graph, Value
+from isthmus.transforms.rowwise.core.rules import Rule, rule
+from isthmus.transforms.rowwise.core.types import BOOLEAN, DOUBLE, FLOAT, LONG
+from isthmus.transforms.rowwise.functions.arithmetic import numbers
+from isthmus.transforms.rowwise.functions.mathematics import number
 
 
 def _to_whole(operator: str) -> Rule:

@@ -3,19 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from isthmus.transforms.rowwise.expressions import Node, NotCompilableError
-from isthmus.transforms.rowwise.graph import Graph, Mask, Value
-from isthmus.transforms.rowwise.types import (
-    BOOLEAN,
-    DATE,
-    DOUBLE,
-    INT,
-    LONG,
-    STRING,
-    TIMESTAMP,
-    VOID,
-    SqlType,
-)
+from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.core.graph import Graph, Mask, Value
+from isthmus.transforms.rowwise.core.types import BOOLEAN, DATE, DOUBLE, INT, LONG, STRING, TIMESTAMP, VOID, SqlType
 
 DAY, SECOND = 86_400_000_000, 1_000_000
 """In microseconds."""

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from isthmus.transforms.rowwise.types import BOOLEAN, LONG, SqlType
+from isthmus.transforms.rowwise.core.types import BOOLEAN, LONG, SqlType
 
 OPSET, ML_OPSET, IR_VERSION = 20, 2, 9
 """The first ones with text functions; and with vocabularies."""

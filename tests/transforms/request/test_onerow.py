@@ -30,16 +30,16 @@ from isthmus.features.types import Float64
 from isthmus.features.values.columns import Values
 from isthmus.orchestration.project import Project
 from isthmus.transforms.rowwise.compiler import compile_columns
-from isthmus.transforms.rowwise.expressions import node_of, traced
-from isthmus.transforms.rowwise.graph import assembled
-from isthmus.transforms.rowwise.types import BOOLEAN, DOUBLE, FLOAT, INT, LONG, STRING, SqlType, array_of
+from isthmus.transforms.rowwise.core.expressions import node_of, traced
+from isthmus.transforms.rowwise.core.graph import assembled
+from isthmus.transforms.rowwise.core.types import BOOLEAN, DOUBLE, FLOAT, INT, LONG, STRING, SqlType, array_of
 from tests.transforms.rowdraws import INPUTS, SIMPLE, compound, edges, every, whatever
 from tests.transforms.rowproof import EDGES, Rows
 
 EXAMPLES = int(os.environ.get("TEST_ROWS", "5"))
 EXPRESSIONS, SEED = int(os.environ.get("TEST_EXPRESSIONS", "100")), int(os.environ.get("TEST_SEED", "0"))
 PORTION, DEPTH, COUNT = 50, 4, 40
-FLIGHTS = Path(__file__).parents[2] / "examples" / "flights"
+FLIGHTS = Path(__file__).parents[3] / "examples" / "flights"
 PLAIN = {name: kind for name, kind in INPUTS.items() if not kind.element}
 
 

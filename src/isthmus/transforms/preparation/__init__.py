@@ -1,0 +1,1 @@
+"""What happens to the inputs of a model before its network."""

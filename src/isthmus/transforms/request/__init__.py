@@ -1,0 +1,1 @@
+"""Request transforms by the engine, compiled and checked."""

@@ -1,0 +1,1 @@
+"""The functions of the row-level compiler, a module per family."""

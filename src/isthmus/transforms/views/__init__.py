@@ -1,0 +1,1 @@
+"""A view by the engine: computed, joined, written online."""
