@@ -27,9 +27,9 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
 from isthmus.distill.device import accelerator
-from isthmus.distill.evaluate import auc
-from isthmus.distill.loop import Training
+from isthmus.distill.evaluation.metrics import auc
 from isthmus.distill.settings import Settings
+from isthmus.distill.training.loop import Training
 from isthmus.features.profiles import TrainingProfile
 
 BAR = round(1 / 1.05, 3)

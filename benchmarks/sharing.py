@@ -109,8 +109,8 @@ def train(heard: str, steps: Path) -> None:
     from torch import nn
 
     from isthmus.distill.device import accelerator
-    from isthmus.distill.loop import Training
     from isthmus.distill.settings import Settings
+    from isthmus.distill.training.loop import Training
     from isthmus.features.profiles import TrainingProfile
 
     torch.set_num_threads(os.cpu_count() or 1)

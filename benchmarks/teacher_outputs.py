@@ -22,9 +22,9 @@ import torch
 from result import Comparison, less, more, report
 from torch import Tensor, nn
 
+from isthmus.distill.losses import soft_targets
 from isthmus.distill.outputs import TeacherOutputs, identities
 from isthmus.distill.teachers import NetworkTeacher
-from isthmus.distill.transfer import soft_targets
 
 BAR = 3.0
 CLASSES, TOKENS, WORDS, BATCH = 20, 32, 1000, 64

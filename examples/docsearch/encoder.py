@@ -13,8 +13,8 @@ from torch.nn.functional import normalize
 from transformers import BertConfig, BertModel
 from transformers.models.bert.modeling_bert import BertLayer
 
+from isthmus.distill.losses import drop_layers
 from isthmus.distill.teachers.pretrained import pooled
-from isthmus.distill.transfer import drop_layers
 
 Array = np.ndarray[Any, Any]
 OPSET = 20

@@ -7,8 +7,8 @@ import numpy as np
 from encoder import Embedder, exported, student
 from search import PASSAGE, DocSearch, minilm
 
-from isthmus.distill.evaluate import interleaved
-from isthmus.distill.runtime import predict, session
+from isthmus.distill.evaluation.metrics import interleaved
+from isthmus.distill.onnx.runtime import predict, session
 from isthmus.distill.teachers.pretrained import pretrained
 
 

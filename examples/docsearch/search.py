@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer
 
-from isthmus.distill.outputs.outputs import TeacherOutputs
-from isthmus.distill.task import Batch, Case, Material, Task
+from isthmus.distill.losses import Objective, Term, cosine, lists
+from isthmus.distill.outputs.cache import TeacherOutputs
+from isthmus.distill.tasks.task import Batch, Case, Material, Task
 from isthmus.distill.teachers.network import NetworkTeacher
 from isthmus.distill.teachers.pretrained import pretrained
 from isthmus.distill.teachers.teacher import Teacher
-from isthmus.distill.transfer import Objective, Term, cosine, lists
 from isthmus.distill.types import Answers, Array, Index
 from isthmus.features.errors import DependencyError
 from isthmus.features.package.manifest import Feeds

@@ -18,13 +18,13 @@ from teaching import part, seen, taught
 from torch import Tensor, nn
 from torch.nn.functional import l1_loss
 
-from isthmus.distill.outputs.outputs import TeacherOutputs
+from isthmus.distill.losses import Adversarial, Objective, PatchDiscriminator, Perceptual, Term
+from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.settings import Settings
-from isthmus.distill.task import Batch, Case, Material, Task
+from isthmus.distill.tasks.task import Batch, Case, Material, Task
 from isthmus.distill.teachers.fingerprint import fingerprint
 from isthmus.distill.teachers.network import NetworkTeacher
 from isthmus.distill.teachers.teacher import Teacher
-from isthmus.distill.transfer import Adversarial, Objective, PatchDiscriminator, Perceptual, Term
 from isthmus.distill.types import Answers, Array, Index
 from isthmus.features.contract.contract import sha256
 from isthmus.features.errors import DataError

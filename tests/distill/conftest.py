@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from isthmus.distill.distillation import DistillationReport
-from isthmus.distill.export import ExportReport, export
+from isthmus.distill.export.export import ExportReport, export
 from isthmus.features.profiles import ServingProfile
 from tests.distill.support import material, run, training_set
 

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import l1_loss
 
+from isthmus.distill.losses.embeddings import similarities
+from isthmus.distill.losses.hidden import HiddenStates
+from isthmus.distill.losses.logits import hard_targets, soft_targets, top_k_targets
+from isthmus.distill.losses.objective import Objective, Term
+from isthmus.distill.losses.schedule import Schedule
 from isthmus.distill.outputs.form import Form
-from isthmus.distill.task import Batch, Case, Material, Task
+from isthmus.distill.tasks.task import Batch, Case, Material, Task
 from isthmus.distill.teachers.network import NetworkTeacher
 from isthmus.distill.teachers.teacher import Teacher
-from isthmus.distill.transfer.embeddings import similarities
-from isthmus.distill.transfer.hidden import HiddenStates
-from isthmus.distill.transfer.logits import hard_targets, soft_targets, top_k_targets
-from isthmus.distill.transfer.objective import Objective, Term
-from isthmus.distill.transfer.schedule import Schedule
 from isthmus.distill.types import Answers, Index
 from isthmus.features.package.manifest import Feeds
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from isthmus.distill.export import export
-from isthmus.distill.package import contents, write_package
-from isthmus.distill.runtime import ask, described, ort_format, session
+from isthmus.distill.export.export import export
+from isthmus.distill.export.package import contents, write_package
+from isthmus.distill.onnx.runtime import ask, described, ort_format, session
 from isthmus.features.contract.contract import Column, Contract, ServiceContract
 from isthmus.features.package.checksums import SUMS
 from isthmus.features.package.golden import Case, Golden, Kept

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from isthmus.distill import courtesy
-from isthmus.distill.loop import Step, Training
 from isthmus.distill.settings import Settings
+from isthmus.distill.throttle import policy
+from isthmus.distill.training.loop import Step, Training
 from isthmus.features.latency import Latency
 from tests.distill.tiny import cpu
 
@@ -119,7 +119,7 @@ def hearing(strains: Iterable[bool]) -> Any:
 def main() -> None:
     """`KIND FOLDER RESULT PATIENCE`: says what it is told; is strained PATIENCE looks long, then calm."""
     kind, folder, result, patience = sys.argv[1:]
-    courtesy.time = Clock(each=6)  # type: ignore[assignment,attr-defined]
+    policy.time = Clock(each=6)  # type: ignore[assignment,attr-defined]
 
     def progress(text: str, _done: float) -> None:
         sys.stdout.write(text + "\n")

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from isthmus.distill.declaration import Search
-from isthmus.distill.search import SearchReport, search
+from isthmus.distill.search.search import SearchReport, search
 from isthmus.distill.settings import Settings
 from isthmus.features.profiles import ServingProfile
 from tests.distill.support import material, training_set

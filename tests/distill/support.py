@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from isthmus.distill.declaration import Distillation, Plan, Tabular
 from isthmus.distill.distillation import DistillationReport, distill
-from isthmus.distill.head import Head
-from isthmus.distill.preparation import learned
 from isthmus.distill.settings import Settings
-from isthmus.distill.task import Learn, Material
+from isthmus.distill.tabular.preparation import learned
+from isthmus.distill.tasks.requestinputs import Head
+from isthmus.distill.tasks.task import Learn, Material
 from isthmus.features.definition.spec import FeatureService, Field, Spine
 from isthmus.features.package.manifest import ModelInput
 from isthmus.features.profiles import TrainingProfile

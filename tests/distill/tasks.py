@@ -14,12 +14,12 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from isthmus.distill.task import Batch, Material, Task
+from isthmus.distill.losses.hidden import HiddenStates
+from isthmus.distill.losses.objective import Objective, Term
+from isthmus.distill.tasks.task import Batch, Material, Task
 from isthmus.distill.teachers.function import FunctionTeacher
 from isthmus.distill.teachers.network import NetworkTeacher
 from isthmus.distill.teachers.teacher import Teacher
-from isthmus.distill.transfer.hidden import HiddenStates
-from isthmus.distill.transfer.objective import Objective, Term
 from isthmus.distill.types import Answers, Index
 from isthmus.features.package.manifest import Feeds
 

@@ -9,14 +9,14 @@ import pyarrow as pa
 import pytest
 import torch
 
-from isthmus.distill.boosting import Boosting
-from isthmus.distill.dataset import tensors
 from isthmus.distill.declaration import Gate
 from isthmus.distill.distillation import UNCHANGED, DistillationReport
-from isthmus.distill.evaluate import auc, sigmoid
-from isthmus.distill.kind import restored
-from isthmus.distill.split import binary_labels, split_table
-from isthmus.distill.student import Student, read_record
+from isthmus.distill.evaluation.metrics import auc, sigmoid
+from isthmus.distill.restore import restored
+from isthmus.distill.tabular.student import Student, read_record
+from isthmus.distill.tabular.teacher import Boosting
+from isthmus.distill.tabular.tensors import tensors
+from isthmus.distill.tasks.split import binary_labels, split_table
 from isthmus.distill.types import Array
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
 from tests.distill.support import PROFILE, STUDENT, TEACHER, material, run, training_set

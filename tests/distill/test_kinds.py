@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from isthmus.distill.declaration import Gate
 from isthmus.distill.distillation import DistillationReport
-from isthmus.distill.split import split_table
+from isthmus.distill.tasks.split import split_table
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
 from tests.distill.kinds import Convolved, Twice
 from tests.distill.support import run, training_set

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from isthmus.distill.device import accelerator
-from isthmus.distill.loop import Training
 from isthmus.distill.settings import Settings
+from isthmus.distill.training.loop import Training
 from isthmus.features.profiles import TrainingProfile
 
 ROWS = 50

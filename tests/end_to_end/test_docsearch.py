@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from transformers import BertConfig, BertModel, BertTokenizer
 
 from isthmus.distill.distillation import DistillationReport
-from isthmus.distill.runtime import predict, session
+from isthmus.distill.onnx.runtime import predict, session
 from isthmus.features.package.golden import read_golden
 from isthmus.features.package.manifest import package_digest, read_package
 from isthmus.orchestration.models import check_last_package, distill, export

@@ -20,7 +20,7 @@ from skimage.io import imsave
 from skimage.metrics import peak_signal_noise_ratio
 
 from isthmus.distill.distillation import DistillationReport
-from isthmus.distill.runtime import predict, session
+from isthmus.distill.onnx.runtime import predict, session
 from isthmus.distill.settings import Settings
 from isthmus.distill.types import Array
 from isthmus.features.errors import DataError

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Page, expect
 from skimage.io import imread
 
-from isthmus.distill.runtime import predict, session
+from isthmus.distill.onnx.runtime import predict, session
 from isthmus.features.errors import DataError
 from isthmus.features.package.manifest import Manifest, feeds, read_package
 from isthmus.features.values.columns import from_python

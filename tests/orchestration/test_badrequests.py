@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from isthmus.distill.runtime import predict, session
-from isthmus.distill.student import read_record
+from isthmus.distill.onnx.runtime import predict, session
+from isthmus.distill.tabular.student import read_record
 from isthmus.features.contract.contract import Contract, FieldRule
 from isthmus.features.errors import ConfigurationError, DataError
 from isthmus.features.package.manifest import feeds, read_package

@@ -17,13 +17,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from isthmus.distill.check import check_package
 from isthmus.distill.distillation import DistillationReport
-from isthmus.distill.export import ExportReport, export
-from isthmus.distill.kind import made, restored
-from isthmus.distill.ladder import climb
-from isthmus.distill.program import PINS, Program, Refused
-from isthmus.distill.pte import converted, running
+from isthmus.distill.executorch.export import converted, running
+from isthmus.distill.executorch.process import PINS, Program, Refused
+from isthmus.distill.export.export import ExportReport, export
+from isthmus.distill.export.ladder import climb
+from isthmus.distill.export.parity import check_package
+from isthmus.distill.restore import made, restored
 from isthmus.features.errors import ConfigurationError, DependencyError, GateFailed
 from isthmus.features.package.golden import read_golden
 from isthmus.features.package.inspect import Inspection, OnnxRuntime, inspect

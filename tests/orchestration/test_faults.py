@@ -15,7 +15,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from isthmus import ConfigurationError, ContractMismatch, DataError, GateFailed, PackageError
-from isthmus.distill.runtime import ort_format
+from isthmus.distill.onnx.runtime import ort_format
 from isthmus.distill.types import spread
 from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.features.files import read_pointer

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, load_model_from_string, numpy_helper
 
-from isthmus.distill.package import contents, write_package
-from isthmus.distill.runtime import ask, described, ort_format, session
-from isthmus.distill.work import graph_work, weight_bytes
+from isthmus.distill.export.package import contents, write_package
+from isthmus.distill.onnx.cost import graph_work, weight_bytes
+from isthmus.distill.onnx.runtime import ask, described, ort_format, session
 from isthmus.features.errors import ConfigurationError, DataError, GateFailed
 from isthmus.features.package.golden import Case, Golden, Kept
 from isthmus.features.package.manifest import FORMAT_VERSION, Manifest, Variant

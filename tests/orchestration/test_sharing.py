@@ -12,9 +12,9 @@ import httpx
 import msgspec
 import pytest
 
-from isthmus.distill import courtesy
-from isthmus.distill.checkpoint import copied
-from isthmus.distill.loop import Training
+from isthmus.distill.throttle import policy
+from isthmus.distill.training.checkpoint import copied
+from isthmus.distill.training.loop import Training
 from isthmus.features.latency import Heard, Teller, Told
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.orchestration.artifacts import last_report
@@ -74,7 +74,7 @@ def weights(run: Training) -> dict[str, bytes]:
 def test_a_training_pauses_while_the_api_is_too_slow_and_ends_as_if_it_had_been_alone(
     tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(courtesy, "time", Clock(times=5))
+    monkeypatch.setattr(policy, "time", Clock(times=5))
     told: list[str] = []
     with (
         answering(tmp_path / "server", redis_url, latency_objective_ms=IMPOSSIBLE_MS) as (server, folder),

@@ -15,16 +15,16 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
-from isthmus.distill.checkpoint import discard
 from isthmus.distill.device import accelerator, resolve
-from isthmus.distill.kind import made, origins, require_readable
-from isthmus.distill.lessons import teach
-from isthmus.distill.pte import require_installed
-from isthmus.distill.rehearsal import rehearse, require_measured
-from isthmus.distill.report import FORMAT, PUPILS, Trained, report
+from isthmus.distill.executorch.export import require_installed
+from isthmus.distill.preflight import rehearse, require_measured
+from isthmus.distill.reports.build import FORMAT, PUPILS, Trained, report
+from isthmus.distill.restore import made, origins, require_readable
 from isthmus.distill.settings import Settings
-from isthmus.distill.task import Material, Task
-from isthmus.distill.teaching import outputs_of, taught
+from isthmus.distill.tasks.task import Material, Task
+from isthmus.distill.training.checkpoint import discard
+from isthmus.distill.training.teach import teach
+from isthmus.distill.training.teacheroutputs import outputs_of, taught
 from isthmus.features.contract.contract import sha256
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
 from isthmus.features.files import publish

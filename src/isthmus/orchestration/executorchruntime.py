@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from isthmus.distill.program import NAME, absent, opened
+from isthmus.distill.executorch.process import NAME, absent, opened
 from isthmus.features.package.golden import Golden
 from isthmus.features.package.manifest import Manifest, Variant
 from isthmus.features.package.replay import GOLDEN_TOLERANCE, Answers

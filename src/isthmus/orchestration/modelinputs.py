@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from isthmus.distill.dataset import columns
-from isthmus.distill.runtime import predict
+from isthmus.distill.onnx.runtime import predict
+from isthmus.distill.tabular.tensors import columns
 from isthmus.distill.types import spread
 from isthmus.features.contract.contract import Contract
 from isthmus.features.offline.history import History

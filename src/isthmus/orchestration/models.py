@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from isthmus.distill.declaration import Distillation, Plan
 from isthmus.distill.gates import held
-from isthmus.distill.head import Head
+from isthmus.distill.tasks.requestinputs import Head
 from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import (
     DataError,
@@ -42,10 +42,10 @@ from isthmus.transforms.views.compute import SPARK
 
 if TYPE_CHECKING:
     from isthmus.distill.distillation import DistillationReport
-    from isthmus.distill.export import ExportReport
-    from isthmus.distill.ladder import Ladder
-    from isthmus.distill.search import SearchReport
-    from isthmus.distill.task import Material
+    from isthmus.distill.export.export import ExportReport
+    from isthmus.distill.export.ladder import Ladder
+    from isthmus.distill.search.search import SearchReport
+    from isthmus.distill.tasks.task import Material
     from isthmus.features.package.inspect import Runtime
     from isthmus.transforms.preparation.fit import Preparation
 
@@ -97,7 +97,7 @@ def search(
     """
     _unspun()
     try:
-        from isthmus.distill.search import search as run
+        from isthmus.distill.search.search import search as run
     except ImportError as error:
         raise _missing("search", error) from error
     declared = project.distillation(name)
@@ -124,7 +124,7 @@ def require_fit(report: "SearchReport") -> None:
     Raises:
         GateFailed: with the nearest miss.
     """
-    from isthmus.distill.search import require_fit as require
+    from isthmus.distill.search.search import require_fit as require
 
     require(report.data)
 
@@ -140,7 +140,7 @@ def _unspun() -> None:
 
 def _material(project: Project, declared: Distillation, examples: TrainingSet) -> "Material":
     """What a student learns from."""
-    from isthmus.distill.task import Material
+    from isthmus.distill.tasks.task import Material
 
     contract, profile = project.applied(), project.settings.profiles.training
     inputs = _inputs(contract, declared.student.name)
@@ -163,7 +163,7 @@ def _learned(
     project: Project, examples: TrainingSet, inputs: Sequence[ModelInput], plan: Plan, before: int
 ) -> "Preparation":
     """What the student's preparation learns, by the project's engine."""
-    from isthmus.distill.preparation import learned
+    from isthmus.distill.tabular.preparation import learned
 
     types = {item.name: SPARK[item.dtype.name] for item in inputs}
     types |= dict.fromkeys(("event_timestamp", "known_at"), SPARK["UnixTimestamp"])
@@ -185,7 +185,7 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
         PackageError: the signature that every package must have is not the one that it has.
     """
     try:
-        from isthmus.distill.export import export as run
+        from isthmus.distill.export.export import export as run
     except ImportError as error:
         raise _missing("mobile", error) from error
     declared = project.distillation(name)
@@ -223,7 +223,7 @@ def check_last_package(project: Project, declared: Distillation) -> dict[str, Fe
         DataError: nothing was exported, or the training set is gone.
     """
     try:
-        from isthmus.distill.check import check_package
+        from isthmus.distill.export.parity import check_package
     except ImportError as error:
         raise _missing("distill", error) from error
     package, model, material = _packaged(project, declared)
@@ -244,7 +244,7 @@ def ladder(project: Project, name: str | None = None, *, runtimes: "Mapping[str,
         DataError: nothing was exported, or the training set is gone.
     """
     try:
-        from isthmus.distill.ladder import climb
+        from isthmus.distill.export.ladder import climb
     except ImportError as error:
         raise _missing("distill", error) from error
     package, model, material = _packaged(project, project.distillation(name))
@@ -297,7 +297,7 @@ def require_boundary(project: Project, declared: Distillation) -> None:
         DataError: there is no package, or its student is gone.
         GateFailed: with what is missing.
     """
-    from isthmus.distill.papers import require_boundary as require
+    from isthmus.distill.reports import require_boundary as require
 
     report = packaged_report(project, declared)
     profile = artifacts.serving_profile(project, last_package(project, declared))

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from isthmus.distill.gates import held
-from isthmus.distill.host import host
+from isthmus.distill.onnx.host import host
 from isthmus.features.files import read_pointer, write_atomically
 from isthmus.orchestration.artifacts import read_json, read_report, searches, serving_file
 from isthmus.orchestration.project import Project
 
 if TYPE_CHECKING:
     from isthmus.distill.declaration import Distillation
-    from isthmus.distill.export import ExportReport
+    from isthmus.distill.export.export import ExportReport
 
 PAGE, MODEL_CARD, BOUNDARY_CARD = "report.html", "MODEL_CARD.md", "BOUNDARY.md"
 SEARCH = "search.html"
@@ -34,7 +34,7 @@ def measured(exported: "ExportReport") -> None:
 
 def write_search(folder: Path, found: Mapping[str, Any]) -> None:
     """Writes the page of a search."""
-    from isthmus.distill.papers import search_page
+    from isthmus.distill.reports import search_page
 
     write_atomically(folder / SEARCH, search_page(found).encode())
 
@@ -49,7 +49,7 @@ def _searched(project: Project, declared: "Distillation") -> dict[str, Any] | No
 
 def write(project: Project, declared: "Distillation", model: Path, package: Path | None = None) -> None:
     """Writes all papers of a student anew, from what is known of it now."""
-    from isthmus.distill.papers import boundary_card, model_card, page
+    from isthmus.distill.reports import boundary_card, model_card, page
 
     report, prices = read_report(model, package), project.settings.prices
     report["description"] = declared.description

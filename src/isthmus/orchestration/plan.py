@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.distill.declaration import Distillation
-from isthmus.distill.papers.words import duration, scaled
+from isthmus.distill.reports.words import duration, scaled
 from isthmus.features.errors import DependencyError
 from isthmus.features.package.golden import read_golden
 from isthmus.features.package.manifest import Manifest, read_package
@@ -119,7 +119,7 @@ class _Planned:
     @classmethod
     def of(cls, project: Project, declared: Distillation) -> "_Planned":
         try:
-            from isthmus.distill.work import graph_work, weight_bytes
+            from isthmus.distill.onnx.cost import graph_work, weight_bytes
         except ImportError as error:
             raise DependencyError("mobile", f"cannot be imported ({error})",
                                   remedy="install it: pip install 'isthmus[mobile]'") from error  # fmt: skip

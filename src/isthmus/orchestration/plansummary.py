@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from isthmus.distill.papers.words import UNKNOWN, duration, money, number, scaled
+from isthmus.distill.reports.words import UNKNOWN, duration, money, number, scaled
 from isthmus.orchestration.terminal import new_console, new_table
 
 

@@ -1,7 +1,7 @@
 """Outputs of a teacher as data: computed once, kept in shards, read from memory maps."""
 
+from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.outputs.form import Form
 from isthmus.distill.outputs.identity import identities
-from isthmus.distill.outputs.outputs import TeacherOutputs
 
 __all__ = ["Form", "TeacherOutputs", "identities"]

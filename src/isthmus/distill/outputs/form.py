@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isthmus.distill.transfer.agreement import positive
+from isthmus.distill.shapes import positive
 from isthmus.distill.types import Array
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 

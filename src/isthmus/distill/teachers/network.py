@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from isthmus.distill.teachers.fingerprint import fingerprint
+from isthmus.distill.teachers.taps import tapped
 from isthmus.distill.teachers.teacher import Teacher, named
-from isthmus.distill.transfer.taps import tapped
 from isthmus.features.errors import Problem
 
 

@@ -171,7 +171,7 @@ def _check_examples(project: Project, asked: Asked, _progress: Progress) -> Iter
 
 def _distill(project: Project, asked: Asked, progress: Progress) -> Iterator[Made]:
     from isthmus.distill.gates import figures
-    from isthmus.distill.papers import images
+    from isthmus.distill.reports import images
     from isthmus.orchestration import artifacts, models, papers
 
     began, name = time.perf_counter(), _name(asked.nodes[0])

@@ -16,7 +16,7 @@ from isthmus.orchestration.options import JsonOption
 from isthmus.orchestration.terminal import harmless, judge, new_console, new_table
 
 if TYPE_CHECKING:
-    from isthmus.distill.ladder import Ladder
+    from isthmus.distill.export.ladder import Ladder
     from isthmus.features.package.inspect import Inspection, Runtime
 
 verbs = typer.Typer(help="Check a package, wherever it came from.", no_args_is_help=True, rich_markup_mode=None)

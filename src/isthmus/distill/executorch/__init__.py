@@ -1,0 +1,1 @@
+"""ExecuTorch programs: converted, and run in a process of their own."""

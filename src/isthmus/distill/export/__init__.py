@@ -1,0 +1,1 @@
+"""From a student to a package."""

@@ -1,0 +1,66 @@
+"""What a student learns from a teacher: losses, their weighted sum, and a start with the teacher's layers.
+
+Every loss is a function or a module of tensors that gives a scalar. It refuses, with `ConfigurationError` and before
+anything is computed, tensors that are empty or whose kinds, sizes or devices do not go together. Half precision is
+taken to float32. The teacher's tensors get no gradient. Masks are true where a position counts.
+"""
+
+from isthmus.distill.losses.adversarial import (
+    Adversarial,
+    PatchDiscriminator,
+    hinge_discriminator,
+    hinge_generator,
+    least_squares_discriminator,
+    least_squares_generator,
+)
+from isthmus.distill.losses.embeddings import cosine, similarities, squared
+from isthmus.distill.losses.hidden import HiddenStates
+from isthmus.distill.losses.initialization import Copied, drop_layers
+from isthmus.distill.losses.logits import (
+    binary_hard_targets,
+    binary_soft_targets,
+    decoupled,
+    hard_targets,
+    soft_targets,
+    standardized,
+    top_k_targets,
+)
+from isthmus.distill.losses.maps import FeatureMaps, Perceptual, attention_transfer
+from isthmus.distill.losses.objective import Objective, Outputs, Term
+from isthmus.distill.losses.ranking import lists, margins
+from isthmus.distill.losses.relations import attention_relations
+from isthmus.distill.losses.schedule import Schedule
+from isthmus.distill.teachers.taps import tapped
+
+__all__ = [
+    "Adversarial",
+    "Copied",
+    "FeatureMaps",
+    "HiddenStates",
+    "Objective",
+    "Outputs",
+    "PatchDiscriminator",
+    "Perceptual",
+    "Schedule",
+    "Term",
+    "attention_relations",
+    "attention_transfer",
+    "binary_hard_targets",
+    "binary_soft_targets",
+    "cosine",
+    "decoupled",
+    "drop_layers",
+    "hard_targets",
+    "hinge_discriminator",
+    "hinge_generator",
+    "least_squares_discriminator",
+    "least_squares_generator",
+    "lists",
+    "margins",
+    "similarities",
+    "soft_targets",
+    "squared",
+    "standardized",
+    "tapped",
+    "top_k_targets",
+]

@@ -1,0 +1,76 @@
+"""Losses of embeddings: one by one, and how those of a batch lie to each other."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, normalize
+
+from isthmus.distill.losses.logits import divergence
+from isthmus.distill.shapes import agree, average, booleans, floats, kept, positive, precise
+from isthmus.features.errors import Problem
+
+
+def cosine(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """Angle between embeddings (as in DistilBERT, Sanh et al., 2019, arXiv:1910.01108).
+
+    The mean over the positions that count of 1 - cos(s, t), 0 to 2. The cosine with a vector of zeros is 0.
+
+    Args:
+        student: (..., width) embeddings s.
+        teacher: (..., width) embeddings t; gets no gradient.
+        mask: (...) true where a position counts. If none counts, the loss is 0.
+    """
+    _agree("cosine", student, teacher, mask)
+    return average(1 - cosine_similarity(kept(student, mask), kept(teacher.detach(), mask), dim=-1))
+
+
+def squared(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """Squared distance of embeddings (Reimers and Gurevych, 2020, arXiv:2004.09813).
+
+    The mean over the positions that count and over the numbers of (s - t)². For embeddings of two widths take
+    `HiddenStates` of one layer.
+
+    Args:
+        student: (..., width) embeddings s.
+        teacher: (..., width) embeddings t; gets no gradient.
+        mask: (...) true where a position counts. If none counts, the loss is 0.
+    """
+    _agree("squared distance", student, teacher, mask)
+    return average((kept(student, mask) - kept(teacher.detach(), mask)).square())
+
+
+def similarities(student: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
+    """Divergence of the similarities within a batch.
+
+    Probabilistic knowledge transfer (Passalis and Tefas, 2018, arXiv:1803.10837), with the softmax of cosines of SEED
+    (Fang et al., 2021, arXiv:2101.04731) for its kernel. With c_ij the cosine of embeddings i and j, of the student and
+    of the teacher, the mean over i of::
+
+        KL over j ≠ i of (softmax(teacher's c_ij / T) ‖ softmax(student's c_ij / T))
+
+    The widths of the two models need not agree. There is no factor T²: T belongs to the measure of similarity, which
+    has no other scale.
+
+    Args:
+        student: (batch, width) embeddings, of at least three rows: with two there is but one neighbor to choose.
+        teacher: (batch, its width) embeddings; gets no gradient.
+        temperature: T, above 0; below 0.1 as a rule, since cosines differ by little.
+    """
+    agree(
+        "similarities",
+        positive("temperature", temperature),
+        student=floats(student, "batch student"),
+        teacher=floats(teacher, "batch teacher"),
+    )
+    rows = len(student)
+    agree("similarities", Problem("batch", f"{rows} rows", "at least 3") if rows < 3 else None)
+    others = ~torch.eye(rows, dtype=torch.bool, device=student.device)
+
+    def neighbors(embeddings: Tensor) -> Tensor:
+        unit = normalize(precise(embeddings), dim=-1)
+        return (unit @ unit.mT)[others].view(rows, rows - 1) / temperature
+
+    return divergence(neighbors(student), neighbors(teacher)).mean()
+
+
+def _agree(where: str, student: Tensor, teacher: Tensor, mask: Tensor | None) -> None:
+    agree(where, student=floats(student, "... width"), teacher=floats(teacher, "... width"), mask=booleans(mask, "..."))

@@ -1,0 +1,85 @@
+"""Losses of hidden states: a student's layers beside the teacher's."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+
+from isthmus.distill.shapes import agree, average, booleans, floats, kept
+from isthmus.features.errors import ConfigurationError, Problem
+
+
+class HiddenStates(nn.Module):
+    """Squared distance of hidden states after a learned projection.
+
+    FitNets (Romero et al., 2015, arXiv:1412.6550), for transformers TinyBERT (Jiao et al., 2020, arXiv:1909.10351).
+    With the student's states H_i of width d, the teacher's G_j of width e, and the layer map {i: j}, the mean over the
+    pairs, over the positions that count and over the e numbers of::
+
+        (H_i W_i - G_j)²
+
+    W_i, (d, e), is learned with the student where d and e differ, one for each pair, and is the identity where they
+    are the same.
+
+    Args:
+        layers: the layer map, place of the student's state to place of the teacher's, both counted from 0 in the lists
+            that are given. Where a model gives its embeddings as the first state, that is 0.
+        student_widths: of each of the student's states.
+        teacher_widths: of each of the teacher's states.
+
+    Raises:
+        ConfigurationError: the map is empty, or names a layer that is not there.
+    """
+
+    def __init__(self, layers: Mapping[int, int], *, student_widths: Sequence[int], teacher_widths: Sequence[int]):
+        super().__init__()
+        self.layers = dict(layers)
+        self.widths = {"student": tuple(student_widths), "teacher": tuple(teacher_widths)}
+        problems = [] if layers else [Problem("layers", "no pair of layers", "{student's layer: teacher's layer}")]
+        for pair in layers.items():
+            for party, layer in zip(("student", "teacher"), pair, strict=True):
+                count = len(self.widths[party])
+                if not 0 <= layer < count:
+                    problems.append(Problem(f"layers: {party}", f"layer {layer}", f"0 to {count - 1}"))
+        if problems:
+            raise ConfigurationError("hidden states", problems)
+        self.projections = nn.ModuleDict(
+            {
+                str(ours): nn.Linear(student_widths[ours], teacher_widths[theirs], bias=False)
+                for ours, theirs in layers.items()
+                if student_widths[ours] != teacher_widths[theirs]
+            }
+        )
+
+    def forward(
+        self, student: Sequence[Tensor], teacher: Sequence[Tensor] | Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """The loss of one batch.
+
+        Args:
+            student: all of the student's states, each (..., width), for a sequence (batch, tokens, width).
+            teacher: all of the teacher's states; get no gradient. As one tensor, (batch, states, ...), if they were
+                kept.
+            mask: (...) true where a position counts, as an attention mask. If none counts, the loss is 0.
+        """
+        if isinstance(teacher, Tensor) and teacher.ndim > 1:
+            teacher = teacher.unbind(1)
+        counts = [
+            Problem(party, f"{len(states)} states", str(len(self.widths[party])))
+            for party, states in (("student", student), ("teacher", teacher))
+            if len(states) != len(self.widths[party])
+        ]
+        agree("hidden states", *counts)
+        for ours, theirs in self.layers.items():
+            agree(
+                f"hidden states {ours} -> {theirs}",
+                student=floats(student[ours], f"... {self.widths['student'][ours]}"),
+                teacher=floats(teacher[theirs], f"... {self.widths['teacher'][theirs]}"),
+                mask=booleans(mask, "..."),
+            )
+        distances = []
+        for ours, theirs in self.layers.items():
+            state = kept(student[ours], mask)
+            if str(ours) in self.projections:
+                state = self.projections[str(ours)](state)
+            distances.append(average((state - kept(teacher[theirs].detach(), mask)).square()))
+        return sum(distances[1:], start=distances[0]) / len(distances)

@@ -1,0 +1,238 @@
+"""Losses of logits: labels, soft targets in four forms."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import (
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    kl_div,
+    layer_norm,
+    log_softmax,
+    one_hot,
+)
+
+from isthmus.distill.shapes import agree, average, below, booleans, floats, integers, kept, positive
+from isthmus.features.errors import Problem
+
+IGNORED = -100
+"""A label at a position that does not count, as torch has it."""
+
+LEAST_VARIANCE = 1e-8
+"""Added to a variance, so that logits that are all the same have a standard form: zeros, with a bounded gradient."""
+
+
+def hard_targets(student: Tensor, labels: Tensor, *, ignored: int = IGNORED) -> Tensor:
+    """Cross entropy with the labels: the mean over the positions that count of -log softmax(student)[label].
+
+    Args:
+        student: (..., classes) logits.
+        labels: (...) integers; positions with the label `ignored` do not count. If none counts, the loss is 0.
+        ignored: the label of positions that do not count.
+    """
+    where = "hard targets"
+    agree(where, student=floats(student, "... classes"), labels=integers(labels, "..."))
+    wanted, counts = _counting(labels, ignored)
+    agree(where, below("labels", wanted, student.shape[-1]))
+    return average(cross_entropy(kept(student, counts), wanted, reduction="none"))
+
+
+def binary_hard_targets(student: Tensor, labels: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """Cross entropy of two classes: the mean over the positions that count of -y log p - (1 - y) log(1 - p).
+
+    Args:
+        student: (...) logits s of the second class; p = sigmoid(s).
+        labels: (...) y as floats, 0 to 1.
+        mask: (...) true where a position counts.
+    """
+    agree(
+        "binary hard targets", student=floats(student, "..."), labels=floats(labels, "..."), mask=booleans(mask, "...")
+    )
+    return average(binary_cross_entropy_with_logits(kept(student, mask), kept(labels, mask), reduction="none"))
+
+
+def soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: Tensor | None = None) -> Tensor:
+    """Divergence from the teacher's softened probabilities (Hinton, Vinyals and Dean, 2015, arXiv:1503.02531).
+
+    With logits s and t and the temperature T, the mean over the positions that count of::
+
+        T² KL(softmax(t / T) ‖ softmax(s / T))
+
+    Hinton has the cross entropy: it differs by the entropy of the teacher, which has no gradient, and is not 0 where
+    both agree. The factor T² keeps the size of the gradient when T changes.
+
+    Args:
+        student: (..., classes) finite logits.
+        teacher: (..., classes) finite logits; gets no gradient.
+        temperature: T, above 0.
+        mask: (...) true where a position counts. If none counts, the loss is 0.
+    """
+    agree(
+        "soft targets",
+        positive("temperature", temperature),
+        student=floats(student, "... classes"),
+        teacher=floats(teacher, "... classes"),
+        mask=booleans(mask, "..."),
+    )
+    return average(divergence(kept(student, mask) / temperature, kept(teacher, mask) / temperature)) * temperature**2
+
+
+def binary_soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: Tensor | None = None) -> Tensor:
+    """`soft_targets` of two classes that share one logit: sigmoid(s) is the softmax of (0, s).
+
+    Args:
+        student: (...) finite logits of the second class.
+        teacher: (...) finite logits; gets no gradient.
+        temperature: T, above 0.
+        mask: (...) true where a position counts. If none counts, the loss is 0.
+    """
+    agree(
+        "binary soft targets",
+        student=floats(student, "..."),
+        teacher=floats(teacher, "..."),
+        mask=booleans(mask, "..."),
+    )
+    two = [torch.stack([torch.zeros_like(logits), logits], -1) for logits in (student, teacher)]
+    return soft_targets(*two, temperature=temperature, mask=mask)
+
+
+def top_k_targets(
+    student: Tensor, probabilities: Tensor, indexes: Tensor, *, temperature: float, mask: Tensor | None = None
+) -> Tensor:
+    """`soft_targets` of a teacher of whom only the k largest probabilities were kept.
+
+    Tan et al. (ICLR 2019, arXiv:1902.10461) scale those up to 1; here what is missing is spread. With n classes and the
+    kept probabilities p_i of the classes i in K, made by softmax(t / T) at the same temperature, the missing mass r =
+    max(0, 1 - Σ p_i) is spread evenly over the n - k other classes. With k = n it is 0. The mean over the positions
+    that count of::
+
+        T² Σ_i q_i (log q_i - log softmax(s / T)_i)
+        q_i = p_i / (r + Σ p_i) in K, and r / (n - k) / (r + Σ p_i) elsewhere
+
+    So probabilities that add up to more than 1, as rounded ones do, are scaled down. The teacher takes memory for
+    (..., k) numbers, never for (..., n).
+
+    Args:
+        student: (..., classes) finite logits s.
+        probabilities: (..., k) of the teacher at temperature T, at least one above 0.
+        indexes: (..., k) integers: the class of each; none twice in a row.
+        temperature: T, above 0.
+        mask: (...) true where a position counts. If none counts, the loss is 0.
+    """
+    where = "top-k targets"
+    agree(
+        where,
+        positive("temperature", temperature),
+        student=floats(student, "... classes"),
+        probabilities=floats(probabilities, "... k"),
+        indexes=integers(indexes, "... k"),
+        mask=booleans(mask, "..."),
+    )
+    classes, k = student.shape[-1], indexes.shape[-1]
+    chosen = (indexes if mask is None else indexes[mask]).long()
+    more = Problem("indexes", f"{k} a row", f"at most the student's {classes} classes") if k > classes else None
+    agree(where, more, below("indexes", chosen, classes))
+    known = kept(probabilities.detach(), mask)
+    rest = (1 - known.sum(-1)).clamp(min=0) if k < classes else torch.zeros_like(known[..., 0])
+    mass = rest + known.sum(-1)
+    wanted, each = known / mass[..., None], rest / mass / max(classes - k, 1)
+    logs = log_softmax(kept(student, mask) / temperature, -1)
+    found = logs.gather(-1, chosen)
+    in_k = (torch.xlogy(wanted, wanted) - wanted * found).sum(-1)
+    elsewhere = (classes - k) * torch.xlogy(each, each) - each * (logs.sum(-1) - found.sum(-1))
+    return average(in_k + elsewhere) * temperature**2
+
+
+def standardized(student: Tensor, teacher: Tensor, *, temperature: float, mask: Tensor | None = None) -> Tensor:
+    """`soft_targets` of logits in standard form (Sun et al., CVPR 2024, arXiv:2403.01427).
+
+    Each row of logits x becomes z(x) = (x - mean(x)) / sqrt(var(x) + 1e-8), with the variance over its n classes
+    (divided by n). Shift and scale of the student's logits are free: only their relations are learned. The loss is the
+    mean over the positions that count of::
+
+        T² KL(softmax(z(t) / T) ‖ softmax(z(s) / T))
+
+    Args:
+        student: (..., classes) finite logits.
+        teacher: (..., classes) finite logits; gets no gradient.
+        temperature: T, above 0: the base temperature of the paper.
+        mask: (...) true where a position counts. If none counts, the loss is 0.
+    """
+    agree(
+        "standardized soft targets",
+        positive("temperature", temperature),
+        student=floats(student, "... classes"),
+        teacher=floats(teacher, "... classes"),
+        mask=booleans(mask, "..."),
+    )
+    classes = student.shape[-1:]
+    forms = [layer_norm(kept(logits, mask), classes, eps=LEAST_VARIANCE) / temperature for logits in (student, teacher)]
+    return average(divergence(*forms)) * temperature**2
+
+
+def decoupled(
+    student: Tensor,
+    teacher: Tensor,
+    labels: Tensor,
+    *,
+    alpha: float,
+    beta: float,
+    temperature: float,
+    ignored: int = IGNORED,
+) -> Tensor:
+    """Decoupled distillation, DKD (Zhao et al., CVPR 2022, arXiv:2203.08679).
+
+    The divergence of `soft_targets` is TCKD + (1 - p) NCKD, with p the teacher's probability of the label. DKD weighs
+    the two freely, so that a sure teacher still says how the other classes compare. The mean over the positions that
+    count of::
+
+        T² (alpha TCKD + beta NCKD)
+        TCKD = KL of (p of the label, p of all others together), at temperature T
+        NCKD = KL of the softmax at temperature T over the other classes alone
+
+    Args:
+        student: (..., classes) finite logits of at least two classes.
+        teacher: (..., classes) finite logits; gets no gradient.
+        labels: (...) integers; positions with the label `ignored` do not count. If none counts, the loss is 0.
+        alpha: weight of TCKD.
+        beta: weight of NCKD.
+        temperature: T, above 0.
+        ignored: the label of positions that do not count.
+    """
+    where = "decoupled distillation"
+    agree(
+        where,
+        positive("temperature", temperature),
+        student=floats(student, "... classes"),
+        teacher=floats(teacher, "... classes"),
+        labels=integers(labels, "..."),
+    )
+    classes = student.shape[-1]
+    wanted, counts = _counting(labels, ignored)
+    agree(
+        where,
+        Problem("student", "one class", "at least two: there are no others to compare") if classes == 1 else None,
+        below("labels", wanted, classes),
+    )
+    label = one_hot(wanted, classes).bool()
+
+    def parts(logits: Tensor) -> tuple[Tensor, Tensor]:
+        rows = kept(logits, counts) / temperature
+        others = rows[~label].view(-1, classes - 1)
+        return torch.stack([rows[label], others.logsumexp(-1)], -1), others
+
+    (s_label, s_others), (t_label, t_others) = parts(student), parts(teacher)
+    rows = alpha * divergence(s_label, t_label) + beta * divergence(s_others, t_others)
+    return average(rows) * temperature**2
+
+
+def divergence(student: Tensor, teacher: Tensor) -> Tensor:
+    """KL(softmax(teacher) ‖ softmax(student)) of each row of finite logits: (..., n) to (...)."""
+    given, wanted = log_softmax(student, -1), log_softmax(teacher.detach(), -1)
+    return kl_div(given, wanted, reduction="none", log_target=True).sum(-1)
+
+
+def _counting(labels: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
+    """The labels that count, as int64, and where they stand."""
+    wide = labels.long()  # before the comparison: among bytes, 156 is -100
+    counts = wide != ignored
+    return wide[counts], counts

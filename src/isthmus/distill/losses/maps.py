@@ -1,0 +1,133 @@
+"""Losses of images: feature maps, and images as a network sees them."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import l1_loss, mse_loss, normalize
+
+from isthmus.distill.shapes import agree, floats, precise
+from isthmus.distill.teachers.taps import tapped
+from isthmus.features.errors import ConfigurationError, Problem
+
+
+def attention_transfer(student: Tensor, teacher: Tensor) -> Tensor:
+    """Distance of spatial attention: activation-based attention transfer.
+
+    Zagoruyko and Komodakis, ICLR 2017, arXiv:1612.03928. The attention of feature maps A is Q(A), (height · width), the
+    sum over the channels of A². The mean over the images of::
+
+        ‖Q(S) / ‖Q(S)‖₂ - Q(T) / ‖Q(T)‖₂‖₂²
+
+    The square, which the paper's formula does not have, gives a gradient where both agree. Channels need not agree.
+
+    Args:
+        student: (batch, channels, height, width) feature maps S.
+        teacher: (batch, its channels, height, width) feature maps T; gets no gradient.
+    """
+    agree(
+        "attention transfer",
+        student=floats(student, "batch student height width"),
+        teacher=floats(teacher, "batch teacher height width"),
+    )
+    return (_attention(student) - _attention(teacher.detach())).square().sum(-1).mean()
+
+
+class FeatureMaps(nn.Module):
+    """Distance of feature maps, after a learned 1x1 convolution where the channels differ.
+
+    The convolution is the regressor of FitNets (Romero et al., 2015, arXiv:1412.6550) without spatial extent. With S
+    the student's maps, convolved or as they are, and T the teacher's: the mean over everything of |S - T| for "l1", of
+    (S - T)² for "l2".
+
+    Args:
+        student_channels: of the student's maps.
+        teacher_channels: of the teacher's maps.
+        norm: "l1" or "l2".
+    """
+
+    def __init__(self, student_channels: int, teacher_channels: int, *, norm: Literal["l1", "l2"] = "l2"):
+        super().__init__()
+        agree("feature maps", None if norm in _DISTANCES else Problem("norm", repr(norm), '"l1" or "l2"'))
+        self.channels = student_channels, teacher_channels
+        self.norm = norm
+        self.projection = (
+            nn.Identity()
+            if student_channels == teacher_channels
+            else nn.Conv2d(student_channels, teacher_channels, kernel_size=1, bias=False)
+        )
+
+    def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """The loss of one batch.
+
+        Args:
+            student: (batch, student's channels, height, width).
+            teacher: (batch, teacher's channels, height, width); gets no gradient.
+        """
+        agree(
+            "feature maps",
+            student=floats(student, f"batch {self.channels[0]} height width"),
+            teacher=floats(teacher, f"batch {self.channels[1]} height width"),
+        )
+        return _DISTANCES[self.norm](self.projection(precise(student)), precise(teacher.detach()))
+
+
+class Perceptual(nn.Module):
+    """Distance of two images as a frozen network sees them (Johnson, Alahi and Fei-Fei, 2016, arXiv:1603.08155).
+
+    With f_l the output of layer l of the network: the sum over the layers of the mean over everything of
+    (f_l(student) - f_l(teacher))².
+
+    Args:
+        network: takes the images as they are, of no less than float32; in evaluation mode, and without a parameter that
+            wants a gradient. It stays the caller's: it is no submodule of this one, is not moved, saved or switched to
+            training with it, and no optimizer gets it from here.
+        layers: names of its submodules whose outputs are compared.
+
+    Raises:
+        ConfigurationError: the network is not frozen, or has no such layer.
+    """
+
+    def __init__(self, network: nn.Module, layers: Sequence[str]):
+        super().__init__()
+        learning = sum(parameter.requires_grad for parameter in network.parameters())
+        problems = [] if layers else [Problem("layers", "none", "names of submodules")]
+        if network.training:
+            problems.append(Problem("network", "is in training mode", "evaluation mode"))
+        if learning:
+            problems.append(Problem("network", f"{learning} of its parameters want a gradient", "none that does"))
+        if problems:
+            raise ConfigurationError("perceptual loss", problems, remedy="call network.eval().requires_grad_(False)")
+        with tapped(network, layers):
+            self.layers = tuple(layers)
+        self._network = (network,)  # in a tuple, where torch does not look for submodules
+
+    def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """The loss of one batch.
+
+        Args:
+            student: (batch, channels, height, width) images.
+            teacher: the same sizes; gets no gradient.
+        """
+        layout = "batch channels height width"
+        agree("perceptual loss", student=floats(student, layout), teacher=floats(teacher, layout))
+        (network,) = self._network
+        with tapped(network, self.layers) as seen:
+            network(precise(student))
+        with torch.no_grad(), tapped(network, self.layers) as wanted:
+            network(precise(teacher))  # kept outputs are in half precision
+        strange = [
+            Problem(layer, f"gives a {type(seen[layer]).__name__}" if layer in seen else "is not called", "a tensor")
+            for layer in self.layers
+            if not isinstance(seen.get(layer), Tensor)
+        ]
+        agree("perceptual loss: layers of the network", *strange)
+        return torch.stack([mse_loss(precise(seen[layer]), precise(wanted[layer])) for layer in self.layers]).sum()
+
+
+_DISTANCES = {"l1": l1_loss, "l2": mse_loss}
+
+
+def _attention(maps: Tensor) -> Tensor:
+    return normalize(precise(maps).square().sum(1).flatten(1), dim=-1)

@@ -1,0 +1,68 @@
+"""Losses of scores that order candidates, as a search does.
+
+Two are here, beside `similarities` of embeddings: what cross-encoders teach retrievers with in practice. Margins need
+a known relevant candidate and learn from its lead alone; lists need none and learn from all scores at once. Pairwise
+logistic losses (RankNet) learn a part of what lists do, at the square of their cost, and are left out.
+"""
+
+import torch
+from torch import Tensor
+
+from isthmus.distill.losses.logits import divergence
+from isthmus.distill.shapes import agree, average, booleans, floats, positive, precise
+from isthmus.features.errors import Problem
+
+
+def margins(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """Squared difference of margins, Margin-MSE (Hofstätter et al., 2020, arXiv:2010.02666).
+
+    The first candidate of each query is the relevant one. The mean over the other candidates j that count of::
+
+        ((s_0 - s_j) - (t_0 - t_j))²
+
+    Args:
+        student: (queries, candidates) scores s, of at least two candidates.
+        teacher: (queries, candidates) scores t; gets no gradient.
+        mask: (queries, candidates) true where a candidate counts; a query whose first does not has no part. If no
+            margin counts, the loss is 0.
+    """
+    _agree("margins", student, teacher, mask)
+    gap = precise(student) - precise(teacher.detach())
+    if mask is None:
+        return average((gap[:, :1] - gap[:, 1:]).square())
+    return average((gap[:, :1] - gap[:, 1:])[mask[:, 1:] & mask[:, :1]].square())
+
+
+def lists(student: Tensor, teacher: Tensor, *, temperature: float = 1.0, mask: Tensor | None = None) -> Tensor:
+    """Divergence of the chances to come first (ListNet, Cao et al., ICML 2007), as the teacher sees them.
+
+    ListNet has the cross entropy, which differs by what has no gradient. The mean over the queries with a candidate
+    that counts of::
+
+        KL over the candidates that count of (softmax(t / T) ‖ softmax(s / T))
+
+    Args:
+        student: (queries, candidates) finite scores s, of at least two candidates.
+        teacher: (queries, candidates) finite scores t; gets no gradient.
+        temperature: T, above 0.
+        mask: (queries, candidates) true where a candidate counts. If none does, the loss is 0.
+    """
+    _agree("lists", student, teacher, mask, positive("temperature", temperature))
+    scores = [precise(scores) / temperature for scores in (student, teacher)]
+    if mask is None:
+        return average(divergence(*scores))
+    scores = [row.masked_fill(~mask, torch.finfo(row.dtype).min) for row in scores]
+    return average(divergence(*scores)[mask.any(-1)])
+
+
+def _agree(where: str, student: Tensor, teacher: Tensor, mask: Tensor | None, problem: Problem | None = None) -> None:
+    layout = "queries candidates"
+    agree(
+        where,
+        problem,
+        student=floats(student, layout),
+        teacher=floats(teacher, layout),
+        mask=booleans(mask, layout),
+    )
+    alone = student.shape[-1] < 2
+    agree(where, Problem("candidates", "one of each query", "at least two: one has no order") if alone else None)

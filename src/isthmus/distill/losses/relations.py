@@ -1,0 +1,59 @@
+"""Losses of self-attention: how the positions of a sequence relate."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from isthmus.distill.losses.logits import divergence
+from isthmus.distill.shapes import agree, average, booleans, floats, precise
+from isthmus.features.errors import Problem
+
+
+def attention_relations(student: Tensor, teacher: Tensor, *, heads: int, mask: Tensor | None = None) -> Tensor:
+    """Divergence of self-attention relations (MiniLMv2, Wang et al., 2021, arXiv:2012.15828).
+
+    Given the queries of a layer of each model, this is the relation of queries with queries; the paper adds that of
+    keys with keys and of values with values, each another term. The vectors of all attention heads, side by side, are
+    cut anew into `heads` relation heads, so that neither the widths nor the attention heads of the models need agree.
+    With X_a, (tokens, width / heads), of relation head a::
+
+        R_a = softmax(X_a X_aᵀ / sqrt(width / heads))
+
+    and the loss is the mean over relation heads and over the positions that count, of all sequences together, of
+    KL(teacher's R_a ‖ student's R_a) of that position. A position that does not count is related to by none.
+
+    Args:
+        student: (batch, tokens, width) finite queries, keys or values where `mask` is true.
+        teacher: (batch, tokens, its width) of the same kind; gets no gradient.
+        heads: number of relation heads; divides both widths.
+        mask: (batch, tokens) true where a position counts, as an attention mask. If none counts, the loss is 0.
+    """
+    where = "attention relations"
+    agree(
+        where,
+        None if heads > 0 else Problem("heads", str(heads), "a number above 0"),
+        student=floats(student, "batch tokens student"),
+        teacher=floats(teacher, "batch tokens teacher"),
+        mask=booleans(mask, "batch tokens"),
+    )
+    uneven = [
+        Problem(party, f"width {vectors.shape[-1]}", f"a multiple of the {heads} relation heads")
+        for party, vectors in (("student", student), ("teacher", teacher))
+        if vectors.shape[-1] % heads
+    ]
+    agree(where, *uneven)
+    if mask is None:
+        mask = torch.ones(student.shape[:2], dtype=torch.bool, device=student.device)
+    rows = divergence(_scores(student, heads, mask), _scores(teacher.detach(), heads, mask))
+    return average(rows.transpose(1, 2)[mask])
+
+
+def _scores(vectors: Tensor, heads: int, mask: Tensor) -> Tensor:
+    """(batch, heads, tokens, tokens) scaled products; of positions that do not count, the least number there is.
+
+    Minus infinity would make NaN of a sequence in which nothing counts.
+    """
+    cut = precise(vectors).masked_fill(~mask[..., None], 0).reshape(*mask.shape, heads, -1).transpose(1, 2)
+    scores = cut @ cut.mT / math.sqrt(cut.shape[-1])
+    return scores.masked_fill(~mask[:, None, None, :], torch.finfo(scores.dtype).min)

@@ -1,0 +1,1 @@
+"""ONNX graphs: built, quantized, run, and what they cost."""

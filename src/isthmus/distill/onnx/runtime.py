@@ -1,0 +1,114 @@
+"""ONNX Runtime: sessions, their answers, and the ORT format."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+
+from isthmus.distill.onnx.ortbytes import canonical
+from isthmus.distill.types import Array
+from isthmus.features.errors import DependencyError
+from isthmus.features.package.manifest import Feeds, Tensor
+
+
+def session(model: bytes, threads: int) -> ort.InferenceSession:
+    """A CPU session of a model in ONNX or ORT format that keeps to a number of threads."""
+    options = _options(threads)
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def predict(opened: ort.InferenceSession, feeds: Feeds) -> Array:
+    """The first output."""
+    result: Array = opened.run(None, feeds)[0]
+    return result
+
+
+def ask(opened: ort.InferenceSession, feeds: Feeds) -> dict[str, Array]:
+    """All outputs by name."""
+    names = [output.name for output in opened.get_outputs()]
+    return dict(zip(names, opened.run(names, feeds), strict=True))
+
+
+_ELEMENTS: dict[int, Any] = {
+    onnx.TensorProto.BOOL: "bool", onnx.TensorProto.UINT8: "uint8", onnx.TensorProto.INT32: "int32",
+    onnx.TensorProto.INT64: "int64", onnx.TensorProto.FLOAT: "float", onnx.TensorProto.DOUBLE: "double",
+    onnx.TensorProto.STRING: "string",
+}  # fmt: skip
+
+
+def described(value: onnx.ValueInfoProto) -> Tensor:
+    """An input or output of a graph.
+
+    Raises:
+        DependencyError: no package holds such elements.
+    """
+    kind = value.type.tensor_type
+    if kind.elem_type not in _ELEMENTS:
+        found = onnx.TensorProto.DataType.Name(kind.elem_type)
+        raise DependencyError(f"tensor {value.name}", f"has elements of kind {found}",
+                              expected="|".join(_ELEMENTS.values()), remedy="cast it within the graph")  # fmt: skip
+    shape = tuple(
+        int(size.dim_value) if size.HasField("dim_value") else size.dim_param or f"{value.name}_{axis}"
+        for axis, size in enumerate(kind.shape.dim)
+    )
+    return Tensor(value.name, _ELEMENTS[kind.elem_type], shape)
+
+
+def _options(threads: int) -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
+
+
+def optimized(model: onnx.ModelProto) -> onnx.GraphProto:
+    """What ONNX Runtime computes on this processor; constants that it does not fold keep their names."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.onnx"
+        options = _options(1)
+        options.optimized_model_filepath = str(file)
+        options.log_severity_level = 3  # it warns that the file is of this processor
+        ort.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"],
+            disabled_optimizers=["ConstantSharing"],
+        )  # fmt: skip
+        return onnx.load(file).graph
+
+
+def ort_format(model: bytes) -> bytes:
+    """A model in ORT format, optimized for CPUs in general and not for the one it is made on.
+
+    Raises:
+        DependencyError: the disk is full, or the runtime writes what is not known here.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.ort"
+        options = _options(1)
+        options.optimized_model_filepath = str(file)
+        options.add_session_config_entry("session.save_model_format", "ORT")
+        # NCHWc layouts depend on the processor: the converter of ONNX Runtime leaves them out for other targets too.
+        try:
+            ort.InferenceSession(
+                model, options, providers=["CPUExecutionProvider"], disabled_optimizers=["NchwcTransformer"]
+            )
+        except Exception as error:  # onnxruntime's exceptions have no base class of their own
+            if "Failed to save" not in str(error):
+                raise
+            raise DependencyError(str(file), f"cannot be written ({error})", remedy="make room there") from error
+        try:
+            return canonical(file.read_bytes())
+        except ValueError as error:
+            raise DependencyError(
+                f"onnxruntime {ort.__version__}",
+                f"writes ORT files this release does not know: {error}",
+                expected="onnxruntime 1.31",
+                remedy="install onnxruntime 1.31",
+            ) from error
+
+
+Run = Callable[[Feeds], dict[str, Array]]
+"""A model, from tensors to outputs by name."""

@@ -1,0 +1,172 @@
+"""What is tried before the first step, with a student that has learned nothing: all that will be asked at the end."""
+
+import math
+from collections.abc import Callable, Collection
+
+import onnx
+import torch
+from torch import nn
+
+from isthmus.distill.declaration import EXECUTORCH
+from isthmus.distill.device import enough_memory, is_full
+from isthmus.distill.executorch.export import converted, running
+from isthmus.distill.losses.objective import Objective
+from isthmus.distill.onnx.runtime import described, predict, session
+from isthmus.distill.outputs.cache import TeacherOutputs
+from isthmus.distill.settings import Settings
+from isthmus.distill.tasks.task import Task, answers, asked_all
+from isthmus.distill.teachers.compatibility import agreed, differing_tokens
+from isthmus.distill.teachers.teacher import Teacher
+from isthmus.distill.training.teach import Lessons
+from isthmus.distill.training.teacheroutputs import Facts
+from isthmus.distill.types import Index
+from isthmus.features.contract.contract import one_of
+from isthmus.features.errors import ConfigurationError, DataError, GateFailed, Problem
+
+_ASKED = 2
+"""Rows of which a teacher is asked twice, to see that it says the same."""
+
+_MEASURED = ("parameters", "bytes", "p50_us", "p99_us")
+
+
+def rehearse(
+    task: Task, teacher: Teacher, outputs: TeacherOutputs, settings: Settings, note: Callable[[str], None]
+) -> None:
+    """Computes the loss of the first batch, and runs the graph of a new student, before the teacher is asked for more.
+
+    Args:
+        task: what will be trained.
+        teacher: who will be asked for all rows.
+        outputs: what it says of all rows. Those of the first batch are kept, and not computed again.
+        settings: of the training.
+        note: is told which runtime the package will have no model for.
+
+    Raises:
+        ConfigurationError: a gate is about a figure that no report has, the student is no smaller than its teacher,
+            nothing is to be learned at a step, or student, teacher and objective do not fit each other: outputs,
+            labels, tokenizers, parameters that both have.
+        DataError: an input of the student says the label.
+        GateFailed: the loss of the first batch is not finite.
+    """
+    declared = task.material.declaration
+    where = declared.where
+    if problems := declared.misnamed(task.measured):
+        raise ConfigurationError(where, problems)
+    with torch.random.fork_rng(devices=[]):
+        student, objective = task.student(), task.objective()
+    steps = settings.total(len(task.material.parts.train))
+    objective.require_weight(steps, f"{where}: student")
+    objective.alone(where).require_weight(steps, f"{where}: control")
+    if told := task.told():
+        raise DataError(
+            f"{where}: student",
+            "; ".join(told),
+            expected="inputs that are known before the label, none of which says it alone",
+            remedy="leave what is known only after the label out of the student's features; if it is known before, no "
+            "model is needed",
+        )
+    _learn_once(task, student, objective, outputs, settings)
+    _require_agreement(task, teacher, student, outputs)
+    if outputs.missing and (size := teacher.size()) is not None:
+        _require_smaller(student, size[1], where)
+    rows = task.material.parts.validation[:1]
+    model = task.model(student.eval())
+    predict(session(model.SerializeToString(), 1), task.feeds(rows))
+    if EXECUTORCH in declared.runtimes:
+        try:
+            _run(task, student, rows, model)
+        except GateFailed as error:
+            note(f"the package will have no model for {EXECUTORCH}: {error}")
+
+
+def require_measured(task: Task, outputs: TeacherOutputs, facts: Facts, references: Collection[str]) -> None:
+    """Measures a new student on the validation part.
+
+    Args:
+        task: what will be trained.
+        outputs: of the teacher for all rows.
+        facts: of the teacher.
+        references: names of the others that are measured.
+
+    Raises:
+        ConfigurationError: the student is no smaller than its teacher, there is no such metric, or a gate is about a
+            figure that no model has.
+    """
+    where, rows = task.material.declaration.where, task.material.parts.validation
+    with torch.random.fork_rng(devices=[]):
+        student = task.student().eval()
+    if facts.bytes is not None:
+        _require_smaller(student, facts.bytes, where)
+    theirs = {key: tensor.float().numpy() for key, tensor in outputs[rows].items()}
+    ours = asked_all(task, student, rows, torch.device("cpu"))
+    quality = {*task.quality(theirs, rows, theirs), *task.quality(ours, rows, theirs)}
+    if task.metric not in quality:
+        raise ConfigurationError(f"{where}: metric", [Problem("of the task", repr(task.metric), one_of(quality))])
+    pupils = {*quality, *_MEASURED, *task.agreement(ours, theirs)}
+    known = {f"{model}.{figure}" for model in ("teacher", *references) for figure in (*quality, *_MEASURED)}
+    known |= {f"{model}.{figure}" for model in ("student", "control") for figure in pupils}
+    wrong = [
+        gate.metric for gate in task.material.declaration.required if "." in gate.metric and gate.metric not in known
+    ]
+    if wrong:
+        raise ConfigurationError(where, [Problem("gate", repr(metric), one_of(sorted(known))) for metric in wrong])
+
+
+def _require_agreement(task: Task, teacher: Teacher, student: nn.Module, outputs: TeacherOutputs) -> None:
+    tokenizers = task.tokenizers()
+    if outputs.missing:
+        some = task.asked(task.material.parts.train[:_ASKED])
+        agreed(teacher, some, {}, labels=task.classes, student=student, tokenizers=tokenizers)
+    # Who will not be asked is not loaded for this; what is kept was agreed upon, but for the student's tokenizer.
+    elif tokenizers is not None and (problems := differing_tokens(*tokenizers)):
+        raise ConfigurationError(teacher.where, problems)
+
+
+def _learn_once(
+    task: Task, student: nn.Module, objective: Objective, outputs: TeacherOutputs, settings: Settings
+) -> None:
+    """The loss of the first batch, and its gradient, on the CPU."""
+    where, train, cpu = task.material.declaration.where, task.material.parts.train, torch.device("cpu")
+    full = min(settings.batch, len(train))
+    rows = math.ceil(full / min(settings.accumulation, full))
+    place = f"{where}: the first {rows:,} rows"
+    remedy = (
+        "correct the objective, the student or what the teacher is asked for: it has been asked for these rows only"
+    )
+    with torch.random.fork_rng(devices=[]), enough_memory(place, cpu, settings, rows):
+        first = Lessons(task, train[:rows], outputs, cpu, taught=objective.asks_teacher)[torch.arange(rows)]
+        try:
+            said = answers(task, student(*first.inputs))
+            objective.check(said, first.taught, first.labels)
+            objective(said, first.taught, first.labels, 0.5)[0].backward()
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"{place}: {error.where}", error.problems, remedy=error.remedy or remedy
+            ) from error
+        except GateFailed as error:
+            raise GateFailed(
+                f"{place}: {error.where}", error.found, expected=error.expected,
+                remedy="look at their labels and inputs, and at what the teacher says of them",
+            ) from error  # fmt: skip
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:  # of torch or the task
+            if is_full(error):
+                raise
+            problem = Problem("student and loss", f"end with {type(error).__name__}: {error}".rstrip("."))
+            raise ConfigurationError(place, [problem], remedy=remedy) from error
+
+
+def _require_smaller(student: nn.Module, teacher: int, where: str) -> None:
+    size = sum(weights.nbytes for weights in student.parameters())
+    if size >= teacher:
+        raise ConfigurationError(
+            f"{where}: student",
+            [Problem("its weights", f"{size:,} bytes", f"less than the teacher's {teacher:,}")],
+            remedy="make the student smaller: nothing would be gained by it",
+        )
+
+
+def _run(task: Task, student: nn.Module, row: Index, model: onnx.ModelProto) -> None:
+    tensors, outputs = ([*map(described, values)] for values in (model.graph.input, model.graph.output))
+    program = converted(task, student, row, tensors, outputs)
+    with running(program, tensors, outputs) as run:
+        run(task.feeds(row))

@@ -1,0 +1,1 @@
+"""Students under a budget."""

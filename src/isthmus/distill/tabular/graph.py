@@ -1,0 +1,145 @@
+"""The ONNX graph of a student: raw values in, a probability out, everything else inside.
+
+Written node by node: `torch.onnx.export` takes four seconds for these few nodes, has no string tensors, and writes
+source positions into the file. Export compares the graph with torch on the golden rows, so the two cannot part.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+from torch import nn
+
+from isthmus.distill.onnx.builder import Building
+from isthmus.distill.tabular.preparation import NUMBERS
+from isthmus.distill.tabular.student import Student
+from isthmus.distill.tasks.requestinputs import Head
+from isthmus.features.request.layout import ELEMENTS, MASKS, NOTES, VALID, Layout, found, given
+from isthmus.features.types import String
+
+OUTPUT = "probability"
+
+
+def graph(student: Student, head: Head | None = None) -> onnx.ModelProto:
+    """The graph of a student.
+
+    Its inputs are `numeric`, float32 (N, numbers) with NaN for null, and `categories`, string (N, categories) with ""
+    for null, each only if the student has such inputs that are not computed; and what request transforms take. Its
+    output is `probability`, float32 (N,); NaN where a request transform refuses a row.
+
+    Args:
+        student: the network.
+        head: request transforms, whose fields are the network's last numbers and its last categories.
+    """
+    build, head = Building(), head or Head()
+    inputs: list[onnx.ValueInfoProto] = []
+    made = _made(build, head, inputs)
+    preparation = student.prepare.preparation
+    prepare = onnx.load_model_from_string(student.prepare.graph)
+    fed = {}
+    if direct := len(preparation.numbers) - len(made.numbers):
+        inputs.append(helper.make_tensor_value_info("numeric", TensorProto.FLOAT, ["N", direct]))
+        fed["numeric"] = "numeric"
+    if made.numbers:
+        given_rows = [build.add("Transpose", ["numeric"], "given_numbers", perm=[1, 0])] if direct else []
+        # They are rows already: the preparation begins behind its transposition.
+        turned = next(node.output[0] for node in prepare.graph.node if node.input[0] == "numeric")
+        fed[turned] = build.add("Concat", [*given_rows, *made.numbers], "every_number", axis=0)
+    if direct := len(preparation.texts) - len(made.texts):
+        inputs.append(helper.make_tensor_value_info("categories", TensorProto.STRING, ["N", direct]))
+    for place in range(len(preparation.texts)):
+        if place < direct:
+            column = build.once(f"column_{place}", np.array(place))
+            fed[f"text_{place}"] = build.add("Gather", ["categories", column], f"text_{place}", axis=1)
+        else:
+            fed[f"text_{place}"] = made.texts[place - direct]
+    prepared = build.include(prepare, "prepare", fed)
+    parts = [prepared[NUMBERS]]
+    for place, table in zip(preparation.embedded, student.tables, strict=True):
+        weights = build.constant(f"embedding_{place}", table.weight.detach().numpy())
+        parts.append(build.add("Gather", [weights, prepared[f"place_{place}"]], f"embedded_{place}", axis=0))
+    value = build.add("Concat", parts, "features", axis=1)
+    linears = [layer for layer in student.layers if isinstance(layer, nn.Linear)]
+    for position, layer in enumerate(linears):
+        weight = build.constant(f"weight_{position}", layer.weight.detach().numpy())
+        bias = build.constant(f"bias_{position}", layer.bias.detach().numpy())
+        value = build.add("Gemm", [value, weight, bias], f"linear_{position}", transB=1)
+        if layer is not linears[-1]:
+            value = build.add("Relu", [value], f"relu_{position}")
+    logit = build.add("Squeeze", [value, build.constant("last_axis", np.array([1], np.int64))], "logit")
+    build.add("Sigmoid", [logit], "chance" if made.refused else OUTPUT)
+    if made.refused:
+        nothing = build.once("null", np.float32(np.nan))
+        build.add("Where", [_flat(build, made.refused, "refused"), nothing, "chance"], OUTPUT)
+    return build.model("student", inputs, [helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["N"])])
+
+
+class _Made(NamedTuple):
+    """What request transforms give in a graph: numbers, (1, N), texts, (N,), and where they refuse a row, (1, N)."""
+
+    numbers: list[str]
+    texts: list[str]
+    refused: str | None
+
+
+def _made(build: Building, head: Head, inputs: list[onnx.ValueInfoProto]) -> _Made:
+    """Puts request transforms into a graph."""
+    if not head.transforms:
+        return _Made([], [], None)
+    whole = Layout.of({column.name: column.dtype for column in head.taken})
+    inputs += [_rows(given(element), _TENSORS[element], len(names)) for element, names in whole.given.items()]
+    inputs.append(_rows(given(VALID), TensorProto.BOOL, len(whole.masks)))
+    parts = {**whole.given, VALID: whole.masks}
+    row = {(what, name): tensor for what, names in parts.items()
+           for name, tensor in zip(names, build.rows(given(what), len(names)), strict=True)}  # fmt: skip
+    values: dict[tuple[str, str], tuple[str, str]] = {}
+    refused = None
+    for transform in head.transforms:
+        model = onnx.load_model_from_string(transform.graph)
+        layout = Layout.loads(next(m.value for m in model.metadata_props if m.key == NOTES))
+        fed: dict[str, str] = {}
+        for what, names in {**layout.given, VALID: layout.masks}.items():
+            split = [f"{given(what)}[{place}]" for place in range(len(names))] if len(names) > 1 else [given(what)]
+            fed |= dict(zip(split, (row[what, name] for name in names), strict=True))
+        gives = build.include(model, transform.name, fed)
+        masks, count = build.rows(gives[MASKS], 2 * len(layout.fields)), len(layout.fields)
+        valid = dict(zip(layout.fields, masks, strict=False))
+        for element, names in layout.found.items():
+            rows = build.rows(gives[found(element)], len(names))
+            values |= {(transform.name, name): (data, valid[name]) for name, data in zip(names, rows, strict=True)}
+        for place, mask in enumerate(masks[count:]):
+            if build.always(mask) is not False:
+                refused = build.add("Or", [refused, mask], f"{transform.name}/refused/{place}") if refused else mask
+    numbers: list[str] = []
+    texts: list[str] = []
+    for transform, field in head.computed:
+        name, (value, valid_mask) = transform.full_name(field.name), values[transform.name, field.name]
+        if field.dtype == String:
+            value = _or(build, valid_mask, value, build.once("nothing", np.array([""], object)), name)
+            texts.append(_flat(build, value, name))
+        else:
+            if ELEMENTS[field.dtype.name] != "float":
+                value = build.add("Cast", [value], f"{name}/number", to=TensorProto.FLOAT)
+            numbers.append(_or(build, valid_mask, value, build.once("null", np.float32(np.nan)), name))
+    return _Made(numbers, texts, refused)
+
+
+def _or(build: Building, valid: str, value: str, nothing: str, name: str) -> str:
+    """A value where it is valid, and what stands for null elsewhere."""
+    return value if build.always(valid) else build.add("Where", [valid, value, nothing], f"{name}/or_null")
+
+
+def _flat(build: Building, row: str, name: str) -> str:
+    """A row of shape (1, N) as (N,)."""
+    return build.add("Squeeze", [row, build.once("row_axis", np.array([0]))], f"{name}/flat")
+
+
+def _rows(name: str, tensor: int, count: int) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, tensor, [count, "N"])
+
+
+_TENSORS = {
+    "bool": TensorProto.BOOL, "int32": TensorProto.INT32, "int64": TensorProto.INT64, "float": TensorProto.FLOAT,
+    "double": TensorProto.DOUBLE, "string": TensorProto.STRING,
+}  # fmt: skip

@@ -1,0 +1,164 @@
+"""What comes before a network: the steps of its inputs, with what they learned, as one graph.
+
+The steps are PySpark expressions, and the graph is compiled of them like that of a request transform. Columns with the
+same steps are computed together, as one matrix: an expression holds of any shape.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from isthmus.distill.declaration import Plan
+from isthmus.distill.onnx.builder import Building
+from isthmus.distill.onnx.runtime import session
+from isthmus.distill.tabular.tensors import Tensors
+from isthmus.distill.types import Array
+from isthmus.features.request.layout import VALID, found, given
+from isthmus.transforms.preparation import fit
+from isthmus.transforms.preparation.fit import FittedNumber, FittedText, Preparation
+from isthmus.transforms.preparation.steps import Embed, Hashed, OneHot
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
+FILE = "preparation.onnx"
+NUMBERS = "numbers"
+
+
+def learned(rows: Any, plan: Plan, before: int) -> Preparation:
+    """What a plan says, learned by an engine.
+
+    Args:
+        rows: a training set, a DataFrame.
+        plan: column to steps.
+        before: the first moment after the training part, in microseconds.
+    """
+    return fit.fit(fit.training_part(rows, before), plan.numbers, plan.texts)
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """A preparation, ready to compute.
+
+    Attributes:
+        preparation: what was learned.
+        graph: its graph. It takes `numeric`, float32 (N, numbers) with NaN for null, and `text_0`, …, each (N,) with ""
+            for null; it gives `numbers`, float32 (N, width), and for each embedded text `place_0`, …, int64 (N,).
+    """
+
+    preparation: Preparation
+    graph: bytes
+
+    def __call__(self, data: Tensors) -> tuple[Array, Array]:
+        """What the network sees of n rows: float32 (n, width), and int64 (n, embedded texts)."""
+        feeds = {f"text_{place}": data.categories[:, place] for place in range(data.categories.shape[1])}
+        if data.numeric.shape[1]:
+            feeds["numeric"] = data.numeric
+        names = [f"place_{place}" for place in self.preparation.embedded]
+        taken = {item.name for item in self._session.get_inputs()}
+        count = len(data.numeric)
+        numbers, *places = self._session.run(
+            [NUMBERS, *names], {name: tensor for name, tensor in feeds.items() if name in taken}
+        )
+        return numbers, np.stack(places, axis=1) if places else np.empty((count, 0), np.int64)
+
+    @cached_property
+    def _session(self) -> "InferenceSession":
+        return session(self.graph, 1)
+
+
+def compiled(preparation: Preparation) -> bytes:
+    """The graph of a preparation."""
+    build = Building()
+    inputs, parts = [], []
+    if preparation.numbers:
+        count = len(preparation.numbers)
+        inputs.append(helper.make_tensor_value_info("numeric", TensorProto.FLOAT, ["N", count]))
+        rows = build.add("Transpose", ["numeric"], "rows", perm=[1, 0])
+        missing = build.add("IsNaN", [rows], "missing")
+        there = build.add("Not", [missing], "there")
+        made = [*_groups(build, preparation.numbers, rows, there)]
+        indicators = [place for place, number in enumerate(preparation.numbers) if number.indicator]
+        if indicators:
+            picked = _picked(build, missing, indicators, count)
+            made.append(build.add("Cast", [picked], "absent", to=TensorProto.FLOAT))
+        together = build.add("Concat", made, "made", axis=0) if len(made) > 1 else made[0]
+        parts.append(build.add("Transpose", [together], "columns", perm=[1, 0]))
+    outputs = []
+    for place, text in enumerate(preparation.texts):
+        inputs.append(helper.make_tensor_value_info(f"text_{place}", TensorProto.STRING, ["N"]))
+        index = _index(build, text, place)
+        if isinstance(text.text, Embed | Hashed):
+            build.add("Identity", [index], f"place_{place}")
+            outputs.append(helper.make_tensor_value_info(f"place_{place}", TensorProto.INT64, ["N"]))
+        else:
+            parts.append(_spelled(build, text, index, place))
+    if not parts:  # a network of embeddings alone
+        shape = build.add("Shape", ["place_0"], "rows_of_texts")
+        width = build.add("Concat", [shape, build.once("no_columns", np.array([0]))], "nothing", axis=0)
+        parts.append(build.add("ConstantOfShape", [width], "no_numbers"))
+    build.add("Concat", parts, NUMBERS, axis=1)
+    outputs.insert(0, helper.make_tensor_value_info(NUMBERS, TensorProto.FLOAT, ["N", preparation.width]))
+    model: bytes = build.model("preparation", inputs, outputs).SerializeToString(deterministic=True)
+    return model
+
+
+def _groups(build: Building, numbers: Sequence[FittedNumber], rows: str, there: str) -> Iterator[str]:
+    """The numbers after their steps, (k, N) for all k columns with the same ones."""
+    for turn, places in enumerate(grouped(numbers)):
+        value, valid = (_picked(build, tensor, places, len(numbers)) for tensor in (rows, there))
+        yield _group(build, [numbers[place] for place in places], value, valid, f"group_{turn}")
+
+
+def grouped(numbers: Sequence[FittedNumber]) -> list[list[int]]:
+    """The positions of the numbers with the same steps, in the order in which the network sees them."""
+    groups: dict[str, list[int]] = {}
+    for place, number in enumerate(numbers):
+        groups.setdefault(repr(number.steps), []).append(place)
+    return list(groups.values())
+
+
+def _group(build: Building, numbers: Sequence[FittedNumber], value: str, valid: str, name: str) -> str:
+    model = fit.chain_graph(numbers[0].chain, list(map(len, numbers[0].parameters)))
+    columns = [*zip(*([p for part in number.parameters for p in part] for number in numbers), strict=True)]
+    if columns:
+        # Of a graph of one row, each node takes as many: what is told of a column stands in its row.
+        fed = {f"{given('float')}[0]": value, f"{given(VALID)}[0]": valid}
+        for n, values in enumerate(columns, 1):
+            told = np.array(values, np.float32)[:, None] + np.float32(0)  # of a -0.0, 0.0
+            fed[f"{given('float')}[{n}]"] = build.constant(f"{name}/p{n}", told)
+            fed[f"{given(VALID)}[{n}]"] = valid
+    else:
+        fed = {given("float"): value, given(VALID): valid}
+    return build.include(model, name, fed)[found("float")]
+
+
+def _index(build: Building, text: FittedText, place: int) -> str:
+    """The place of each text, int64 (N,)."""
+    # Of the mask, only the shape is looked at.
+    fed = dict.fromkeys((given("string"), given(VALID)), f"text_{place}")
+    return build.include(fit.place_graph(text.places), f"place_of_{place}", fed)[found("int64")]
+
+
+def _spelled(build: Building, text: FittedText, index: str, place: int) -> str:
+    """A text as numbers, (N, k)."""
+    column = build.add("Unsqueeze", [index, build.once("at_1", np.array([1]))], f"text_{place}/column")
+    if isinstance(text.text, OneHot):
+        every = build.constant(f"text_{place}/every", np.arange(text.count))
+        found_there = build.add("Equal", [column, every], f"text_{place}/is")
+        return build.add("Cast", [found_there], f"text_{place}/one_hot", to=TensorProto.FLOAT)
+    number = build.add("Cast", [column], f"text_{place}/number", to=TensorProto.FLOAT)
+    most = build.constant(f"text_{place}/most", np.float32(max(1, len(text.places))))
+    return build.add("Div", [number, most], f"text_{place}/ordinal")
+
+
+def _picked(build: Building, tensor: str, places: Sequence[int], count: int) -> str:
+    """Rows of a tensor that has `count` of them."""
+    if list(places) == list(range(count)):
+        return tensor
+    name = f"{tensor}/{'_'.join(map(str, places))}"
+    return build.add("Gather", [tensor, build.constant(f"{name}/places", np.array(places))], name, axis=0)

@@ -1,0 +1,236 @@
+"""The task of tables: gradient boosting on all features teaches a small network that a device can have."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from onnx import ModelProto
+from torch import nn
+
+from isthmus.distill.declaration import LAYERS, MEASURED, Tabular
+from isthmus.distill.evaluation.metrics import auc, metrics, sigmoid
+from isthmus.distill.losses.logits import binary_hard_targets, binary_soft_targets
+from isthmus.distill.losses.objective import Objective, Term
+from isthmus.distill.outputs.cache import TeacherOutputs
+from isthmus.distill.outputs.form import Form
+from isthmus.distill.tabular.graph import OUTPUT, graph
+from isthmus.distill.tabular.leakage import SAYS, saying
+from isthmus.distill.tabular.preparation import FILE, Prepare, compiled
+from isthmus.distill.tabular.student import RECORD, Student, StudentRecord
+from isthmus.distill.tabular.teacher import Boosting
+from isthmus.distill.tabular.tensors import Tensors, columns, seen, tensors
+from isthmus.distill.tasks.samples import Columns, edges, plain, take
+from isthmus.distill.tasks.split import binary_labels
+from isthmus.distill.tasks.task import Batch, Case, Material, Task
+from isthmus.distill.teachers.teacher import Teacher
+from isthmus.distill.types import Answers, Array, Index, spread
+from isthmus.features.package.manifest import Feeds, ModelInput, feeds
+from isthmus.transforms.preparation.fit import LEARNED
+
+_LOOKED_AT = 100_000
+"""Rows that tell whether an input says the label."""
+
+
+class TabularTask(Task):
+    """Yes or no, from a row of features."""
+
+    metric = "auc"
+    about: Mapping[str, str] = {
+        "teacher": "all server-side features",
+        "reference": "the teacher's learner on the student's features",
+    }
+    at_once = 65_536
+    # With batches of 1024 rows two threads gain nothing on two free cores, and are ten times slower when another
+    # process holds one of them.
+    rows_per_thread = 4096
+    measured = MEASURED
+    pipeline = "tabular-classification"
+    quantized = ("Gemm",)
+    shape: Mapping[str, Any] = MappingProxyType(dict.fromkeys(LAYERS))
+    """None: as the Tabular says."""
+    form = Form("float32")
+    """Half precision would make ties of different scores."""
+
+    def __init__(self, material: Material) -> None:
+        super().__init__(material)
+        declared = material.declaration.task
+        assert isinstance(declared, Tabular)  # noqa: S101 - that is why this task was chosen
+        assert material.parts.boundaries is not None  # noqa: S101 - the declaration was checked: it is split by time
+        self.declared, self._boundaries = declared, material.parts.boundaries
+        self.labels = binary_labels(material.table, material.label, material.parts)
+        self._data = tensors(material.table, material.student_inputs)
+        preparation = material.learn(declared.plan(material.student_inputs), self._boundaries[0])
+        self._prepare = Prepare(preparation, compiled(preparation))
+        self._numbers, self._places = map(torch.from_numpy, self._prepare(self._data))
+        self._targets = torch.tensor(self.labels, dtype=torch.float32)
+        self._fed = material.head.fed(material.student_inputs)
+
+    def teacher(self) -> Teacher:
+        """Boosting on all that the teacher sees."""
+        return self._boosting("teacher", self.material.teacher_inputs)
+
+    def references(self) -> Mapping[str, Teacher]:
+        """The same learner on what the student sees."""
+        return {"reference": self._boosting("reference", self.material.student_inputs)}
+
+    def _boosting(self, name: str, inputs: Sequence[ModelInput]) -> Boosting:
+        material = self.material
+        return Boosting(
+            name,
+            lambda: tensors(material.table, inputs),
+            self.labels,
+            material.parts.train,
+            rounds=self.declared.teacher_rounds,
+            learning_rate=self.declared.teacher_learning_rate,
+            threads=material.profile.threads,
+            recipe={
+                "training_set": material.training_set,
+                "label": material.label,
+                "split": list(material.declaration.split),
+                "inputs": [[item.name, item.dtype.name] for item in inputs],
+            },
+        )
+
+    def identities(self) -> Array:
+        """The rows' numbers: a teacher that learned from one table is asked about that table only."""
+        names = np.zeros((self.material.table.num_rows, 2), np.int64)
+        names[:, 1] = np.arange(len(names))
+        return names.view(np.uint8)
+
+    def asked(self, rows: Index) -> Any:
+        """Their numbers: the teacher has the table."""
+        return rows
+
+    def student(self) -> nn.Module:
+        """A small network."""
+        return Student(self._prepare, self.hidden, self.declared.dropout)
+
+    @property
+    def hidden(self) -> tuple[int, ...]:
+        """Widths of its layers: those of the Tabular, unless a search tries others."""
+        declared, (width, depth) = tuple(self.declared.hidden), (self.shape[name] for name in LAYERS)
+        if width is None and depth is None:
+            return declared
+        widest, layers = width or max(declared, default=1), depth or len(declared)
+        return tuple(max(1, widest >> layer) for layer in range(layers))
+
+    def line(self) -> str:
+        """In the Tabular."""
+        return f"task=Tabular(hidden={self.hidden})"
+
+    def batch(self, rows: torch.Tensor) -> Batch:
+        """Prepared rows."""
+        # Four times as fast as `tensor[rows]`.
+        numbers, places, targets = (
+            tensor.index_select(0, rows) for tensor in (self._numbers, self._places, self._targets)
+        )
+        return Batch((numbers, places), targets)
+
+    def told(self) -> list[str]:
+        """Each by itself, over the training part or 100,000 rows of it."""
+        train = self.material.parts.train
+        rows = train[spread(len(train), _LOOKED_AT)]
+        given = columns(self.material.table.take(rows), self.material.student_inputs)
+        return [
+            f"{item.name} orders the labels of the training part with an AUC of {found:.4f}"
+            for item in self.material.student_inputs
+            if (found := saying(given[item.name], self.labels[rows])) >= SAYS
+        ]
+
+    def objective(self) -> Objective:
+        """Labels and soft targets (Hinton, Vinyals and Dean, 2015, arXiv:1503.02531)."""
+        soft, weight = partial(binary_soft_targets, temperature=self.declared.temperature), self.declared.soft_weight
+        return Objective({
+            "labels": Term(binary_hard_targets, 1 - weight, student="student.logits", labels="labels"),
+            "soft": Term(soft, weight, student="student.logits", teacher="teacher.logits"),
+        })  # fmt: skip
+
+    def quality(self, answers: Answers, rows: Index, _taught: Answers) -> dict[str, float]:
+        """AUC, log loss, calibration error and Brier score."""
+        return metrics(self.labels[rows], sigmoid(answers["logits"]))
+
+    def score(self, answers: Answers, rows: Index, _taught: Answers) -> float:
+        """AUC."""
+        return auc(self.labels[rows], answers["logits"])
+
+    def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+        """The share of the reference's lift over chance that the student keeps."""
+        lift = quality["reference"]["auc"] - 0.5
+        return {"lift_kept": (quality["student"]["auc"] - 0.5) / lift} if lift > 0 else {}
+
+    def model(self, student: nn.Module) -> ModelProto:
+        """Request transforms, preparation and network."""
+        assert isinstance(student, Student)  # noqa: S101 - it is one of its own
+        return graph(student, self.material.head)
+
+    def network(self, student: nn.Module) -> None:
+        """None: request transforms and preparation are operators of ONNX."""
+
+    def feeds(self, rows: Index) -> Feeds:
+        """Raw values."""
+        return feeds(self._fed, self._raw(rows))
+
+    def _raw(self, rows: Index) -> Columns:
+        """The columns that the graph is fed."""
+        return columns(self.material.table.take(rows), self._fed)
+
+    def case(self, student: nn.Module, rows: Index) -> Case:
+        """Raw values, and the student's probabilities."""
+        return self._case(student, self._raw(rows), self._data[rows])
+
+    def edges(self, student: nn.Module) -> Sequence[Case]:
+        """The extremes of all types. Where a request transform is not defined, the model has no answer."""
+        material = self.material
+        extremes = edges(self._raw(material.parts.train[:1]), {item.name: item.dtype for item in self._fed})
+        complete, refused = material.head.complete(extremes)
+        there = ~refused
+        if not there.any():
+            return []
+        network = seen(take(complete, there), material.student_inputs, int(there.sum()))
+        return [self._case(student, take(extremes, there), network)]
+
+    def _case(self, student: nn.Module, raw: Columns, data: Tensors) -> Case:
+        assert isinstance(student, Student)  # noqa: S101 - it is one of its own
+        return Case(feeds(self._fed, raw), {OUTPUT: sigmoid(student.logits(data))}, plain(raw, self._fed))
+
+    def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
+        """Logits of the probabilities."""
+        chances = run(self.feeds(rows))[OUTPUT].astype(np.float64)
+        with np.errstate(divide="ignore"):
+            return {"logits": np.log(chances) - np.log1p(-chances)}
+
+    def shipped(self, _taught: TeacherOutputs) -> Mapping[str, tuple[bytes, str]]:
+        """What the training part taught about the inputs."""
+        learned = msgspec.json.encode(self._prepare.preparation) + b"\n"
+        return {LEARNED: (learned, "what the training part taught about the inputs, which is inside the graph")}
+
+    def content(self) -> str:
+        """What the network sees, byte by byte: what an engine learns may differ in the last bit."""
+        found = hashlib.sha256()
+        for column in (self._numbers, self._places, self._targets):
+            found.update(f"{column.dtype} {tuple(column.shape)}".encode())
+            found.update(column.contiguous().numpy().data)
+        return found.hexdigest()
+
+    def files(self, identity: str) -> dict[str, bytes]:
+        """The preparation, and everything about the student but its weights."""
+        material = self.material
+        record = StudentRecord(
+            id=identity,
+            name=material.declaration.name,
+            contract=material.contract,
+            training_set=material.training_set,
+            label=material.label,
+            inputs=tuple((item.name, item.dtype.name) for item in material.student_inputs),
+            split=material.declaration.split,
+            boundaries=self._boundaries,
+            hidden=tuple(self.declared.hidden),
+            dropout=self.declared.dropout,
+            preparation=self._prepare.preparation,
+        )
+        return {FILE: self._prepare.graph, RECORD: msgspec.json.format(msgspec.json.encode(record))}

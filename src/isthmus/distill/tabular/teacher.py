@@ -1,0 +1,100 @@
+"""The teacher of tables: histogram gradient boosting on all rows' raw inputs, fitted when it is first asked."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import sklearn
+from sklearn.ensemble import HistGradientBoostingClassifier
+from threadpoolctl import threadpool_limits
+
+from isthmus.distill.tabular.tensors import Tensors, vocabularies
+from isthmus.distill.teachers.teacher import Teacher
+from isthmus.distill.types import Array, Index
+
+MIN_SAMPLES_LEAF = 100
+LEAVES = 31
+_LARGEST = np.finfo(np.float32).max
+
+
+class Boosting(Teacher):
+    """Gradient boosting on the training rows of one table, asked about rows of it by their number.
+
+    A category the training part did not hold is missing to the learner, like null. The same arguments give the same
+    logits, whatever the number of threads.
+
+    Args:
+        name: of it, for messages.
+        data: reads the inputs of all rows of the table.
+        labels: (n,) 0 or 1.
+        train: numbers of the rows to learn from.
+        rounds: trees.
+        learning_rate: weight of each tree.
+        threads: CPU threads.
+        recipe: plain data that identify table, labels, training rows and library. They are the fingerprint, so that
+            nothing is fitted where all outputs are kept.
+    """
+
+    def __init__(
+        self, name: str, data: Callable[[], Tensors], labels: Array, train: Index, *, rounds: int, learning_rate: float,
+        threads: int, recipe: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        super().__init__(name, ("logits",))
+        self._data, self._labels, self._train, self._threads = data, labels, train, threads
+        self._recipe = {
+            **recipe, "library": self.runtime, "learner": "HistGradientBoostingClassifier",
+            "rounds": rounds, "learning_rate": learning_rate, "leaves": LEAVES, "min_samples_leaf": MIN_SAMPLES_LEAF,
+        }  # fmt: skip
+
+    @cached_property
+    def _fitted(self) -> tuple[HistGradientBoostingClassifier, Array]:
+        """The learner, fitted, and all rows as it takes them."""
+        data = self._data()
+        words = vocabularies(data[self._train])
+        numbers = data.numeric.shape[1]
+        matrix = np.concatenate([data.numeric, _codes(data.categories, words)], axis=1)
+        # The learner takes neither a column without values nor an infinite value.
+        matrix[:, np.isnan(matrix[self._train]).all(axis=0)] = 0.0
+        np.clip(matrix, -_LARGEST, _LARGEST, out=matrix)
+        model = HistGradientBoostingClassifier(
+            max_iter=self._recipe["rounds"],
+            learning_rate=self._recipe["learning_rate"],
+            max_leaf_nodes=LEAVES,
+            min_samples_leaf=min(MIN_SAMPLES_LEAF, max(1, len(self._train) // LEAVES)),
+            categorical_features=list(range(numbers, matrix.shape[1])),
+            early_stopping=False,
+            random_state=0,
+        )
+        with threadpool_limits(self._threads):
+            return model.fit(matrix[self._train], self._labels[self._train]), matrix
+
+    def _answer(self, batch: Index) -> Mapping[str, Any]:
+        model, matrix = self._fitted
+        # For one row, threads take longer than the work.
+        with threadpool_limits(self._threads if len(batch) > 1 else 1):
+            return {"logits": model.decision_function(matrix[batch]).astype(np.float32)}
+
+    @property
+    def runtime(self) -> str:
+        """scikit-learn."""
+        return f"scikit-learn {sklearn.__version__}"
+
+    def _identity(self) -> Any:
+        return self._recipe
+
+    def size(self) -> tuple[int, int]:
+        """Parameters (a feature and a threshold per split, a value per leaf) and bytes of the trees' arrays."""
+        trees = [tree for step in self._fitted[0]._predictors for tree in step]  # scikit-learn has no view of them
+        leaves = sum(int(tree.nodes["is_leaf"].sum()) for tree in trees)
+        splits = sum(len(tree.nodes) for tree in trees) - leaves
+        return 2 * splits + leaves, sum(tree.nodes.nbytes + tree.raw_left_cat_bitsets.nbytes for tree in trees)
+
+
+def _codes(categories: Array, vocabularies: Sequence[Sequence[str]]) -> Array:
+    """Float32 codes from 0 on, NaN for what no vocabulary holds."""
+    codes = np.full(categories.shape, np.nan, np.float32)
+    for position, vocabulary in enumerate(vocabularies):
+        places = {text: float(place) for place, text in enumerate(vocabulary)}
+        codes[:, position] = [places.get(text, np.nan) for text in categories[:, position]]
+    return codes

@@ -1,0 +1,1 @@
+"""How a training gives way to serving on the same machine."""

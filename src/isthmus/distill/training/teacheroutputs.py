@@ -1,0 +1,102 @@
+"""What a teacher says of the rows of a task, kept, and what it costs to ask it."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import torch
+from threadpoolctl import threadpool_limits
+
+from isthmus.distill.device import threads
+from isthmus.distill.evaluation.metrics import interleaved
+from isthmus.distill.outputs.cache import TeacherOutputs
+from isthmus.distill.tasks.task import Task
+from isthmus.distill.teachers.teacher import BY_CLASS, Teacher
+from isthmus.distill.throttle.policy import between
+from isthmus.distill.types import Index
+from isthmus.features.errors import ConfigurationError, Problem
+from isthmus.features.files import write_atomically
+from isthmus.features.progress import Progress
+
+FACTS = "facts.json"
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What a teacher costs.
+
+    Attributes:
+        parameters: and `bytes`, where they can be counted.
+        bytes: of the parameters.
+        p50_us: median time of one row on one thread, in microseconds.
+        p99_us: 99th percentile of it.
+        runtime: what computed.
+    """
+
+    parameters: int | None
+    bytes: int | None
+    p50_us: float
+    p99_us: float
+    runtime: str
+
+
+def outputs_of(task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress) -> TeacherOutputs:
+    """The outputs of a teacher for some rows, by their place among them: those that are kept, and it for the others.
+
+    Where the task names its classes, they are in that order.
+
+    Raises:
+        ConfigurationError: what should be asked is no `Teacher`, or its labels are not the task's classes.
+    """
+    if not isinstance(teacher, Teacher):
+        raise ConfigurationError(
+            f"{task.material.declaration.where}: task",
+            [Problem("its teacher", f"a {type(teacher).__name__}", "a Teacher of isthmus.distill.teachers")],
+            remedy="wrap it: NetworkTeacher, PretrainedTeacher, EstimatorTeacher or FunctionTeacher (docs/teachers.md)",
+        )
+    if task.classes is not None and not {*BY_CLASS}.isdisjoint(teacher.keys):
+        teacher = teacher.relabelled(task.classes)
+    return TeacherOutputs(
+        cache, teacher, task.identities()[rows], lambda places: task.asked(rows[places]),
+        contract=task.material.contract, form=task.form, options=task.options(), batch=task.at_once,
+        note=lambda text: progress(text, 0.0),
+    )  # fmt: skip
+
+
+def taught(
+    task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress, outputs: TeacherOutputs | None = None,
+    *, paused: Callable[[float], None] = lambda _seconds: None,
+) -> tuple[TeacherOutputs, Facts]:  # fmt: skip
+    """The outputs of a teacher for some rows, all of them, and what it costs.
+
+    Both are kept: what is kept is not computed again, and a teacher of which all is kept is not even loaded.
+
+    Args:
+        task: of the rows.
+        teacher: who is asked.
+        rows: their numbers.
+        cache: of outputs.
+        progress: told what is done, and the share.
+        outputs: what `outputs_of` gave for the same.
+        paused: is told the seconds of each pause for servers.
+
+    Raises:
+        ConfigurationError: what should be asked is no `Teacher`.
+    """
+    outputs = outputs or outputs_of(task, teacher, rows, cache, progress)
+    if outputs.missing:
+        with between(task.material.heard, progress, torch.get_num_threads(), paused) as told:
+            outputs.fill(told)
+    else:
+        progress(f"kept outputs {outputs.path.name[:12]}", 1.0)
+    file = outputs.path / FACTS
+    with suppress(OSError, msgspec.MsgspecError):
+        return outputs, msgspec.json.decode(file.read_bytes(), type=Facts)
+    with threadpool_limits(1), threads(1):
+        one = task.asked(rows[:1])
+        # Large teachers take seconds for a row: fewer calls then.
+        (times,) = interleaved({"": lambda: teacher.ask(one)}, calls=200, rounds=1, seconds=0.5).values()
+    parameters, size = teacher.size() or (None, None)
+    facts = Facts(parameters, size, times["p50_us"], times["p99_us"], f"{teacher.runtime}, 1 thread")
+    write_atomically(file, msgspec.json.encode(facts))
+    return outputs, facts

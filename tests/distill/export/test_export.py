@@ -1,0 +1,361 @@
+import base64
+import re
+import resource
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import onnx
+import pyarrow as pa
+import pytest
+import tree_sitter_kotlin
+import tree_sitter_swift
+from tree_sitter import Language, Parser
+
+from isthmus.distill.declaration import DEFAULT, Gate
+from isthmus.distill.distillation import DistillationReport
+from isthmus.distill.evaluation.metrics import sigmoid
+from isthmus.distill.export import export
+from isthmus.distill.export.acceptance import difference, precisions
+from isthmus.distill.export.export import ExportReport, in_precision
+from isthmus.distill.export.parity import check_package
+from isthmus.distill.export.readme import readme
+from isthmus.distill.onnx.ortbytes import canonical
+from isthmus.distill.onnx.runtime import ask, ort_format, predict, session
+from isthmus.distill.restore import made
+from isthmus.distill.tabular.graph import graph
+from isthmus.distill.tabular.preparation import Prepare, compiled
+from isthmus.distill.tabular.student import Student
+from isthmus.distill.tabular.tensors import Tensors
+from isthmus.distill.tasks.task import Task
+from isthmus.distill.types import Index
+from isthmus.features.errors import ContractMismatch, DataError, DependencyError, GateFailed, PackageError
+from isthmus.features.package.checksums import SUMS
+from isthmus.features.package.golden import Kept, read_golden
+from isthmus.features.package.manifest import Feeds, feeds, package_digest, read_package
+from isthmus.features.verdict import FeatureVerdict
+from isthmus.transforms.preparation.fit import FittedNumber, FittedText, Preparation
+from isthmus.transforms.preparation.steps import Embed, described
+from tests.distill.conftest import SERVING, make_package
+from tests.distill.packages import resum, rewritten
+from tests.distill.support import CONTRACT, STUDENT, material, run
+
+
+def test_the_package_is_whole(exported: ExportReport, trained: DistillationReport) -> None:
+    manifest = read_package(exported.path)
+    assert {file.name for file in exported.path.iterdir()} == {
+        "README.md",
+        SUMS,
+        "contract.json",
+        "golden.json",
+        "manifest.json",
+        "preparation.json",
+        *(f"model.{precision}.{form}" for precision in ("fp32", "int8") for form in ("onnx", "ort")),
+    }
+    assert exported.path.name == f"late-{exported.digest[:12]}"
+    assert exported.digest == package_digest(exported.path)
+    assert (manifest.model, manifest.contract, manifest.service) == (trained.id, CONTRACT, "features")
+    assert manifest.model_inputs == STUDENT
+    assert max(exported.bytes.values()) < 200_000
+
+
+def test_every_variant_keeps_its_tolerance(exported: ExportReport) -> None:
+    for variant in read_package(exported.path).variants:
+        assert variant.worst <= variant.tolerance == Task.tolerance[variant.precision]
+        found, whole = (one.quality["auc"] for one in (variant, read_package(exported.path).variant("fp32")))
+        assert found is not None
+        assert whole == pytest.approx(found, abs=0.01)
+
+
+def test_the_same_student_gives_the_same_bytes(
+    exported: ExportReport, trained: DistillationReport, table: pa.Table, tmp_path: Path
+) -> None:
+    again = make_package(trained.path, table, tmp_path)
+    assert again.digest == exported.digest
+    for file in exported.path.iterdir():
+        assert file.read_bytes() == (again.path / file.name).read_bytes()
+    make_package(trained.path, table, tmp_path)
+    assert [folder.name for folder in tmp_path.iterdir()] == [again.path.name]
+
+
+def test_golden_rows_hold_the_edges(exported: ExportReport) -> None:
+    manifest = read_package(exported.path)
+    usual, extremes = read_golden(exported.path, manifest).cases
+    assert (len(usual.rows), len(extremes.rows)) == (16, 5)
+    assert (None,) * len(STUDENT) in extremes.rows
+    assert any(value == float(np.finfo(np.float32).max) for row in extremes.rows for value in row)
+    assert "\x7fnever in training" in extremes.feeds["categories"]
+    for case in (usual, extremes):
+        fed = feeds(STUDENT, read_golden(exported.path, manifest).columns(case, STUDENT))
+        for name, tensor in case.feeds.items():
+            np.testing.assert_array_equal(fed[name], tensor)
+        for variant in manifest.variants:
+            opened = session((exported.path / variant.file).read_bytes(), 1)
+            expected = {name: kept.array for name, kept in case.outputs[variant.file].items()}
+            assert difference(expected, ask(opened, case.feeds)) <= 1e-6
+
+
+def test_the_readme_runs(exported: ExportReport, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(exported.path)
+    readme = (exported.path / "README.md").read_text(encoding="utf-8")
+    code = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert len(code) == 1
+    exec(code[0], {})  # noqa: S102 - the example is what is tested
+
+
+@pytest.mark.parametrize(("name", "grammar"), [("kotlin", tree_sitter_kotlin), ("swift", tree_sitter_swift)])
+def test_the_code_for_phones_is_code(exported: ExportReport, name: str, grammar: ModuleType) -> None:
+    """No phone is here: what can be said is that the other two languages read it."""
+    manifest = read_package(exported.path)
+    program = msgspec.structs.replace(manifest.variants[0], file="model.fp32.pte", format="pte")
+    text = readme(msgspec.structs.replace(manifest, variants=[*manifest.variants, program]))
+    parser = Parser(Language(grammar.language()))
+    found = re.findall(rf"```{name}\n(.*?)```", text, re.DOTALL)
+    assert len(found) == 2
+    for code in found:
+        assert not re.search(r"@[A-Z]+@", code)
+        assert not parser.parse(code.encode()).root_node.has_error
+        assert parser.parse(code.replace(")", "", 1).encode()).root_node.has_error
+
+
+def test_the_package_answers_as_the_student(
+    exported: ExportReport, trained: DistillationReport, table: pa.Table, tmp_path: Path
+) -> None:
+    result = check_package(material(table), exported.path, trained.path, rows=500)
+    assert set(result) == {f"model.{precision}.{form}" for precision in ("fp32", "int8") for form in ("onnx", "ort")}
+    assert {(one.compared, one.differing) for one in result.values()} == {(500 + 21, 0)}
+    for variant in read_package(exported.path).variants:
+        assert result[variant.file].tolerance == variant.tolerance
+        assert result[variant.file].worst <= (1e-5 if variant.precision == "fp32" else variant.tolerance)
+    other = run(tmp_path, table, seed=1)
+    with pytest.raises(PackageError, match="made from student"):
+        check_package(material(table, seed=1), exported.path, other.path, rows=5)
+    # A student swapped behind the same record is what the comparison is for.
+    shutil.copy(trained.path / "report.json", other.path)
+    wrong = check_package(material(table), exported.path, other.path, rows=500)
+    assert all(one.differing > 0 for one in wrong.values())
+    # Nor does it help to say that it may differ by more.
+    lax = Path(shutil.copytree(exported.path, tmp_path / "lax"))
+    rewritten("manifest.json", lambda m: [one.update(tolerance=1e9) for one in m["variants"]])(lax)
+    assert all(one.differing > 0 for one in check_package(material(table), lax, other.path, rows=500).values())
+    first = wrong["model.fp32.onnx"].examples[0]
+    assert first.key.startswith("row ")
+    assert first.event_timestamp is not None
+
+
+def outside(package: Path, location: str) -> bytes:
+    """Puts the weights of a model file elsewhere; gives them."""
+    file = package / "model.fp32.onnx"
+    model = onnx.load(file)
+    largest = max(model.graph.initializer, key=lambda one: len(one.raw_data))
+    weights = largest.raw_data
+    largest.ClearField("raw_data")
+    largest.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", "0"), ("length", str(len(weights)))):
+        largest.external_data.add(key=key, value=value)
+    file.write_bytes(model.SerializeToString())
+    return bytes(weights)
+
+
+def test_weights_beside_a_model_are_those_of_the_package(
+    exported: ExportReport,
+    trained: DistillationReport,
+    table: pa.Table,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def checked(package: Path) -> Mapping[str, FeatureVerdict]:
+        return check_package(material(table), package, trained.path, rows=50)
+
+    package, elsewhere = Path(shutil.copytree(exported.path, tmp_path / "package")), tmp_path / "elsewhere"
+    weights = outside(package, "weights.bin")
+    assert len(weights) > 500
+    resum(package)
+    elsewhere.mkdir()
+    (elsewhere / "weights.bin").write_bytes(weights)
+    monkeypatch.chdir(elsewhere)
+    # Only the working folder has them.
+    with pytest.raises(PackageError, match=r"model\.fp32\.onnx: onnxruntime refuses it \(.*weights\.bin"):
+        checked(package)
+    # The working folder has others.
+    (elsewhere / "weights.bin").write_bytes(bytes(len(weights)))
+    (package / "weights.bin").write_bytes(weights)
+    rewritten("manifest.json", lambda m: m["files"].update({"weights.bin": "weights of model.fp32.onnx"}))(package)
+    assert not any(one.differing for one in checked(package).values())
+    # They lie beside the package, by its own account.
+    beside = Path(shutil.copytree(exported.path, tmp_path / "beside"))
+    outside(beside, "../elsewhere/weights.bin")
+    resum(beside)
+    (elsewhere / "weights.bin").write_bytes(weights)
+    with pytest.raises(PackageError, match=r"model\.fp32\.onnx: onnxruntime refuses it"):
+        checked(beside)
+
+
+def test_all_budgets_that_are_missed_are_said(trained: DistillationReport, table: pa.Table, tmp_path: Path) -> None:
+    tight = replace(SERVING, latency_objective_ms=1e-6, memory_mb=0, load_ms=1e-6, package_kb=1)
+    with pytest.raises(GateFailed) as caught:
+        make_package(trained.path, table, tmp_path, tight)
+    keys = ("latency_objective_ms", "memory_mb", "load_ms", "package_kb")
+    assert caught.value.where == ", ".join(f"profiles.serving.{key}" for key in keys)
+    assert caught.value.found.count(";") == 3
+    assert caught.value.expected == "at most 1e-06 ms; at most 0 MiB; at most 1e-06 ms; at most 1 kB"
+    assert caught.value.remedy.endswith("or measure on a machine that does nothing else")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_what_must_not_be_exported(trained: DistillationReport, table: pa.Table, tmp_path: Path) -> None:
+    with pytest.raises(GateFailed, match="p99 of one row"):
+        make_package(trained.path, table, tmp_path, replace(SERVING, latency_objective_ms=1e-6))
+    with pytest.raises(GateFailed, match=r"session of the model takes .* Make the student smaller, allow more$"):
+        make_package(trained.path, table, tmp_path, replace(SERVING, memory_mb=0))
+    with pytest.raises(GateFailed, match=r"fresh process comes after .* ms; expected at most 1e-06 ms"):
+        make_package(trained.path, table, tmp_path, replace(SERVING, load_ms=1e-6))
+    with pytest.raises(
+        GateFailed, match=r"a package of int8 alone has .* kB; expected at most 10 kB\. .* fewer golden"
+    ):
+        make_package(trained.path, table, tmp_path, replace(SERVING, package_kb=10))
+    assert not [*tmp_path.iterdir()]
+    with pytest.raises(ContractMismatch, match="trained under contract cccccccccccc; expected dddddddddddd"):
+        make_package(trained.path, table, tmp_path, contract="d" * 64)
+    with pytest.raises(ContractMismatch, match="learned from training set set-1; expected set-2"):
+        make_package(trained.path, table, tmp_path, training_set="set-2")
+    with pytest.raises(ContractMismatch, match="what is declared of it has changed since it was trained"):
+        make_package(trained.path, table, tmp_path, hidden=(16, 9))
+    with pytest.raises(DataError, match=r"student\.safetensors: cannot be read"):
+        make_package(damaged(trained.path, tmp_path.parent / "cut" / "x"), table, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_answers_of_no_rows_are_compared_and_of_other_rows_differ(table: pa.Table, tmp_path: Path) -> None:
+    own: dict[str, Any] = {"task": "tests.distill.kinds:Edged", "seeds": 1, "epochs": 1}
+    trained = run(tmp_path, table, **own)
+    package = make_package(trained.path, table, tmp_path, replace(SERVING, latency_objective_ms=1000), **own).path
+
+    def differing() -> dict[str, int]:
+        found = check_package(material(table, **own), package, trained.path, rows=20)
+        return {file: one.differing for file, one in found.items() if one.differing}
+
+    assert differing() == {}
+
+    def cut(golden: Any) -> None:
+        kept = golden["cases"][0]["outputs"]["model.fp32.onnx"]["logits"]
+        logits = Kept(kept["element"], kept["shape"], base64.b64decode(kept["data"])).array[1:]
+        golden["cases"][0]["outputs"]["model.fp32.onnx"]["logits"] = msgspec.to_builtins(Kept.of(logits))
+
+    rewritten("golden.json", cut)(package)
+    assert differing().keys() == {"model.fp32.onnx"}
+
+
+@pytest.fixture(scope="module")
+def coarse(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> DistillationReport:
+    return run(tmp_path_factory.mktemp("coarse"), table, task="tests.distill.kinds:Coarse", seeds=1, epochs=1)
+
+
+def test_a_precision_that_is_too_coarse_is_left_out(
+    coarse: DistillationReport, table: pa.Table, tmp_path: Path
+) -> None:
+    def made(precision: Literal["fp32", "int8", "fastest"], **changes: Any) -> ExportReport:
+        profile = replace(SERVING, precision=precision)
+        own = {"task": "tests.distill.kinds:Coarse", "seeds": 1, "epochs": 1, **changes}
+        return make_package(coarse.path, table, tmp_path, profile, **own)
+
+    exported = made("fp32")
+    assert exported.left_out.keys() == {"int8"}
+    assert "expected at most 1e-12" in exported.left_out["int8"]
+    manifest = read_package(exported.path)
+    assert [variant.file for variant in manifest.variants] == ["model.fp32.onnx", "model.fp32.ort"]
+    assert (manifest.inputs, manifest.metric) == ((), "accuracy")
+    assert [(one.name, one.element, one.shape) for one in manifest.tensors] == [("x", "float", ("N", 2))]
+    assert [(one.name, one.element, one.shape) for one in manifest.outputs] == [("logits", "float", ("N", 5))]
+    assert made("fastest").served.precision == "fp32"
+    assert made("fastest").digest == exported.digest
+    with pytest.raises(GateFailed, match=r"model\.int8\.onnx: .* answers differ from the student's"):
+        made("int8")
+    with pytest.raises(GateFailed, match=r"model\.fp32\.onnx: student.accuracy is .*; expected student.acc"):
+        made("fastest", gates=[Gate("student.accuracy", at_least=1.5)])
+
+
+def test_the_fastest_precision_is_found_by_measuring(
+    exported: ExportReport, trained: DistillationReport, table: pa.Table, tmp_path: Path
+) -> None:
+    found = make_package(trained.path, table, tmp_path, replace(SERVING, precision="fastest"))
+    assert found.digest == exported.digest
+    assert found.served.precision in ("fp32", "int8")
+    assert precisions(["model.fp32.ort", "model.int8.ort", "model.int8.onnx"], SERVING) == ["int8"]
+    # Of a precision that ExecuTorch alone has, nothing is served.
+    assert precisions(["model.int8.ort", "model.fp32.pte"], replace(SERVING, precision="fastest")) == ["int8"]
+
+
+def damaged(model: Path, copy: Path) -> Path:
+    shutil.copytree(model, copy)
+    (copy / "student.safetensors").write_bytes((model / "student.safetensors").read_bytes()[:100])
+    return copy
+
+
+@pytest.mark.parametrize(("numbers", "words"), [(2, ()), (0, (("a", "é"),)), (1, ((), ("x",)))])
+def test_graphs_of_every_shape_answer_like_torch(numbers: int, words: tuple[tuple[str, ...], ...]) -> None:
+    steps = tuple(described(step) for step in DEFAULT)
+    learned = Preparation(
+        tuple(FittedNumber(f"n{n}", steps, ((0.5, 0.5), (0.0,)), n == 0) for n in range(numbers)),
+        tuple(
+            FittedText(f"t{n}", described(Embed()), {word: place for place, word in enumerate(known, 1)})
+            for n, known in enumerate(words)
+        ),
+    )
+    student = Student(Prepare(learned, compiled(learned)), (5,), 0.1)
+    numeric = np.array([[np.nan, 1e38], [-1, 3], [0.1, -np.inf]], np.float32)[:, :numbers]
+    categories = np.array([["é", "x"], ["", ""], ["?", "x"]], object)[:, : len(words)]
+    data = Tensors(numeric, categories)
+    model = graph(student).SerializeToString()
+    for form in (model, ort_format(model)):
+        for rows in (data, data[:1]):
+            answer = predict(session(form, 1), rows.feeds)
+            np.testing.assert_allclose(answer, sigmoid(student.logits(rows)), atol=1e-6)
+
+
+def test_a_full_disk_is_said(exported: ExportReport) -> None:
+    model = (exported.path / "model.fp32.onnx").read_bytes()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (128, before[1]))
+    try:
+        with pytest.raises(DependencyError, match=r"model\.ort: cannot be written .*Make room there"):
+            ort_format(model)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_an_ort_file_is_written_one_way(exported: ExportReport) -> None:
+    for precision in ("fp32", "int8"):
+        source = (exported.path / f"model.{precision}.onnx").read_bytes()
+        kept = (exported.path / f"model.{precision}.ort").read_bytes()
+        assert {ort_format(source) for _ in range(5)} == {kept}
+        assert canonical(kept) == kept
+    with pytest.raises(ValueError, match="not a model in ORT format"):
+        canonical(source)
+
+
+@pytest.mark.parametrize(("most", "rows"), [(1 << 20, 1000), (8 * 300, 300), (8 * 30, 100)])
+def test_large_rows_calibrate_in_smaller_number(
+    table: pa.Table, monkeypatch: pytest.MonkeyPatch, most: int, rows: int
+) -> None:
+    """Of eight bytes each, a hundred in a part."""
+    monkeypatch.setattr(export, "CALIBRATION_ROWS", 1000)
+    monkeypatch.setattr(export, "CALIBRATION_BYTES", most)
+    task, asked = made(material(table, task="tests.distill.tasks:Shaped")), list[Index]()
+    feeds = task.feeds
+
+    def counted(rows: Index) -> Feeds:
+        asked.append(rows)
+        return feeds(rows)
+
+    monkeypatch.setattr(task, "feeds", counted)
+    in_precision(task, task.model(task.student().eval()), "int8", [])
+    (one, *parts) = asked
+    assert len(one) == 1
+    assert (sum(map(len, parts)), max(map(len, parts))) == (rows, 100)
+    assert {*np.concatenate(parts)} <= {*task.material.parts.train}
