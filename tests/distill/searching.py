@@ -24,7 +24,7 @@ def searched(
 ) -> SearchReport:  # fmt: skip
     """With other values of the search in `of`, of the distillation in `changes`."""
     declared = Search(**{"shape": {"units": UNITS}, "trials": 4, "settings": SHORT, **(of or {})})
-    changes = {"task": "tests.distill.tasks:Shaped", "search": declared, **changes}
+    changes = {"task": "tests.distill.sampletasks:Shaped", "search": declared, **changes}
     return search(
         material(table, **changes), folder=folder / "search", cache=folder / "cache", runs=folder / "runs",
         profile=profile, trials=trials, progress=lambda text, _done: told(text),

@@ -30,7 +30,7 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.roofline import Work, roofline, rows_to_ridge
 from isthmus.orchestration.trainingset import training_set
 from tests.distill.packages import contract
-from tests.distill.reports import report
+from tests.distill.samplereports import report
 from tests.orchestration.shop import Open, Shop
 from tests.orchestration.test_cli import refused, run
 

@@ -3,7 +3,6 @@
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import structlog
@@ -21,8 +20,6 @@ from isthmus.serving.trial import Decision, Trial, decided, decision_file
 from isthmus.serving.watchedfile import File
 
 POLL_SECONDS = 0.5
-
-T = TypeVar("T")
 
 
 class Watch:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Generic
+from typing import Generic, TypeVar
 
 import structlog
 
 from isthmus.features.errors import IsthmusError
-from isthmus.serving.watch import T
+
+T = TypeVar("T")
 
 
 class File(Generic[T]):

@@ -346,7 +346,7 @@ def test_large_rows_calibrate_in_smaller_number(
     """Of eight bytes each, a hundred in a part."""
     monkeypatch.setattr(export, "CALIBRATION_ROWS", 1000)
     monkeypatch.setattr(export, "CALIBRATION_BYTES", most)
-    task, asked = made(material(table, task="tests.distill.tasks:Shaped")), list[Index]()
+    task, asked = made(material(table, task="tests.distill.sampletasks:Shaped")), list[Index]()
     feeds = task.feeds
 
     def counted(rows: Index) -> Feeds:

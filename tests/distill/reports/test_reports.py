@@ -33,7 +33,7 @@ from isthmus.distill.reports.report import (
     read_report,
 )
 from isthmus.distill.reports.words import duration, measure, money, number, scaled, share
-from tests.distill.reports import HOSTILE, empty, hostile, report, sparse
+from tests.distill.samplereports import HOSTILE, empty, hostile, report, sparse
 
 MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable("table")
 EVERY = {"full": report, "sparse": sparse, "empty": empty, "hostile": hostile}

@@ -38,9 +38,9 @@ from isthmus.features.errors import (
 )
 from isthmus.features.profiles import ServingProfile
 from tests.distill.conftest import make_package
+from tests.distill.sampletasks import BROKEN, FULL, SICK, Line
 from tests.distill.searching import UNITS, searched
 from tests.distill.support import declaration, material, run, training_set
-from tests.distill.tasks import BROKEN, FULL, SICK, Line
 
 FEW = training_set(600)
 STARTED: list[str] = []
@@ -184,7 +184,7 @@ def test_what_counts_is_what_the_exported_graph_says_of_the_validation_part(
     once: tuple[Path, SearchReport, list[str]], few: pa.Table
 ) -> None:
     folder, report, _ = once
-    task = made(material(few, task="tests.distill.tasks:Shaped"))
+    task = made(material(few, task="tests.distill.sampletasks:Shaped"))
     kept = [load_file(file) for file in (folder / "search" / "students").iterdir()]
     for one in (one for one in students(report) if one.precision == "fp32"):
         (weights,) = [found for found in kept if len(found["layers.0.bias"]) == one.shape["units"]]
@@ -334,7 +334,7 @@ def test_what_is_no_fault_of_a_student_is_not_kept(few: pa.Table, tmp_path: Path
 
 
 def test_an_output_that_a_student_does_not_say_is_named(few: pa.Table, tmp_path: Path) -> None:
-    report = searched(tmp_path, few, FP32, trials=1, task="tests.distill.tasks:Silent")
+    report = searched(tmp_path, few, FP32, trials=1, task="tests.distill.sampletasks:Silent")
     (one,) = students(report)
     assert one.status == "failed"
     assert "output value of its graph: the student says other; expected what `expected` says" in one.why
@@ -501,12 +501,15 @@ def test_a_search_is_right() -> None:
     [
         ({"of": {"shape": {"width": (1, 2)}}}, "shape 'width': the student is not made with it; expected one of"),
         (
-            {"task": "tests.distill.tasks:Exact"},
+            {"task": "tests.distill.sampletasks:Exact"},
             "serving: precision: int8; expected a precision that the task has: fp32",
         ),
         ({"search": None}, r"search: is not declared; expected Distillation\(search"),
         ({"trials": 0}, "trials: 0; expected at least 1"),
-        ({"task": "tests.distill.tasks:Lines"}, "'units': the student is not made with it; expected a task that has"),
+        (
+            {"task": "tests.distill.sampletasks:Lines"},
+            "'units': the student is not made with it; expected a task that has",
+        ),
         ({"shape": {"width": 3}}, "distillation late: shape 'width': the student is not made with it; expected one of"),
     ],
 )
@@ -525,7 +528,7 @@ def test_the_layers_of_a_table_are_declared_in_one_place() -> None:
 
 
 def test_what_was_found_is_declared_and_trained(few: pa.Table, tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"task": "tests.distill.tasks:Shaped", "seeds": 1, "epochs": 1}
+    changes: dict[str, Any] = {"task": "tests.distill.sampletasks:Shaped", "seeds": 1, "epochs": 1}
     report = run(tmp_path, few, shape={"units": 5}, **changes)
     assert report.data["models"]["student"]["parameters"] == sum(one.numel() for one in Line(5).parameters())
     again = restored(material(few, shape={"units": 5}, **changes), report.path)
@@ -535,7 +538,7 @@ def test_what_was_found_is_declared_and_trained(few: pa.Table, tmp_path: Path) -
 
 
 def test_a_precision_that_a_task_lacks_is_said(few: pa.Table, tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"task": "tests.distill.tasks:Exact", "seeds": 1, "epochs": 1}
+    changes: dict[str, Any] = {"task": "tests.distill.sampletasks:Exact", "seeds": 1, "epochs": 1}
     trained = run(tmp_path, few, **changes)
     with pytest.raises(ConfigurationError, match="precision: int8; expected a precision that the task has: fp32"):
         make_package(trained.path, few, tmp_path / "packages", INT8, **changes)

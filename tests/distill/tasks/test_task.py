@@ -26,8 +26,8 @@ from isthmus.distill.training.checkpoint import Checkpoints
 from isthmus.distill.training.teacheroutputs import outputs_of
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, GateFailed, Stopped
 from tests.distill.pausing import CALM, STRAINED, Spent
+from tests.distill.sampletasks import Line
 from tests.distill.support import PROFILE, material, run, training_set
-from tests.distill.tasks import Line
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def lines(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> Distilla
 
 
 def trained(folder: Path, table: pa.Table, kind: str = "Lines", **changes: Any) -> DistillationReport:
-    return run(folder, table, task=f"tests.distill.tasks:{kind}", seeds=3, **changes)
+    return run(folder, table, task=f"tests.distill.sampletasks:{kind}", seeds=3, **changes)
 
 
 def test_models_stand_side_by_side_over_all_seeds(lines: DistillationReport) -> None:
@@ -84,7 +84,7 @@ def test_seeds_do_not_depend_on_what_ran_before(lines: DistillationReport, table
     for name in ("student", "control"):
         file = f"{name}.safetensors"
         assert (again.path / file).read_bytes() == (lines.path / file).read_bytes()
-    alone = run(tmp_path / "alone", table, task="tests.distill.tasks:Lines", seeds=1, seed=2)
+    alone = run(tmp_path / "alone", table, task="tests.distill.sampletasks:Lines", seeds=1, seed=2)
     wanted = {one["model"]: one for one in lines.data["runs"] if one["seed"] == 2}
     for one in alone.data["runs"]:
         assert one["history"] == wanted[one["model"]]["history"]
@@ -135,7 +135,7 @@ def test_pauses_are_no_part_of_any_stage(table: pa.Table, tmp_path: Path, monkey
             pauses.append(text.split(",")[0])
 
     given = replace(
-        material(table, task="tests.distill.tasks:Lines", seeds=1, evaluate_every=2),
+        material(table, task="tests.distill.sampletasks:Lines", seeds=1, evaluate_every=2),
         heard=lambda: STRAINED if clock.now % 400 < 100 else CALM,
     )
     found = distill(
@@ -190,7 +190,7 @@ def test_outputs_are_computed_once(table: pa.Table, tmp_path: Path) -> None:
         ("Unnamed", r"teacher sorted: labels: none are known; expected labels= of the teacher"),
         ("Reworded", r"teacher sorted: [\s\S]*tokens of 'The quick brown fox': 19 ids, from place 0 on \[84"),
         ("Drawing", r"teacher drawing: output value: two answers to the same batch differ; expected the same"),
-        ("NOTHING", r"tests.distill.tasks:NOTHING: is 3; expected a subclass of isthmus.distill.tasks.task.Task"),
+        ("NOTHING", r"tests.distill.sampletasks:NOTHING: is 3; expected a subclass of isthmus.distill.tasks.task.Task"),
         ("None_", r"is None"),
     ],
 )
@@ -203,7 +203,7 @@ def test_what_does_not_fit_is_said_before_a_step(table: pa.Table, tmp_path: Path
 
 
 def test_a_teacher_with_its_classes_in_another_order_is_mapped(table: pa.Table, tmp_path: Path) -> None:
-    task = made(material(table, task="tests.distill.tasks:Sorted"))
+    task = made(material(table, task="tests.distill.sampletasks:Sorted"))
     teacher, rows = task.teacher(), np.arange(table.num_rows)
     outputs = outputs_of(task, teacher, rows, tmp_path, lambda _text, _done: None)
     theirs, some = teacher.ask(task.asked(rows[:50]))["logits"], rows[:50]
@@ -212,7 +212,7 @@ def test_a_teacher_with_its_classes_in_another_order_is_mapped(table: pa.Table, 
 
 
 def test_a_tokenizer_is_held_against_the_teachers_where_all_it_says_is_kept(table: pa.Table, tmp_path: Path) -> None:
-    task = made(material(table, task="tests.distill.tasks:Reworded"))
+    task = made(material(table, task="tests.distill.sampletasks:Reworded"))
     with outputs_of(task, task.teacher(), np.arange(table.num_rows), tmp_path, lambda _text, _done: None) as outputs:
         outputs.fill()
     with pytest.raises(ConfigurationError, match="tokens of 'The quick brown fox'"):
@@ -238,10 +238,10 @@ def test_rows_without_times_are_split_by_a_column(table: pa.Table, tmp_path: Pat
     with pytest.raises(DataError, match="train part: no rows"):
         trained(tmp_path, timeless)
     shares = (0.5, 0.25, 0.25)
-    report = run(tmp_path, timeless, task="tests.distill.tasks:Lines", seeds=1, split=shares, split_by="hour")
+    report = run(tmp_path, timeless, task="tests.distill.sampletasks:Lines", seeds=1, split=shares, split_by="hour")
     assert report.data["boundaries"] is None
     assert sum(report.data["rows"].values()) == table.num_rows
-    other = run(tmp_path, timeless, task="tests.distill.tasks:Lines", seeds=1, split=shares, split_by="scheduled")
+    other = run(tmp_path, timeless, task="tests.distill.sampletasks:Lines", seeds=1, split=shares, split_by="scheduled")
     assert other.id != report.id
 
 

@@ -13,7 +13,7 @@ import onnxruntime
 from torch import nn
 
 from isthmus.distill.declaration import EXECUTORCH
-from isthmus.distill.executorch import export
+from isthmus.distill.executorch import export as executorch
 from isthmus.distill.executorch.export import converted, require_installed, running
 from isthmus.distill.export.acceptance import Measured, Trial, allowed, fit, precisions
 from isthmus.distill.export.package import contents, package_bytes, write_package
@@ -210,7 +210,7 @@ def _models(task: Task, student: nn.Module, edges: Sequence[Case]) -> dict[str, 
 def _programs(task: Task) -> list[tuple[str, Index | None]]:
     """Files for ExecuTorch, and the rows that each is calibrated on."""
     learned = task.material.parts.train
-    return [(export.FILE, None), (export.QUANTIZED, learned[spread(len(learned), export.CALIBRATION_ROWS)])]
+    return [(executorch.FILE, None), (executorch.QUANTIZED, learned[spread(len(learned), executorch.CALIBRATION_ROWS)])]
 
 
 def plain(task: Task, student: nn.Module) -> onnx.ModelProto:

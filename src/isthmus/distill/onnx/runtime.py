@@ -13,6 +13,14 @@ from isthmus.distill.types import Array
 from isthmus.features.errors import DependencyError
 from isthmus.features.package.manifest import Feeds, Tensor
 
+_ELEMENTS: dict[int, Any] = {
+    onnx.TensorProto.BOOL: "bool", onnx.TensorProto.UINT8: "uint8", onnx.TensorProto.INT32: "int32",
+    onnx.TensorProto.INT64: "int64", onnx.TensorProto.FLOAT: "float", onnx.TensorProto.DOUBLE: "double",
+    onnx.TensorProto.STRING: "string",
+}  # fmt: skip
+Run = Callable[[Feeds], dict[str, Array]]
+"""A model, from tensors to outputs by name."""
+
 
 def session(model: bytes, threads: int) -> ort.InferenceSession:
     """A CPU session of a model in ONNX or ORT format that keeps to a number of threads."""
@@ -30,13 +38,6 @@ def ask(opened: ort.InferenceSession, feeds: Feeds) -> dict[str, Array]:
     """All outputs by name."""
     names = [output.name for output in opened.get_outputs()]
     return dict(zip(names, opened.run(names, feeds), strict=True))
-
-
-_ELEMENTS: dict[int, Any] = {
-    onnx.TensorProto.BOOL: "bool", onnx.TensorProto.UINT8: "uint8", onnx.TensorProto.INT32: "int32",
-    onnx.TensorProto.INT64: "int64", onnx.TensorProto.FLOAT: "float", onnx.TensorProto.DOUBLE: "double",
-    onnx.TensorProto.STRING: "string",
-}  # fmt: skip
 
 
 def described(value: onnx.ValueInfoProto) -> Tensor:
@@ -108,7 +109,3 @@ def ort_format(model: bytes) -> bytes:
                 expected="onnxruntime 1.31",
                 remedy="install onnxruntime 1.31",
             ) from error
-
-
-Run = Callable[[Feeds], dict[str, Array]]
-"""A model, from tensors to outputs by name."""

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     pass
 
 
+Learn = Callable[[Plan, int], Preparation]
+"""Learns what a plan says from the rows before a moment, in microseconds, whose labels were known by then."""
+
+
 @dataclass(frozen=True, eq=False)
 class Material:
     """What a task is made of.
@@ -348,7 +352,3 @@ def replied_all(task: Task, run: Callable[[Feeds], Answers], rows: Index) -> dic
     """
     parts = [task.replies(run, rows[begin : begin + task.at_once]) for begin in range(0, len(rows), task.at_once)]
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-
-
-Learn = Callable[[Plan, int], Preparation]
-"""Learns what a plan says from the rows before a moment, in microseconds, whose labels were known by then."""
