@@ -15,7 +15,7 @@ from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Float64, String
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.release import history, promote, rollback
-from isthmus.serving.rollout import deploy
+from isthmus.serving.rollout.rollout import deploy
 from tests.serving.support import CONTRACT, NOW, TABLES, free_port, make_package, serving, verdict_of
 
 SCRIPT = Path(sys.executable).with_name("isthmus")

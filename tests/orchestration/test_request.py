@@ -25,7 +25,7 @@ from isthmus.orchestration.tables import build
 from isthmus.orchestration.trainingdata import JOINS, training_data
 from isthmus.orchestration.trainingset import training_set
 from isthmus.orchestration.verification import require_passed, verify
-from isthmus.serving.lookup import Lookup
+from isthmus.serving.lookup.lookup import Lookup
 from tests.orchestration.shop import Open, Shop
 from tests.serving.support import free_port, wait
 

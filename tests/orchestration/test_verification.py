@@ -34,7 +34,7 @@ from isthmus.orchestration.tables import build
 from isthmus.orchestration.verdictpage import IMAGES, images
 from isthmus.orchestration.verdictpage import page as verdict_page
 from isthmus.orchestration.verification import require_passed, verify
-from isthmus.serving.connection import WAIT_SECONDS
+from isthmus.serving.http.protocol import WAIT_SECONDS
 from tests.orchestration.shop import HOUR, NOW, Open, Shop
 from tests.orchestration.test_cli import run
 

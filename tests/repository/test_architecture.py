@@ -36,7 +36,7 @@ def test_only_its_owner_imports_a_heavy_library(module: str, owner: tuple[str, .
 
 def test_loading_the_serving_modules_loads_no_heavy_library() -> None:
     script = (
-        "import sys, isthmus.serving.app, isthmus.serving.server;"
+        "import sys, isthmus.serving.http.app, isthmus.serving.http.server;"
         "heavy = ('feast', 'torch', 'pyspark', 'dagster', 'sklearn', 'duckdb', 'deltalake');"
         "print([name for name in heavy if name in sys.modules])"
     )

@@ -42,9 +42,9 @@ from isthmus.features.types import (
 )
 from isthmus.features.values.columns import from_python
 from isthmus.features.verdict import FeatureVerdict, Verdict
-from isthmus.serving.deployment import Deployment
+from isthmus.serving.deployment.deployment import Deployment
 from isthmus.serving.keys import Key, Keyring, make
-from isthmus.serving.rollout import deploy
+from isthmus.serving.rollout.rollout import deploy
 from isthmus.serving.settings import ServerSettings, command
 
 HOUR = 3_600_000_000

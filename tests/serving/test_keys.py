@@ -16,8 +16,9 @@ from openapi_schema_validator import OAS30Validator
 from isthmus.features.errors import ConfigurationError, DataError
 from isthmus.serving.keys import PATTERN, Grants, Keyring, make, problems
 from isthmus.serving.limits import Limits
-from isthmus.serving.refusals import ForbiddenError
 from isthmus.serving.settings import ServerSettings
+from isthmus.serving.wire.errors import ForbiddenError
+from tests.serving.http.test_openapi import resolved
 from tests.serving.support import (
     CONTRACT,
     NOW,
@@ -30,7 +31,6 @@ from tests.serving.support import (
     wait,
     write_keys,
 )
-from tests.serving.test_openapi import resolved
 
 UA = {"carrier": ["UA"]}
 BY_SERVICE = {"feature_service": "late", "entities": UA}

@@ -23,8 +23,8 @@ from isthmus.features.values.columns import ARROW, Values, from_python
 from isthmus.features.values.entitykey import KeyValue
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.server import running, settings
-from isthmus.serving.formats import Format
 from isthmus.serving.limits import Limits
+from isthmus.serving.wire.formats import Format
 
 LOT = 2_000
 """Rows of a request, where the limits of the project let through as many."""

@@ -13,7 +13,7 @@ from isthmus.features.files import read_pointer
 from isthmus.features.offline.store import OfflineStore
 from isthmus.orchestration.artifacts import RECORD, last_package, outdated
 from isthmus.orchestration.project import Project
-from isthmus.serving.deployment import Deployment
+from isthmus.serving.deployment.deployment import Deployment
 
 _BESIDE_THE_ROWS = {"ttl", "entities", "lookback"}
 """Parts of a view that decide how its rows are read or computed, but not what they are."""

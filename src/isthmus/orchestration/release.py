@@ -15,9 +15,9 @@ from isthmus.features.verdict import Verdict
 from isthmus.orchestration.artifacts import last_package, serving_profile, verdict_file
 from isthmus.orchestration.models import require_release
 from isthmus.orchestration.project import Project
-from isthmus.serving import rollout
-from isthmus.serving.deployment import Deployment
-from isthmus.serving.rollout import Rollout, happened
+from isthmus.serving.deployment.deployment import Deployment
+from isthmus.serving.rollout import rollout
+from isthmus.serving.rollout.rollout import Rollout, happened
 
 SWITCH_SECONDS = 5.0
 """How long a server that answers is waited for: it looks for a new deployment twice a second."""

@@ -23,7 +23,7 @@ from isthmus.orchestration.difference import in_force
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality import quality
 from isthmus.orchestration.tables import outdated as late
-from isthmus.serving.deployment import Deployment
+from isthmus.serving.deployment.deployment import Deployment
 
 RUNS = 5
 """Runs of Dagster that are told."""

@@ -45,8 +45,8 @@ from isthmus.orchestration.models import check_last_package
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recomputation import recompute
 from isthmus.orchestration.verdictpage import page
-from isthmus.serving.deployment import Approval, Deployment
-from isthmus.serving.encode import LABELS
+from isthmus.serving.deployment.deployment import Approval, Deployment
+from isthmus.serving.wire.encode import LABELS
 
 if TYPE_CHECKING:
     from isthmus.orchestration.modelinputs import Fed, Newer

@@ -2,7 +2,7 @@
 
 import sys
 
-from isthmus.serving.server import main
+from isthmus.serving.http.server import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from isthmus.features.errors import DataError, Problem
-from isthmus.serving.refusals import ForbiddenError
+from isthmus.serving.wire.errors import ForbiddenError
 
 PREFIX = "isthmus_"
 """What every key begins with: scanners of repositories and logs find a leaked one by it."""

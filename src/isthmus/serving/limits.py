@@ -5,7 +5,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
 
-from isthmus.serving.refusals import TooLargeError
+from isthmus.serving.wire.errors import TooLargeError
 
 _Count = Annotated[int, Ge(1)]
 

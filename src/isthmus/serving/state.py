@@ -7,12 +7,12 @@ from isthmus.features.contract.contract import Column, Contract
 from isthmus.features.errors import ContractMismatch, IsthmusError
 from isthmus.features.profiles import BATCH_ROWS
 from isthmus.features.request.graph import RowGraph
-from isthmus.serving.lookup import Lookup, resolve, service_features
-from isthmus.serving.model import Model
-from isthmus.serving.predictor import Predictor
-from isthmus.serving.pushed import Form, PushedView
-from isthmus.serving.refusals import NotFoundError, NotReadyError
-from isthmus.serving.trial import Trial
+from isthmus.serving.lookup.lookup import Lookup, resolve, service_features
+from isthmus.serving.lookup.push import Form, PushedView
+from isthmus.serving.predict.model import Model
+from isthmus.serving.predict.predictor import Predictor
+from isthmus.serving.rollout.candidate import Trial
+from isthmus.serving.wire.errors import NotFoundError, NotReadyError
 
 LOOKUPS = 256
 """Lists of features that are kept compiled."""

@@ -12,11 +12,11 @@ from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import DataError, IsthmusError
 from isthmus.features.files import write_atomically
 from isthmus.features.profiles import BATCH_ROWS
-from isthmus.serving.deployment import Candidate, Deployment
+from isthmus.serving.deployment.deployment import Candidate, Deployment
 from isthmus.serving.log import place
-from isthmus.serving.model import Model
+from isthmus.serving.predict.model import Model
+from isthmus.serving.rollout.candidate import Decision, Trial, decided, decision_file
 from isthmus.serving.state import State
-from isthmus.serving.trial import Decision, Trial, decided, decision_file
 from isthmus.serving.watchedfile import File
 
 POLL_SECONDS = 0.5

@@ -1,0 +1,1 @@
+"""What is deployed, on disk: the deployment, its history, the packages beside the server."""

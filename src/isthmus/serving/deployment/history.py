@@ -1,0 +1,63 @@
+"""The history of a deployment file: what was put behind the API, when, under which contract and why."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from isthmus.features.files import Journal
+from isthmus.serving.deployment.deployment import Deployment
+
+Action = Literal["deploy", "promote", "rollback", "shadow", "canary", "drop", "refuse"]
+"""The first three put something in force; the others are about a candidate."""
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A line of the history.
+
+    Attributes:
+        at: microseconds since 1970 UTC.
+        action: what was done.
+        deployment: what it was done with.
+        why: the reason, in words.
+    """
+
+    at: int
+    action: Action
+    deployment: Deployment
+    why: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """What is told of it."""
+        one = self.deployment
+        return {
+            "at": self.at, "action": self.action, "model": one.model, "digest": one.digest,
+            "contract": one.contract, "precision": one.precision, "why": self.why,
+        }  # fmt: skip
+
+
+class History(Journal[Event]):
+    """The file beside a deployment file: a line for each event."""
+
+    def __init__(self, deployment: Path) -> None:
+        super().__init__(
+            deployment.with_name("deployments.jsonl"), Event,
+            busy=("another deployment is under way here", "wait until it is done"),
+            remedy="remove that line: the deployment itself is another file",
+        )  # fmt: skip
+
+
+def standing(events: Sequence[Event]) -> list[Deployment]:
+    """What a rollback may go back through, the newest last: what was rolled back from is no longer among it."""
+    found: list[Deployment] = []
+    for event in events:
+        if event.action not in ("deploy", "promote", "rollback"):
+            continue
+        places = [n for n, one in enumerate(found) if one.runs == event.deployment.runs]
+        if event.action == "rollback" and places:
+            del found[places[-1] :]
+        elif found and found[-1].runs == event.deployment.runs:
+            found.pop()
+        found.append(event.deployment)
+    return found

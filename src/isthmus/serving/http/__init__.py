@@ -1,0 +1,1 @@
+"""The ASGI side: application, server, guard and endpoints."""

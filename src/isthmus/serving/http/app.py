@@ -1,0 +1,386 @@
+"""The ASGI application: lookups, predictions and the state of the server."""
+
+import asyncio
+import gc
+import os
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import orjson
+import structlog
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from isthmus.features import clock
+from isthmus.features.errors import IsthmusError, RequestError
+from isthmus.features.latency import WRITE_SECONDS, Teller
+from isthmus.features.online.plan import ViewAnswer
+from isthmus.serving import log
+from isthmus.serving.http import push, status, statuspage
+from isthmus.serving.http.guard import Guarded, Limited, granted, refused
+from isthmus.serving.http.middleware import Observed
+from isthmus.serving.http.predict import Asking, Predictions, told
+from isthmus.serving.lookup import compact
+from isthmus.serving.lookup.lookup import Lookup, Made
+from isthmus.serving.metrics.metrics import Metrics
+from isthmus.serving.predict.predictor import require_keys
+from isthmus.serving.redis.store import Store
+from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
+from isthmus.serving.state import State
+from isthmus.serving.threads import BYTES, VALUES, offload
+from isthmus.serving.waits import REFUSAL
+from isthmus.serving.watch import Watch
+from isthmus.serving.wire import decode, documentation, errors, members, openapi
+from isthmus.serving.wire.formats import Format, chosen
+from isthmus.serving.wire.messages import (
+    LookupRequest,
+    ModelInput,
+    Models,
+    ModelState,
+    PredictRequest,
+    PushRequest,
+    Ready,
+    WriteRequest,
+)
+from isthmus.serving.wire.unreadable import FAILURES, unreadable
+
+_LOOKUP = msgspec.json.Decoder(LookupRequest)
+_PREDICT = msgspec.json.Decoder(PredictRequest)
+_PUSH = msgspec.json.Decoder(PushRequest)
+_WRITE = msgspec.json.Decoder(WriteRequest)
+_HTML = {
+    "content-type": "text/html; charset=utf-8",
+    "cache-control": "no-store",
+    # Nothing is loaded and nothing runs, whatever a name holds.
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'",
+}
+_UP = orjson.dumps({"status": "up"})
+
+T = TypeVar("T")
+
+
+class Api:
+    """The handlers of one server process, over its store and its state."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._settings = settings
+        self._now = settings.now
+        self._limits = settings.limits
+        self._store = Store(settings.redis, settings.limits)
+        self._watch = Watch(Path(settings.contract), Path(settings.deployment), settings.public_key, settings.batch)
+        folder = os.environ.get(METRICS_FOLDER) if settings.workers > 1 else None
+        objective = settings.latency_objective_ms
+        self.metrics = Metrics(lambda: self._watch.state, self._at, Path(folder) if folder else None, objective)
+        told = settings.latency
+        self._teller = None if told is None else Teller(Path(told), objective, self.metrics.bounds)
+        self._predictions = Predictions(self._store, settings.limits, self.metrics, self._at)
+        self._document = orjson.dumps(openapi.document())
+
+    @asynccontextmanager
+    async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        """Loads what is there, follows what changes, and closes the connections at the end."""
+        self._watch.load()
+        # What has been loaded stays: without this, each full collection looks through all of it, for 30 ms.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(10_000)
+        tasks = [
+            asyncio.create_task(work)
+            for work in (self._watch.run(), self.metrics.share(), self._predictions.shadow.run(), self._tell())
+        ]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+            self.metrics.close()
+            if self._teller:
+                self._teller.close()
+            await self._store.close()
+
+    async def _tell(self) -> None:
+        """Says every second how fast this process answers, until it is canceled."""
+        failed = False
+        while self._teller:
+            try:
+                # In a thread: a file system may take its time, and the event loop has requests to answer.
+                await asyncio.to_thread(self._teller.tell, self.metrics.answered())
+                failed = False
+            except OSError as error:
+                if not failed:
+                    structlog.get_logger().warning("latency not told", problem=error.strerror or str(error))
+                failed = True
+            await asyncio.sleep(WRITE_SECONDS)
+
+    async def lookup(self, request: Request) -> Response:
+        """Feast's online lookup."""
+        form = chosen(request.headers.get("accept", ""))
+        body = await _body(request)
+        asked = _decode(body, _LOOKUP)
+        granted(request).require_lookup(asked.feature_service, asked.features)
+        state = self._watch.state
+        lookup = _find(state, asked)
+        keys, fields = await offload(
+            len(body) > BYTES, decode.entities, asked.entities, state.join_keys, lookup.request, lookup.optional
+        )
+        require_keys(lookup.plan, keys)
+        lookup.require_apart(keys)
+        rows = decode.rows("entities", {**fields, **keys}, self._limits.rows)
+        self._limits.require_values("entities and features", rows, len(lookup.names))
+        answers: Mapping[str, ViewAnswer] = {}
+        if lookup.plan.views:
+            answers = await self._store.read(lookup.plan, keys, rows, self._at())
+            self.metrics.read(answers, lookup.bits)
+        large = rows * len(lookup.names) > VALUES
+        made: Made = {}
+        if lookup.computes:
+            absent = [None] * rows
+            given = {
+                name: decode.values(fields.get(name, absent), column, "entities")
+                for name, column in lookup.request.items()
+            }
+            made = await offload(large, lookup.compute, given, answers)
+        match form:
+            case Format.JSON:
+                answer = await offload(large, lookup.encode, keys, rows, answers, made)
+            case Format.VALUES:
+                answer = await offload(large, compact.values, lookup, keys, answers, made)
+            case Format.ARROW:
+                answer = await offload(large, compact.arrow, lookup, state.join_keys, keys, answers, made)
+        return _answer(answer, state.contract.hash, form.value)
+
+    async def push(self, request: Request) -> Response:
+        """Feast's push of rows to the online store."""
+        return await self._push(request, _decode(await _body(request), _PUSH))
+
+    async def write(self, request: Request) -> Response:
+        """The same as Feast's remote online store sends it."""
+        return await self._push(request, _decode(await _body(request), _WRITE))
+
+    async def _push(self, request: Request, asked: PushRequest | WriteRequest) -> Response:
+        granted(request).require("push", push.viewed(asked)[0])
+        state = self._watch.state
+        answer = await push.push(asked, state, self._store, self._limits, self._at())
+        return _answer(answer, state.contract.hash)
+
+    async def predict(self, request: Request) -> Response:
+        """A prediction for each row of join keys and request fields."""
+        body = await _body(request)
+        asked = _decode(body, _PREDICT)
+        state = self._watch.state
+        granted(request).require("predict", state.deployed(asked.model).deployment.model)
+        answer = await self._predictions.answer(Asking(state, asked, body))
+        return _answer(answer, state.contract.hash)
+
+    async def models(self, _request: Request) -> Response:
+        """The deployed models."""
+        state = self._watch.state
+        return _answer(msgspec.json.encode(Models(_models(state), state.refused)))
+
+    async def status(self, request: Request) -> Response:
+        """Where the server and its project stand: a page for a browser, JSON for everybody else."""
+        state = self._watch.state
+        found = await status.status(self._settings, state, self._store, self.metrics, _models(state), self._at())
+        if "text/html" not in request.headers.get("accept", ""):
+            return _answer(msgspec.json.encode(found), state.contract.hash)
+        return Response(statuspage.page(found), headers={**_HTML, "isthmus-contract": state.contract.hash})
+
+    async def health(self, _request: Request) -> Response:
+        """The process is up."""
+        return _answer(_UP)
+
+    async def ready(self, _request: Request) -> Response:
+        """Whether lookups can be answered."""
+        state = self._watch.state
+        contract = state.contract
+        await self._store.ping(contract)
+        model = state.model.deployment.model if state.model else None
+        return _answer(msgspec.json.encode(Ready("ready", contract.project, contract.hash, model)), contract.hash)
+
+    async def exposition(self, request: Request) -> Response:
+        """The metrics, in the format that Prometheus asks for."""
+        body, kind = self.metrics.exposition(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": kind})
+
+    async def openapi(self, _request: Request) -> Response:
+        """The OpenAPI document."""
+        return _answer(self._document)
+
+    def _at(self) -> int:
+        return clock.now() if self._now is None else self._now
+
+
+def create(settings: ServerSettings | None = None) -> ASGIApp:
+    """The application; without settings, those of the environment.
+
+    Raises:
+        ConfigurationError: the environment holds no settings.
+    """
+    log.configure()
+    settings = settings or ServerSettings.from_environment()
+    api = Api(settings)
+    app = Starlette(
+        routes=[
+            Route("/get-online-features", api.lookup, methods=["POST"]),
+            Route("/push", api.push, methods=["POST"]),
+            Route("/write-to-online-store", api.write, methods=["POST"]),
+            Route("/predict", api.predict, methods=["POST"]),
+            Route("/models", api.models),
+            Route("/status", api.status),
+            Route("/healthz", api.health),
+            Route("/readyz", api.ready),
+            Route("/metrics", api.exposition),
+            Route("/openapi.json", api.openapi),
+            *documentation.routes(),
+        ],
+        lifespan=api.lifespan,
+        exception_handlers={IsthmusError: _refuse, HTTPException: _no_route, Exception: _fail},
+    )
+    app.router.redirect_slashes = False
+    routes = [route for route in app.routes if isinstance(route, Route)]
+    limited = Limited(_Direct(app, [route for route in routes if "POST" in (route.methods or ())]), settings.limits)
+    rate = settings.limits.requests_per_second
+    keys = None if settings.keys is None else Path(settings.keys)
+    guarded = Guarded(limited, keys, unguarded=settings.loopback, rate=rate)
+    return Observed(guarded, api.metrics, [route.path for route in routes])
+
+
+class _Direct:
+    """The routes that are asked all the time, without what Starlette does on the way to any.
+
+    Args:
+        app: the application with all routes.
+        routes: some of them, each for POST.
+    """
+
+    def __init__(self, app: ASGIApp, routes: Iterable[Route]) -> None:
+        self._app = app
+        self._routes = {route.path: route for route in routes}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        route = self._routes.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if route is None:
+            await self._app(scope, receive, send)
+            return
+        scope["route"] = route
+        request = Request(scope, receive)
+        try:
+            response = await route.endpoint(request)
+        except IsthmusError as error:
+            response = await _refuse(request, error)
+        except ClientDisconnect:
+            raise
+        except Exception as error:
+            # A defect of ours, whatever it is: the caller has an answer, and `Observed` logs the place.
+            await (await _fail(request, error))(scope, receive, send)
+            raise
+        await response(scope, receive, send)
+
+
+def _models(state: State) -> list[ModelState]:
+    """What is deployed."""
+    model = state.model
+    if model is None:
+        return []
+    deployment, outdated = model.deployment, state.outdated
+    return [
+        ModelState(
+            model=deployment.model,
+            package=deployment.digest,
+            contract=deployment.contract,
+            service=deployment.service,
+            precision=deployment.precision,
+            threads=deployment.threads,
+            deployed_at=deployment.deployed_at,
+            current=outdated is None,
+            # What the model reads itself and a request transform takes, too, is one input to who asks.
+            inputs=list(dict.fromkeys(ModelInput(item.name, item.dtype.name) for item in model.inputs)),
+            outdated=None if outdated is None else str(outdated),
+            candidate=msgspec.UNSET if state.trial is None else told(state.trial),
+        )
+    ]
+
+
+def _find(state: State, asked: LookupRequest) -> Lookup:
+    """The compiled lookup of a request."""
+    if (asked.features is None) == (asked.feature_service is None):
+        found = "neither is given" if asked.features is None else "both are given"
+        raise RequestError("features and feature_service", found, expected="one of the two")
+    if asked.feature_service is not None:
+        return state.service_lookup(asked.feature_service, asked.full_feature_names)
+    return state.lookup(tuple(asked.features or ()), asked.full_feature_names)
+
+
+def _decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    try:
+        decoded = decoder.decode(body)
+        members.require_distinct(body)
+    except msgspec.ValidationError as error:
+        raise RequestError("body", str(error).replace("$", "body"), expected="what /docs describes") from error
+    except FAILURES as error:
+        raise unreadable("body", body, error) from error
+    return decoded
+
+
+class _Answer(Response):
+    """A response whose head is known: nothing is looked up or encoded for each."""
+
+    def __init__(self, body: bytes, head: Iterable[tuple[bytes, bytes]]) -> None:
+        self.status_code = 200
+        self.body = body
+        self.background = None
+        self.raw_headers = [*head, (b"content-length", b"%d" % len(body))]
+
+
+def _answer(body: bytes, contract: str | None = None, media_type: str = Format.JSON.value) -> Response:
+    return _Answer(body, _head(contract, media_type))
+
+
+@lru_cache
+def _head(contract: str | None, media_type: str) -> tuple[tuple[bytes, bytes], ...]:
+    kind = (b"content-type", media_type.encode())
+    return (kind,) if contract is None else (kind, (b"isthmus-contract", contract.encode()))
+
+
+async def _body(request: Request) -> bytes:
+    """The body of a request, without what Starlette does to hand it out in parts."""
+    parts = []
+    while (message := await request.receive())["type"] == "http.request":
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+    raise ClientDisconnect
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, IsthmusError)  # noqa: S101 - Starlette passes what was asked for
+    request.scope[REFUSAL] = type(error).__name__
+    return refused(error)
+
+
+async def _fail(request: Request, _error: Exception) -> Response:
+    """The answer to a defect of ours; the log says where it is."""
+    return await _refuse(request, errors.DefectError("server", "an unforeseen error", remedy="see the server's log"))
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - Starlette passes what was asked for
+    path = request.url.path
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        refusal: IsthmusError = errors.NotAllowedError(path, f"does not take {request.method}", expected=allowed)
+        answer = await _refuse(request, refusal)
+        answer.headers["allow"] = allowed
+        return answer
+    return await _refuse(request, errors.NotFoundError(path, "is no path of this API", remedy="see /docs"))

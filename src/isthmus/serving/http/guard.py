@@ -1,0 +1,233 @@
+"""What a request has to pass before it is answered: its API key, and the limits of the server."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from isthmus.features.errors import IsthmusError
+from isthmus.serving.keys import EVERYTHING, Grants, Keyring
+from isthmus.serving.limits import Limits
+from isthmus.serving.waits import REFUSAL
+from isthmus.serving.watchedfile import File
+from isthmus.serving.wire import errors
+
+OPEN = frozenset({"/healthz", "/docs", "/openapi.json"})
+"""Asked without a key. Who starts and restarts processes must not need a secret for it, and learns nothing but that the
+process is up. A browser has no key until its page has asked for one, and page and document are those of this version of
+Isthmus: they name no project, no view and no model."""
+
+OPEN_FOLDER = "/docs/assets/"
+
+UNCOUNTED = frozenset({"/healthz", "/readyz", "/metrics"})
+"""Answered also when the server is busy: that is when they are looked at."""
+
+_REMEDY = "send `Authorization: Bearer KEY`, with a key that `isthmus keys create` has made"
+
+
+class Guarded:
+    """An ASGI application that asks for API keys where there are some.
+
+    It looks at the key file at each request, which costs two microseconds: a revoked key is refused from the next
+    request on, whatever else the server is loading.
+
+    Args:
+        app: the application behind it.
+        file: the key file, which may appear and change; None for an application without keys.
+        unguarded: whether the application may be used by anyone while there is no key. If not, nobody may.
+        rate: requests per second of one key, or None for any number.
+    """
+
+    def __init__(self, app: ASGIApp, file: Path | None, *, unguarded: bool, rate: int | None) -> None:
+        self._app = app
+        self._file = None if file is None else File(file, Keyring.read)
+        self._unguarded = unguarded
+        self._rate = rate
+        self._buckets: dict[str, tuple[float, float]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request, or refuses it."""
+        if scope["type"] == "http":
+            try:
+                if scope["path"] not in OPEN and not scope["path"].startswith(OPEN_FOLDER):
+                    grants = self._grants(scope)
+                    scope.setdefault("state", {})["grants"] = grants
+                    if self._rate is not None and grants.name:
+                        self._take(grants.name, self._rate)
+            except IsthmusError as error:
+                await _refuse(error, scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _grants(self, scope: Scope) -> Grants:
+        """What a request may do.
+
+        Raises:
+            UnauthenticatedError: it has no key, or none that is known.
+            NotReadyError: the key file is broken, so that nobody can be told from anybody.
+        """
+        ring = self._ring()
+        if self._unguarded and (ring is None or not ring.keys):
+            if _header(scope, b"sec-fetch-site") == b"cross-site":
+                # A browser on this machine, sent by a page from anywhere.
+                raise errors.ForbiddenError(
+                    "request", "comes from a page of another site", expected="a caller of its own, or an API key",
+                    remedy="create a key with `isthmus keys create`",
+                )  # fmt: skip
+            return EVERYTHING
+        presented = _bearer(scope)
+        if presented is None:
+            raise errors.UnauthenticatedError("API key", "there is none in the request", remedy=_REMEDY)
+        key = ring.find(presented) if ring is not None else None
+        if key is None:
+            raise errors.UnauthenticatedError("API key", "is not known", remedy=_REMEDY)
+        return Grants(key.name, frozenset(key.scopes))
+
+    def _ring(self) -> Keyring | None:
+        """The keys of today; None if there is no file.
+
+        Raises:
+            NotReadyError: the file is broken.
+        """
+        if self._file is None:
+            return None
+        if self._file.changed():
+            self._file.load()
+        found = self._file.content
+        if isinstance(found, IsthmusError):
+            raise errors.NotReadyError(found.where, found.found, expected=found.expected, remedy=found.remedy)
+        return found
+
+    def _take(self, name: str, rate: int) -> None:
+        """A token from the bucket of a key, which holds those of one second.
+
+        Raises:
+            TooManyError: it is empty.
+        """
+        now = time.monotonic()
+        tokens, before = self._buckets.get(name, (float(rate), now))
+        tokens = min(tokens + (now - before) * rate, rate)
+        self._buckets[name] = (tokens - 1 if tokens >= 1 else tokens, now)
+        if tokens < 1:
+            raise errors.TooManyError(
+                f"API key {name}", "is used too often", expected=f"{rate:,} requests per second at most"
+            )
+
+
+class Limited:
+    """An ASGI application with a bound on what is under way, on the time that each request takes, and on its body."""
+
+    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+        self._app = app
+        self._limits = limits
+        self._under_way = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request, or refuses it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        counted = scope["path"] not in UNCOUNTED
+        if counted and self._under_way >= self._limits.concurrency:
+            found = f"{self._under_way:,} requests are under way"
+            remedy = "try again, or raise server.limits.concurrency or server.workers"
+            await _refuse(errors.BusyError("server", found, remedy=remedy), scope, receive, send)
+            return
+        self._under_way += counted
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            self._under_way -= counted
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request until its deadline."""
+        seconds = self._limits.deadline_seconds
+        announced = int(_header(scope, b"content-length") or 0)
+        if announced > self._limits.body_bytes:
+            await _refuse(_too_long(f"has {announced:,} bytes", self._limits.body_bytes), scope, receive, send)
+            return
+        exchange = _Exchange(receive, send, self._limits.body_bytes)
+        deadline = asyncio.timeout(seconds)
+        try:
+            async with deadline:
+                await self._app(scope, exchange.receive, exchange.send)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            if exchange.started:
+                return  # to a connection that is closed: half an answer is none
+            if exchange.reading:
+                late: IsthmusError = errors.TooSlowError(
+                    "body", "was not there in time", expected=f"all of it within {seconds:g} seconds"
+                )
+            else:
+                late = errors.BusyError("server", f"could not answer within {seconds:g} seconds", remedy="try again")
+            await _refuse(late, scope, receive, send)
+
+
+class _Exchange:
+    """The two directions of one request: how long its body is, and how far it has come."""
+
+    def __init__(self, receive: Receive, send: Send, most: int) -> None:
+        self._receive = receive
+        self._send = send
+        self._most = most
+        self._read = 0
+        self.reading = False
+        self.started = False
+
+    async def receive(self) -> Message:
+        """The next part of the body.
+
+        Raises:
+            TooLargeError: the body is longer than it may be.
+        """
+        self.reading = True
+        message = await self._receive()
+        self.reading = False
+        self._read += len(message.get("body", b""))
+        if self._read > self._most:
+            raise _too_long(f"has more than {self._most:,} bytes", self._most)
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Sends a part of the answer."""
+        self.started = True
+        await self._send(message)
+
+
+def granted(request: Request) -> Grants:
+    """What a request may do, as `Guarded` has found it out."""
+    grants: Grants = request.scope["state"]["grants"]
+    return grants
+
+
+def refused(error: IsthmusError) -> Response:
+    """The answer to an error."""
+    body = orjson.dumps(error.as_dict())
+    return Response(body, errors.status(error), errors.headers(error), media_type="application/json")
+
+
+async def _refuse(error: IsthmusError, scope: Scope, receive: Receive, send: Send) -> None:
+    scope[REFUSAL] = type(error).__name__
+    await refused(error)(scope, receive, send)
+
+
+def _too_long(found: str, most: int) -> errors.TooLargeError:
+    return errors.TooLargeError("body", found, expected=f"{most:,} at most", remedy="ask in several requests")
+
+
+def _bearer(scope: Scope) -> bytes | None:
+    """The key in a request's head, if there is one."""
+    scheme, _, token = (_header(scope, b"authorization") or b"").partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" and token else None
+
+
+def _header(scope: Scope, name: bytes) -> bytes | None:
+    """The first header of a name."""
+    value: bytes | None = next((value for header, value in scope["headers"] if header == name), None)
+    return value

@@ -1,0 +1,85 @@
+"""What surrounds every request: its id, its line in the log, and its part in the metrics."""
+
+import os
+import re
+import time
+from collections.abc import Iterable
+
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from isthmus.serving import log
+from isthmus.serving.metrics.metrics import Metrics
+from isthmus.serving.waits import REFUSAL
+
+_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}\Z")
+
+
+class Observed:
+    """An ASGI application with a request id, an access log, metrics and no stack traces.
+
+    Args:
+        app: the application.
+        metrics: what counts its requests.
+        paths: its paths. They name a request also if it was refused before it came to its route.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, paths: Iterable[str]) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._paths = frozenset(paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        start = time.perf_counter()
+        self._metrics.begin()
+        request_id = _request_id(scope)
+        status = 0
+
+        async def observed(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"].append((b"x-request-id", request_id))
+            await send(message)
+
+        details: dict[str, str] = {}
+        left = False
+        try:
+            await self._app(scope, receive, observed)
+        except ClientDisconnect:
+            left = True
+            details["found"] = "the client left before its request was complete"
+        except Exception as error:  # noqa: BLE001 - a defect of ours: it has been answered, the log names the place
+            details = {"exception": type(error).__name__, "at": log.place(error)}
+        if not left and (refusal := scope.get(REFUSAL)) is not None:
+            details["error"] = refusal
+        if (grants := scope.get("state", {}).get("grants")) and grants.name:
+            details["key"] = grants.name
+        seconds = time.perf_counter() - start
+        # What was sent to a client that had left is no answer.
+        route = scope.get("route")
+        path = route.path if route else scope["path"] if scope["path"] in self._paths else "unmatched"
+        self._metrics.end(path, scope, 0 if left else status, seconds)
+        log.request(
+            {
+                "id": request_id.decode(),
+                "method": scope["method"],
+                "path": scope["path"],
+                "status": status,
+                "ms": round(seconds * 1e3, 3),
+                **details,
+            }
+        )
+
+
+def _request_id(scope: Scope) -> bytes:
+    """The caller's id if it is one that can stand in a log, else a new one."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _ID.match(value):
+            given: bytes = value
+            return given
+    return os.urandom(8).hex().encode()

@@ -1,0 +1,52 @@
+"""A push: rows written to the online store by the rule that every row is written by."""
+
+import orjson
+
+from isthmus.features.errors import RequestError
+from isthmus.serving.limits import Limits
+from isthmus.serving.lookup.push import FEAST, PUSH, Form
+from isthmus.serving.redis.store import Store
+from isthmus.serving.state import State
+from isthmus.serving.threads import BYTES, offload
+from isthmus.serving.wire.messages import PushRequest, WriteRequest
+
+
+async def push(asked: PushRequest | WriteRequest, state: State, store: Store, limits: Limits, now: int) -> bytes:
+    """Writes the rows of a request, all or none, and answers how many.
+
+    A lookup finds them from then on. A row replaces what is stored if it is newer by (event time, known time, content):
+    pushed twice for one event time, the later push wins, since it became known later. A server with a fixed present
+    knows all pushes at that one time, and where the event times are equal, too, the content decides.
+
+    Args:
+        asked: the request.
+        state: what the server answers from.
+        store: the online store.
+        limits: of the server.
+        now: the server's present in microseconds; nothing pushed may be later.
+
+    Raises:
+        NotFoundError: there is no such view.
+        RequestError: the rows should go to an offline store.
+        RowsError: a column is missing, unknown, of another type or in the future.
+        TooLargeError: there are too many rows or values.
+        DependencyError: Redis does not answer, or refuses.
+    """
+    name, form = viewed(asked)
+    view = state.pushed(name, form)
+    if isinstance(asked, PushRequest) and asked.to != "online":
+        raise RequestError(
+            "to", f"{asked.to!r}, and the server has no offline store", expected="online",
+            remedy="let a source of the view hold the rows, and run `isthmus build`",
+        )  # fmt: skip
+    held = state.contract.view(name)
+    large = sum(len(memoryview(raw)) for raw in asked.df.values()) > BYTES
+    names, rows = await offload(large, view.pack, asked.df, limits, now)
+    return orjson.dumps({"rows": len(rows), "written": await store.write(state.contract.project, held, names, rows)})
+
+
+def viewed(asked: PushRequest | WriteRequest) -> tuple[str, Form]:
+    """The name of the view that rows are pushed to, and how they are written down."""
+    if isinstance(asked, PushRequest):
+        return asked.push_source_name, PUSH
+    return asked.feature_view_name, FEAST

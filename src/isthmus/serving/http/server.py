@@ -1,0 +1,112 @@
+"""The server process: uvicorn, which answered half again as many requests as granian when one worker was measured."""
+
+import math
+import os
+import resource
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from tempfile import TemporaryDirectory
+
+import structlog
+import uvicorn
+from prometheus_client.multiprocess import mark_process_dead
+from uvicorn.supervisors import Multiprocess
+
+from isthmus.features.errors import ConfigurationError, IsthmusError, Problem
+from isthmus.serving import log
+from isthmus.serving.http.protocol import WAIT_SECONDS, Connection
+from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
+
+
+def main() -> int:
+    """Serves until SIGTERM or SIGINT; returns the exit code."""
+    log.configure()
+    try:
+        run(ServerSettings.from_environment())
+    except IsthmusError as error:
+        structlog.get_logger().error("server refused", problem=str(error))
+        return error.exit_code
+    return 0
+
+
+def run(settings: ServerSettings) -> None:
+    """Serves until SIGTERM or SIGINT, after which requests under way are still answered.
+
+    Raises:
+        ConfigurationError: the address cannot be listened on.
+    """
+    # A connection is an open file, and the usual limit of 1,024 is for programs that use select().
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    listener = _listen(settings)
+    host, port = listener.getsockname()[:2]
+    structlog.get_logger().info("listening", host=host, port=port, workers=settings.workers)
+    config = uvicorn.Config(
+        "isthmus.serving.http.app:create",
+        factory=True,
+        workers=settings.workers,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        loop="uvloop",
+        http=Connection,
+        ws="none",
+        timeout_keep_alive=int(WAIT_SECONDS),
+        # Longer than any request may take: what is under way is answered, what hangs is not waited for.
+        timeout_graceful_shutdown=math.ceil(settings.limits.deadline_seconds) + 1,
+    )
+    if settings.workers == 1:
+        _Server(config).run([listener])
+    else:
+        with TemporaryDirectory(prefix="isthmus-metrics-") as folder:
+            os.environ[METRICS_FOLDER] = folder
+            _Workers(config, [listener], folder).run()
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn, but a signal that ends it in order is no failure: Uvicorn would raise it again at the end."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # Not restored at the end either: a second signal finds a process that is ending anyway.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.handle_exit)
+        yield
+
+
+class _Workers(Multiprocess):
+    """Uvicorn's workers, but at the end the listener is closed first, and what a dead one was busy with counts no more.
+
+    Workers close their listener when they end. As long as this process had its own, the system would go on taking
+    connections that nobody ever answers.
+    """
+
+    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket], folder: str) -> None:
+        super().__init__(config, sockets)
+        self._folder = folder
+        self._counting: frozenset[int | None] = frozenset()
+
+    def terminate_all(self) -> None:
+        for listener in self.sockets:
+            listener.close()
+        super().terminate_all()
+
+    def keep_subprocess_alive(self) -> None:
+        super().keep_subprocess_alive()
+        alive = frozenset(process.pid for process in self.processes)
+        for dead in self._counting - alive:
+            mark_process_dead(dead, self._folder)  # type: ignore[no-untyped-call]  # so in prometheus_client
+        self._counting = alive
+
+
+def _listen(settings: ServerSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        place = f"{settings.host}:{settings.port}"
+        problem = Problem(place, f"cannot be listened on ({error.strerror})", "a free port")
+        raise ConfigurationError("server", [problem], remedy="choose another port") from error

@@ -1,0 +1,94 @@
+"""`/status`: where the server stands, and where its project stood when somebody looked last."""
+
+import asyncio
+from pathlib import Path
+
+from msgspec import UNSET
+
+from isthmus.features.contract.contract import Contract
+from isthmus.features.errors import ContractMismatch, DataError, DependencyError, IsthmusError
+from isthmus.features.online.record import Published
+from isthmus.features.status import Status
+from isthmus.serving.deployment.history import Event
+from isthmus.serving.metrics.metrics import Metrics
+from isthmus.serving.redis.store import Store
+from isthmus.serving.rollout.rollout import happened
+from isthmus.serving.settings import ServerSettings
+from isthmus.serving.state import State
+from isthmus.serving.wire.messages import HistoryState, ModelState, PublishedState, StatusAnswer
+
+HISTORY = 20
+"""Events that are told."""
+
+
+async def status(
+    settings: ServerSettings, state: State, store: Store, metrics: Metrics, models: list[ModelState], now: int
+) -> StatusAnswer:
+    """All that the server knows. What it cannot read stands in `problems`, and hides nothing else.
+
+    Args:
+        settings: of the server.
+        state: what it answers from.
+        store: its Redis.
+        metrics: what it has counted.
+        models: those that are deployed.
+        now: the present time in microseconds since 1970 UTC.
+
+    Raises:
+        NotReadyError: there is no contract.
+    """
+    contract, problems = state.contract, []
+    told: dict[str, Published | None] = {}
+    try:
+        told = await store.told(contract)
+    except DependencyError as error:
+        problems.append(str(error))
+    file = Path(settings.deployment)
+    events, project = await asyncio.to_thread(_read, file, problems)
+    return StatusAnswer(
+        name=contract.project,
+        contract=contract.hash,
+        now=now,
+        views={name: _published(contract, name, told.get(name), now) for name in contract.views} if told else {},
+        models=models,
+        refused=state.refused,
+        latency=metrics.latency(),
+        latency_objective_ms=settings.latency_objective_ms,
+        history=[HistoryState(**event.as_dict()) for event in reversed(events[-HISTORY:])],
+        project=UNSET if project is None else project,
+        problems=problems,
+    )
+
+
+def _read(deployment: Path, problems: list[str]) -> tuple[list[Event], Status | None]:
+    """The history, and what is kept of the project."""
+    events: list[Event] = []
+    project = None
+    try:
+        events = happened(deployment)
+    except DataError as error:
+        problems.append(str(error))
+    try:
+        project = Status.read(deployment.parent)
+    except DataError as error:
+        problems.append(str(error))
+    return events, project
+
+
+def _published(contract: Contract, name: str, record: Published | None, now: int) -> PublishedState:
+    view = contract.views[name]
+    ttl = None if view.ttl is None else view.ttl / 1e6
+    if record is None:
+        return PublishedState(ttl_seconds=ttl, refused="nothing has been materialized")
+    refused: IsthmusError | None = None
+    if record.contract != view.hash:
+        refused = ContractMismatch(f"view {name}", "was materialized under another contract",
+                                   remedy="run `isthmus materialize`")  # fmt: skip
+    return PublishedState(
+        materialized_at=record.at,
+        known_until=record.horizon,
+        age_seconds=(now - record.horizon) / 1e6,
+        ttl_seconds=ttl,
+        pending=record.pending,
+        refused=None if refused is None else str(refused),
+    )

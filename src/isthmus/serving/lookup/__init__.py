@@ -1,0 +1,1 @@
+"""A compiled lookup, its compact forms, and pushed rows."""

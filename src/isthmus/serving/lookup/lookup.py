@@ -1,0 +1,278 @@
+"""A lookup: which columns an answer has, and how stored values become Feast's JSON."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import orjson
+
+from isthmus.features.clock import Status
+from isthmus.features.contract.contract import SEPARATOR, Column, Contract, optional
+from isthmus.features.errors import RequestError
+from isthmus.features.online.plan import LookupPlan, ViewAnswer
+from isthmus.features.request.graph import RowGraph
+from isthmus.features.types import Bytes, DataType
+from isthmus.features.values.columns import Values
+from isthmus.serving.wire.encode import (
+    CALENDAR,
+    EPOCH,
+    OPTIONS,
+    Nulls,
+    base64_texts,
+    json_columns,
+    repeated,
+    status_words,
+)
+from isthmus.serving.wire.errors import NotFoundError
+
+Made = Mapping[str, Mapping[str, Values]]
+"""Request transform to its fields."""
+
+_PRESENT, _NULL, _NOT_FOUND = (np.uint8(code) for code in (Status.PRESENT, Status.NULL, Status.NOT_FOUND))
+
+_ORDERS = 16
+"""Sets and orders of join keys whose metadata are kept."""
+
+
+class Lookup:
+    """One list of features, compiled once and used by every request that asks for it.
+
+    Args:
+        contract: the project's contract.
+        features: pairs that exist in the contract: (view, feature) or (request transform, field).
+        full_names: whether to name features `view__feature`.
+        graphs: request transforms by name, ready to compute.
+        earlier: contracts whose rows may still be there.
+
+    Attributes:
+        request: the request fields that request transforms take, by name.
+        optional: those of them that may be left out.
+        computes: whether there are any.
+
+    Raises:
+        RequestError: two columns would have one name, or a request field two types.
+    """
+
+    def __init__(
+        self,
+        contract: Contract,
+        features: Sequence[tuple[str, str]],
+        *,
+        full_names: bool,
+        graphs: Callable[[str], RowGraph],
+        earlier: Sequence[Contract] = (),
+    ) -> None:
+        self.contract = contract
+        self._graph = graphs
+        self._graphs = [
+            graphs(name) for name in dict.fromkeys(name for name, _ in features if name in contract.transforms)
+        ]
+        taken = [graph.transform for graph in self._graphs]
+        stored = [pair for pair in features if pair[0] in contract.views]
+        read = dict.fromkeys((*stored, *(pair for transform in taken for pair in transform.stored)))
+        self.plan = LookupPlan(contract, [view for view, _ in read], earlier)
+        self.bits = self.plan.bits(read)
+        self.request: dict[str, Column] = {}
+        asking: dict[str, str] = {}
+        for transform in taken:
+            for column in transform.request:
+                known = self.request.setdefault(column.name, column)
+                first = asking.setdefault(column.name, transform.name)
+                if known != column:
+                    raise RequestError(
+                        "features", f"request field {column.name} is {known.dtype} to {first} and {column.dtype} to "
+                        f"{transform.name}", remedy="ask for them in requests of their own",
+                    )  # fmt: skip
+        self.optional = optional(taken)
+        self.computes = bool(taken)
+        self.names = [f"{view}{SEPARATOR}{feature}" if full_names else feature for view, feature in features]
+        seen: set[str] = set(self.plan.keys)
+        for name in self.names:
+            if name in seen:
+                raise RequestError(
+                    "features", f"two columns of the answer would be named {name}",
+                    remedy="set full_feature_names to true, and name each feature once",
+                )  # fmt: skip
+            seen.add(name)
+        self._columns = frozenset(self.names)
+        places: dict[str, dict[str, int]] = {}
+        for place, (view, feature) in enumerate(features):
+            if view in contract.views:
+                places.setdefault(view, {})[feature] = place
+        self._views = [
+            (view, [(part, [own[name] for name in part.names]) for part in self.plan.codecs[view].select(list(own))])
+            for view, own in places.items()
+        ]
+        self.features = [
+            (name, feature, (contract.stored if name in contract.views else contract.computed)((name, feature)).dtype)
+            for name, feature in features
+        ]
+        self._computed = [(place, *self.features[place]) for place, (name, _) in enumerate(features)
+                          if name in contract.transforms]  # fmt: skip
+        keys = [column for view in contract.views.values() for column in view.keys]
+        self._metadata = lru_cache(_ORDERS)(self._describe)
+        self._coded = {column.name for column in keys if column.dtype == Bytes}
+
+    def compute(self, given: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> Made:
+        """What the request transforms give, by their names.
+
+        Args:
+            given: the request fields.
+            answers: the answers of the views.
+
+        Raises:
+            RequestError: a row for which one of them is not defined, or with a field that is not as expected.
+        """
+        made = {}
+        for graph in self._graphs:
+            transform = graph.transform
+            columns = {SEPARATOR.join(pair): answers[pair[0]].columns[pair[1]] for pair in transform.stored}
+            columns |= {column.name: given[column.name] for column in transform.request}
+            made[transform.name] = graph.require(columns, self._graph, "entities.{}".format)
+        return made
+
+    def encode(
+        self, keys: Mapping[str, Sequence[Any]], rows: int, answers: Mapping[str, ViewAnswer], made: Made
+    ) -> bytes:
+        """The JSON answer for `rows` rows.
+
+        It is put together from the texts of its columns: what columns share is written once.
+        """
+        present = repeated(b'"PRESENT"', rows)
+        end = _end(present, repeated(EPOCH, rows))
+        columns = [b""] * len(self.names)
+        shared = {view: _Shared(answers[view], present) for view, _ in self._views}
+        for view, places, dtype, data, null in self.parts(answers):
+            texts = _texts(dtype, json_columns(dtype, data, null))
+            for place, text, ending in zip(places, texts, shared[view].ends(null, len(places)), strict=True):
+                columns[place] = text + ending
+        times = repeated(EPOCH, rows)
+        for place, _, dtype, data, null in self.computed(made):
+            (text,) = _texts(dtype, json_columns(dtype, data, null))
+            columns[place] = text + _end(
+                present if null is None else status_words(null[0].view(np.uint8) * _NULL), times
+            )
+        given = [orjson.dumps(column)[1:-1] + end for column in self.given(keys)]
+        listed = b',{"values":['.join(given + columns)
+        return b'{"metadata":' + self._metadata(tuple(keys)) + b',"results":[{"values":[' + listed + b"]}"
+
+    def require_apart(self, keys: Mapping[str, Sequence[Any]]) -> None:
+        """Refuses join keys that the lookup does not need and that have the name of a column of its answer.
+
+        Raises:
+            RequestError: there is one.
+        """
+        for name in keys:
+            if name in self._columns:
+                raise RequestError(
+                    f"entities.{name}", "is the name of a feature of the answer, too",
+                    remedy="leave it out, or set full_feature_names to true",
+                )  # fmt: skip
+
+    def given(self, keys: Mapping[str, Sequence[Any]]) -> list[Any]:
+        """The join keys of a request as orjson writes them."""
+        return [base64_texts(column) if name in self._coded else column for name, column in keys.items()]
+
+    def parts(
+        self, answers: Mapping[str, ViewAnswer]
+    ) -> Iterator[tuple[str, Sequence[int], DataType, np.ndarray[Any, Any], Nulls | None]]:
+        """For features that decode together: view, places in the answer, type, values (m, n) and what is null."""
+        for view, parts in self._views:
+            for selection, places in parts:
+                yield view, places, selection.dtype, *answers[view].columns.read(selection)
+
+    def computed(self, made: Made) -> Iterator[tuple[int, str, DataType, np.ndarray[Any, Any], Nulls | None]]:
+        """For each field of a request transform: place in the answer, name, type, values (1, n) and what is null."""
+        for place, transform, field, dtype in self._computed:
+            values = made[transform][field]
+            yield place, transform, dtype, values.data[None], None if values.valid.all() else ~values.valid[None]
+
+    def _describe(self, keys: tuple[str, ...]) -> bytes:
+        """The metadata of an answer that begins with these keys."""
+        return orjson.dumps({"feature_names": [*keys, *self.names], "contract": self.contract.hash})
+
+
+class _Shared:
+    """What the columns of one view share in an answer."""
+
+    def __init__(self, answer: ViewAnswer, present: bytes) -> None:
+        self._status = answer.status
+        self._present = present
+        event = np.ascontiguousarray(answer.event)
+        if not answer.whole:
+            event = np.where(answer.status == _NOT_FOUND, 0, event)
+        try:
+            self._times = orjson.dumps(event.view("<M8[us]"), option=OPTIONS)
+        except TypeError:
+            # A year that a date cannot have: one such row must not cost the answer.
+            self._times = orjson.dumps(np.clip(event, *CALENDAR).view("<M8[us]"), option=OPTIONS)
+
+    def ends(self, null: Nulls | None, count: int) -> list[bytes]:
+        """What follows the values of columns by their nulls, shape (count, n); None if there is no null."""
+        if null is None:
+            return [_end(self._present, self._times)] * count
+        there = self._status == _PRESENT
+        common = _end(status_words(self._status), self._times)
+        # A row that is not present is null in every column: most columns have no other null.
+        gone = there.size - np.count_nonzero(there)
+        return [
+            common if nulls == gone else _end(status_words(np.where(row & there, _NULL, self._status)), self._times)
+            for row, nulls in zip(null, np.count_nonzero(null, axis=1).tolist(), strict=True)
+        ]
+
+
+def _end(statuses: bytes, times: bytes) -> bytes:
+    return b'],"statuses":' + statuses + b',"event_timestamps":' + times + b"}"
+
+
+def _texts(dtype: DataType, columns: list[Any]) -> list[bytes]:
+    """The JSON of each column of one type, without the brackets around it."""
+    if dtype.numpy is None:
+        return [orjson.dumps(column, option=OPTIONS)[1:-1] for column in columns]
+    # Numbers hold no brackets: all columns are written at once, and cut where one ends and the next begins.
+    return orjson.dumps(columns, option=OPTIONS)[2:-2].split(b"],[")
+
+
+def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, str]]:
+    """(view, feature) pairs of Feast's references `view:feature`; of request transforms as well.
+
+    Raises:
+        NotFoundError: a view or a feature is not in the contract.
+        RequestError: something is no reference, or there is none.
+    """
+    if not references:
+        raise RequestError("features", "there is none", expected="at least one, as view:feature")
+    pairs = []
+    for reference in references:
+        view, colon, feature = reference.partition(":")
+        if not colon:
+            raise RequestError(f"features, {reference!r}", "is no feature reference", expected="view:feature")
+        known = contract.views.get(view) or contract.transforms.get(view)
+        if known is None:
+            expected = _one_of([*contract.views, *contract.transforms])
+            raise NotFoundError(f"features, {reference!r}", f"no view {view!r}", expected=expected)
+        names = [column.name for column in known.fields]
+        if feature not in names:
+            raise NotFoundError(f"features, {reference!r}", f"no feature {feature!r}", expected=_one_of(names))
+        pairs.append((view, feature))
+    return pairs
+
+
+def service_features(contract: Contract, name: str) -> list[tuple[str, str]]:
+    """(view, feature) pairs of a feature service; of request transforms as well.
+
+    Raises:
+        NotFoundError: it is not in the contract.
+        RequestError: it has request fields only.
+    """
+    service = contract.services.get(name)
+    if service is None:
+        raise NotFoundError("feature_service", f"no service {name!r}", expected=_one_of(contract.services))
+    if not service.features and not service.computed:
+        raise RequestError("feature_service", f"{name} has request fields only", expected="a service with features")
+    return [*service.features, *service.computed]
+
+
+def _one_of(names: Any) -> str:
+    return "one of " + (", ".join(sorted(names)) or "none")

@@ -1,0 +1,271 @@
+"""Rows pushed to a view: checked against the contract, all problems at once, and packed."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from isthmus.features import clock
+from isthmus.features.contract.contract import RESERVED, Column, Contract, ViewContract
+from isthmus.features.errors import Problem, RequestError
+from isthmus.features.values.columns import Values
+from isthmus.features.values.entitykey import entity_keys
+from isthmus.features.values.rows import Int64, RowCodec
+from isthmus.serving.limits import Limits
+from isthmus.serving.wire import decode
+from isthmus.serving.wire.errors import RowsError, TooLargeError, UnreadableError
+from isthmus.serving.wire.unreadable import FAILURES, unreadable
+
+EVENT, KNOWN = RESERVED[:2]
+
+Raws = Mapping[str, msgspec.Raw]
+
+_FIRST = clock.micros(datetime.min.replace(tzinfo=UTC))
+"""Earlier moments have no date."""
+
+_Moment = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | Annotated[datetime, msgspec.Meta(tz=True)]
+_ANYTHING = msgspec.json.Decoder()
+_ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
+_TIMES = msgspec.json.Decoder(list[_Moment])
+_NULLABLE_TIMES = msgspec.json.Decoder(list[_Moment | None])
+# Without a zone they are UTC, as in Feast.
+_Local = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | datetime
+_LOCAL_TIMES = msgspec.json.Decoder(list[_Local])
+_NULLABLE_LOCAL_TIMES = msgspec.json.Decoder(list[_Local | None])
+_NO_TIME = -(2**63)
+_Second = Annotated[int, msgspec.Meta(ge=_NO_TIME, le=(2**63 - 1) // 10**6)]
+_SECONDS = msgspec.json.Decoder(list[_Second | None])
+_SECOND_ARRAYS = msgspec.json.Decoder(list[list[_Second] | None])
+_FINER = re.compile(rb"\.\d{6}\d*[1-9]")
+_A_TIME = "RFC 3339 text with a time zone, or whole microseconds since 1970 UTC"
+_A_SECOND = "a list of whole seconds since 1970 UTC"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How rows are written down.
+
+    Attributes:
+        view: the field of the request that names their view.
+        known: the column of the known times, which may be left out.
+    """
+
+    view: str
+    known: str
+
+
+PUSH = Form("push_source_name", KNOWN)
+"""Times have a zone, or are whole microseconds."""
+FEAST = Form("feature_view_name", "created")
+"""As Feast's remote online store writes: times without a zone are UTC, known times may be null, and a UnixTimestamp
+feature is in whole seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows that hold what the contract says."""
+
+    keys: Mapping[str, list[Any]]
+    event: Int64
+    known: Int64
+    features: Mapping[str, Values]
+
+
+class PushedView:
+    """How the rows of one view are checked and packed: built once, used by every push to it."""
+
+    def __init__(self, contract: Contract, view: ViewContract, form: Form = PUSH) -> None:
+        self._project = contract.project
+        self._view = view
+        self._known = form.known
+        self._codec = RowCodec(view)
+        feast = form is FEAST
+        self._readers: dict[str, Callable[[msgspec.Raw], list[Any]]] = {
+            **{column.name: partial(_key, column) for column in view.keys},
+            EVENT: partial(_times, _LOCAL_TIMES if feast else _TIMES),
+            form.known: partial(_times, _NULLABLE_LOCAL_TIMES if feast else _TIMES),
+            **{column.name: _seconds(column) if feast else _reader(column) for column in view.fields},
+        }
+
+    def pack(self, df: Raws, limits: Limits, now: int) -> tuple[list[bytes], list[bytes]]:
+        """The key in Redis of each row, and the packed row.
+
+        Args:
+            df: column name to a JSON array.
+            limits: of the server.
+            now: the server's present in microseconds.
+
+        Raises:
+            RowsError: what is wrong with the columns.
+            TooLargeError: there are too many rows or values.
+            UnreadableError: a column is no JSON.
+        """
+        rows = self._read(df, limits, now)
+        names = entity_keys(self._project, self._view.keys, rows.keys)
+        return names, self._codec.encode(rows.event, rows.known, rows.features)
+
+    def _read(self, df: Raws, limits: Limits, now: int) -> _Rows:
+        problems: list[Problem] = []
+        for name in df:
+            if name not in self._readers:
+                expected = "one of " + ", ".join(self._readers)
+                problems.append(Problem(f"df.{name}", f"is no column of view {self._view.name}", expected))
+        lists: dict[str, list[Any]] = {}
+        for name, read in self._readers.items():
+            if name in df:
+                column = _column(name, df[name], read, limits.rows)
+                if isinstance(column, Problem):
+                    problems.append(column)
+                else:
+                    lists[name] = column
+            elif name != self._known:
+                problems.append(Problem(f"df.{name}", "is missing", "one value per row"))
+        if lists:
+            problems += _lengths(lists, limits.rows)
+        known = [now if time is None else time for time in lists.get(self._known, [])]
+        for name, times in ((EVENT, lists.get(EVENT, [])), (self._known, known)):
+            problems += _outside(name, times, now)
+        features = {}
+        for field in self._view.fields:
+            if field.name in lists:
+                try:
+                    features[field.name] = decode.values(lists[field.name], field)
+                except RequestError as error:
+                    problems.append(Problem(f"df.{field.name}", error.found, error.expected))
+        if problems:
+            raise RowsError("df", problems)
+        limits.require_values("df", len(lists[EVENT]), len(self._view.fields))
+        return _Rows(
+            {key.name: lists[key.name] for key in self._view.keys},
+            np.array(lists[EVENT], np.int64),
+            np.array(known or [now] * len(lists[EVENT]), np.int64),
+            features,
+        )
+
+
+def _key(column: Column, raw: msgspec.Raw) -> list[Any]:
+    return decode.keys({column.name: raw}, {column.name: column})[column.name]
+
+
+def _reader(column: Column) -> Callable[[msgspec.Raw], list[Any]]:
+    """What reads a feature: its values as a lookup answers with them, and a timestamp also as text."""
+    if column.dtype.name == "UnixTimestamp":
+        return partial(_times, _NULLABLE_TIMES)
+    return partial(_field, column)
+
+
+def _seconds(column: Column) -> Callable[[msgspec.Raw], list[Any]]:
+    """What reads a feature as Feast's protos have it: times in whole seconds, of which one stands for null."""
+    match column.dtype.name:
+        case "UnixTimestamp":
+            return lambda raw: [_micros(value) for value in _decode(raw, _SECONDS, _A_SECOND)]
+        case "Array(UnixTimestamp)":
+            return partial(_second_arrays, column)
+    return _reader(column)
+
+
+def _second_arrays(column: Column, raw: msgspec.Raw) -> list[Any]:
+    arrays = _decode(raw, _SECOND_ARRAYS, _A_SECOND)
+    decode.require_size("", arrays, column)
+    return [None if array is None else [_micros(value) for value in array] for array in arrays]
+
+
+def _micros(seconds: int | None) -> int | None:
+    if seconds is None or seconds == _NO_TIME:
+        return None
+    if seconds * 10**6 < -(2**63):
+        raise RequestError("", f"{seconds} is too early", expected=_A_SECOND)
+    return seconds * 10**6
+
+
+def _field(column: Column, raw: msgspec.Raw) -> list[Any]:
+    return decode.field(raw, column)
+
+
+def _times(decoder: msgspec.json.Decoder[list[Any]], raw: msgspec.Raw) -> list[Any]:
+    """Microseconds since 1970 UTC, and None where the decoder takes null."""
+    text = bytes(raw)
+    if b"\\" in text:
+        # "\u002b01:00" is how some write "+01:00".
+        text = msgspec.json.encode(_decode(raw, _ANYTHING, "a list"))
+    values = _decode(msgspec.Raw(text), decoder, f"a list of times: {_A_TIME}")
+    if finer := _FINER.search(text):
+        # Nothing is rounded unasked: two rows could become one.
+        raise RequestError("", f"a second has the fraction {finer[0].decode()}", expected="microseconds at most")
+    return [value if value is None or isinstance(value, int) else clock.micros(_zoned(value)) for value in values]
+
+
+def _zoned(time: datetime) -> datetime:
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time
+
+
+def _column(name: str, raw: msgspec.Raw, read: Callable[[msgspec.Raw], list[Any]], most: int) -> list[Any] | Problem:
+    """The values of one column, or what is wrong with the first of them and with how many more."""
+    try:
+        return read(raw)
+    except UnreadableError as error:
+        raise UnreadableError(f"df.{name}", error.found, expected=error.expected) from error
+    except RequestError as error:
+        more = _wrong(name, raw, read, most) - 1
+        found = error.found + (f", and {more:,} more rows are wrong" if more > 0 else "")
+        return Problem(f"df.{name}", found, error.expected)
+
+
+def _wrong(name: str, raw: msgspec.Raw, read: Callable[[msgspec.Raw], list[Any]], most: int) -> int:
+    """How many values of a column are wrong.
+
+    Raises:
+        TooLargeError: there are too many values to look at each.
+    """
+    try:
+        items = _ITEMS.decode(raw)
+    except msgspec.ValidationError:
+        return 1
+    decode.rows("df", {name: items}, most)
+    wrong = 0
+    for item in items:
+        try:
+            read(msgspec.Raw(b"[" + bytes(item) + b"]"))
+        except RequestError:
+            wrong += 1
+    return wrong
+
+
+def _lengths(lists: Mapping[str, list[Any]], most: int) -> list[Problem]:
+    """What is wrong with the lengths of some columns.
+
+    Raises:
+        TooLargeError: there are too many rows.
+    """
+    try:
+        decode.rows("df", lists, most)
+    except TooLargeError:
+        raise
+    except RequestError as error:
+        return [Problem(error.where, error.found, error.expected)]
+    return []
+
+
+def _outside(name: str, times: list[int], now: int) -> list[Problem]:
+    """The problem of times that a row cannot have: a row of the future would hide the one that is true now."""
+    wrong = [row for row, at in enumerate(times) if not _FIRST <= at <= now]
+    if not wrong:
+        return []
+    row, more = wrong[0], f", and {len(wrong) - 1:,} more rows" if len(wrong) > 1 else ""
+    word = "is later than the server's present" if times[row] > now else "is before the year 1"
+    expected = f"no later than {clock.moment(now).isoformat()}, which is {now}"
+    return [Problem(f"df.{name}", f"{times[row]} at `list[{row}]`{more} {word}", expected)]
+
+
+def _decode(raw: msgspec.Raw, decoder: msgspec.json.Decoder[Any], expected: str) -> Any:
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        raise RequestError("", str(error).replace("$", "list"), expected=expected) from error
+    except FAILURES as error:
+        raise unreadable("", bytes(raw), error) from error

@@ -1,0 +1,322 @@
+"""What a server counts about itself, and how Prometheus reads it.
+
+Every label is bounded: routes are the paths of the API, views and models come from the contract and the deployment, and
+errors are the classes of our tree. The numbers of a request are found once and kept.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
+from starlette.types import Scope
+
+from isthmus.features.clock import Status
+from isthmus.features.online.plan import ViewAnswer
+from isthmus.features.profiles import OBJECTIVE_MS
+from isthmus.serving.metrics.counters import BUCKETS, Tally
+from isthmus.serving.rollout.candidate import Trial
+from isthmus.serving.state import State
+from isthmus.serving.waits import REFUSAL, _waits
+from isthmus.serving.wire.encode import LABELS
+from isthmus.serving.wire.errors import NotReadyError
+from isthmus.serving.wire.messages import LatencyState
+
+WRITE_SECONDS = 1.0
+"""How much of a worker's counts is lost if it is killed, and how far the others lag behind it."""
+
+_ANSWERS = ("/get-online-features", "/predict")
+_NEWEST = "isthmus_view_newest_known_microseconds"
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+_NOT_THERE = (int(Status.EXPIRED), int(Status.NOT_FOUND))
+
+
+class Metrics:
+    """The metrics of one server process; where workers share a port, each answers for all of them.
+
+    Args:
+        state: what the server answers from at present.
+        now: the present time in microseconds since 1970 UTC.
+        folder: where the workers count together; None if there is but one.
+        objective_ms: what the p99 of answers shall not be above: a bound of the durations of requests, so that how many
+            took longer is exact.
+    """
+
+    def __init__(
+        self, state: Callable[[], State], now: Callable[[], int], folder: Path | None = None,
+        objective_ms: float = OBJECTIVE_MS,
+    ) -> None:  # fmt: skip
+        self._tally = Tally(folder)
+        self.bounds = tuple(sorted({*BUCKETS, objective_ms / 1000}))
+        self._series = _Series(self._tally, self.bounds)
+        self._in_flight = self._series.in_flight.number()
+        self._first_answer = self._series.first_answer.number()
+        self._exposed = CollectorRegistry()
+        self._exposed.register(_Exposed(self._tally, state, now))
+        self._outcomes: dict[tuple[str, str, int], _Outcome] = {}
+        self._views: dict[str, _View] = {}
+        self._models: dict[str, _Runs] = {}
+
+    async def share(self) -> None:
+        """Lets the other workers know what this one has counted, until it is canceled."""
+        while True:
+            self._tally.write()
+            await asyncio.sleep(WRITE_SECONDS)
+
+    def answered(self) -> list[int]:
+        """Lookups and predictions of this process that were answered with 200, by `bounds` of what they took."""
+        return [*map(sum, zip(*(self._series.request_seconds.counts(route, "2xx") for route in _ANSWERS), strict=True))]
+
+    def close(self) -> None:
+        """Lets the other workers know it for the last time."""
+        self._tally.close()
+
+    def begin(self) -> None:
+        """A request has come in."""
+        _waits.set([])
+        self._in_flight.value += 1
+
+    def end(self, path: str, scope: Scope, status: int, seconds: float) -> None:
+        """A request has been answered.
+
+        Args:
+            path: the path of its route, or a word for those without one.
+            scope: the request's scope, as its answer has left it.
+            status: the HTTP status; 0 if the client left before it.
+            seconds: from its beginning to the end of its answer.
+        """
+        self._in_flight.value -= 1
+        key = (path, scope["method"], status)
+        outcome = self._outcomes.get(key)
+        if outcome is None:
+            method = key[1] if key[1] in _METHODS else "other"
+            outcome = self._outcomes[key] = _Outcome(self._series, path, method, status)
+        outcome.count(seconds, _waits.get())
+        if status and (refusal := scope.get(REFUSAL)) is not None:
+            self._series.errors.number(path, refusal).value += 1
+        if not self._first_answer.value and 200 <= status < 300:
+            self._first_answer.value = _age_of_the_process()
+
+    def read(self, answers: Mapping[str, ViewAnswer], bits: Mapping[str, bytes]) -> None:
+        """Some views of the contract have answered.
+
+        Args:
+            answers: view name to its answer.
+            bits: view name to the null bits of the features that were asked for.
+        """
+        for name, answer in answers.items():
+            view = self._views.get(name)
+            if view is None:
+                view = self._views[name] = _View(self._series, name)
+            view.count(answer, bits[name])
+
+    @contextmanager
+    def run(self, model: str, rows: int) -> Iterator[None]:
+        """Surrounds one run of a deployed model over some rows."""
+        runs = self._models.get(model)
+        if runs is None:
+            runs = self._models[model] = _Runs(self._series, model)
+        start = time.perf_counter()
+        try:
+            yield
+        except Exception:
+            # Whatever it is, the run has failed; a request that was canceled has not, which is no Exception.
+            runs.failures.value += 1
+            raise
+        finally:
+            runs.seconds.observe(time.perf_counter() - start)
+            runs.rows.value += rows
+
+    def tried(self, trial: Trial, outcome: str, role: str) -> None:
+        """A request was put to one of the two while a candidate is on trial.
+
+        Args:
+            trial: the candidate.
+            outcome: answered, failed, dropped or differing.
+            role: of whom: deployed, canary or shadow.
+        """
+        self._series.trials.number(trial.candidate.deployment.model, role, outcome).value += 1
+
+    def timed(self, trial: Trial, seconds: float, role: str) -> None:
+        """One of the two has run over the rows of a request."""
+        self._series.trial_seconds.seconds(trial.candidate.deployment.model, role).observe(seconds)
+
+    def latency(self) -> dict[str, LatencyState]:
+        """How long requests took that were answered well or not, by route, and the runs of models, by their names."""
+        found = self._tally.quantiles("isthmus_request_duration_seconds", "route", 0.5, 0.99)
+        runs = self._tally.quantiles("isthmus_model_duration_seconds", "model", 0.5, 0.99)
+        found |= {f"runs of {model}": measured for model, measured in runs.items()}
+        return {
+            name: LatencyState(count, *(round(seconds * 1e3, 4) for seconds in quantiles))
+            for name, (count, quantiles) in found.items()
+        }
+
+    def exposition(self, accept: str) -> tuple[bytes, str]:
+        """All metrics as text, and its content type: OpenMetrics if `accept` names it, else Prometheus's own format."""
+        # The request for them is no work in progress; other workers would read of it long after it has been answered.
+        self._in_flight.value -= 1
+        try:
+            if "application/openmetrics-text" in accept:
+                body: bytes = openmetrics.generate_latest(self._exposed)  # type: ignore[no-untyped-call]
+                return body, openmetrics.CONTENT_TYPE_LATEST
+            return generate_latest(self._exposed), CONTENT_TYPE_PLAIN_0_0_4
+        finally:
+            self._in_flight.value += 1
+
+
+class _Series:
+    """Every metric that is counted as things happen."""
+
+    def __init__(self, tally: Tally, bounds: tuple[float, ...]) -> None:
+        self.requests = tally.counter("isthmus_requests_total", "Requests answered.", "route", "method", "status")
+        self.request_seconds = tally.histogram(
+            "isthmus_request_duration_seconds", "From a request to the end of its answer.", "route", "status_class",
+            bounds=bounds,
+        )  # fmt: skip
+        self.store_seconds = tally.histogram(
+            "isthmus_store_duration_seconds", "Of a request's time, waiting for the online store.", "route"
+        )
+        self.serving_seconds = tally.histogram(
+            "isthmus_serving_duration_seconds", "Of a request's time, everything but the online store.", "route"
+        )
+        self.errors = tally.counter(
+            "isthmus_errors_total", "Requests refused, by the class of the error.", "route", "error"
+        )
+        self.in_flight = tally.gauge(
+            "isthmus_requests_in_flight", "Requests being answered, but for the one that asks for this.",
+            merge="livesum",
+        )  # fmt: skip
+        self.first_answer = tally.gauge(
+            "isthmus_first_answer_seconds",
+            "From the start of the process to its first successful answer; 0 before that. The slowest worker's.",
+            merge="livemax",
+        )  # fmt: skip
+        self.view_values = tally.counter(
+            "isthmus_view_values_total",
+            "Values that a view answered, one per row and feature asked for, by the status of the value.",
+            "view", "status",
+        )  # fmt: skip
+        # Turned into an age when it is read: an age kept here would stop growing with the traffic, and the smallest of
+        # several workers' ages would be that of whoever was asked least.
+        self.newest = tally.gauge(_NEWEST, "Newest known time served.", "view", merge="max")
+        self.model_seconds = tally.histogram(
+            "isthmus_model_duration_seconds", "A run of a model over its rows.", "model"
+        )
+        self.model_rows = tally.counter("isthmus_model_rows_total", "Rows that a model was run over.", "model")
+        self.failures = tally.counter("isthmus_prediction_failures_total", "Runs of a model that failed.", "model")
+        self.trials = tally.counter(
+            "isthmus_trial_predictions_total",
+            "Requests to the deployed model while a candidate is on trial, and to that, as canary or shadow.",
+            "model", "role", "outcome",
+        )  # fmt: skip
+        self.trial_seconds = tally.histogram(
+            "isthmus_trial_duration_seconds", "A run of each of the two over its rows.", "model", "role"
+        )
+
+
+class _Outcome:
+    """The series of the requests that one route answered with one status."""
+
+    def __init__(self, series: _Series, route: str, method: str, status: int) -> None:
+        self._requests = series.requests.number(route, method, str(status) if status else "none")
+        self._duration = series.request_seconds.seconds(route, f"{status // 100}xx" if status else "none")
+        self._serving = series.serving_seconds.seconds(route)
+        self._store = series.store_seconds
+        self._route = route
+
+    def count(self, seconds: float, waits: list[float]) -> None:
+        self._requests.value += 1
+        self._duration.observe(seconds)
+        if waits:
+            waited = sum(waits)
+            # Not kept: a route that never waits has no such histogram.
+            self._store.seconds(self._route).observe(waited)
+            seconds -= waited
+        self._serving.observe(seconds)
+
+
+class _View:
+    """The series of one view."""
+
+    def __init__(self, series: _Series, name: str) -> None:
+        self._values = [series.view_values.number(name, label) for label in LABELS]
+        self._newest = series.newest.number(name)
+
+    def count(self, answer: ViewAnswer, bits: bytes) -> None:
+        features = int.from_bytes(bits, "little").bit_count()
+        nulls = answer.columns.nulls(bits)
+        self._values[Status.PRESENT].value += len(answer.status) * features - nulls
+        if nulls:
+            # What is not there is null in every feature; what is null beyond that has a row. One byte per status: up to
+            # a hundred rows, bytes are counted faster than by `np.bincount`.
+            codes = answer.status.tobytes()
+            for status in _NOT_THERE:
+                if count := codes.count(status) * features:
+                    self._values[status].value += count
+                    nulls -= count
+            self._values[Status.NULL].value += nulls
+        # `argmax`, because `max` takes four times as long for a few rows.
+        if answer.known.item(answer.known.argmax()) > self._newest.value:
+            # Perhaps a row from the future, which was not served.
+            served = answer.known[answer.status != Status.NOT_FOUND]
+            self._newest.value = max(self._newest.value, float(served.max(initial=0)))
+
+
+class _Runs:
+    """The series of one model."""
+
+    def __init__(self, series: _Series, model: str) -> None:
+        self.seconds = series.model_seconds.seconds(model)
+        self.rows = series.model_rows.number(model)
+        self.failures = series.failures.number(model)
+
+
+class _Exposed(Collector):
+    """What has been counted, and what is true at the moment of reading."""
+
+    def __init__(self, counted: Tally, state: Callable[[], State], now: Callable[[], int]) -> None:
+        self._counted = counted
+        self._state = state
+        self._now = now
+
+    def collect(self) -> Iterable[Metric]:
+        families = {family.name: family for family in self._counted.collect()}
+        newest = families.pop(_NEWEST, None)
+        state = self._state()
+        try:
+            contract = state.contract
+        except NotReadyError:
+            return [families[name] for name in sorted(families)]
+        freshness = GaugeMetricFamily(
+            "isthmus_view_freshness_seconds",
+            "Age of the newest row of a view that was served since the server started: the present time, which is that "
+            "of the settings if they fix one, less the time the row was known. A view nobody asked for has none.",
+            labels=["view"],
+        )
+        for sample in newest.samples if newest else ():
+            if sample.value and sample.labels["view"] in contract.views:
+                freshness.add_metric([sample.labels["view"]], (self._now() - sample.value) / 1e6)
+        deployment = state.model.deployment if state.model else None
+        info = {
+            "project": contract.project,
+            "contract": contract.hash,
+            "model": deployment.model if deployment else "",
+            "package": deployment.digest if deployment else "",
+        }
+        families[freshness.name] = freshness
+        families["isthmus_contract"] = InfoMetricFamily("isthmus_contract", "What is served.", info)
+        return [families[name] for name in sorted(families)]
+
+
+def _age_of_the_process() -> float:
+    """Seconds since the kernel started this process (proc(5): field 22 of `stat`, in clock ticks since boot)."""
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")

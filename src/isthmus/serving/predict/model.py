@@ -1,0 +1,94 @@
+"""A deployed model: the package's ORT file in an ONNX Runtime session that has reproduced its golden rows."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from isthmus.features.errors import PackageError
+from isthmus.features.package.golden import read_golden
+from isthmus.features.package.manifest import feeds, package_digest, read_contract, read_package
+from isthmus.features.package.replay import answers, opened, require_fed, require_reproduced
+from isthmus.features.package.signature import require_signature
+from isthmus.features.values.columns import Values
+from isthmus.serving.deployment.deployment import Deployment, require_rows
+
+_TRIALS = 5
+
+Float32 = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class Model:
+    """The model of a deployment, ready to answer.
+
+    Args:
+        deployment: what is deployed.
+        public_key: whose owner must have signed the package, whatever the deployment says; None if nobody must.
+
+    Attributes:
+        contract: what its package was made under.
+        seconds: how long a prediction of one row takes here, at best.
+        warming: how many seconds its first predictions took, those of the golden rows.
+
+    Raises:
+        PackageError: the package is damaged, is another one, is not signed by whom it must be, or does not reproduce
+            its golden rows.
+    """
+
+    def __init__(self, deployment: Deployment, public_key: str | None = None) -> None:
+        self.deployment = deployment
+        folder = Path(deployment.package)
+        manifest = read_package(folder)
+        digest = package_digest(folder)
+        if digest != deployment.digest:
+            raise PackageError(
+                f"package {manifest.name}", f"has digest {digest[:12]}",
+                expected=f"{deployment.digest[:12]}, as deployed",
+                remedy="run `isthmus verify` and `isthmus deploy` for this package",
+            )  # fmt: skip
+        # Who can write a package can write the deployment beside it, but not what the server was started with.
+        for key in dict.fromkeys((public_key, deployment.public_key)):
+            if key is not None:
+                require_signature(folder, key)
+        self.contract = read_contract(folder, manifest)
+        self.inputs = manifest.model_inputs
+        variant = manifest.variant(deployment.precision)
+        self._output = require_rows(manifest)
+        golden = read_golden(folder, manifest)
+        require_fed(f"package {manifest.name}", golden, manifest)
+        self._session = opened(folder, manifest, variant, deployment.threads)
+        began = time.perf_counter()
+        found = answers(self._session, manifest, variant, [case.feeds for case in golden.cases])
+        require_reproduced(golden, manifest, variant, found)
+        self.seconds = self._time(golden.columns(golden.cases[0], self.inputs))
+        self.warming = time.perf_counter() - began
+
+    @property
+    def threads(self) -> int:
+        """CPU threads of one prediction, as the session has them."""
+        threads: int = self._session.get_session_options().intra_op_num_threads
+        return threads
+
+    def predict(self, columns: Mapping[str, Values]) -> Float32:
+        """The model's output for n rows, shape (n,).
+
+        Args:
+            columns: a column of n values for every input.
+
+        Raises:
+            DataError: a column is missing.
+        """
+        (output,) = self._session.run([self._output], feeds(self.inputs, columns))
+        result: Float32 = np.asarray(output, np.float32).reshape(-1)
+        return result
+
+    def _time(self, columns: Mapping[str, Values]) -> float:
+        row = {name: Values(values.data[:1], values.valid[:1]) for name, values in columns.items()}
+        durations = []
+        for _ in range(_TRIALS):
+            start = time.perf_counter()
+            self.predict(row)
+            durations.append(time.perf_counter() - start)
+        return min(durations)

@@ -1,0 +1,147 @@
+"""A prediction: from join keys and request fields to the model's output."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import orjson
+
+from isthmus.features.contract.contract import Column, Contract, optional
+from isthmus.features.contract.diff import require_service
+from isthmus.features.errors import RequestError
+from isthmus.features.online.plan import LookupPlan, ViewAnswer
+from isthmus.features.profiles import BATCH_ROWS
+from isthmus.features.request.graph import RowGraph
+from isthmus.features.types import Float32
+from isthmus.features.values.columns import Values
+from isthmus.serving.limits import Limits
+from isthmus.serving.predict.batches import Batches, Outputs
+from isthmus.serving.predict.model import Model
+from isthmus.serving.wire import decode
+from isthmus.serving.wire.encode import OPTIONS, json_columns, labels
+
+Raws = Mapping[str, msgspec.Raw]
+
+
+class Predictor:
+    """A model with the views and request fields it reads.
+
+    Args:
+        contract: the contract in use.
+        model: the model.
+        graphs: request transforms by name, to say what is wrong with a row that the model cannot answer.
+        earlier: contracts whose rows may still be there.
+        batch: rows of several requests that are predicted together.
+
+    Raises:
+        ContractMismatch: what the model reads is not what it was when its package was made.
+    """
+
+    def __init__(
+        self,
+        contract: Contract,
+        model: Model,
+        graphs: Callable[[str], RowGraph],
+        earlier: Sequence[Contract] = (),
+        batch: int = BATCH_ROWS,
+    ) -> None:
+        deployment = model.deployment
+        require_service(f"model {deployment.model}", model.contract, contract, deployment.service)
+        self.model = model
+        self.batches = Batches(model.predict, model.seconds, batch)
+        self._used, self._graphs = contract.used(deployment.service), graphs
+        needed = {item.name for item in model.inputs}
+        self._features = [
+            (view, feature, full)
+            for view, feature in contract.read(deployment.service)
+            if (full := contract.views[view].full_name(feature)) in needed
+        ]
+        self.plan = LookupPlan(contract, [view for view, _, _ in self._features], earlier)
+        self.bits = self.plan.bits((view, feature) for view, feature, _ in self._features)
+        given = contract.given(deployment.service)
+        self._fields = {column.name: column for column in given if column.available == "request"}
+        self._needed = [name for name in self._fields if name in needed]
+        read = {column.name for column in contract.service(deployment.service).request}
+        self._optional = optional(self._used) - read
+
+    def read(
+        self, entities: Raws, request: Raws, join_keys: Mapping[str, Column], limits: Limits
+    ) -> tuple[dict[str, list[Any]], dict[str, Values], int]:
+        """The join keys, the request fields and the number of rows of a request.
+
+        A value that is a join key and a request field may be given as either.
+
+        Raises:
+            RequestError: something is missing, unknown, of another type, or said twice and differently.
+            TooLargeError: there are more rows or values than the limits let through.
+        """
+        for name in request:
+            if name not in self._fields:
+                expected = "one of " + (", ".join(self._fields) or "none")
+                raise RequestError(f"request.{name}", "is no request field of the model", expected=expected)
+        for name in entities:
+            if name not in join_keys and name in self._fields:
+                raise RequestError(f"entities.{name}", "is no join key, but a request field of the model",
+                                   remedy="give it in `request`")  # fmt: skip
+        entities = {**{name: request[name] for name in self.plan.keys if name in request}, **entities}
+        request = {**{name: entities[name] for name in self._needed if name in entities}, **request}
+        keys = decode.keys(entities, join_keys)
+        fields = {name: decode.field(raw, self._fields[name]) for name, raw in request.items()}
+        require_keys(self.plan, keys)
+        for name in self._needed:
+            if name not in fields and name not in self._optional:
+                raise RequestError(f"request.{name}", "is missing", expected=f"{self._fields[name].dtype}, one per row")
+        rows = decode.rows("entities and request", {**fields, **keys}, limits.rows)
+        limits.require_values("entities and request", rows, len(self._features) + len(self._needed))
+        for name in fields.keys() & keys.keys():
+            if fields[name] != keys[name]:
+                raise RequestError(f"request.{name}", f"differs from entities.{name}", expected="one of the two")
+        absent: list[Any] = [None] * rows
+        needed = {name: decode.values(fields.get(name, absent), self._fields[name]) for name in self._needed}
+        return keys, needed, rows
+
+    def inputs(self, fields: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> dict[str, Values]:
+        """What the model reads: the columns that the views and the request hold."""
+        stored = {full: answers[view].columns[feature] for view, feature, full in self._features}
+        return {**stored, **fields}
+
+    def require(self, output: Outputs, columns: Mapping[str, Values]) -> None:
+        """Refuses rows for which a request transform in the model is not defined: the model has no answer for them.
+
+        Raises:
+            RequestError: there is one; the row is named, with the request field that is not as expected, or with the
+                transform and its field.
+        """
+        if np.isnan(output).any():
+            for transform in self._used:
+                taken = {name: decode[name] for name in transform.taken}
+                self._graphs(transform.name).require(taken, self._graphs, self._place)
+
+    def _place(self, field: str) -> str:
+        return f"entities.{field}" if field in self.plan.keys else f"request.{field}"
+
+    def encode(self, output: Outputs, answers: Mapping[str, ViewAnswer]) -> bytes:
+        """The JSON answer: the model's output, and what the views had to say."""
+        deployment = self.model.deployment
+        return orjson.dumps(
+            {
+                "model": deployment.model,
+                "contract": deployment.contract,
+                "package": deployment.digest,
+                "predictions": json_columns(Float32, output[None])[0],
+                "statuses": {view: labels(answer.status) for view, answer in answers.items()},
+            },
+            option=OPTIONS,
+        )
+
+
+def require_keys(plan: LookupPlan, given: Mapping[str, object]) -> None:
+    """Checks that every join key of a plan is given.
+
+    Raises:
+        RequestError: one is missing.
+    """
+    for name, column in plan.keys.items():
+        if name not in given:
+            raise RequestError(f"entities.{name}", "is missing", expected=f"a list of {column.dtype} values")

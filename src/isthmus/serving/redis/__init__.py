@@ -1,0 +1,1 @@
+"""The asynchronous online store."""

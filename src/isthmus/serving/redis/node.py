@@ -1,0 +1,220 @@
+"""One Redis server, or one node of a cluster: requests follow each other on a connection without waiting.
+
+Redis answers in order, so a connection can carry the requests of many callers at once: none is borrowed from a pool for
+each request, and replies are handed out as they come, without a coroutine for each.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, cast
+
+import hiredis
+import redis.asyncio
+
+# The classes that redis-py gives to the errors of Redis, which `hiredis` alone does not know.
+from redis._parsers.base import BaseParser
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AskError, InvalidResponse
+
+from isthmus.features.redis.pipeline import Piece, Script
+from isthmus.features.redis.refusal import of_a_replica
+from isthmus.serving.threads import offload
+
+KEYS = 1000
+"""Commands that are made and packed on the event loop: about a millisecond."""
+
+Command = tuple[bytes, ...]
+
+_FEW = 256
+"""Commands of a request that others may have to wait for. Requests with more have a connection of their own kind."""
+
+_SILENCE = 0.5
+"""Seconds without a reply after which a canceled request takes its connection with it."""
+
+_NOTHING = object()
+
+
+class Node:
+    """A server, with one connection for small requests and one for large ones.
+
+    Args:
+        url: `redis://`, `rediss://` or `unix://`.
+    """
+
+    def __init__(self, url: str) -> None:
+        # It is only asked to make connections: it knows what the URL says of TLS, passwords and databases.
+        self._pool = redis.asyncio.ConnectionPool.from_url(url, socket_timeout=None, retry=Retry(NoBackoff(), 0))
+        self._wires: dict[bool, _Wire] = {}
+        self._opening = {False: asyncio.Lock(), True: asyncio.Lock()}
+
+    async def ask(self, commands: Sequence[Command], *, refusals: bool = False) -> list[Any]:
+        """The replies to some commands.
+
+        Args:
+            commands: the commands.
+            refusals: whether an error that answers a command stands in the place of its reply; it is raised otherwise.
+
+        Raises:
+            RedisError: there is no connection, or Redis has refused a command.
+        """
+        packed = await offload(len(commands) > KEYS, _pack, commands)
+        before = list(self._wires.values())
+        replies = await self._replies(packed, len(commands))
+        refused = [reply for reply in replies if isinstance(reply, Exception)]
+        if before and any(map(of_a_replica, refused)):
+            # Connections from before another server became the primary. The next ones go where its name leads now.
+            for wire in before:
+                wire.leave()
+            replies = await self._replies(packed, len(commands))
+            refused = [reply for reply in replies if isinstance(reply, Exception)]
+        if refused and not refusals:
+            raise refused[0]
+        return replies
+
+    async def run(self, script: Script, arguments: Sequence[bytes], piece: Piece) -> list[Any]:
+        """The replies to the calls that run a script over keys with one value each.
+
+        Raises:
+            RedisError: there is no connection, or Redis has refused a call.
+        """
+        return await self.ask(script.calls(arguments, piece, by_slot=False))
+
+    async def ping(self, project: str) -> None:
+        """Asks for a sign of life: whether a lookup of a project would be answered, here or by another node.
+
+        PING is refused where writes are, and answered where lookups are refused.
+
+        Raises:
+            RedisError: it would not.
+        """
+        (reply,) = await self.ask([(b"HMGET", f"{project}:tables".encode(), b"")], refusals=True)
+        if isinstance(reply, Exception) and not isinstance(reply, AskError):
+            raise reply
+
+    async def close(self) -> None:
+        """Closes all connections."""
+        for wire in self._wires.values():
+            wire.abort()
+
+    async def _replies(self, packed: bytes, count: int) -> list[Any]:
+        try:
+            return await self._exchange(packed, count)
+        except redis.ConnectionError:
+            # A connection from before Redis was started again. The next one is new.
+            return await self._exchange(packed, count)
+
+    async def _exchange(self, packed: bytes, count: int) -> list[Any]:
+        many = count > _FEW
+        wire = self._wires.get(many)
+        if wire is None or wire.left:
+            async with self._opening[many]:
+                wire = self._wires.get(many)
+                if wire is None or wire.left:
+                    wire = self._wires[many] = await self._open()
+        return await wire.ask(packed, count)
+
+    async def _open(self) -> "_Wire":
+        """A connection on which redis-py has shaken hands, and on which nobody but us reads and writes from then on."""
+        connection: Any = self._pool.make_connection()  # type: ignore[no-untyped-call]
+        try:
+            await connection.connect()
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        return _Wire(connection)
+
+
+class _Wire(asyncio.Protocol):
+    """One connection, and the requests whose replies are under way on it.
+
+    Args:
+        connection: of redis-py, connected. What it reads and writes with is taken from it; the rest is not needed.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self.left = False
+        """Whether it takes no more requests."""
+        # Kept, because a writer that is collected closes its transport.
+        self._writer, connection._writer, connection._reader = connection._writer, None, None
+        self._transport: asyncio.WriteTransport = self._writer.transport
+        self._transport.set_protocol(self)
+        self._loop = asyncio.get_running_loop()
+        self._replies = hiredis.Reader(
+            protocolError=InvalidResponse, replyError=BaseParser.parse_error, notEnoughData=_NOTHING
+        )
+        self._waiting: deque[tuple[asyncio.Future[list[Any]], int, list[Any]]] = deque()
+        self._outgoing: list[bytes] = []
+        self._heard = self._loop.time()
+
+    async def ask(self, packed: bytes, count: int) -> list[Any]:
+        """The replies to packed commands, errors among them.
+
+        Raises:
+            ConnectionError: the connection was lost.
+        """
+        if count == 0:
+            return []
+        sent = self._loop.time()
+        future: asyncio.Future[list[Any]] = self._loop.create_future()
+        self._waiting.append((future, count, []))
+        if not self._outgoing:
+            # The requests of one turn of the event loop leave together: a write costs more than what it carries.
+            self._loop.call_soon(self._send)
+        self._outgoing.append(packed)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            # The replies are still taken off the connection when they come. If nothing has come for long, the other
+            # side may be gone without a word, and would keep everyone waiting.
+            if self._loop.time() - max(sent, self._heard) >= _SILENCE:
+                self.abort()
+            raise
+
+    def _send(self) -> None:
+        parts, self._outgoing = self._outgoing, []
+        if not self._transport.is_closing():
+            self._transport.writelines(parts)
+
+    def leave(self) -> None:
+        """Takes no more requests, and closes the connection once those under way are answered."""
+        self.left = True
+        if not self._waiting:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Closes the connection at once."""
+        self._transport.abort()
+        self.connection_lost(None)
+
+    def data_received(self, data: bytes) -> None:
+        """Hands out what has come."""
+        self._heard = self._loop.time()
+        self._replies.feed(data)
+        try:
+            while (reply := self._replies.gets()) is not _NOTHING:
+                future, count, replies = self._waiting[0]
+                replies.append(reply)
+                if len(replies) == count:
+                    self._waiting.popleft()
+                    if not future.done():
+                        future.set_result(replies)
+            if self.left and not self._waiting:
+                self._transport.close()
+        except (InvalidResponse, IndexError):
+            # What speaks there is no Redis.
+            self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tells everyone who waits."""
+        self.left = True
+        while self._waiting:
+            future, _, _ = self._waiting.popleft()
+            if not future.done():
+                future.set_exception(redis.ConnectionError(str(exc or "the connection was closed")))
+
+
+def _pack(commands: Sequence[Command]) -> bytes:
+    """Commands as they are sent."""
+    return b"".join([hiredis.pack_command(cast("Any", command)) for command in commands])

@@ -1,0 +1,1 @@
+"""Changing what is deployed, and the candidate beside it."""

@@ -1,0 +1,322 @@
+"""Deploying and rolling back: one at a time, in stages, each step of which may be the last."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.diff import require_service
+from isthmus.features.errors import GateFailed, PackageError
+from isthmus.features.files import write_atomically
+from isthmus.features.package.manifest import read_contract, read_package
+from isthmus.features.profiles import ServingProfile
+from isthmus.features.verdict import Verdict
+from isthmus.serving.deployment import cache
+from isthmus.serving.deployment.deployment import Candidate, Deployment, approved
+from isthmus.serving.deployment.history import Event, History, standing
+from isthmus.serving.predict.model import Model
+from isthmus.serving.rollout.candidate import decided
+
+STAGES = ("fetch", "verify", "load", "warm", "switch")
+
+KEPT = 10
+"""Lines of the history whose packages stay in the cache."""
+
+
+@dataclass
+class Rollout:
+    """A deployment under way, and then what came of it.
+
+    Attributes:
+        bytes: how many were moved into the cache.
+        seconds: stage to how long it took.
+        deployment: what is in force at the end.
+    """
+
+    bytes: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    _since: float = field(default_factory=time.perf_counter)
+    _deployment: Deployment | None = None
+
+    @property
+    def deployment(self) -> Deployment:
+        """What is in force at the end."""
+        assert self._deployment is not None  # noqa: S101 - set before anybody is given it
+        return self._deployment
+
+    def done(self, stage: str) -> None:
+        """What was done since the last call belonged to a stage."""
+        now = time.perf_counter()
+        self.seconds[stage] += now - self._since
+        self._since = now
+
+    def load(self, deployment: Deployment, public_key: str | None) -> None:
+        """Loads and warms the model of a deployment as the server does it.
+
+        Raises:
+            PackageError: it cannot be loaded, or does not reproduce its golden rows.
+        """
+        model = Model(deployment, public_key)
+        self.done("load")
+        self.seconds["load"] -= model.warming
+        self.seconds["warm"] += model.warming
+
+    def switch(self, file: Path, deployment: Deployment) -> None:
+        """Puts a deployment in force."""
+        write_atomically(file, deployment.dumps())
+        self.done("switch")
+        self._deployment = deployment
+
+    def as_dict(self) -> dict[str, Any]:
+        """The deployment in its machine-readable form, with what it took."""
+        seconds = {stage: round(taken, 4) for stage, taken in self.seconds.items()}
+        return {**msgspec.to_builtins(self.deployment), "bytes": self.bytes, "seconds": seconds}
+
+
+def deploy(
+    package: Path,
+    verdict: Verdict | None,
+    contract: Contract,
+    profile: ServingProfile,
+    file: Path,
+    *,
+    tables: Mapping[str, str],
+    at: int,
+    public_key: str | None = None,
+    share: float | None = None,
+    why: str = "",
+) -> Rollout:
+    """Puts a package behind the API: a running server takes it up within a second.
+
+    The package is moved into the cache beside the file, and loaded and warmed from there before it is in force. What
+    was in force stays so until then, whatever happens.
+
+    Args:
+        package: the package folder.
+        verdict: the outcome of `isthmus verify` for this package, if there is one.
+        contract: the contract in use.
+        profile: precision and threads.
+        file: where the deployment is written, all at once.
+        tables: view to the fingerprint of its offline table now; the verdict must be about these.
+        at: the present time in microseconds since 1970 UTC.
+        public_key: whose owner must have signed the package, as PEM.
+        share: of requests that it answers as a candidate beside what is in force; 0 for a shadow, whose answers are
+            compared and never returned; None if it is to be in force itself.
+        why: the reason, for the history.
+
+    Raises:
+        PackageError: the package is damaged, not signed by the owner of the key, lacks the profile's precision, or
+            does not reproduce its golden rows here.
+        ContractMismatch: what the model reads is not what it was when the package was made.
+        GateFailed: there is no verdict, or it did not pass, or it is about something else or not about everything; or
+            there is nothing that a candidate could be beside.
+        DependencyError: another deployment is under way.
+        DataError: the history cannot be read.
+    """
+    with _changing(file) as (history, _):
+        rollout = Rollout()
+        current = None if share is None else _beside(file)
+        deployment = approved(package, verdict, contract, profile, tables=tables, at=at, public_key=public_key)
+        rollout.done("verify")
+        kept, rollout.bytes = cache.fetch(package, deployment.digest, cache.folder_of(file), public_key, rollout.done)
+        deployment = msgspec.structs.replace(deployment, package=str(kept.resolve()))
+        rollout.load(deployment, public_key)
+        if current is None or share is None:
+            rollout.switch(file, deployment)
+            history.add(Event(at=at, action="deploy", deployment=deployment, why=why))
+            return rollout
+        if deployment.service != current.service:
+            raise GateFailed(f"package {deployment.model}", f"reads service {deployment.service}",
+                             expected=f"{current.service}, as what is in force", remedy="deploy it whole")  # fmt: skip
+        objective = profile.latency_objective_ms
+        candidate = Candidate(deployment=deployment, share=share, latency_objective_ms=objective)
+        rollout.switch(file, msgspec.structs.replace(current, candidate=candidate))
+        history.add(Event(at=at, action="canary" if share else "shadow", deployment=deployment, why=why))
+    return rollout
+
+
+def promote(file: Path, contract: Contract, *, at: int, public_key: str | None = None, why: str = "") -> Rollout:
+    """Puts the candidate in force.
+
+    Args:
+        file: the deployment file.
+        contract: the contract in use.
+        at: the present time in microseconds since 1970 UTC.
+        public_key: whose owner must have signed the package, as PEM.
+        why: the reason, for the history.
+
+    Raises:
+        GateFailed: there is no candidate, or it was given up.
+        PackageError: the deployment file is damaged; or the candidate's package is not there any more, is damaged, or
+            is not signed by the owner of the key.
+        ContractMismatch: what its model reads is not what it was when the package was made.
+        DependencyError: another deployment is under way.
+        DataError: the history cannot be read.
+    """
+    with _changing(file) as (history, _):
+        rollout = Rollout()
+        candidate = _beside(file).candidate
+        if candidate is None:
+            raise GateFailed(str(file), "there is no candidate", expected="one to promote",
+                             remedy="run `isthmus deploy --shadow` or `isthmus deploy --canary SHARE`")  # fmt: skip
+        if decision := decided(file, candidate):
+            where = f"package {candidate.deployment.digest[:12]}"
+            raise GateFailed(where, f"was given up: {decision.why}", expected="a candidate that is still tried",
+                             remedy="run `isthmus rollback`, which drops it")  # fmt: skip
+        deployment = _verified(rollout, candidate.deployment, contract, at, public_key)
+        rollout.switch(file, deployment)
+        history.add(Event(at=at, action="promote", deployment=deployment, why=why))
+    return rollout
+
+
+def rollback(
+    file: Path, contract: Contract, *, at: int, to: str | None = None, public_key: str | None = None, why: str = ""
+) -> Rollout:
+    """Drops the candidate, if there is one; else puts the deployment before the one in force behind the API again.
+
+    Args:
+        file: the deployment file.
+        contract: the contract in use.
+        at: the present time in microseconds since 1970 UTC.
+        to: how the digest begins of the one to go back to; by default the one before.
+        public_key: whose owner must have signed the package, as PEM.
+        why: the reason, for the history.
+
+    Raises:
+        GateFailed: there is nothing to go back to.
+        PackageError: the deployment file is damaged, and `to` says nothing; or the package is not there any more, is
+            damaged, or is not signed by the owner of the key.
+        ContractMismatch: what its model reads is not what it was when the package was made.
+        DependencyError: another deployment is under way.
+        DataError: the history cannot be read.
+    """
+    with _changing(file) as (history, events):
+        rollout = Rollout()
+        # With --to there is a way back from a damaged file, too.
+        current = _read(file) if to is None else in_force(file)
+        if current is not None and current.candidate is not None and to is None:
+            dropped = current.candidate.deployment
+            rollout.switch(file, msgspec.structs.replace(current, candidate=None))
+            history.add(Event(at=at, action="drop", deployment=dropped, why=why))
+            return rollout
+        earlier = _earlier(file, events, current, to)
+        deployment = _verified(rollout, earlier, contract, at, public_key)
+        rollout.switch(file, deployment)
+        left = "" if current is None else f"from {current.digest[:12]}"
+        history.add(Event(at=at, action="rollback", deployment=deployment, why=why or left))
+    return rollout
+
+
+def _beside(file: Path) -> Deployment:
+    """What is in force, for a candidate to be beside."""
+    current = _read(file)
+    if current is None:
+        raise GateFailed(str(file), "nothing is deployed", expected="a deployment to try a package beside",
+                         remedy="run `isthmus deploy`")  # fmt: skip
+    return current
+
+
+def _verified(rollout: Rollout, earlier: Deployment, contract: Contract, at: int, public_key: str | None) -> Deployment:
+    """A deployment of a package in the cache, as of now, if nothing speaks against it any more."""
+    where = f"package {earlier.model} {earlier.digest[:12]}"
+    folder = Path(earlier.package)
+    if not folder.is_dir():
+        raise PackageError(where, f"is no longer in {folder.parent}", expected=f"one of the last {KEPT}",
+                           remedy="make it again, or give another with --to")  # fmt: skip
+    cache.require(folder, earlier.digest, public_key)
+    manifest = read_package(folder)
+    require_service(where, read_contract(folder, manifest), contract, manifest.service)
+    rollout.done("verify")
+    deployment = msgspec.structs.replace(earlier, deployed_at=at, public_key=public_key or earlier.public_key)
+    rollout.load(deployment, public_key)
+    return deployment
+
+
+def in_force(file: Path) -> Deployment | None:
+    """What a deployment file says; None if there is none that can be read."""
+    with suppress(OSError, PackageError):
+        return _read(file)
+    return None
+
+
+def _read(file: Path) -> Deployment | None:
+    """What a deployment file says; None if there is none.
+
+    Raises:
+        PackageError: it is no deployment.
+    """
+    try:
+        return Deployment.loads(file.read_bytes(), str(file))
+    except FileNotFoundError:
+        return None
+
+
+@contextmanager
+def _changing(file: Path) -> Iterator[tuple[History, list[Event]]]:
+    """The history, for as long as nobody else deploys; afterwards the cache has no more than it names."""
+    history = History(file)
+    with history.held() as events:
+        for event in _unnoted(file, events):
+            history.add(event)
+            events.append(event)
+        yield history, events
+        last = [event.deployment.digest for event in history.read()[-KEPT:]]
+        now = in_force(file)
+        tried = () if now is None or now.candidate is None else (now.candidate.deployment.digest,)
+        cache.prune(cache.folder_of(file), {*last, *tried, *(() if now is None else (now.digest,))})
+
+
+def happened(file: Path) -> list[Event]:
+    """The history of a deployment file, the newest last.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    events = History(file).read()
+    return [*events, *_unnoted(file, events)]
+
+
+def _unnoted(file: Path, events: list[Event]) -> Iterator[Event]:
+    """What the files say and the history does not."""
+    current = in_force(file)
+    if current is None:
+        return
+    stood, tried = standing(events), current.candidate
+    alone = msgspec.structs.replace(current, candidate=None)
+    if not stood or stood[-1] != alone:
+        # Its process was killed between the two files; or it is older than the history.
+        yield Event(at=alone.deployed_at, action="deploy", deployment=alone, why="found in force")
+    # A server that gives a candidate up does not wait for whoever deploys.
+    if tried is not None and (decision := decided(file, tried)) is not None:
+        event = Event(at=decision.at, action="refuse", deployment=tried.deployment, why=decision.why)
+        if event not in events:
+            yield event
+
+
+def _earlier(file: Path, events: list[Event], current: Deployment | None, to: str | None) -> Deployment:
+    """What to go back to."""
+    if to is not None:
+        known = {event.deployment.digest: event.deployment for event in events}
+        found = [digest for digest in known if digest.startswith(to)]
+        if len(found) != 1:
+            expected = ", ".join(digest[:12] for digest in known) or "none: nothing was ever deployed"
+            what = f"{len(found)} packages of the history begin" if found else "no package of the history begins"
+            raise GateFailed(str(file), f"{what} with {to!r}", expected=f"one of {expected}",
+                             remedy="see `isthmus history`")  # fmt: skip
+        if current is not None and current.digest == found[0]:
+            raise GateFailed(str(file), f"package {found[0][:12]} is in force already", expected="another package",
+                             remedy="see `isthmus history`")  # fmt: skip
+        return known[found[0]]
+    if current is None:
+        raise GateFailed(str(file), "nothing is deployed", expected="a deployment to go back from",
+                         remedy="run `isthmus deploy`")  # fmt: skip
+    before = standing(events)[:-1]
+    if not before:
+        raise GateFailed(str(file), f"there is no deployment before package {current.digest[:12]}",
+                         expected="an earlier one", remedy="run `isthmus deploy` for another package")  # fmt: skip
+    return before[-1]

@@ -1,0 +1,1 @@
+"""Bytes in and out: requests, answers, errors and OpenAPI."""

@@ -1,0 +1,64 @@
+"""The forms of a lookup's answer, and which of them a caller accepts (RFC 9110, section 12.5.1)."""
+
+from enum import Enum
+from functools import lru_cache
+
+from isthmus.serving.wire.errors import NotAcceptableError
+
+
+class Format(Enum):
+    """A form of the answer, by its media type; in the order of preference where a caller has none."""
+
+    JSON = "application/json"
+    VALUES = "application/vnd.isthmus.values+json"
+    ARROW = "application/vnd.apache.arrow.stream"
+
+
+@lru_cache(256)
+def chosen(accept: str) -> Format:
+    """The form to answer with.
+
+    An unknown media type does not count, and who accepts only unknown ones is answered in JSON, as Feast answers.
+
+    Args:
+        accept: the header; empty if there is none.
+
+    Raises:
+        NotAcceptableError: every form is refused with `q=0`.
+    """
+    ranges = dict(_range(part) for part in accept.lower().split(","))
+    best, form = (0.0, 0), None
+    for candidate in Format:
+        specificity, quality = _quality(ranges, candidate.value)
+        if quality > 0 and (quality, specificity) > best:
+            best, form = (quality, specificity), candidate
+    if form is not None:
+        return form
+    named, _ = _quality(ranges, Format.JSON.value)
+    if named:
+        expected = "one of " + ", ".join(candidate.value for candidate in Format)
+        raise NotAcceptableError("Accept", f"{accept!r} refuses every form of the answer", expected=expected)
+    return Format.JSON
+
+
+def _quality(ranges: dict[str, float], media_type: str) -> tuple[int, float]:
+    """How exactly a media type is named, from 3 to 0 for not at all, and how much it is wanted."""
+    kind = media_type.partition("/")[0]
+    for specificity, name in ((3, media_type), (2, f"{kind}/*"), (1, "*/*")):
+        if name in ranges:
+            return specificity, ranges[name]
+    return 0, 0.0
+
+
+def _range(part: str) -> tuple[str, float]:
+    """A media range and its quality; of a quality that is none, 1."""
+    name, *parameters = (piece.strip() for piece in part.split(";"))
+    quality = 1.0
+    for parameter in parameters:
+        key, _, value = parameter.partition("=")
+        if key.strip() == "q":
+            try:
+                quality = float(value)
+            except ValueError:
+                quality = 1.0
+    return name, quality

@@ -1,0 +1,194 @@
+"""The OpenAPI document: made from the types that requests are decoded with.
+
+OpenAPI 3.0, because the bundled Swagger UI shows nothing newer. Its schemas have `nullable` in place of a null type.
+"""
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+
+from isthmus.serving.wire import messages
+from isthmus.serving.wire.formats import Format
+
+_ERRORS = {
+    400: "The body is no JSON in UTF-8.",
+    401: "There are API keys, and the request carries none of them.",
+    403: "The API key has no scope for what is asked.",
+    404: "A view, feature, service or model is not there.",
+    406: "No form of the answer is accepted.",
+    408: "The body did not arrive in time.",
+    409: "Rows or the model were made under another contract.",
+    413: "The body is too long, or asks for too many rows or values.",
+    422: "The request lacks something, or something has another type.",
+    429: "The API key is used more often than it may be.",
+    503: "There is no contract or no model yet, Redis does not answer or refuses, or too many requests are under way.",
+}
+
+_ANY = (401, 429, 503)
+"""The errors of any request but that for health."""
+
+_SENT = (400, 401, 403, 404, 408, 413, 422, 429, 503)
+"""The errors of a request with a body."""
+
+_ASKED = (*_SENT, 409)
+"""The errors of a request that reads rows."""
+
+_STREAM = {
+    "type": "string",
+    "format": "binary",
+    "description": "An Arrow IPC stream of one record batch: the join keys and the features in their Arrow types, then "
+    "per view `<view>__status` and `<view>__event_timestamp`. The schema's metadata names the contract.",
+}
+_KINDS = ("boolean", "number", "string")
+_ARRAY = {"type": "array", "nullable": True, "items": {"anyOf": [{"type": kind} for kind in _KINDS]}}
+_VALUE = {"anyOf": [*({"type": kind, "nullable": True} for kind in _KINDS), _ARRAY]}
+
+
+def document() -> dict[str, Any]:
+    """The OpenAPI document of the API: the same for every project, since anybody may read it."""
+    types = [
+        messages.LookupRequest, messages.LookupAnswer, messages.ValuesAnswer, messages.PushRequest,
+        messages.WriteRequest, messages.PushAnswer, messages.PredictRequest, messages.PredictAnswer, messages.Models,
+        messages.StatusAnswer, messages.Health, messages.Ready, messages.ErrorAnswer,
+    ]  # fmt: skip
+    _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    return {
+        "openapi": "3.0.3",
+        "info": {
+            "title": "Isthmus",
+            "version": version("isthmus"),
+            "description": "Features by Feast's online API, and predictions from the same values.",
+        },
+        "paths": {
+            "/get-online-features": {
+                "post": _operation(
+                    "lookUp", "Looks up the latest features of some keys", messages.LookupAnswer,
+                    errors=(*_ASKED, 406), body=messages.LookupRequest, contract=True,
+                    forms={Format.VALUES.value: _reference(messages.ValuesAnswer), Format.ARROW.value: _STREAM},
+                )
+            },
+            "/push": {
+                "post": _operation(
+                    "push", "Writes rows to the online store", messages.PushAnswer,
+                    errors=_SENT, body=messages.PushRequest, contract=True,
+                )
+            },
+            "/write-to-online-store": {
+                "post": _operation(
+                    "writeToOnlineStore", "Writes rows as Feast's remote online store does", messages.PushAnswer,
+                    errors=_SENT, body=messages.WriteRequest, contract=True,
+                )
+            },
+            "/predict": {
+                "post": _operation(
+                    "predict", "Predicts from join keys and request fields", messages.PredictAnswer,
+                    errors=_ASKED, body=messages.PredictRequest, contract=True,
+                )
+            },
+            "/models": {
+                "get": _operation("listModels", "Lists the deployed models", messages.Models, errors=_ANY)
+            },
+            "/status": {
+                "get": _operation(
+                    "readStatus", "Reads where the server and its project stand", messages.StatusAnswer, errors=_ANY,
+                    contract=True, forms={"text/html": {"type": "string", "description": "The same as a page."}},
+                )
+            },
+            "/healthz": {"get": _operation("isUp", "Whether the process is up", messages.Health, key=False)},
+            "/readyz": {
+                "get": _operation(
+                    "isReady", "Whether lookups can be answered", messages.Ready, errors=_ANY, contract=True
+                )
+            },
+            "/metrics": {"get": _metrics()},
+        },
+        "components": {
+            "schemas": {name: _dialect(schema) for name, schema in schemas.items()},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer", "description": "A key of `isthmus keys create`."}
+            },
+        },
+        # One of the two: nothing, which is enough while there are no keys, or a key.
+        "security": [{}, {"key": []}],
+    }  # fmt: skip
+
+
+def _operation(
+    name: str,
+    summary: str,
+    answer: type[msgspec.Struct],
+    *,
+    errors: tuple[int, ...] = (),
+    body: type[msgspec.Struct] | None = None,
+    contract: bool = False,
+    forms: Mapping[str, Any] | None = None,
+    key: bool = True,
+) -> dict[str, Any]:
+    headers = {"X-Request-Id": {"description": "The caller's id, or a new one.", "schema": {"type": "string"}}}
+    if contract:
+        headers["Isthmus-Contract"] = {"description": "Hash of the contract.", "schema": {"type": "string"}}
+    content = {**_json(answer), **{form: {"schema": schema} for form, schema in (forms or {}).items()}}
+    responses = {"200": {"description": (answer.__doc__ or "").split("\n")[0], "headers": headers, "content": content}}
+    for status in errors:
+        content = _json(messages.ErrorAnswer)
+        responses[str(status)] = {"description": _ERRORS[status], "headers": _error_headers(status), "content": content}
+    operation: dict[str, Any] = {"operationId": name, "summary": summary, "responses": responses}
+    if not key:
+        operation["security"] = []
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": _json(body)}
+    return operation
+
+
+def _metrics() -> dict[str, Any]:
+    formats = ("text/plain", "application/openmetrics-text")
+    answer = {
+        "description": "The metrics of all workers, in the format that `Accept` names.",
+        "headers": {"X-Request-Id": {"schema": {"type": "string"}}},
+        "content": {kind: {"schema": {"type": "string"}} for kind in formats},
+    }
+    return {"operationId": "readMetrics", "summary": "Reads the metrics for Prometheus", "responses": {"200": answer}}
+
+
+def _error_headers(status: int) -> dict[str, Any]:
+    headers: dict[str, Any] = {"X-Request-Id": {"schema": {"type": "string"}}}
+    if status == 401:
+        headers["WWW-Authenticate"] = {"schema": {"type": "string"}}
+    if status in (429, 503):
+        found = "Seconds; left out of a 503 where somebody has to do something first."
+        headers["Retry-After"] = {"description": found, "schema": {"type": "string"}}
+    return headers
+
+
+def _json(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    return {Format.JSON.value: {"schema": _reference(kind)}}
+
+
+def _reference(kind: type[msgspec.Struct]) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}
+
+
+def _dialect(schema: Any) -> Any:
+    """A schema of JSON Schema 2020-12 in the dialect of OpenAPI 3.0."""
+    if isinstance(schema, list):
+        return [_dialect(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    schema = {name: _dialect(value) for name, value in schema.items()}
+    if schema.get("additionalProperties") == {}:
+        # Raw JSON, to msgspec: a column, which is decoded by the contract's type.
+        schema["additionalProperties"] = {"type": "array", "minItems": 1, "items": _VALUE}
+    if schema.get("required") == []:
+        del schema["required"]
+    if examples := schema.pop("examples", None):
+        schema["example"] = examples[0]
+    kinds = schema.get("anyOf", [])
+    typed = [kind for kind in kinds if kind != {"type": "null"}]
+    if len(typed) == len(kinds):
+        return schema
+    # `nullable` counts only beside a `type`, so it stands with each alternative.
+    typed = [{**kind, "nullable": True} for kind in typed]
+    del schema["anyOf"]
+    return {**schema, **typed[0]} if len(typed) == 1 else {**schema, "anyOf": typed}

@@ -1,0 +1,197 @@
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from isthmus.features.errors import ConfigurationError
+from isthmus.orchestration.server import running
+from isthmus.serving.limits import Limits
+from isthmus.serving.settings import VARIABLE, ServerSettings, command
+from tests.serving.support import CONTRACT, Server, free_port, read_all, serving, wait
+
+HEAVY = ("feast", "torch", "pyspark", "dagster", "pandas", "deltalake", "duckdb", "sklearn", "typer")
+
+
+def settings(folder: Path, **changed: object) -> ServerSettings:
+    given = {"contract": str(folder / "c"), "deployment": str(folder / "d"), "keys": str(folder / "k")}
+    return msgspec.convert({**given, "redis": "redis://127.0.0.1:1", **changed}, ServerSettings)
+
+
+def test_the_process_loads_nothing_heavy(server: Server) -> None:
+    # A prediction and a lookup first, so that everything lazy is there too.
+    assert server.predict(entities={"carrier": ["UA"]}, request={"distance": [1]}).status_code == 200
+    maps = Path(f"/proc/{server.process.pid}/maps").read_text()
+    loaded = {part for line in maps.splitlines() for part in line.split("/")}
+    assert "numpy" in loaded
+    assert loaded.isdisjoint(HEAVY)
+
+
+def test_the_application_imports_nothing_heavy() -> None:
+    script = (
+        f"import sys, isthmus.serving.http.app, isthmus.serving.http.server; print({set(HEAVY)} & set(sys.modules))"
+    )
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "set()"
+
+
+def test_memory_of_a_worker(server: Server) -> None:
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    (resident,) = [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")]
+    assert resident < 150_000
+
+
+def test_sigint_is_a_clean_end(tmp_path: Path) -> None:
+    with serving(tmp_path, "redis://127.0.0.1:1") as server:
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(10) == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_requests_under_way_are_answered_before_the_end(tmp_path: Path, redis_url: str, workers: int) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    body = b'{"features": ["punctuality:flights"], "entities": {"carrier": ["B6"]}}'
+    head = f"POST /get-online-features HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with serving(tmp_path, redis_url, workers=workers) as server, ExitStack() as opened:
+        address = ("127.0.0.1", server.http.base_url.port or 0)
+
+        def connect() -> socket.socket:
+            return opened.enter_context(socket.create_connection(address, timeout=10))
+
+        slow = [connect() for _ in range(8)]
+        for connection in slow:
+            connection.sendall(head + body[:20])
+        idle = connect()
+        kept = [connect() for _ in range(8)]
+        for connection in kept:
+            connection.sendall(head + body)
+            assert connection.recv(65_536).startswith(b"HTTP/1.1 200")
+        time.sleep(0.2)
+        server.process.send_signal(signal.SIGTERM)
+
+        def refused() -> bool:
+            try:
+                with socket.create_connection(address, timeout=10) as late:
+                    late.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                    return False
+            except OSError:
+                return True
+
+        wait(refused, "new connections to be refused", 2)
+        assert server.process.poll() is None
+        for connection in kept:
+            # Sent before its client could know.
+            connection.sendall(head + body)
+            assert b"\r\nconnection: close\r\n" in read_all(connection)
+        assert idle.recv(10) == b""
+        for connection in slow:
+            connection.sendall(body[20:])
+            top, _, answer = read_all(connection).partition(b"\r\n\r\n")
+            assert top.startswith(b"HTTP/1.1 200")
+            assert json.loads(answer)["results"][1]["values"] == [7]
+        assert server.process.wait(2) == 0
+
+
+def test_what_hangs_does_not_hold_up_the_end(tmp_path: Path, redis_url: str) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    with serving(tmp_path, redis_url, limits=Limits(deadline_seconds=1)) as server:
+        with socket.create_connection(("127.0.0.1", server.http.base_url.port or 0), timeout=10) as connection:
+            connection.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+            time.sleep(0.1)
+            server.process.send_signal(signal.SIGTERM)
+            assert connection.recv(65_536).startswith(b"HTTP/1.1 408")
+        assert server.process.wait(2) == 0
+
+
+def test_one_that_does_not_end_is_killed_by_who_started_it(tmp_path: Path) -> None:
+    told = settings(tmp_path, port=free_port(), limits=Limits(deadline_seconds=0.1))
+
+    def up() -> bool:
+        try:
+            return httpx.get(f"http://127.0.0.1:{told.port}/healthz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    with (tmp_path / "log").open("wb") as log, running(told, log) as child:
+        wait(up, "the server")
+        child.send_signal(signal.SIGSTOP)
+    assert child.returncode == -signal.SIGKILL
+
+
+def test_workers_share_the_port_and_end_together(tmp_path: Path, redis_url: str) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    with serving(tmp_path, redis_url, workers=2) as server:
+        assert server.http.get("/readyz").status_code == 200
+        children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+        assert len(children) >= 2
+    wait(lambda: not any(Path(f"/proc/{child}").exists() for child in children), "the workers to end")
+
+
+def test_a_taken_port_is_one_sentence_and_exit_code_2(tmp_path: Path, server: Server) -> None:
+    arguments, environment = command(settings(tmp_path, port=server.http.base_url.port))
+    ended = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=30)
+    assert ended.returncode == 2
+    (line,) = map(json.loads, ended.stderr.splitlines())
+    assert "cannot be listened on" in line["problem"]
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("text", [None, "{", "{}", '{"host": 1}'])
+def test_a_process_without_settings_says_so(text: str | None) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    if text is not None:
+        environment[VARIABLE] = text
+    arguments = [sys.executable, "-m", "isthmus.serving"]
+    ended = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=30)
+    assert ended.returncode == 2
+    assert VARIABLE in json.loads(ended.stderr)["problem"]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])  # noqa: S104
+def test_listening_beyond_loopback_is_refused(tmp_path: Path, host: str) -> None:
+    with pytest.raises(ConfigurationError, match="there is no API key"):
+        settings(tmp_path, host=host)
+
+
+@pytest.mark.parametrize("url", ["", "localhost:6379", "http://:secret@localhost", "redis://:secret@localhost:port"])
+def test_a_url_that_is_none_is_refused_without_its_password(tmp_path: Path, url: str) -> None:
+    with pytest.raises(ConfigurationError, match="not the URL of a Redis") as caught:
+        settings(tmp_path, redis=url)
+    assert "secret" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_every_problem_of_the_settings_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        settings(tmp_path, host="::", port=70_000, workers=0)
+    assert [problem.where for problem in caught.value.problems] == ["host", "port", "workers"]
+
+
+def test_serve_runs_a_child_and_passes_sigterm_on(tmp_path: Path) -> None:
+    port = free_port()
+    chosen = settings(tmp_path, port=port)
+    script = (
+        "import sys, msgspec; from isthmus.serving.settings import ServerSettings, serve; "
+        "sys.exit(serve(msgspec.json.decode(sys.argv[1], type=ServerSettings)))"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script, msgspec.json.encode(chosen)], stderr=subprocess.DEVNULL)
+    with httpx.Client() as http:
+
+        def up() -> bool:
+            try:
+                return http.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
+            except httpx.TransportError:
+                return False
+
+        wait(up, "the server")
+        parent.terminate()
+        assert parent.wait(15) == 0
+        assert not up()

@@ -1,0 +1,234 @@
+"""The cache, the history and the way back: what is in force at every moment, whoever is killed when."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from isthmus.features.contract.contract import Contract
+from isthmus.features.errors import ContractMismatch, DataError, DependencyError, GateFailed, PackageError
+from isthmus.features.package.manifest import package_digest, read_package
+from isthmus.features.profiles import ServingProfile
+from isthmus.features.types import Int64
+from isthmus.serving.deployment.deployment import Deployment
+from isthmus.serving.deployment.history import History
+from isthmus.serving.rollout import rollout
+from isthmus.serving.rollout.rollout import KEPT, STAGES, Rollout
+from tests.serving.support import (
+    CONTRACT,
+    EVERYTHING,
+    HOUR,
+    NOW,
+    PUNCTUALITY,
+    TABLES,
+    contract_of,
+    make_package,
+    verdict_of,
+)
+
+INPUTS = [("punctuality__flights", Int64)]
+
+
+def made(folder: Path, number: int) -> Path:
+    return make_package(folder / f"package {number}", inputs=INPUTS, weight=float(number))
+
+
+def deploy(package: Path, file: Path, at: int = NOW) -> Rollout:
+    return rollout.deploy(
+        package, verdict_of(package), CONTRACT, ServingProfile(), file, tables=TABLES, at=at, why="a test"
+    )
+
+
+def back(file: Path, to: str | None = None, contract: Contract = CONTRACT) -> Rollout:
+    return rollout.rollback(file, contract, at=NOW, to=to)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "deployment.json"
+
+
+def in_force(file: Path) -> str:
+    """The digest of what a server would take up, whose package must be whole."""
+    deployment = Deployment.loads(file.read_bytes())
+    read_package(Path(deployment.package))
+    assert package_digest(Path(deployment.package)) == deployment.digest
+    return deployment.digest
+
+
+def kept(file: Path) -> set[str]:
+    return {entry.name for entry in (file.parent / "deployments").iterdir()}
+
+
+def test_a_package_moves_once_and_every_stage_is_timed(tmp_path: Path, file: Path) -> None:
+    package = made(tmp_path, 1)
+    first = deploy(package, file)
+    assert first.bytes == sum(entry.stat().st_size for entry in package.iterdir())
+    assert tuple(first.seconds) == STAGES
+    assert all(taken > 0 for taken in first.seconds.values())
+    second = deploy(package, file)
+    assert (second.bytes, second.seconds["fetch"]) == (0, 0)
+    damaged = Path(second.deployment.package) / "golden.json"
+    damaged.write_bytes(b"{}")
+    assert deploy(package, file).bytes == first.bytes
+    assert in_force(file) == package_digest(package)
+    assert kept(file) == {package_digest(package)}
+
+
+def test_what_cannot_be_loaded_never_becomes_the_deployment(tmp_path: Path, file: Path) -> None:
+    good, bad = made(tmp_path, 1), make_package(tmp_path / "bad", inputs=INPUTS, shift=0.5)
+    deploy(good, file)
+    with pytest.raises(PackageError, match="does not reproduce"):
+        deploy(bad, file)
+    assert in_force(file) == package_digest(good)
+    assert [event.deployment.digest for event in History(file).read()] == [package_digest(good)]
+
+
+def test_a_rollback_goes_back_one_by_one(tmp_path: Path, file: Path) -> None:
+    packages = [made(tmp_path, n) for n in range(3)]
+    digests = [package_digest(package) for package in packages]
+    for n, package in enumerate(packages):
+        deploy(package, file, NOW + n)
+    assert back(file).deployment.digest == in_force(file) == digests[1]
+    assert back(file).deployment.digest == in_force(file) == digests[0]
+    with pytest.raises(GateFailed, match="there is no deployment before package"):
+        back(file)
+    assert back(file, digests[2][:20]).deployment.digest == in_force(file) == digests[2]
+    assert back(file).deployment.digest == digests[0], "where it came from"
+    with pytest.raises(GateFailed, match="is in force already"):
+        back(file, digests[0])
+    with pytest.raises(GateFailed, match="no package of the history begins with 'xyz'"):
+        back(file, "xyz")
+    with pytest.raises(GateFailed, match="3 packages of the history begin with ''"):
+        back(file, "")
+    events = [event.as_dict() for event in History(file).read()]
+    assert [event["action"] for event in events] == ["deploy"] * 3 + ["rollback"] * 4
+    assert events[0] == {
+        "at": NOW, "action": "deploy", "model": "late", "digest": digests[0], "contract": CONTRACT.hash,
+        "precision": "int8", "why": "a test",
+    }  # fmt: skip
+    assert events[3]["why"] == f"from {digests[2][:12]}"
+
+
+def test_a_rollback_without_history_is_refused(tmp_path: Path, file: Path) -> None:
+    with pytest.raises(GateFailed, match="nothing is deployed; expected a deployment to go back from"):
+        back(file)
+    deploy(made(tmp_path, 1), file)
+    with pytest.raises(GateFailed, match="there is no deployment before"):
+        back(file)
+
+
+def test_what_is_gone_back_to_is_verified_anew(tmp_path: Path, file: Path) -> None:
+    first, second = made(tmp_path, 1), made(tmp_path, 2)
+    folder = Path(deploy(first, file).deployment.package)
+    deploy(second, file)
+    with pytest.raises(ContractMismatch, match="ttl was 1 day, is 1 hour"):
+        back(file, contract=contract_of(replace(PUNCTUALITY, ttl=HOUR), EVERYTHING))
+    (folder / "golden.json").write_bytes(b"{}")
+    with pytest.raises(PackageError, match="SHA-256"):
+        back(file)
+    for entry in folder.iterdir():
+        entry.unlink()
+    folder.rmdir()
+    with pytest.raises(PackageError, match="is no longer in"):
+        back(file)
+    assert in_force(file) == package_digest(second)
+
+
+def test_the_cache_has_what_the_last_lines_name(tmp_path: Path, file: Path) -> None:
+    packages = [made(tmp_path, n) for n in range(KEPT + 2)]
+    for package in packages:
+        deploy(package, file)
+    assert kept(file) == {package_digest(package) for package in packages[-KEPT:]}
+
+
+def test_two_deployments_at_once_are_refused(tmp_path: Path, file: Path) -> None:
+    package = made(tmp_path, 1)
+    deploy(package, file)
+    with History(file).held():
+        with pytest.raises(DependencyError, match="another deployment is under way here") as caught:
+            deploy(package, file)
+        assert caught.value.exit_code == 3
+        with pytest.raises(DependencyError, match="another deployment is under way here"):
+            back(file)
+    deploy(package, file)
+
+
+def test_a_torn_line_is_dropped_and_a_broken_one_named(tmp_path: Path, file: Path) -> None:
+    deploy(made(tmp_path, 1), file)
+    lines = file.with_name("deployments.jsonl")
+    with lines.open("ab") as torn:
+        torn.write(b'{"at": 1, "act')
+    assert len(History(file).read()) == 1
+    deploy(made(tmp_path, 2), file)
+    assert [event.action for event in History(file).read()] == ["deploy", "deploy"]
+    lines.write_bytes(b"[]\n" + lines.read_bytes())
+    with pytest.raises(DataError, match=r"deployments.jsonl, line 1: cannot be read"):
+        back(file)
+    lines.unlink()
+    lines.mkdir()
+    with pytest.raises(DataError, match=r"deployments.jsonl: cannot be read \(Is a directory\)"):
+        History(file).read()
+
+
+def test_a_damaged_deployment_file_is_said_and_the_way_back_is_there(tmp_path: Path, file: Path) -> None:
+    package = made(tmp_path, 1)
+    deploy(package, file)
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(
+        PackageError, match=r"deployment.json: is not a deployment \(.*truncated\). Run `isthmus deploy`"
+    ):
+        back(file)
+    with pytest.raises(PackageError, match=r"deployment.json: is not a deployment"):
+        rollout.promote(file, CONTRACT, at=NOW)
+    back(file, package_digest(package))
+    assert in_force(file) == package_digest(package)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from isthmus.features import files
+from isthmus.serving import cache, history, rollout
+from isthmus.features.profiles import ServingProfile
+from tests.serving.support import CONTRACT, NOW, TABLES, verdict_of
+
+def kill(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+step, package, file = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+owner, name = {
+    "fetch": (cache.shutil, "copyfile"), "verify": (cache, "require"), "load": (rollout.Rollout, "load"),
+    "switch": (rollout, "write_atomically"), "history": (history.History, "add"),
+}[step]
+if step == "verify":
+    # What is asked of the cache first is refused; the copy is asked next.
+    whole, calls = cache.require, []
+    def kill_second(*args):
+        calls.append(args)
+        kill() if len(calls) == 2 else whole(*args)
+    cache.require = kill_second
+else:
+    setattr(owner, name, kill)
+rollout.deploy(package, verdict_of(package), CONTRACT, ServingProfile(), file, tables=TABLES, at=NOW + 1)
+"""
+
+
+@pytest.mark.parametrize("step", ["fetch", "verify", "load", "switch", "history"])
+def test_a_run_that_is_killed_leaves_one_of_the_two(tmp_path: Path, file: Path, step: str) -> None:
+    first, second = made(tmp_path, 1), made(tmp_path, 2)
+    deploy(first, file)
+    done = subprocess.run([sys.executable, "-c", KILLED, step, second, file], check=False, env={**os.environ})
+    assert done.returncode == -signal.SIGKILL
+    assert in_force(file) == package_digest(second if step == "history" else first)
+    if step == "history":
+        # The next command finds what was not noted, and the way back is there.
+        assert back(file).deployment.digest == package_digest(first)
+        assert [event.why for event in History(file).read()][1] == "found in force"
+    else:
+        assert deploy(second, file).deployment.digest == in_force(file)
+    assert kept(file) == {package_digest(first), package_digest(second)}, "nothing of the killed one is left"

@@ -1,0 +1,191 @@
+"""A server that was told of a key answers with signed packages alone, whatever the deployment says."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from isthmus.features.errors import ConfigurationError, PackageError
+from isthmus.features.files import write_atomically
+from isthmus.features.package.manifest import package_digest, read_package
+from isthmus.features.package.signature import PASSWORD, Signer, key_name, read_public_key, require_signature
+from isthmus.features.profiles import ServingProfile
+from isthmus.serving.deployment.deployment import Deployment
+from isthmus.serving.predict.model import Model
+from isthmus.serving.rollout.rollout import deploy
+from isthmus.serving.settings import ServerSettings, command
+from tests.serving.support import CONTRACT, NOW, TABLES, make_package, serving, verdict_of, wait
+from tests.signing import pair
+
+ASKED = {"entities": {"carrier": ["B6"]}, "request": {"distance": [1]}}
+
+
+def deployed(package: Path, key: str | None = None) -> Deployment:
+    file = package.parent / "deployment.json"
+    profile = ServingProfile()
+    done = deploy(package, verdict_of(package), CONTRACT, profile, file, tables=TABLES, at=NOW, public_key=key)
+    return done.deployment
+
+
+def test_signing_changes_neither_sums_nor_digest(tmp_path: Path) -> None:
+    package, (private, public) = make_package(tmp_path / "package"), pair(tmp_path, "mine")
+    before, digest = read_package(package), package_digest(package)
+    Signer(private).sign(package)
+    first = (package / "model.sig").read_bytes()
+    Signer(private).sign(package)
+    assert (read_package(package), package_digest(package)) == (before, digest)
+    assert (package / "model.sig").read_bytes() != first
+    require_signature(package, read_public_key(public))
+    moved = package.rename(tmp_path / "under another name")
+    require_signature(moved, read_public_key(public))
+    assert [entry.name for entry in tmp_path.glob("*.partial")] == []
+
+
+def test_each_refusal_of_a_deployment_has_its_sentence(tmp_path: Path) -> None:
+    package, (private, public), (_, another) = (
+        make_package(tmp_path / "package"),
+        pair(tmp_path, "a"),
+        pair(tmp_path, "b"),
+    )
+    key, other = read_public_key(public), read_public_key(another)
+    with pytest.raises(PackageError, match="missing: the package is not signed; expected a signature by key"):
+        deployed(package, key)
+    Signer(private).sign(package)
+    with pytest.raises(
+        PackageError, match=f"signed by key {key_name(key)}; expected a signature by key {key_name(other)}"
+    ):
+        deployed(package, other)
+    deployment = deployed(package, key)
+    assert Deployment.loads(deployment.dumps()) == deployment
+    assert deployment.public_key == key
+    Model(deployment)
+    Model(deployment, key)
+    with pytest.raises(PackageError, match="expected a signature by key"):
+        Model(deployment, other)
+    (Path(deployment.package) / "model.sig").unlink()
+    for told in (deployment, msgspec.structs.replace(deployment, public_key=None)):
+        with pytest.raises(PackageError, match="is not signed"):
+            Model(told, key)
+    Model(msgspec.structs.replace(deployment, public_key=None))
+    with pytest.raises(PackageError, match="is not signed"):
+        Model(deployment)
+
+
+def test_an_altered_package_is_not_served(tmp_path: Path) -> None:
+    package, (private, public) = make_package(tmp_path / "package"), pair(tmp_path, "mine")
+    Signer(private).sign(package)
+    other = make_package(tmp_path / "other", weight=-1.0)
+    (other / "model.sig").write_bytes((package / "model.sig").read_bytes())
+    with pytest.raises(PackageError, match="has been altered since it was signed"):
+        deployed(other, read_public_key(public))
+
+
+def test_a_server_takes_up_signed_packages_alone(tmp_path: Path, redis_url: str) -> None:
+    private, public = pair(tmp_path, "mine")
+    signed, unsigned = make_package(tmp_path / "signed"), make_package(tmp_path / "unsigned", weight=-1.0)
+    Signer(private).sign(signed)
+    folder = tmp_path / "server"
+    folder.mkdir()
+    (folder / "contract.json").write_bytes(CONTRACT.dumps())
+    with serving(folder, redis_url, public_key=read_public_key(public)) as server:
+        server.deploy(unsigned)
+        wait(lambda: "is not signed" in str(server.lines()), "the refusal")
+        assert server.predict(**ASKED).status_code == 503
+        server.deploy(signed)
+        wait(lambda: server.http.get("/models").json()["models"], "the signed one")
+        server.deploy(unsigned)
+        wait(lambda: "is not signed" in str(server.http.get("/models").json()["refused"]), "the second refusal")
+        assert server.predict(**ASKED).json()["predictions"][0] > 0.5
+        write_atomically(signed / "model.sig", b"{}")
+        server.deploy(signed)
+        wait(lambda: "is no signature" in str(server.http.get("/models").json()["refused"]), "the third refusal")
+
+
+def test_no_message_shows_the_password(tmp_path: Path) -> None:
+    private, public = pair(tmp_path, "locked", "open sesame")
+    bare, _ = pair(tmp_path, "bare")
+    package = make_package(tmp_path / "package")
+    Signer(private, "open sesame").sign(package)
+    require_signature(package, read_public_key(public))
+    for key, password, words in (
+        (private, None, f"has a password; expected it in {PASSWORD}"),
+        (private, "open barley", f"is no private key that {PASSWORD} opens"),
+        (bare, "open sesame", f"has no password; expected no {PASSWORD}"),
+        (public, None, "is no private key; expected an elliptic key"),
+        (tmp_path / "none", None, "cannot be read"),
+    ):
+        with pytest.raises(ConfigurationError, match=words) as caught:
+            Signer(key, password)
+        assert not any(word in str(caught.value) for word in ("sesame", "barley"))
+
+
+def test_a_server_is_not_told_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PASSWORD, "open sesame")
+    _, environment = command(ServerSettings(contract="c", deployment="d", redis="redis://localhost"))
+    assert "open sesame" not in str(environment)
+    assert os.environ[PASSWORD] == "open sesame"
+
+
+def test_keys_of_other_kinds_are_refused(tmp_path: Path) -> None:
+    rsa = tmp_path / "rsa.pem"
+    subprocess.run(["openssl", "genpkey", "-algorithm", "RSA", "-out", str(rsa)], check=True, capture_output=True)
+    public = tmp_path / "rsa.pub"
+    subprocess.run(["openssl", "pkey", "-in", str(rsa), "-pubout", "-out", str(public)], check=True)
+    with pytest.raises(ConfigurationError, match="is a key of another kind"):
+        Signer(rsa)
+    for file in (public, rsa):
+        with pytest.raises(ConfigurationError, match=r"is no public elliptic key; expected `openssl pkey"):
+            read_public_key(file)
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff")
+    with pytest.raises(ConfigurationError, match="is no public elliptic key"):
+        read_public_key(binary)
+
+
+def test_without_the_extra_it_is_named(tmp_path: Path) -> None:
+    private, public = pair(tmp_path, "mine")
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "sys.modules['cryptography'] = None\n"
+        "from isthmus.features.errors import DependencyError\n"
+        "from isthmus.features.package.signature import Signer, read_public_key\n"
+        "for ask, file in ((Signer, sys.argv[1]), (read_public_key, sys.argv[2])):\n"
+        "    try:\n"
+        "        ask(Path(file))\n"
+        "    except DependencyError as error:\n"
+        "        print(error)\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", code, private, public], check=True, capture_output=True, text=True)
+    assert shown.stdout.count("signing: cannot be imported") == 2
+    assert shown.stdout.count("Install it: pip install 'isthmus[signing]'") == 2
+
+
+def test_openssl_alone_can_verify_as_documented(tmp_path: Path) -> None:
+    document = (Path(__file__).parents[3] / "docs" / "packages.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"```bash\n(.*?)```", document, re.DOTALL)
+    package, (private, public), (_, other) = (
+        make_package(tmp_path / "package"),
+        pair(tmp_path, "a"),
+        pair(tmp_path, "b"),
+    )
+    Signer(private).sign(package)
+
+    def code(key: Path) -> int:
+        arguments = ["bash", "-c", script, "verify.sh", str(package), str(key)]
+        return subprocess.run(arguments, check=False, capture_output=True).returncode
+
+    assert (code(public), code(other)) == (0, 1)
+    (package / "more").touch()
+    assert code(public) == 1
+    (package / "more").unlink()
+    sums = package / "SHA256SUMS"
+    whole = sums.read_text()
+    (package / "golden.json").write_bytes(b"{}")
+    assert code(public) == 1
+    subprocess.run("sha256sum *.json *.ort > SHA256SUMS", shell=True, check=True, cwd=package)  # noqa: S602 - as a forger
+    assert (sums.read_text() != whole, code(public)) == (True, 1)
