@@ -27,10 +27,10 @@ from online_data import write_tables as write_online_tables
 from processes import free_port, last_json, redis_server
 from result import Comparison, at_most, less, report
 
-from isthmus.orchestration.materialization import materialize
+from isthmus.orchestration.apply.apply import apply
+from isthmus.orchestration.build.build import build
+from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.registration import apply
-from isthmus.orchestration.tables import build
 
 JOBS = Path(__file__).with_name("offline_jobs.py")
 NAMES = {

@@ -29,10 +29,10 @@ from result import Comparison, at_most, less, more, report
 
 from isthmus.features.online.plan import LookupPlan
 from isthmus.features.redis.pipeline import ask
-from isthmus.orchestration.materialization import materialize
+from isthmus.orchestration.apply.apply import apply
+from isthmus.orchestration.build.build import build
+from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.registration import apply
-from isthmus.orchestration.tables import build
 
 SCRIPT = Path(__file__).with_name("lookup.lua")
 FEAST, OURS = "Feast, best settings", "Isthmus"

@@ -103,11 +103,11 @@ def main() -> None:
 
 def run(step: str, folder: Path) -> dict[str, float]:
     """One step in this process."""
-    from isthmus.orchestration.materialization import materialize
+    from isthmus.orchestration.apply.apply import apply
+    from isthmus.orchestration.build.build import build
+    from isthmus.orchestration.build.materialize import materialize
     from isthmus.orchestration.project import Project
-    from isthmus.orchestration.registration import apply
-    from isthmus.orchestration.tables import build
-    from isthmus.orchestration.trainingset import training_set
+    from isthmus.orchestration.training.set import training_set
 
     project = Project(folder)
     with contextlib.redirect_stdout(sys.stderr):

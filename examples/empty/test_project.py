@@ -9,11 +9,11 @@ import pytest
 from visits import write
 
 from isthmus import training_data
-from isthmus.orchestration.materialization import materialize
+from isthmus.orchestration.apply.apply import apply
+from isthmus.orchestration.build.build import build
+from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.registration import apply
-from isthmus.orchestration.tables import build
-from isthmus.orchestration.verification import verify
+from isthmus.orchestration.verification.verify import verify
 
 START = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(days=20)
 VISITS = [("ann", 0, 5.0), ("bob", 1, 0.0), ("ann", 2, 0.0), ("ann", 12, 7.5)]

@@ -6,7 +6,7 @@ import numpy as np
 
 from isthmus.features.package.golden import read_golden
 from isthmus.features.package.manifest import read_package
-from isthmus.orchestration.webruntime import WebRuntime
+from isthmus.orchestration.runtimes.web import WebRuntime
 
 
 def differing(package: Path) -> int:

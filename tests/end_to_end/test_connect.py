@@ -7,13 +7,13 @@ import pytest
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.redis.connection import connect
-from isthmus.orchestration.materialization import materialize
+from isthmus.orchestration.apply.apply import apply
+from isthmus.orchestration.build.build import build
+from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.registration import apply
-from isthmus.orchestration.tables import build
-from isthmus.orchestration.trainingdata import training_data
-from isthmus.orchestration.trainingset import training_set
-from isthmus.orchestration.verification import verify
+from isthmus.orchestration.training.data import training_data
+from isthmus.orchestration.training.set import training_set
+from isthmus.orchestration.verification.verify import verify
 from isthmus.transforms import engine
 from isthmus.transforms.views import framejoin, onlinewrite
 from tests.orchestration import shop as shops

@@ -22,12 +22,12 @@ from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.onnx.runtime import predict, session
 from isthmus.features.package.golden import read_golden
 from isthmus.features.package.manifest import package_digest, read_package
-from isthmus.orchestration.models import check_last_package, distill, export
+from isthmus.orchestration.apply.apply import apply
+from isthmus.orchestration.build.build import build
+from isthmus.orchestration.models.models import check_last_package, distill, export
+from isthmus.orchestration.models.site import site
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.registration import apply
-from isthmus.orchestration.site import site
-from isthmus.orchestration.tables import build
-from isthmus.orchestration.trainingset import training_set
+from isthmus.orchestration.training.set import training_set
 from tests.end_to_end.browsers import differing
 from tests.end_to_end.files import served
 

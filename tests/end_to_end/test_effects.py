@@ -28,12 +28,12 @@ from isthmus.features.files import read_pointer
 from isthmus.features.package.golden import read_golden
 from isthmus.features.package.manifest import read_package
 from isthmus.features.profiles import TrainingProfile
-from isthmus.orchestration.models import distill, export
+from isthmus.orchestration.apply.apply import apply
+from isthmus.orchestration.build.build import build
+from isthmus.orchestration.models.models import distill, export
+from isthmus.orchestration.models.site import site
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.registration import apply
-from isthmus.orchestration.site import site
-from isthmus.orchestration.tables import build
-from isthmus.orchestration.trainingset import training_set
+from isthmus.orchestration.training.set import training_set
 from tests.end_to_end.browsers import differing
 from tests.end_to_end.files import served
 

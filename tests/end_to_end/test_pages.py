@@ -16,16 +16,16 @@ from isthmus.distill.onnx.runtime import predict, session
 from isthmus.features.errors import DataError
 from isthmus.features.package.manifest import Manifest, feeds, read_package
 from isthmus.features.values.columns import from_python
-from isthmus.orchestration.materialization import materialize
-from isthmus.orchestration.models import distill, export
+from isthmus.orchestration.apply.apply import apply
+from isthmus.orchestration.build.build import build
+from isthmus.orchestration.build.materialize import materialize
+from isthmus.orchestration.models.models import distill, export
+from isthmus.orchestration.models.site import site
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.registration import apply
-from isthmus.orchestration.site import site
-from isthmus.orchestration.tables import build
-from isthmus.orchestration.trainingset import training_set
+from isthmus.orchestration.training.set import training_set
 from tests.end_to_end.files import served
 from tests.orchestration import shop
-from tests.orchestration.test_request import learnable, with_moment
+from tests.orchestration.training.test_request import learnable, with_moment
 
 pytestmark = pytest.mark.browser
 

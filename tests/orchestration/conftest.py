@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.orchestration.materialization import materialize
+from isthmus.orchestration.apply.apply import apply
+from isthmus.orchestration.build.build import build
+from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.registration import apply
-from isthmus.orchestration.tables import build
 from tests.orchestration import shop as shops
 from tests.orchestration.shop import Shop
 

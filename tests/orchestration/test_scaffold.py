@@ -10,8 +10,8 @@ import pytest
 from isthmus.features.errors import ConfigurationError
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.scaffold import EXAMPLES, init
+from tests.orchestration.cli.test_cli import refused, run
 from tests.orchestration.shop import Shop, files
-from tests.orchestration.test_cli import refused, run
 
 ROOT = Path(__file__).parents[2]
 

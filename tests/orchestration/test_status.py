@@ -9,14 +9,14 @@ import pytest
 
 from isthmus.features import clock
 from isthmus.features.status import Status, ViewStatus
+from isthmus.orchestration.apply.apply import apply
+from isthmus.orchestration.build.build import build
+from isthmus.orchestration.cli.screens.status import show_status
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.registration import apply
 from isthmus.orchestration.status import note, status
-from isthmus.orchestration.statusscreen import show_status
-from isthmus.orchestration.tables import build
-from isthmus.orchestration.trainingset import training_set
+from isthmus.orchestration.training.set import training_set
+from tests.orchestration.cli.test_cli import run
 from tests.orchestration.shop import VIEWS, Open, Shop, order_rows
-from tests.orchestration.test_cli import run
 
 
 def test_a_project_that_nobody_has_touched_says_what_is_to_be_done(

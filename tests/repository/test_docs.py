@@ -20,9 +20,11 @@ import yaml
 from dagster._cli import create_dagster_cli
 from feast.repo_config import RepoConfig
 
-from isthmus.orchestration import cli, devices, settings
+from isthmus.orchestration import settings
+from isthmus.orchestration.cli import cli
 from isthmus.orchestration.graph import IsthmusProjectComponent
-from isthmus.orchestration.instance import INSTANCE
+from isthmus.orchestration.graph.instance import INSTANCE
+from isthmus.orchestration.planning import devices
 from isthmus.orchestration.project import Project
 from tests.repository.pages import PAGES, ROOT, Block, Terminal, blocks, prose, words
 

@@ -23,7 +23,7 @@ from isthmus.orchestration.project import Project
 
 if TYPE_CHECKING:
     from isthmus.distill.declaration import Distillation
-    from isthmus.orchestration.tensors import Tensors
+    from isthmus.orchestration.training.tensors import Tensors
 
 
 DATA, RECORD, SPINE, STATISTICS = "data.parquet", "_record.json", "_spine.arrow", "statistics.json"
@@ -97,7 +97,7 @@ class TrainingSet:
 
     def torch(self, *, columns: Sequence[str] | None = None, batch: int = 1024) -> "Tensors":
         """The rows as a torch `IterableDataset`: see `tensors.Tensors`."""
-        from isthmus.orchestration.tensors import Tensors
+        from isthmus.orchestration.training.tensors import Tensors
 
         try:
             data = ds.dataset(self.path / DATA)

@@ -18,16 +18,16 @@ import numpy as np
 from isthmus.features.errors import DependencyError, GateFailed, IsthmusError
 from isthmus.features.progress import Progress, silent
 from isthmus.features.values.columns import micros
+from isthmus.orchestration.api.server import serving
 from isthmus.orchestration.artifacts import last_training_set
 from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.graph.events import Made
-from isthmus.orchestration.graph.graph import Graph
+from isthmus.orchestration.graph.instance import dagster_home
+from isthmus.orchestration.graph.nodes import Graph
 from isthmus.orchestration.graph.outline import compiled
 from isthmus.orchestration.graph.resource import Context, Results, asked
-from isthmus.orchestration.graph.work import work
-from isthmus.orchestration.instance import dagster_home
+from isthmus.orchestration.graph.steps import work
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.server import serving
 
 _STEPS = {
     "contract": "apply",

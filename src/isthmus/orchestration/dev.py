@@ -14,10 +14,10 @@ from types import FrameType
 from typing import IO
 
 from isthmus.features.errors import DependencyError
+from isthmus.orchestration.api.server import serving
+from isthmus.orchestration.graph.instance import dagster_home
 from isthmus.orchestration.graph.outline import outline
-from isthmus.orchestration.instance import dagster_home
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.server import serving
 
 
 def dev(project: Project) -> int:

@@ -18,11 +18,11 @@ from isthmus.features.package.manifest import package_digest
 from isthmus.features.progress import Progress, silent
 from isthmus.features.status import ModelStatus, RunStatus, Status, ViewStatus
 from isthmus.features.verdict import Verdict
+from isthmus.orchestration.apply.diff import in_force
 from isthmus.orchestration.artifacts import last_model, last_package, latest_training_set, outdated, verdict_file
-from isthmus.orchestration.difference import in_force
+from isthmus.orchestration.build.build import outdated as late
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.quality import quality
-from isthmus.orchestration.tables import outdated as late
+from isthmus.orchestration.quality.quality import quality
 from isthmus.serving.deployment.deployment import Deployment
 
 RUNS = 5

@@ -23,7 +23,7 @@ from isthmus.features.errors import ConfigurationError, DataError
 from isthmus.features.package.checksums import GOLDEN
 from isthmus.features.package.golden import Case, Golden, Kept
 from isthmus.features.package.manifest import read_package
-from isthmus.orchestration.webruntime import WebRuntime
+from isthmus.orchestration.runtimes.web import WebRuntime
 from tests.distill.support import material
 
 Array = np.ndarray[Any, Any]

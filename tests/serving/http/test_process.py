@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from isthmus.features.errors import ConfigurationError
-from isthmus.orchestration.server import running
+from isthmus.orchestration.api.server import running
 from isthmus.serving.limits import Limits
 from isthmus.serving.settings import VARIABLE, ServerSettings, command
 from tests.serving.support import CONTRACT, Server, free_port, read_all, serving, wait

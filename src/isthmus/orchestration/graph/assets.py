@@ -12,7 +12,7 @@ import dagster as dg
 
 from isthmus.orchestration.graph.automation import contents, new, sensors
 from isthmus.orchestration.graph.events import DRIFT
-from isthmus.orchestration.graph.graph import Graph
+from isthmus.orchestration.graph.nodes import Graph
 from isthmus.orchestration.graph.outline import Outline, outline
 from isthmus.orchestration.graph.resource import IsthmusResource, Steps
 from isthmus.orchestration.graph.translator import IsthmusTranslator

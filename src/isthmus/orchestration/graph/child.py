@@ -11,7 +11,7 @@ from dagster_pipes import PipesContext, open_dagster_pipes
 
 from isthmus.features.errors import DependencyError, IsthmusError
 from isthmus.orchestration.graph.events import FAILED, Asked, Checked, Failed, Made
-from isthmus.orchestration.graph.work import work
+from isthmus.orchestration.graph.steps import work
 from isthmus.orchestration.project import Project
 
 

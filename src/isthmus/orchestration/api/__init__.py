@@ -1,0 +1,1 @@
+"""The API of a project: started from its settings, and its keys."""

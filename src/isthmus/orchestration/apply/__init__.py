@@ -1,0 +1,1 @@
+"""`isthmus apply`: contracts, what changes, and Feast's registry."""

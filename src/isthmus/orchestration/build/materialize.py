@@ -1,0 +1,81 @@
+"""`materialize`: writes the latest row of every key to Redis.
+
+What has changed is decided here, from keys, times and hashes. On Sail this process writes the rows, too; on Apache
+Spark and Spark Connect the executors read and write them.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from isthmus.features.contract.contract import Contract
+from isthmus.features.offline.snapshot import Places, State
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.online.store import OnlineStore, WriteCounts
+from isthmus.features.progress import Progress, silent
+from isthmus.features.publishing.publish import Materialized, Send, publish, require_same
+from isthmus.features.redis.connection import answering, connect
+from isthmus.orchestration.quality import gate
+from isthmus.orchestration.frames import selected
+from isthmus.orchestration.project import Project
+from isthmus.transforms import engine
+from isthmus.transforms.views import framejoin, onlinewrite
+
+
+def materialize(
+    project: Project, views: Sequence[str] | None = None, *, full: bool = False, progress: Progress = silent
+) -> dict[str, Materialized]:
+    """Writes what each key answers with now, and removes keys that are gone; what Redis holds already is not written.
+
+    Args:
+        project: the project, applied and built.
+        views: names of the views, or None for all.
+        full: compare every row with Redis, replace whatever differs and remove what the view lacks, also what claims to
+            be newer.
+        progress: told the view at hand and the share that is done.
+
+    Raises:
+        GateFailed: a table breaks an expectation of its view; nothing was written.
+    """
+    contract = project.applied()
+    names = selected(project, views)
+    offline = OfflineStore(project.offline)
+    # Every table is opened before the first row is written.
+    histories = {name: offline.history(contract.views[name]) for name in names}
+    gate.require_online(project, offline, histories)
+    done = {}
+    with project.redis() as url, connect(url) as client, _executors(project, contract, offline, url) as send:
+        store = OnlineStore(client, contract)
+        with answering(url):
+            servers = store.servers()
+        for n, (name, history) in enumerate(histories.items()):
+            share, text = n / len(names), f"waiting for another run that writes {name}"
+            progress(f"writing {name}", share)
+            done[name] = publish(
+                store, url, offline, history, project.now, full=full, send=send,
+                waiting=lambda text=text, share=share: progress(text, share),  # type: ignore[misc]
+            )  # fmt: skip
+        with answering(url):
+            require_same(url, servers, store.servers())
+    progress("all rows are written", 1.0)
+    return done
+
+
+@contextmanager
+def _executors(project: Project, contract: Contract, offline: OfflineStore, url: str) -> Iterator[Send | None]:
+    """What lets the executors of the project's engine write rows; None where this process is all there is."""
+    settings = project.settings
+    if settings.engine == "sail":
+        yield None
+        return
+    with engine.session(settings.engine, settings.profiles.training.threads) as spark:
+
+        def send(state: State, chosen: Places, until: int | None) -> WriteCounts:
+            view = state.view
+            files = framejoin.files(offline.path(view.table), state.history.version)
+            rows = onlinewrite.latest(view, framejoin.history(spark, view, files), state.at)
+            if len(chosen) < len(state.content):
+                keys = spark.createDataFrame(state.keys.take(chosen))
+                rows = rows.join(keys, keys.columns, "left_semi")
+            return onlinewrite.total(onlinewrite.write_online(rows, view, contract, url, until))
+
+        yield send

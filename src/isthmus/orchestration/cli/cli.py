@@ -1,0 +1,88 @@
+"""The command line: its verbs, and what an error ends with. Nothing here or in a verb has logic of its own.
+
+Exit codes: 0 done, 1 a gate or verdict failed or data were refused, 2 bad usage or configuration, 3 a dependency
+(Redis, Java, an engine, an optional library) is not available, 130 and 143 stopped by SIGINT or SIGTERM.
+"""
+
+import errno
+import os
+import sys
+import traceback
+from typing import Annotated
+
+import click
+import typer
+
+from isthmus.features.errors import DependencyError, IsthmusError, RequestError
+from isthmus.orchestration.cli import contracts, features, keys, models, packages, project, releases
+from isthmus.orchestration.cli.terminal import say, write_json
+
+_INTERRUPTED = 130
+"""What typer makes of Ctrl-C."""
+
+app = typer.Typer(
+    name="isthmus",
+    help="A feature store and distillation framework: one definition, one contract, one verdict.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # importing the rich help costs more than everything else together
+)
+for part in (project, features, models, releases):
+    app.add_typer(part.verbs)
+app.add_typer(keys.verbs, name="keys")
+app.add_typer(contracts.verbs, name="contract")
+app.add_typer(packages.verbs, name="package")
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """A feature store and distillation framework: one definition, one contract, one verdict."""
+
+
+def main() -> None:
+    """The console script: turns errors into one sentence and an exit code."""
+    # `--debug` is taken wherever it stands: people add it to the end of the line that failed.
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    try:
+        code = app(arguments, prog_name="isthmus", standalone_mode=False)
+        if code == _INTERRUPTED:
+            say("stopped; what was not finished was not written")
+    except IsthmusError as error:
+        code = _failed(error.as_dict(), str(error), error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        code = error.exit_code
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        remedy = f"see `{context.command_path if context else 'isthmus'} --help`"
+        found, _, meant = error.format_message().partition(" Did you mean ")
+        usage = RequestError("command line", found.rstrip("."), expected=meant.partition("?")[0], remedy=remedy)
+        code = _failed(usage.as_dict(), str(usage), 2)
+    except OSError as error:
+        # A full disk, a folder that may not be written: the user's to mend.
+        trouble = DependencyError(
+            str(error.filename or "file system"), error.strerror or str(error),
+            remedy="make room there, and run the same command again" if error.errno == errno.ENOSPC else "",
+        )  # fmt: skip
+        code = _failed(trouble.as_dict(), str(trouble), trouble.exit_code)
+    code = code if isinstance(code, int) else 0
+    if "dagster" in sys.modules:
+        # With Dagster and torch in one process, DuckDB's binding prints pages about its own leaks while the interpreter
+        # is taken apart. Everything of ours is closed by now.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _failed(report: dict[str, object], sentence: str, code: int) -> int:
+    """Shows the error at hand as it was asked for; returns the exit code."""
+    if "--debug" in sys.argv:
+        traceback.print_exc()
+    if "--json" in sys.argv:
+        write_json(report)
+    say(sentence)
+    return code

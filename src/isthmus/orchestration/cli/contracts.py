@@ -1,0 +1,45 @@
+"""`isthmus contract`: what a contract says, and what changed between two."""
+
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from isthmus.orchestration.cli.options import JsonOption, ProjectOption, open_project
+from isthmus.orchestration.cli.terminal import present
+
+verbs = typer.Typer(
+    help="Explain a contract, or what changed between two.", no_args_is_help=True, rich_markup_mode=None
+)
+_CONTRACT = "A contract.json, the folder of a package or of a project, applied or definitions"
+
+
+@verbs.command("show")
+def show(
+    name: Annotated[str, typer.Argument(metavar="[A]", help=_CONTRACT + ".")] = "applied",
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Explain a contract: views, request transforms, services, sources, spines and hashes."""
+    from isthmus.orchestration.apply.contracts import find
+
+    found = find(name, lambda: open_project(project))
+    from isthmus.orchestration.cli.screens.contract import show_contract
+
+    present(found.as_dict(), partial(show_contract, found), as_json=as_json)
+
+
+@verbs.command("diff")
+def diff(
+    before: Annotated[str, typer.Argument(metavar="[A]", help=_CONTRACT + ".")] = "applied",
+    after: Annotated[str, typer.Argument(metavar="[B]", help="The same.")] = "definitions",
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what changed from A to B, and which services keep working."""
+    from isthmus.orchestration.apply.contracts import compare, find
+
+    found = compare(*(find(name, lambda: open_project(project)) for name in (before, after)))
+    from isthmus.orchestration.cli.screens.contract import show_contract_difference
+
+    present(found.as_dict(), partial(show_contract_difference, found), as_json=as_json)

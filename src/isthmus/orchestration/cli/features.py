@@ -1,0 +1,142 @@
+"""From the definitions to the tables, the online store and training sets."""
+
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from isthmus.orchestration.cli.options import JsonOption, NameArgument, ProjectOption, open_project
+from isthmus.orchestration.cli.terminal import judge, present, progress
+
+verbs = typer.Typer()
+ViewsArgument = Annotated[list[str] | None, typer.Argument(help="Views; by default all.")]
+
+
+@verbs.command()
+def apply(
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Only show what would be rebuilt and what would become stale.")
+    ] = False,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check the definitions, compile the contract, register the Feast objects."""
+    if diff:
+        from isthmus.orchestration.apply.diff import difference
+
+        found = difference(open_project(project))
+        present(found.as_dict(), lambda: typer.echo("\n".join(found.lines())), as_json=as_json)
+        return
+    from isthmus.orchestration.apply.apply import apply as run
+
+    present(run(open_project(project)).as_dict(), as_json=as_json)
+
+
+@verbs.command()
+def build(
+    views: ViewsArgument = None,
+    first: Annotated[str | None, typer.Option("--from", help="Only from this day on, in UTC.")] = None,
+    end: Annotated[str | None, typer.Option("--to", help="Only before this day; by default through today.")] = None,
+    catch_up: Annotated[
+        bool, typer.Option("--catch-up", help="Only from where each table ends, less the view's lateness, to now.")
+    ] = False,
+    step: Annotated[int | None, typer.Option(help="Days of a range that are written in one commit.")] = None,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run the transforms and write the offline tables: whole, or a range of days."""
+    from isthmus.orchestration.build import build as tables
+
+    opened = open_project(project)
+    days = tables.asked(opened, first, end, step, catch_up=catch_up)
+    with progress() as bar:
+        if days is None and not catch_up:
+            built = tables.build(opened, views, progress=bar)
+        else:
+            built = tables.build_range(opened, views, within=days, step=step or tables.STEP, progress=bar)
+    present({name: written.as_dict() for name, written in built.items()}, as_json=as_json)
+
+
+@verbs.command()
+def materialize(
+    views: ViewsArgument = None,
+    full: Annotated[bool, typer.Option("--full", help="Replace whatever differs in Redis, also newer rows.")] = False,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the latest row of every key to Redis."""
+    from isthmus.orchestration.build.materialize import materialize as run
+
+    with progress() as bar:
+        done = run(open_project(project), views, full=full, progress=bar)
+    present({name: counts.as_dict() for name, counts in done.items()}, as_json=as_json)
+
+
+@verbs.command()
+def quality(
+    views: ViewsArgument = None,
+    since: Annotated[
+        datetime | None,
+        typer.Option(
+            help="New rows are those with later event times (UTC); by default than those of the training set in use."
+        ),
+    ] = None,
+    until: Annotated[datetime | None, typer.Option(help="The last event time of new rows (UTC).")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write a page that needs no network.")] = None,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the offline tables, their expectations and their drift. Exit code 1 if one is broken or exceeded."""
+    from isthmus.orchestration.quality.quality import quality as run
+    from isthmus.orchestration.quality.quality import require_quality
+
+    with progress() as bar:
+        report = run(open_project(project), views, since=since, until=until, progress=bar)
+    if html:
+        from isthmus.features.files import write_atomically
+        from isthmus.orchestration.quality.page import page
+
+        write_atomically(html, page(report).encode())
+    from isthmus.orchestration.cli.screens.steps import show_quality
+
+    judge(report.as_dict(), partial(show_quality, report), partial(require_quality, report), as_json=as_json)
+
+
+@verbs.command("training-set")
+def training_set(
+    name: NameArgument = None,
+    spine: Annotated[
+        str | None, typer.Option(help="Rows of your own: a path to Parquet or CSV, or a SELECT over the views.")
+    ] = None,
+    features: Annotated[
+        str | None, typer.Option(help="For --spine: a service, or view:feature,… ; a view alone stands for all it has.")
+    ] = None,
+    like: Annotated[
+        str | None, typer.Option(help="Make this training set again, to the byte: its folder, record or id.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="For --spine and --like: the folder to make.")] = None,
+    status: Annotated[
+        bool, typer.Option("--status/--no-status", help="For --spine: a column per view that says what it answered.")
+    ] = True,
+    as_served: Annotated[
+        bool, typer.Option("--as-served", help="What serving answered at each moment, not what could have been known.")
+    ] = False,
+    join: Annotated[
+        str, typer.Option(help="Where to join: embedded (in this process), or engine (by the one in isthmus.toml).")
+    ] = "embedded",
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Join the views to the spine of a distillation, or to rows of your own, point in time."""
+    from isthmus.orchestration.training.set import chosen as run
+
+    with progress() as bar:
+        made = run(
+            open_project(project), name, spine=spine, features=features, like=like, out=out, status=status,
+            as_served=as_served, join=join, progress=bar,
+        )  # fmt: skip
+    from isthmus.orchestration.cli.screens.steps import show_training_set
+
+    present(made.as_dict(), partial(show_training_set, made.as_dict()), as_json=as_json)

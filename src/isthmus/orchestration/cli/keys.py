@@ -1,0 +1,42 @@
+"""`isthmus keys`: who may ask the API for what."""
+
+from typing import Annotated
+
+import typer
+
+from isthmus.orchestration.cli.options import JsonOption, ProjectOption, open_project
+from isthmus.orchestration.cli.terminal import present
+
+verbs = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True, rich_markup_mode=None)
+KeyArgument = Annotated[str, typer.Argument(help="Whose key it is.")]
+
+
+@verbs.command("create")
+def create(
+    name: KeyArgument,
+    scope: Annotated[
+        list[str], typer.Option(help="read:SERVICE, push:VIEW or predict:MODEL; * for any name. May be repeated.")
+    ],
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a key and show it, this once."""
+    from isthmus.orchestration.api.keys import create as run
+
+    present(run(open_project(project), name, scope), as_json=as_json)
+
+
+@verbs.command("list")
+def list_(project: ProjectOption = None, as_json: JsonOption = False) -> None:
+    """List the keys by name."""
+    from isthmus.orchestration.api.keys import describe as run
+
+    present(run(open_project(project)), as_json=as_json)
+
+
+@verbs.command("revoke")
+def revoke(name: KeyArgument, project: ProjectOption = None, as_json: JsonOption = False) -> None:
+    """Remove a key: a running server refuses it from the next request on."""
+    from isthmus.orchestration.api.keys import revoke as run
+
+    present(run(open_project(project), name), as_json=as_json)

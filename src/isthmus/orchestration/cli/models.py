@@ -1,0 +1,110 @@
+"""From a training set to a package, and what can be asked of it."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from isthmus.orchestration.cli.options import JsonOption, NameArgument, ProjectOption, open_project
+from isthmus.orchestration.cli.terminal import judge, present, progress
+
+verbs = typer.Typer()
+
+
+@verbs.command()
+def distill(
+    name: NameArgument = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Train also if nothing has changed since the last time.")
+    ] = False,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train teacher, reference, student and control, unless nothing has changed since they were trained."""
+    from isthmus.orchestration.models.models import distill as run
+
+    with progress() as bar:
+        report = run(open_project(project), name, again=again, progress=bar)
+    from isthmus.orchestration.cli.screens.steps import show_distillation
+
+    present(report.as_dict(), partial(show_distillation, report.as_dict()), as_json=as_json)
+
+
+@verbs.command()
+def search(
+    name: NameArgument = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(help="How many students in all, those of earlier calls included; by default as declared."),
+    ] = None,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Try students of other shapes and precisions under the budget. Exit code 1 if none keeps to it."""
+    from isthmus.orchestration.models.models import require_fit
+    from isthmus.orchestration.models.models import search as run
+
+    with progress() as bar:
+        report = run(open_project(project), name, trials=trials, progress=bar)
+    from isthmus.orchestration.cli.screens.steps import show_search
+
+    found = report.as_dict()
+    judge(found, partial(show_search, found), partial(require_fit, report), as_json=as_json)
+
+
+@verbs.command()
+def export(name: NameArgument = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
+    """Turn the student into a package for the API and the device."""
+    from isthmus.orchestration.models.models import export as run
+
+    with progress() as bar:
+        report = run(open_project(project), name, progress=bar)
+    from isthmus.orchestration.cli.screens.steps import show_export
+
+    present(report.as_dict(), partial(show_export, report.as_dict()), as_json=as_json)
+
+
+@verbs.command()
+def ladder(name: NameArgument = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
+    """Compare the last package, in each runtime, with its student in torch. Exit code 1 names the first that breaks."""
+    from isthmus.orchestration.cli.packages import RUNTIMES, show_ladder
+    from isthmus.orchestration.models.models import ladder as run
+
+    found = run(open_project(project), name, runtimes=RUNTIMES)
+    judge(found.as_dict(), partial(show_ladder, found), found.require, as_json=as_json)
+
+
+@verbs.command()
+def plan(
+    name: Annotated[str | None, typer.Argument(help="Distillation; by default all.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=0.001, help="Requests a second to answer; by default what one device does.")
+    ] = None,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Work out what training and serving take and cost on which device, and measure this host beside it."""
+    from isthmus.orchestration.planning.plan import plan as run
+
+    with progress() as bar:
+        found = run(open_project(project), name, rate=rate, progress=bar)
+    from isthmus.orchestration.cli.screens.plan import show_plan
+
+    present(found, partial(show_plan, found), as_json=as_json)
+
+
+@verbs.command()
+def page(
+    name: NameArgument = None,
+    out: Annotated[Path, typer.Option(help="Where to write; what this command wrote there before is replaced.")] = Path(
+        "site"
+    ),
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a folder of files that runs the last package in a browser, from any server of files."""
+    from isthmus.orchestration.models.site import site
+
+    written = site(open_project(project), name, out)
+    present({"page": str(written), "open": f"python -m http.server --directory {written} 8080"}, as_json=as_json)

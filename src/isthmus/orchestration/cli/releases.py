@@ -1,0 +1,127 @@
+"""From a package to requests: the verdict, deployments, servers."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+
+from isthmus.orchestration.cli.options import JsonOption, NameArgument, ProjectOption, open_project
+from isthmus.orchestration.cli.terminal import judge, present, progress
+
+verbs = typer.Typer()
+
+
+@verbs.command()
+def verify(
+    name: NameArgument = None,
+    every: Annotated[bool, typer.Option("--all", help="Compare every key, not a sample.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Also write the page here, which needs no network.")] = None,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare offline, API, request transforms and package, value by value. Exit code 1 if anything differs."""
+    from isthmus.orchestration.artifacts import page_file
+    from isthmus.orchestration.verification.verify import require_passed
+    from isthmus.orchestration.verification.verify import verify as run
+
+    opened = open_project(project)
+    with progress() as bar:
+        verdict = run(opened, name, every=every, progress=bar)
+    written = page_file(opened, name)
+    if html:
+        from isthmus.features.files import write_atomically
+
+        write_atomically(html, written.read_bytes())
+    from isthmus.orchestration.cli.screens.steps import show_verdict
+
+    judge(
+        verdict.as_dict(), partial(show_verdict, verdict, html or written), partial(require_passed, verdict),
+        as_json=as_json,
+    )  # fmt: skip
+
+
+@verbs.command()
+def deploy(
+    name: NameArgument = None,
+    shadow: Annotated[
+        bool, typer.Option("--shadow", help="Beside what is deployed: answers are compared, never returned.")
+    ] = False,
+    canary: Annotated[
+        float | None, typer.Option(help="Beside what is deployed: answers this share of requests, 0.1 for a tenth.")
+    ] = None,
+    promote: Annotated[bool, typer.Option("--promote", help="Put what is tried so far in its place.")] = False,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Put the package behind the API. Refused without a passing verdict."""
+    from isthmus.orchestration.models import release
+
+    if shadow + promote + (canary is not None) > 1 or (promote and name is not None):
+        raise click.UsageError("--shadow, --canary and --promote exclude each other, and --promote takes no name")
+    if canary is not None and not 0 < canary < 1:
+        raise click.UsageError(f"--canary is {canary:g}, and must be above 0 and below 1")
+    opened = open_project(project)
+    share = 0.0 if shadow else canary
+    done = release.promote(opened) if promote else release.deploy(opened, name, share=share)
+    _released(done.as_dict(), as_json=as_json)
+
+
+@verbs.command()
+def rollback(
+    to: Annotated[str | None, typer.Option(help="How the digest begins; by default of the deployment before.")] = None,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Drop the candidate, or put the deployment before this one behind the API again.
+
+    Refused where what its model reads has changed.
+    """
+    from isthmus.orchestration.models.release import rollback as run
+
+    _released(run(open_project(project), to).as_dict(), as_json=as_json)
+
+
+@verbs.command()
+def history(project: ProjectOption = None, as_json: JsonOption = False) -> None:
+    """List what was deployed and rolled back, the newest first."""
+    from isthmus.orchestration.models.release import history as run
+
+    events = run(open_project(project))
+    from isthmus.orchestration.cli.screens.steps import show_history
+
+    present(events, partial(show_history, events), as_json=as_json)
+
+
+@verbs.command()
+def serve(
+    port: Annotated[int | None, typer.Option(help="Port; by default that of isthmus.toml.")] = None,
+    project: ProjectOption = None,
+) -> None:
+    """Run the API: online lookups and predictions."""
+    from isthmus.orchestration.api.server import serve as run
+
+    raise typer.Exit(run(open_project(project), port=port))
+
+
+@verbs.command()
+def fleet(
+    out: Annotated[Path, typer.Option(help="Where to write; what this command wrote there before is replaced.")] = Path(
+        "fleet"
+    ),
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write what runs the project on two fleets: Kubernetes manifests, an accelerate configuration, Dockerfiles."""
+    from isthmus.orchestration.fleet.files import fleet as run
+
+    written = run(open_project(project), out)
+    present({"fleet": str(out), "files": written} if as_json else {"fleet": str(out), "files": len(written)},
+            as_json=as_json)  # fmt: skip
+
+
+def _released(report: dict[str, Any], *, as_json: bool) -> None:
+    if not as_json:
+        report["seconds"] = ", ".join(f"{stage} {taken:.3f}" for stage, taken in report["seconds"].items())
+    present(report, as_json=as_json)

@@ -1,0 +1,1 @@
+"""The steps of a model: distill, search, export, deploy."""

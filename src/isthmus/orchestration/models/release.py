@@ -1,0 +1,168 @@
+"""`deploy` and `rollback`: put a package behind the API, and the one before it again."""
+
+import http.client
+import json
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from isthmus.features import clock
+from isthmus.features.contract.contract import Contract
+from isthmus.features.errors import ContractMismatch
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.verdict import Verdict
+from isthmus.orchestration.artifacts import last_package, serving_profile, verdict_file
+from isthmus.orchestration.models.models import require_release
+from isthmus.orchestration.project import Project
+from isthmus.serving.deployment.deployment import Deployment
+from isthmus.serving.rollout import rollout
+from isthmus.serving.rollout.rollout import Rollout, happened
+
+SWITCH_SECONDS = 5.0
+"""How long a server that answers is waited for: it looks for a new deployment twice a second."""
+_PAUSE_SECONDS = 0.02
+_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where a server listens that is asked here
+
+
+@dataclass(frozen=True)
+class Released:
+    """What came of a deployment or a rollback.
+
+    Attributes:
+        rollout: the deployment, and what it took.
+        server: what the server of the project says of it.
+    """
+
+    rollout: Rollout
+    server: str
+
+    @property
+    def deployment(self) -> Deployment:
+        """What is in force."""
+        return self.rollout.deployment
+
+    def as_dict(self) -> dict[str, Any]:
+        """The deployment in its machine-readable form, with bytes moved and seconds per stage."""
+        return {**self.rollout.as_dict(), "server": self.server}
+
+
+def deploy(project: Project, name: str | None = None, *, share: float | None = None) -> Released:
+    """Puts the last package of a distillation behind the API. A running server takes it up by itself.
+
+    Args:
+        project: the project, with a package and a verdict.
+        name: the distillation; may be left out where there is only one.
+        share: of requests that it answers beside what is deployed; 0 for a shadow; None to replace that.
+
+    Raises:
+        GateFailed: there is no passing verdict for this package under this contract, what it costs to train or to
+            serve it has not been measured, or a gate does not hold.
+        PackageError: the package is damaged or altered, not signed by whom it must be, or cannot be loaded.
+        DependencyError: another deployment is under way.
+    """
+    declared = project.distillation(name)
+    require_release(project, declared)
+    contract, store = project.applied(), OfflineStore(project.offline)
+    views = [contract.view(view) for view in {view for view, _ in contract.read(declared.student.name)}]
+    file = verdict_file(project, declared)
+    verdict = Verdict.loads(file.read_bytes(), str(file)) if file.exists() else None
+    package = last_package(project, declared)
+    done = rollout.deploy(
+        package,
+        verdict,
+        contract,
+        serving_profile(project, package),
+        project.deployment_file,
+        tables={view.name: store.fingerprint(store.history(view)) for view in views},
+        at=clock.now(),
+        public_key=project.public_key,
+        share=share,
+    )
+    return _released(project, done)
+
+
+def promote(project: Project) -> Released:
+    """Puts the candidate in force. A running server takes it up by itself.
+
+    Raises:
+        GateFailed: there is no candidate, or it was given up.
+        PackageError: its package is gone, damaged, or not signed by whom it must be.
+        ContractMismatch: nothing is applied, or what its model reads has changed since.
+        DependencyError: another deployment is under way.
+    """
+    done = rollout.promote(project.deployment_file, _contract(project), at=clock.now(), public_key=project.public_key)
+    return _released(project, done)
+
+
+def rollback(project: Project, to: str | None = None) -> Released:
+    """Drops the candidate, if there is one; else puts the deployment before the one in force behind the API again.
+
+    A running server takes it up by itself.
+
+    Args:
+        project: the project.
+        to: how the digest begins of the one to go back to; by default the one before.
+
+    Raises:
+        GateFailed: there is nothing to go back to.
+        PackageError: its package is gone, damaged, or not signed by whom it must be.
+        ContractMismatch: nothing is applied, or what its model reads has changed since.
+        DependencyError: another deployment is under way.
+    """
+    done = rollout.rollback(
+        project.deployment_file, _contract(project), at=clock.now(), to=to, public_key=project.public_key
+    )
+    return _released(project, done)
+
+
+def history(project: Project) -> list[dict[str, Any]]:
+    """What was deployed and rolled back, the newest first."""
+    return [event.as_dict() for event in reversed(happened(project.deployment_file))]
+
+
+def _contract(project: Project) -> Contract:
+    """The contract of the server, whatever the definitions have become: going back must not wait for them."""
+    file = project.contract_file
+    if not file.exists():
+        raise ContractMismatch(f"project {project.name}", "nothing has been applied", remedy="run `isthmus apply`")
+    return Contract.loads(file.read_bytes(), str(file))
+
+
+def _released(project: Project, done: Rollout) -> Released:
+    server = _switched(project, done.deployment)
+    done.done("switch")
+    return Released(done, server)
+
+
+def _switched(project: Project, deployment: Deployment) -> str:
+    """Waits until the project's server answers with a package; says what it says where it does not."""
+    settings = project.settings.server
+    host = _ANY.get(settings.host, settings.host)
+    end = time.monotonic() + SWITCH_SECONDS
+    told = "none answers here"
+    wanted = deployment.digest, deployment.candidate and deployment.candidate.deployment.digest
+    try:
+        with closing(http.client.HTTPConnection(host, settings.port, timeout=SWITCH_SECONDS)) as server:
+            status, found = _asked(server, "/readyz")
+            if status in (401, 403):
+                return "answers those with a key: its /models says whether it has switched"
+            if status == 200 and found.get("project") != project.name:
+                return told
+            while time.monotonic() < end:
+                _, found = _asked(server, "/models")
+                models = found.get("models", ())
+                if any((one["package"], one.get("candidate", {}).get("package")) == wanted for one in models):
+                    return "has switched"
+                told = f"has not switched: {found.get('refused') or 'it still answers with the package before'}"
+                time.sleep(_PAUSE_SECONDS)
+    except (OSError, http.client.HTTPException, ValueError):
+        return told
+    return told
+
+
+def _asked(server: http.client.HTTPConnection, path: str) -> tuple[int, dict[str, Any]]:
+    server.request("GET", path)
+    answer = server.getresponse()
+    found: dict[str, Any] = json.loads(answer.read())
+    return answer.status, found

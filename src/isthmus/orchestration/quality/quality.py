@@ -1,0 +1,165 @@
+"""`quality`: what the offline tables hold, whether that is what their views promise, and how far it has moved."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from isthmus.features import clock
+from isthmus.features.errors import RequestError
+from isthmus.features.offline.history import History
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.progress import Progress, silent
+from isthmus.features.quality.drift import LEAST, Drift, Thresholds, drift, windows
+from isthmus.features.quality.statistics import FORMAT, ViewStatistics, view_statistics
+from isthmus.features.quality.validation import Finding, Reference
+from isthmus.orchestration.frames import selected
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.quality import gate
+from isthmus.orchestration.quality.baseline import references
+
+
+class ViewDrift(msgspec.Struct, frozen=True, kw_only=True):
+    """New rows of a view against its rows when a training set was made.
+
+    Attributes:
+        name: the distillation.
+        training_set: its identity.
+        after: new rows have later event times, in microseconds.
+        until: and event times no later than this; None for no end.
+        rows: how many there are.
+        features: by name; empty without new rows.
+    """
+
+    name: str
+    training_set: str
+    after: int
+    until: int | None
+    rows: int
+    features: dict[str, Drift]
+
+    @property
+    def judged(self) -> bool:
+        """Whether they are enough to say that something has drifted."""
+        return self.rows >= LEAST
+
+
+class ViewQuality(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found of one view: all its rows measured, its expectations, and one drift for each training set."""
+
+    statistics: ViewStatistics
+    findings: list[Finding]
+    drift: list[ViewDrift]
+
+
+class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found of the views, and by which thresholds."""
+
+    views: dict[str, ViewQuality]
+    thresholds: Thresholds
+    format: int = FORMAT
+
+    @property
+    def passed(self) -> bool:
+        """Whether every expectation holds and no feature has drifted."""
+        return not self.broken() and not self.drifted()
+
+    def broken(self) -> list[Finding]:
+        """The expectations that do not hold."""
+        return [finding for view in self.views.values() for finding in view.findings if not finding.passed]
+
+    def drifted(self) -> list[str]:
+        """A sentence for each feature that has drifted."""
+        return [
+            f"view {name}, feature {feature}: {_measures(one)} of {one.rows} rows after training set "
+            f"{drifts.training_set} of {drifts.name}"
+            for name, view in self.views.items()
+            for drifts in view.drift
+            for feature, one in drifts.features.items()
+            if one.exceeded
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The machine-readable form."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return {"passed": self.passed, **plain}
+
+
+def quality(
+    project: Project,
+    views: Sequence[str] | None = None,
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    drift: bool = True,
+    progress: Progress = silent,
+) -> QualityReport:
+    """Measures the offline tables of views.
+
+    Args:
+        project: the project, applied and built.
+        views: names of the views, or None for all.
+        since: new rows have later event times; None for those after the training set in use. Without a time zone, UTC.
+        until: and event times no later than this; None for no end.
+        drift: whether to compare new rows with the training set in use.
+        progress: told the view at hand and the share that is done.
+
+    Raises:
+        RequestError: the times are in the wrong order.
+    """
+    after, end = (None if time is None else clock.micros(time if time.tzinfo else time.replace(tzinfo=UTC))
+                  for time in (since, until))  # fmt: skip
+    if after is not None and end is not None and after >= end:
+        raise RequestError("quality", f"since {since} is not before until {until}", expected="a window of time")
+    contract = project.applied()
+    chosen = selected(project, views)
+    offline = OfflineStore(project.offline)
+    found = {}
+    for n, name in enumerate(chosen):
+        progress(f"measuring {name}", n / len(chosen))
+        history = offline.history(contract.views[name])
+        with offline.reading(history.view.table):
+            measured = view_statistics(history.view, history.data, history.version, offline.fingerprint(history))
+            drifts = [_drift(history, then, after, end) for then in references(project, history.view) if drift]
+            found[name] = ViewQuality(
+                statistics=measured, findings=gate.findings(project, name, history.data), drift=drifts
+            )
+    progress("all views are measured", 1.0)
+    return QualityReport(views=found, thresholds=Thresholds())
+
+
+def require_quality(report: QualityReport) -> None:
+    """Passes over a report in which every expectation holds and nothing has drifted.
+
+    Raises:
+        GateFailed: naming everything that does not.
+    """
+    wrong = [*map(str, report.broken()), *report.drifted()]
+    if wrong:
+        raise gate.failure("quality", wrong, "look at the rows, then at their sources; if this is the world's "
+                           "doing, make a new training set")  # fmt: skip
+
+
+def _drift(history: History, reference: Reference, after: int | None, until: int | None) -> ViewDrift:
+    begin = reference.last if after is None else after
+    new = view_statistics(history.view, history.data, history.version, "", after=begin, until=until)
+    compared = {
+        name: drift(reference.features[name], one)
+        for name, one in new.features.items()
+        if name in reference.features and new.rows
+    }
+    strange = [column for column in history.view.fields if column.name in compared and compared[column.name].exceeded]
+    if strange and new.last is not None:
+        # Only now: it reads the history of the reference again.
+        usual = windows(strange, history.data, min(reference.last, begin), new.last - begin)
+        for name, parts in usual.items():
+            compared[name] = drift(reference.features[name], new.features[name], windows=parts)
+    return ViewDrift(name=reference.name, training_set=reference.training_set, after=begin, until=until,
+                     rows=new.rows, features=compared)  # fmt: skip
+
+
+def _measures(one: Drift) -> str:
+    values = {"psi": one.psi, "ks": one.ks, "wasserstein": one.wasserstein}
+    told = ", ".join(f"{name} {values[name]:.3g}" for name in one.exceeded if values[name] is not None)
+    return told + (f", unseen {', '.join(one.unseen)}" if one.unseen else "")

@@ -1,0 +1,1 @@
+"""Runtimes that only a verifier needs."""

@@ -1,0 +1,1 @@
+"""One verdict over stores, API and model."""

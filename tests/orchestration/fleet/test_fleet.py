@@ -1,0 +1,597 @@
+"""What `isthmus fleet` writes: manifests that Kubernetes takes, a configuration that accelerate takes, sound images."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import httpx
+import kubernetes_validate
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+from isthmus import ConfigurationError, DataError
+from isthmus.features.profiles import ServingProfile, TrainingProfile
+from isthmus.features.redis.embedded import EmbeddedRedis
+from isthmus.orchestration.fleet.files import NOTE, files, fleet
+from isthmus.orchestration.fleet.images import constraints
+from isthmus.orchestration.project import Project
+from isthmus.serving.settings import VARIABLE, ServerSettings
+from tests.orchestration.shop import Shop
+from tests.servers import free_port
+from tests.serving.support import CONTRACT, write_keys
+
+ROOT = Path(__file__).parents[3]
+GPUS = """
+[profiles.training]
+device = "cuda"
+accelerator = "nvidia-a100"
+precision = "bf16"
+nodes = 2
+per_node = 4
+threads = 3
+interconnect = "infiniband"
+script = "train.py"
+compile = true
+"""
+PROJECTS = {
+    "defaults": "",
+    "gpus": GPUS,
+    "one_gpu": '[profiles.training]\ndevice = "auto"\naccelerator = "nvidia-t4"\n',
+    "cpus": '[profiles.training]\nper_node = 2\nscript = "jobs/train.py"\n',
+    "servers": (
+        "[profiles.serving]\nreplicas_min = 3\nreplicas_max = 3\ntarget_utilization = 0.75\nthreads = 2\n"
+        "memory_mb = 100\nbatch = 32\n[server]\nworkers = 4\nport = 8080\n[server.limits]\ndeadline_seconds = 9.5\n"
+        '[stores]\nonline = "rediss+cluster://one:7000,two:7001"\n'
+    ),
+}
+Made = Mapping[str, Any]
+
+
+def project(folder: Path, text: str = "", *, name: str = "shop", engine: str = "sail") -> Project:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "isthmus.toml").write_text(f'engine = "{engine}"\n[project]\nname = "{name}"\n{text}')
+    return Project(folder)
+
+
+def read(content: Mapping[str, bytes]) -> dict[str, Any]:
+    return {name: yaml.safe_load(one) for name, one in content.items() if name.endswith(".yaml")}
+
+
+@pytest.fixture(params=PROJECTS)
+def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
+    return read(files(project(tmp_path, PROJECTS[request.param])))
+
+
+def made_of(tmp_path: Path, key: str) -> Made:
+    return read(files(project(tmp_path, PROJECTS[key])))
+
+
+def manifests(made: Made) -> dict[str, Any]:
+    """Without what is for kustomize and for accelerate."""
+    return {name: one for name, one in made.items() if "apiVersion" in one and one["kind"] != "Kustomization"}
+
+
+def pod(made: Made, component: str) -> Any:
+    name = {"serving": "base/serving/deployment.yaml", "training": "base/training/job.yaml"}[component]
+    return made[name]["spec"]["template"]["spec"]
+
+
+# --- manifests
+
+
+def test_every_manifest_keeps_to_the_official_schemas(made: Made) -> None:
+    kinds = set()
+    for manifest in manifests(made).values():
+        kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+        kinds.add(manifest["kind"])
+    assert kinds == {
+        "Deployment", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget", "NetworkPolicy", "Job",
+        "PersistentVolumeClaim",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value"), [("minReplicas", "2"), ("minReplica", 2), ("maxReplicas", None)])
+def test_the_schemas_refuse_what_is_wrong(tmp_path: Path, key: str, value: object) -> None:
+    manifest = made_of(tmp_path, "defaults")["base/serving/autoscaler.yaml"]
+    manifest["spec"][key] = value
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_kustomizations_list_every_manifest_once(made: Made) -> None:
+    """As `kubectl apply -k` reads them: from an overlay down, and never from outside what a file lists."""
+    listed: list[str] = []
+
+    def visit(folder: Path) -> None:
+        content = made[f"{folder}/kustomization.yaml"]
+        assert (content["kind"], content["apiVersion"]) == ("Kustomization", "kustomize.config.k8s.io/v1beta1")
+        for resource in content["resources"]:
+            place = Path(os.path.normpath(folder / resource))
+            # What lies around a folder cannot be below it, too.
+            assert not folder.is_relative_to(place)
+            if place.suffix:
+                listed.append(str(place))
+            else:
+                visit(place)
+        for generator in content.get("configMapGenerator", []):
+            listed.extend(str(folder / file) for file in generator["files"])
+
+    visit(Path("overlays/example"))
+    assert sorted(listed) == sorted([*manifests(made), "base/training/accelerate.yaml"])
+    images = {pod(made, component)["containers"][0]["image"].split(":")[0] for component in ("serving", "training")}
+    assert {one["name"] for one in made["overlays/example/kustomization.yaml"]["images"]} == images
+    maps = {one["name"] for one in made["base/training/kustomization.yaml"]["configMapGenerator"]}
+    assert {v["configMap"]["name"] for v in pod(made, "training")["volumes"] if "configMap" in v} == maps
+
+
+def test_selectors_find_their_pods_and_no_others(made: Made) -> None:
+    labels = {
+        component: made[file]["spec"]["template"]["metadata"]["labels"]
+        for component, file in (("serving", "base/serving/deployment.yaml"), ("training", "base/training/job.yaml"))
+    }
+    assert labels["serving"] != labels["training"]
+    for file, manifest in manifests(made).items():
+        spec = manifest["spec"]
+        selector = spec.get("selector", spec.get("podSelector"))
+        if selector is not None:
+            assert selector.get("matchLabels", selector) == labels[Path(file).parent.name], file
+
+
+@pytest.mark.parametrize("component", ["serving", "training"])
+def test_no_pod_may_more_than_it_needs(made: Made, component: str) -> None:
+    spec = pod(made, component)
+    (container,) = spec["containers"]
+    assert spec["automountServiceAccountToken"] is spec["enableServiceLinks"] is False
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["runAsUser"] > 9999
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+    }  # fmt: skip
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
+    assert not container["image"].endswith(":latest")
+    assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
+    assert "memory" in container["resources"]["limits"]
+
+
+def test_the_serving_profile_is_in_the_manifests(tmp_path: Path) -> None:
+    made = made_of(tmp_path, "servers")
+    scaler = made["base/serving/autoscaler.yaml"]["spec"]
+    assert (scaler["minReplicas"], scaler["maxReplicas"]) == (3, 3)
+    assert scaler["metrics"][0]["resource"]["target"] == {"type": "Utilization", "averageUtilization": 75}
+    assert scaler["scaleTargetRef"]["name"] == made["base/serving/deployment.yaml"]["metadata"]["name"]
+    assert "replicas" not in made["base/serving/deployment.yaml"]["spec"]
+    spec = pod(made, "serving")
+    (container,) = spec["containers"]
+    # Four workers of two threads; each with its own copy of the model.
+    assert container["resources"]["requests"] == {"cpu": "8", "memory": f"{4 * (192 + 100)}Mi"}
+    # What is under way when a server is told to end is answered.
+    wait = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert spec["terminationGracePeriodSeconds"] > wait + 9.5 + 1
+    policy = made["base/serving/network.yaml"]["spec"]
+    ports = [entry["port"] for rule in policy["egress"] for entry in rule["ports"]]
+    assert ports == [7000, 7001, 53, 53]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert container["ports"] == [{"name": "http", "containerPort": 8080}]
+
+
+def test_the_training_profile_is_in_the_job(tmp_path: Path) -> None:
+    made = made_of(tmp_path, "gpus")
+    job, spec = made["base/training/job.yaml"]["spec"], pod(made, "training")
+    assert (job["completions"], job["parallelism"], job["completionMode"]) == (2, 2, "Indexed")
+    assert spec["subdomain"] == made["base/training/service.yaml"]["metadata"]["name"]
+    assert made["base/training/service.yaml"]["spec"]["clusterIP"] == "None"
+    resources = spec["containers"][0]["resources"]
+    assert resources["limits"] == {"memory": "8192Mi", "nvidia.com/gpu": "4", "rdma/rdma_shared_device_a": "1"}
+    assert resources["requests"]["cpu"] == "12"
+    (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert all("A100" in product for product in term["matchExpressions"][0]["values"])
+    # Whatever ends a pod, another goes on; what is wrong with one process stays wrong.
+    assert [rule["action"] for rule in job["podFailurePolicy"]["rules"]] == ["Ignore"]
+
+
+def test_one_process_is_started_without_a_launcher(tmp_path: Path) -> None:
+    made = made_of(tmp_path, "defaults")
+    assert pod(made, "training")["containers"][0]["command"] == ["isthmus", "distill", "--project", "/project"]
+    assert "base/training/service.yaml" not in made
+    rules = made["base/training/job.yaml"]["spec"]["podFailurePolicy"]["rules"]
+    assert rules[-1]["onExitCodes"]["values"] == [1, 2]
+    assert "affinity" not in pod(made, "training")
+
+
+# --- what runs
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("defaults", {"distributed_type": "NO", "num_machines": 1, "num_processes": 1, "use_cpu": True}),
+        ("one_gpu", {"distributed_type": "NO", "num_machines": 1, "num_processes": 1, "use_cpu": False}),
+        ("cpus", {"distributed_type": "MULTI_GPU", "num_machines": 1, "num_processes": 2, "use_cpu": True}),
+        ("gpus", {"distributed_type": "MULTI_GPU", "num_machines": 2, "num_processes": 8, "use_cpu": False,
+                  "mixed_precision": "bf16", "main_process_ip": "shop-training-0.shop-training"}),
+    ],
+)  # fmt: skip
+def test_accelerate_takes_its_configuration(tmp_path: Path, key: str, expected: Mapping[str, object]) -> None:
+    from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+
+    content = files(project(tmp_path / "shop", PROJECTS[key]))
+    file = tmp_path / "accelerate.yaml"
+    file.write_bytes(content["base/training/accelerate.yaml"])
+    loaded = load_config_from_file(str(file))
+    assert isinstance(loaded, ClusterConfig)
+    assert {name: loaded.to_dict()[name] for name in expected} == expected
+    command = pod(read(content), "training")["containers"][0]["command"]
+    if loaded.num_processes == 1:
+        assert "accelerate" not in command
+        return
+    # The second node, as Kubernetes fills in its number.
+    assert command[:2] == ["accelerate", "launch"]
+    given = [argument.replace("$(JOB_COMPLETION_INDEX)", "1") for argument in command[2:]]
+    given[given.index("--config_file") + 1] = str(file)
+    arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(given))
+    assert (arguments.num_machines, arguments.num_processes) == (loaded.num_machines, loaded.num_processes)
+    assert (arguments.machine_rank, arguments.multi_gpu) == (1, True)
+    assert arguments.main_process_ip == loaded.main_process_ip
+    assert arguments.training_script.startswith("/project/")
+    assert arguments.training_script.endswith("train.py")
+
+
+def test_the_server_of_the_deployment_runs_and_its_probe_tells_when(tmp_path: Path) -> None:
+    """Its command and its variables, as Kubernetes would fill them in, on this machine."""
+    state, keys, port = tmp_path / "state", tmp_path / "keys", free_port()
+    state.mkdir()
+    content = files(project(tmp_path / "shop", f"[server]\nport = {port}\nworkers = 2\n"))
+    (container,) = pod(read(content), "serving")["containers"]
+    (key,) = write_keys(keys / "keys.json", probe="read:probe").values()
+    with EmbeddedRedis(tmp_path / "redis") as redis:
+        secrets = {"REDIS_URL": redis.url, "PROBE_KEY": key}
+        given = {one["name"]: one.get("value") or secrets[one["name"]] for one in container["env"]}
+        given[VARIABLE] = given[VARIABLE].replace("$(REDIS_URL)", redis.url)
+        for mount in container["volumeMounts"]:
+            place = {"state": state, "keys": keys}.get(mount["name"])
+            given[VARIABLE] = given[VARIABLE].replace(mount["mountPath"], str(place)) if place else given[VARIABLE]
+        environment = {**os.environ, **given}
+        python = {"python": sys.executable}
+
+        def ready() -> bool:
+            probe = [python.get(word, word) for word in container["readinessProbe"]["exec"]["command"]]
+            return subprocess.run(probe, env=environment, check=False, capture_output=True, timeout=20).returncode == 0
+
+        assert not ready()
+        server = subprocess.Popen(
+            [python.get(word, word) for word in container["command"]], env=environment, stderr=subprocess.DEVNULL
+        )
+        try:
+            wait_until_listening(port)
+            assert not ready()  # up, and without a contract
+            (state / "contract.json").write_bytes(CONTRACT.dumps())
+            deadline = time.monotonic() + 30
+            while not ready():
+                assert time.monotonic() < deadline
+            environment["PROBE_KEY"] = "another"
+            assert not ready()
+        finally:
+            server.terminate()
+            assert server.wait(30) == 0
+
+
+def wait_until_listening(port: int) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            assert httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
+        except httpx.TransportError:
+            time.sleep(0.1)
+        else:
+            return
+    raise TimeoutError
+
+
+def test_a_server_is_told_what_the_project_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = project(tmp_path, PROJECTS["servers"])
+    told = {one["name"]: one.get("value") for one in pod(read(files(opened)), "serving")["containers"][0]["env"]}
+    write_keys(tmp_path / "keys.json", someone="read:*")
+    text = told[VARIABLE].replace("/etc/isthmus/keys", str(tmp_path)).replace("$(REDIS_URL)", "redis://:p%40ss@there")
+    monkeypatch.setenv(VARIABLE, text)
+    settings = ServerSettings.from_environment()
+    assert set(json.loads(text)) == set(ServerSettings.__struct_fields__)
+    assert (settings.host, settings.port, settings.workers, settings.batch) == ("0.0.0.0", 8080, 4, 32)  # noqa: S104
+    assert (settings.redis, settings.limits) == ("redis://:p%40ss@there", opened.settings.server.limits)
+
+
+def test_the_settings_of_the_documentation_are_settings(tmp_path: Path) -> None:
+    (block,) = re.findall(r"^```toml\n(.*?)^```", (ROOT / "docs" / "fleets.md").read_text(), re.MULTILINE | re.DOTALL)
+    profiles = project(tmp_path, block).settings.profiles
+    # All that there are, and those of servers as they are by default.
+    shown = tomllib.loads(block)["profiles"]
+    assert shown["training"].keys() | {"epochs", "compile", "give_way"} == {
+        field.name for field in fields(TrainingProfile)
+    }
+    assert profiles.serving == ServingProfile()
+
+
+# --- images
+
+
+def instructions(text: str) -> list[tuple[str, str]]:
+    joined = text.replace("\\\n", " ")
+    lines = [line for line in joined.splitlines() if line.strip() and not line.startswith("#")]
+    return [(line.split(None, 1)[0], line.split(None, 1)[1]) for line in lines]
+
+
+def needed(extras: set[str]) -> set[str]:
+    """Every package that `pip install isthmus[extras]` brings, those of packages included."""
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    own = table["optional-dependencies"]
+    waiting = [Requirement(line) for line in table["dependencies"]]
+    waiting += [Requirement(line) for extra in extras for line in own[extra]]
+    found: set[tuple[str, str]] = set()
+    while waiting:
+        requirement = waiting.pop()
+        name = requirement.name.lower().replace("_", "-")
+        for extra in {"", *requirement.extras}:
+            if (name, extra) in found:
+                continue
+            found.add((name, extra))
+            lines = own.get(extra, []) if name == "isthmus" else metadata.requires(name) or []
+            for one in map(Requirement, lines):
+                if one.marker is None or one.marker.evaluate({"extra": extra}):
+                    waiting.append(one)
+    return {name for name, _ in found}
+
+
+def installed(dockerfile: str) -> set[str]:
+    """The extras of Isthmus that an image installs."""
+    arguments = dict(argument.split("=", 1) for word, argument in instructions(dockerfile) if word == "ARG")
+    extras: set[str] = set()
+    for word, line in instructions(dockerfile):
+        if word == "RUN" and (match := re.search(r"\.whl(?:\[(.*?)\])?\"", line)):
+            named = re.sub(r"\$\{(\w+)\}", lambda variable: arguments[variable[1]], match[1] or "")
+            extras |= set(named.split(",")) - {""}
+    return extras
+
+
+@pytest.mark.parametrize("key", PROJECTS)
+@pytest.mark.parametrize("image", ["serving", "training"])
+def test_images_are_sound(tmp_path: Path, key: str, image: str) -> None:
+    content = files(project(tmp_path, PROJECTS[key]))
+    text = content[f"images/Dockerfile.{image}"].decode()
+    found = instructions(text)
+    known = {"ARG", "FROM", "RUN", "COPY", "ENV", "WORKDIR", "USER", "EXPOSE", "CMD"}
+    assert {word for word, _ in found} <= known
+    stages = [n for n, (word, _) in enumerate(found) if word == "FROM"]
+    assert len(stages) == 2
+    (base,) = [line.removeprefix("BASE=") for word, line in found if word == "ARG" and line.startswith("BASE=")]
+    assert re.fullmatch(r"python:3\.\d+-slim-\w+", base)
+    assert {found[n][1].split()[0] for n in stages} == {"${BASE}"}
+    last = found[stages[-1] :]
+    (user,) = [line for word, line in last if word == "USER"]
+    spec = pod(read(content), image)["securityContext"]
+    assert user == f"{spec['runAsUser']}:{spec['runAsGroup']}"
+    assert [word for word, _ in last].index("USER") > max(n for n, (word, _) in enumerate(last) if word == "RUN")
+    assert ":latest" not in text
+    assert not re.search(r"(?i)secret|password|token", text)
+    installs = [line for _, line in found if "pip install" in line]
+    assert all("--constraint /build/constraints.txt" in line for line in installs)
+    (command,) = [json.loads(line) for word, line in last if word == "CMD"]
+    assert command[0] in ("python", "isthmus")  # and no shell, which would keep signals to itself
+
+
+def test_a_server_s_image_has_neither_torch_nor_spark(tmp_path: Path) -> None:
+    content = files(project(tmp_path))
+    heavy = {"torch", "pyspark", "pysail", "dagster", "feast", "accelerate", "scikit-learn"}
+    assert installed(content["images/Dockerfile.serving"].decode()) == set()
+    assert needed(set()) & heavy == set()
+    assert needed({"signing"}) & heavy == set()
+    trained = installed(content["images/Dockerfile.training"].decode())
+    assert {"torch", "accelerate", "pyspark", "scikit-learn"} <= needed(trained)
+
+
+STEP = """
+import ast, inspect, sys
+from pathlib import Path
+
+sys.prefix = sys.exec_prefix = sys.argv[2]  # the links lead there: what is installed is not the project's code
+from isthmus.orchestration.graph import child, work
+from isthmus.orchestration.graph.events import Asked
+from isthmus.orchestration.project import Project
+
+for node in ast.walk(ast.parse(inspect.getsource(work))):
+    if isinstance(node, ast.ImportFrom):
+        exec(ast.unparse(node))
+(made,) = work.work(Project(Path(sys.argv[1])), Asked("apply", ("contract",)), lambda text, done: None)
+print(made.version)
+"""
+"""What the process of a step loads, whichever step it is, and `apply` itself."""
+
+
+def image_of(extras: set[str], folder: Path) -> Path:
+    """The packages that `pip install isthmus[extras]` brings, and no others: links to those of this environment."""
+    folder.mkdir()
+    wanted = needed(extras)
+    for one in metadata.distributions():
+        if one.name.lower().replace("_", "-") in wanted - {"isthmus"}:
+            tops = {file.parts[0] for file in one.files or []} - {"..", "__pycache__"}
+            for top in tops:
+                if not (folder / top).exists():
+                    (folder / top).symlink_to(Path(str(one.locate_file(top))))
+    (folder / "isthmus").symlink_to(ROOT / "src" / "isthmus")
+    return folder
+
+
+def test_a_step_of_dagster_finds_what_it_needs_in_the_image_that_is_documented(shop: Shop, tmp_path: Path) -> None:
+    (named,) = re.findall(r"--build-arg EXTRAS=(\S+)", (ROOT / "docs" / "dagster.md").read_text())
+    plain = installed(files(project(tmp_path))["images/Dockerfile.training"].decode())
+
+    def step(extras: set[str], name: str) -> subprocess.CompletedProcess[str]:
+        packages = image_of(extras, tmp_path / name)
+        return subprocess.run(
+            [sys.executable, "-S", "-P", "-c", STEP, str(shop.root), sys.prefix],
+            env={"PYTHONPATH": str(packages), "PATH": os.defpath}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    done = step(set(named.split(",")), "documented")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == json.loads((shop.state / "contract.json").read_bytes())["hash"]
+    assert "No module named 'dagster'" in step(plain, "plain").stderr, "the image for training alone"
+
+
+def test_images_of_what_a_project_needs(tmp_path: Path) -> None:
+    plain = files(project(tmp_path))["images/Dockerfile.training"].decode()
+    assert "whl/cpu" in plain
+    assert "jre" not in plain
+    special = files(project(tmp_path, GPUS, engine="spark"))["images/Dockerfile.training"].decode()
+    assert "whl/cpu" not in special
+    final = special[special.rindex("FROM") :]
+    assert "openjdk-17-jre-headless" in final
+    assert "g++" in final
+
+
+def test_a_project_s_image_has_its_code_and_not_its_state(tmp_path: Path) -> None:
+    rules = files(project(tmp_path))["images/Dockerfile.training.dockerignore"].decode().splitlines()
+    assert rules[0] == "*"
+    assert {rule for rule in rules if rule.startswith("!")} == {"!isthmus.toml", "!**/*.py"}
+    assert rules[-1] == "**/.*"  # `.isthmus` with everything below it, whatever it is named
+
+
+def test_images_install_what_is_installed_here() -> None:
+    lines = dict(line.split("==") for line in constraints().splitlines())
+    assert lines["torch"] == metadata.version("torch").partition("+")[0]
+    assert lines["pyarrow"] == metadata.version("pyarrow")
+    assert "isthmus" not in lines
+    assert [*lines] == sorted(lines)
+
+
+# --- the folder
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_the_same_project_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        fleet(project(tmp_path / name / "shop", GPUS), tmp_path / name / "out")
+    assert snapshot(tmp_path / "one" / "out") == snapshot(tmp_path / "two" / "out")
+    again = snapshot(tmp_path / "one" / "out")
+    fleet(project(tmp_path / "one" / "shop", GPUS), tmp_path / "one" / "out")
+    assert snapshot(tmp_path / "one" / "out") == again
+
+
+def test_what_is_no_longer_made_goes_and_what_others_wrote_stays(tmp_path: Path) -> None:
+    out, own = tmp_path / "out", tmp_path / "out" / "overlays" / "production" / "kustomization.yaml"
+    fleet(project(tmp_path / "shop", GPUS), out)
+    own.parent.mkdir()
+    own.write_text("mine")
+    assert (out / "base/training/service.yaml").exists()
+    written = fleet(project(tmp_path / "shop"), out)
+    assert not (out / "base/training/service.yaml").exists()
+    assert own.read_text() == "mine"
+    assert snapshot(out).keys() == {*written, NOTE, "overlays/production/kustomization.yaml"}
+
+
+def _edited(out: Path) -> str:
+    (out / "base/serving/deployment.yaml").write_text("mine")
+    return "base/serving/deployment.yaml"
+
+
+def _stale(out: Path) -> str:
+    (out / "base/training/service.yaml").write_text("mine")
+    return "base/training/service.yaml"
+
+
+def _without_note(out: Path) -> str:
+    (out / NOTE).unlink()
+    return "base/training/job.yaml"
+
+
+def _folder_in_the_way(out: Path) -> str:
+    (out / "images/constraints.txt").unlink()
+    (out / "images/constraints.txt").mkdir()
+    return "images/constraints.txt"
+
+
+def _broken_note(out: Path) -> str:
+    (out / NOTE).write_text("[]")
+    return NOTE
+
+
+@pytest.mark.parametrize("change", [_edited, _stale, _without_note, _folder_in_the_way, _broken_note])
+def test_nothing_of_somebody_else_is_replaced(tmp_path: Path, change: Any) -> None:
+    out = tmp_path / "out"
+    fleet(project(tmp_path / "shop", GPUS), out)
+    named, before = change(out), snapshot(out)
+    with pytest.raises(DataError, match=re.escape(named)):
+        fleet(project(tmp_path / "shop"), out)
+    assert snapshot(out) == before
+
+
+def test_a_note_names_nothing_outside(tmp_path: Path) -> None:
+    out, other = tmp_path / "out", tmp_path / "other"
+    other.write_bytes(b"")
+    fleet(project(tmp_path / "shop"), out)
+    empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    (out / NOTE).write_text(json.dumps({"files": {"../other": empty, str(other): empty}}))
+    fleet(project(tmp_path / "shop"), out)
+    assert other.exists()
+
+
+# --- what is refused
+
+
+REFUSED = [
+    ({"name": "2shop"}, "", "project.name: '2shop'; expected a letter first"),
+    ({"name": "shop-"}, "", "project.name: 'shop-'; expected a letter first"),
+    ({"name": "s" * 41}, "", "and 40 characters at most"),
+    ({}, "[server]\nport = 0\n", "server.port: 0; expected a port that others can know"),
+    ({}, '[stores]\nonline = "unix:///run/redis"\n', "stores.online: 'unix:///run/redis'; expected the URL of a Redis"),
+    ({}, '[stores]\nonline = "redis://"\n', "stores.online: 'redis://'; expected the URL of a Redis"),
+    ({}, '[stores]\nonline = "redis://:hunter2@there"\n', "stores.online: has a password; expected none there"),
+    ({}, '[profiles.training]\ndevice = "cuda"\n', "profiles.training.accelerator: is not set; expected the"),
+]
+
+
+@pytest.mark.parametrize(("named", "text", "said"), REFUSED)
+def test_what_other_machines_cannot_have_is_refused(tmp_path: Path, named: Any, text: str, said: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        files(project(tmp_path, text, **named))
+    assert said in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+    assert refused.value.exit_code == 2
+
+
+def test_secrets_of_the_environment_are_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ISTHMUS_STORES__ONLINE", "rediss://someone:hunter2@redis.example.com:6390")
+    content = files(project(tmp_path))
+    assert not any(b"hunter2" in one or b"redis.example.com" in one for one in content.values())
+    ports = read(content)["base/serving/network.yaml"]["spec"]["egress"][0]["ports"]
+    assert [entry["port"] for entry in ports] == [6390]
+
+
+def placed() -> Iterator[tuple[Any, str, object]]:
+    """Profiles, and their settings that are about machines alone."""
+    for name in ("give_way", "framework", "accelerator", "nodes", "per_node", "interconnect", "memory_mb", "script"):
+        yield TrainingProfile(), name, "other"
+    for name in ("batch", "replicas_min", "replicas_max", "target_utilization"):
+        yield ServingProfile(), name, 7
+
+
+def test_the_size_of_a_fleet_makes_nothing_stale() -> None:
+    sorted_out = list(placed())
+    for profile, name, value in sorted_out:
+        assert replace(profile, **{name: value}).identity() == profile.identity()
+    for profile in (TrainingProfile(), ServingProfile()):
+        names = {name for one, name, _ in sorted_out if type(one) is type(profile)}
+        assert {field.name for field in fields(profile)} - names == profile.identity().keys()

@@ -1,0 +1,49 @@
+"""Which steps may run beside each other, and which of those that wait goes first: what Dagster is told of it."""
+
+import dagster as dg
+import yaml
+
+from isthmus.orchestration.graph import build_definitions
+from isthmus.orchestration.graph.instance import dagster_home
+from isthmus.orchestration.project import Project
+from tests.orchestration.shop import Shop
+
+SERVE, ENGINE, TRAIN = ("serve", "2"), ("engine", "1"), ("train", "0")
+STEPS = {
+    "apply": ENGINE,
+    "build": ENGINE,
+    "materialize": SERVE,
+    "check_tables": ENGINE,
+    "check_drift": ENGINE,
+    "late_order_training_set": ENGINE,
+    "late_order_check_examples": ENGINE,
+    "late_order_distill": TRAIN,
+    "late_order_check_student": TRAIN,
+    "late_order_export": TRAIN,
+    "late_order_verify": SERVE,
+    "late_order_deploy": SERVE,
+}
+
+
+def test_every_step_has_its_pool_and_what_is_served_goes_first(shop: Shop) -> None:
+    definitions = build_definitions(shop.root)
+    job = dg.define_asset_job("all", dg.AssetSelection.all())
+    made = dg.Definitions.merge(definitions, dg.Definitions(jobs=[job])).resolve_job_def("all")
+    ops = {node.name: node.definition for node in made.nodes}
+    assert {
+        name: (op.pool, op.tags["dagster/priority"]) for name, op in ops.items() if isinstance(op, dg.OpDefinition)
+    } == STEPS
+
+
+def test_an_instance_of_ours_has_the_limits_of_the_project(shop: Shop) -> None:
+    with shop.toml.open("a") as file:
+        file.write("\n[orchestration.pools]\nengine = 3\n")
+    home = dagster_home(Project(shop.root))
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        limits = {pool.name: pool.limit for pool in instance.event_log_storage.get_pool_limits()}
+        settings = instance.get_concurrency_config().pool_config
+    assert limits == {"engine": 3, "train": 1, "serve": 1}
+    assert settings.pool_granularity is not None
+    assert (settings.pool_granularity.value, settings.default_pool_limit) == ("op", 1)
+    told = yaml.safe_load((home / "dagster.yaml").read_text())
+    assert told["run_monitoring"]["enabled"]

@@ -1,0 +1,71 @@
+"""`isthmus rollback`, `isthmus history` and candidates, and what is said of the server of the project."""
+
+import json
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.features.errors import ContractMismatch, GateFailed
+from isthmus.features.package.manifest import package_digest
+from isthmus.features.profiles import ServingProfile
+from isthmus.features.types import Float64, String
+from isthmus.orchestration.models.release import history, promote, rollback
+from isthmus.orchestration.project import Project
+from isthmus.serving.rollout.rollout import deploy
+from tests.serving.support import CONTRACT, NOW, TABLES, free_port, make_package, serving, verdict_of
+
+SCRIPT = Path(sys.executable).with_name("isthmus")
+INPUTS = [("distance", Float64), ("carrier", String)]
+
+
+def isthmus(root: Path, *arguments: str, code: int = 0) -> Any:
+    done = subprocess.run(
+        [SCRIPT, *arguments, "--json"], cwd=root, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == code, done.stderr
+    assert len(done.stderr.splitlines()) == (1 if code else 0), "one sentence"
+    return json.loads(done.stdout)
+
+
+def test_a_release_and_the_way_back_say_when_the_server_has_switched(tmp_path: Path) -> None:
+    port = free_port()
+    (tmp_path / "isthmus.toml").write_text(f'[project]\nname = "flights"\n\n[server]\nport = {port}\n')
+    project, state = Project(tmp_path), tmp_path / ".isthmus"
+    assert history(project) == []
+    with pytest.raises(ContractMismatch, match="nothing has been applied"):
+        rollback(project)
+    state.mkdir()
+    (state / "contract.json").write_bytes(CONTRACT.dumps())
+    assert "nothing is deployed" in isthmus(tmp_path, "rollback", code=1)["found"]
+    assert "--canary is 1, and must be" in isthmus(tmp_path, "deploy", "--canary", "1", code=2)["found"]
+
+    file = project.deployment_file
+    put = partial(deploy, contract=CONTRACT, profile=ServingProfile(), file=file, tables=TABLES)
+    packages = [make_package(tmp_path / f"package {n}", inputs=INPUTS, weight=n) for n in (1, 2, 3)]
+    digests = [package_digest(package) for package in packages]
+    for n, package in enumerate(packages):
+        put(package, verdict_of(package), at=NOW + n)
+    put(packages[0], verdict_of(packages[0]), at=NOW + 3, share=0.5)
+    dropped = rollback(project).as_dict()
+    assert (dropped["digest"], dropped["candidate"], dropped["server"]) == (digests[2], None, "none answers here")
+    put(packages[0], verdict_of(packages[0]), at=NOW + 4, share=0.0)
+    with serving(state, "redis://127.0.0.1:1", port=port) as server:
+        assert promote(project).as_dict()["server"] == "has switched"
+        with pytest.raises(GateFailed, match="there is no candidate"):
+            promote(project)
+        assert rollback(project).deployment.digest == digests[2]
+        switched = isthmus(tmp_path, "rollback")
+        assert (switched["digest"], switched["bytes"], switched["server"]) == (digests[1], 0, "has switched")
+        assert set(switched["seconds"]) == {"fetch", "verify", "load", "warm", "switch"}
+        answer = server.predict(request={"distance": [1], "carrier": ["UA"]})
+        assert answer.json()["package"] == digests[1]
+    lines = history(project)
+    assert [line["action"] for line in reversed(lines)] == [
+        "deploy", "deploy", "deploy", "canary", "drop", "shadow", "promote", "rollback", "rollback",
+    ]  # fmt: skip
+    shown = subprocess.run([SCRIPT, "history"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert [line.split()[1] for line in shown.splitlines()[3:12]] == [line["action"] for line in lines]

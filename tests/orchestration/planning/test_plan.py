@@ -1,0 +1,436 @@
+"""`isthmus plan`: the roofline, the catalogue of devices, the work of a graph, and all of it for a project."""
+
+import copy
+import hashlib
+import json
+import math
+import shutil
+import tomllib
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, load_model_from_string, numpy_helper
+
+from isthmus.distill.export.package import contents, write_package
+from isthmus.distill.onnx.cost import graph_work, weight_bytes
+from isthmus.distill.onnx.runtime import ask, described, ort_format, session
+from isthmus.features.errors import ConfigurationError, DataError, GateFailed
+from isthmus.features.package.golden import Case, Golden, Kept
+from isthmus.features.package.manifest import FORMAT_VERSION, Manifest, Variant
+from isthmus.features.profiles import ServingProfile
+from isthmus.orchestration.models.models import distill, export
+from isthmus.orchestration.planning.devices import Device, Peak, Precision, catalogue, measured
+from isthmus.orchestration.planning.plan import plan
+from isthmus.orchestration.planning.roofline import Work, roofline, rows_to_ridge
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.training.set import training_set
+from tests.distill.packages import contract
+from tests.distill.samplereports import report
+from tests.orchestration.cli.test_cli import refused, run
+from tests.orchestration.shop import Open, Shop
+
+ROOMY = {"kind": "cpu", "title": "a device", "memory": 1e12, "source": "the test"}
+POSITIVE = st.floats(1e-3, 1e15)
+
+
+def device(fp32: float, bandwidth: float, **more: Any) -> Device:
+    peak = Peak(fp32=fp32, **more.pop("peak", {}))
+    return Device(**{**ROOMY, "peak": peak, "bandwidth": bandwidth, **more})
+
+
+# --- the roofline
+
+
+@given(POSITIVE, POSITIVE, POSITIVE, POSITIVE, st.integers(1, 10**6), st.floats(0, 10))
+def test_the_roofline_is_that_of_the_paper(
+    flops: float, moved: float, peak: float, bandwidth: float, calls: int, overhead: float
+) -> None:
+    work = Work(flops, moved, calls)
+    found = roofline(work, device(peak, bandwidth), "fp32", overhead)
+    assert found is not None
+    # The paper's own form: attainable operations a second are the lesser of peak and bandwidth times intensity.
+    attainable = min(peak, bandwidth * work.intensity)
+    assert math.isclose(found.least, flops / attainable, rel_tol=1e-9)
+    assert math.isclose(found.seconds, flops / attainable + calls * overhead, rel_tol=1e-9)
+    if found.overhead <= found.least and not math.isclose(work.intensity, found.ridge, rel_tol=1e-9):
+        assert found.bound == ("compute" if work.intensity > found.ridge else "bandwidth")
+    assert (found.bound == "overhead") == (found.overhead > found.least)
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**6), st.integers(0, 10**4), st.floats(0.01, 1000))
+def test_the_batch_that_reaches_the_ridge_is_the_first(flops: int, fixed: int, each: int, ridge: float) -> None:
+    def intensity(rows: int) -> float:
+        return rows * flops / (fixed + rows * each)
+
+    rows = rows_to_ridge(flops, fixed, each, ridge)
+    if rows is None:
+        assert each > 0
+        assert flops / each <= ridge * (1 + 1e-9)
+        return
+    assert intensity(rows) >= ridge * (1 - 1e-9)
+    assert rows == 1 or intensity(rows - 1) < ridge * (1 + 1e-9)
+
+
+def test_a_precision_that_a_device_lacks() -> None:
+    work, plain = Work(100.0, 10.0), device(10.0, 1.0)
+    assert roofline(work, plain, "bf16") is None
+    int8, own = roofline(work, plain, "int8"), roofline(work, device(10.0, 1.0, peak={"int8": 40.0}), "int8")
+    assert int8 is not None
+    assert own is not None
+    assert (int8.compute, own.compute) == (10.0, 2.5)
+
+
+def test_threads_have_their_part_of_a_cpu_and_all_of_a_gpu() -> None:
+    whole = device(8.0, 4.0, cores=4, peak={"int8": 16.0})
+    part = whole.part(1)
+    assert (part.peak, part.bandwidth, part.cores) == (Peak(fp32=2.0, int8=4.0), 1.0, 1)
+    assert whole.part(2).peak.fp32 == 4.0
+    assert whole.part(9) is whole
+    gpu = device(8.0, 4.0, cores=4, kind="cuda")
+    assert gpu.part(1) is gpu
+
+
+def test_this_host_is_measured() -> None:
+    here = measured(1)
+    assert 1e8 < here.peak.fp32 < 1e14
+    assert 1e7 < here.bandwidth < 1e13
+    assert here.memory > 1e8
+    assert "1 of " in here.title
+
+
+# --- the catalogue
+
+
+def test_what_comes_with_isthmus_has_figures_and_sources(tmp_path: Path) -> None:
+    known = catalogue(tmp_path, ["cpu", "cuda", "h100-sxm"])
+    assert {one.kind for one in known.values()} == {"cpu", "cuda"}
+    assert all(one.source.startswith("https://") and one.watts for one in known.values())
+    h100 = known["h100-sxm"]
+    assert (h100.peak.fp32, h100.bandwidth, h100.memory) == (67e12, 3.35e12, 80e9)
+    assert set(known) == set(tomllib.loads(files("isthmus.orchestration").joinpath("devices.toml").read_text()))
+
+
+OWN = """
+[l4]
+kind = "cuda"
+title = "An L4 that was measured"
+peak = {{ fp32 = 20e12 }}
+bandwidth = {bandwidth}
+memory = 24e9
+source = "our lab"
+"""
+
+
+def test_a_projects_devices_come_before(tmp_path: Path) -> None:
+    (tmp_path / "devices.toml").write_text(OWN.format(bandwidth="250e9") + OWN.format(bandwidth=1).replace("l4", "l5"))
+    known = catalogue(tmp_path, ["l5"])
+    assert (known["l4"].bandwidth, known["l4"].peak.bf16, known["l5"].bandwidth) == (250e9, None, 1.0)
+    assert known["t4"].peak.int8 == 130e12
+
+
+def test_every_wrong_figure_is_told_at_once(tmp_path: Path) -> None:
+    wrong = (
+        OWN.format(bandwidth=-1)
+        + OWN.format(bandwidth='"fast"').replace("l4", "b").replace("memory = 24e9\n", "watt = 3\n")
+        + OWN.format(bandwidth=1).replace("l4", "cpu")
+        + OWN.format(bandwidth=1).replace("l4", "c").replace("fp32 = 20e12", "bf16 = inf")
+    )
+    (tmp_path / "devices.toml").write_text(wrong)
+    with pytest.raises(ConfigurationError) as caught:
+        catalogue(tmp_path, ["cpu", "l4", "b", "l40"])
+    told = {problem.where: f"{problem.found}; {problem.expected}" for problem in caught.value.problems}
+    assert {where: told[where].partition(":")[0][:40] for where in told} == {
+        "devices.toml: l4.bandwidth": "-1; greater than 0",
+        "devices.toml: b.bandwidth": "'fast'; a valid number",
+        "devices.toml: b.memory": "is missing; a value",
+        "devices.toml: b.watt": "is no figure of a device; one of bandwid",
+        "devices.toml: cpu": "cannot be its name; lower-case letters, ",
+        "devices.toml: c.peak.fp32": "is missing; a value",
+        "devices.toml: c.peak.bf16": "inf; a finite number",
+        "prices.hour.l40": "is no device; one of a10, a100-sxm-80gb,",
+    }
+
+
+def test_a_catalogue_that_is_no_toml(tmp_path: Path) -> None:
+    (tmp_path / "devices.toml").write_text("[l4\n")
+    with pytest.raises(ConfigurationError, match=r"devices.toml: TOML syntax: "):
+        catalogue(tmp_path, [])
+
+
+# --- the work of a graph
+
+
+def weights(name: str, *shape: int) -> TensorProto:
+    return numpy_helper.from_array(np.ones(shape, np.float32), name)
+
+
+def graph(nodes: list[Any], takes: list[int | str], constants: list[TensorProto], gives: int = 2) -> bytes:
+    made = helper.make_graph(
+        nodes, "graph", [helper.make_tensor_value_info("x", TensorProto.FLOAT, takes)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"] + [None] * (gives - 1))], constants,
+    )  # fmt: skip
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    return bytes(model.SerializeToString())
+
+
+def mlp(inputs: int = 4, hidden: int = 8) -> bytes:
+    nodes = [
+        helper.make_node("Gemm", ["x", "a", "b"], ["h"], transB=1), helper.make_node("Relu", ["h"], ["r"]),
+        helper.make_node("MatMul", ["r", "c"], ["y"]),
+    ]  # fmt: skip
+    constants = [weights("a", hidden, inputs), weights("b", hidden), weights("c", hidden, 1)]
+    return graph(nodes, ["n", inputs], constants)
+
+
+def test_the_work_of_a_network_is_that_by_hand() -> None:
+    found = graph_work(mlp(4, 8), {})
+    assert found.flops == 2 * 4 * 8 + 2 * 8 * 1
+    assert found.weights == 4 * (4 * 8 + 8 + 8)
+    assert found.values == 4 * (4 + 1)
+    assert found.activations == 8 + 1
+    assert found.uncounted == ()
+
+
+def test_the_work_of_convolutions_is_that_by_hand() -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "a"], ["h"], strides=[2, 2], pads=[1, 1, 1, 1]),
+        helper.make_node("Conv", ["h", "b"], ["d"], group=6, pads=[1, 1, 1, 1]),
+        helper.make_node("ConvTranspose", ["d", "c"], ["y"], strides=[2, 2]),
+    ]
+    model = graph(
+        nodes, ["n", 3, "height", "width"], [weights("a", 6, 3, 3, 3), weights("b", 6, 1, 3, 3),
+                                            weights("c", 6, 2, 2, 2)], 4,
+    )  # fmt: skip
+    found = graph_work(model, {"x": (5, 3, 8, 12)})
+    first = 2 * (6 * 4 * 6) * (3 * 3 * 3)
+    depthwise = 2 * (6 * 4 * 6) * (3 * 3)
+    transposed = 2 * (6 * 4 * 6) * (2 * 2 * 2)
+    assert found.flops == first + depthwise + transposed
+    assert found.values == 4 * (3 * 8 * 12 + 2 * 8 * 12)
+
+
+def test_rows_may_be_the_last_size_of_an_input() -> None:
+    nodes = [helper.make_node("Transpose", ["x"], ["t"]), helper.make_node("MatMul", ["t", "a"], ["y"])]
+    found = graph_work(graph(nodes, [4, "n"], [weights("a", 4, 2)]), {"x": (4, 32)})
+    assert (found.flops, found.values) == (2 * 4 * 2, 4 * (4 + 2))
+
+
+def test_what_is_not_counted_is_said() -> None:
+    nodes = [helper.make_node("Einsum", ["x", "a"], ["y"], equation="ni,io->no")]
+    assert graph_work(graph(nodes, ["n", 4], [weights("a", 4, 2)]), {}).uncounted == ("Einsum",)
+
+
+# --- a project
+
+
+SIZE = 64
+
+
+def made(shop: Shop, **serving: Any) -> Project:
+    """A project with a student and its package, the graphs of which were written by hand, and a report of them."""
+    told = copy.deepcopy(report()) | {"id": "5f0c2a9be1d4", "name": "late_order"}
+    half = told.pop("serving") | serving
+    student = shop.state / "models" / "late_order" / told["id"]
+    student.mkdir(parents=True)
+    (student / "report.json").write_text(json.dumps(told))
+    (student.parent / "latest").write_text(told["id"])
+    source = mlp(4, SIZE)
+    models = {"model.fp32.onnx": source, "model.fp32.ort": ort_format(source)}
+    fed = {"x": np.ones((2, 4), np.float32)}
+    outputs = {
+        file: {name: Kept.of(array) for name, array in ask(opened, fed).items()}
+        for file, opened in ((file, session(data, 1)) for file, data in models.items())
+    }
+    variants = tuple(
+        Variant(
+            file,
+            "fp32",
+            "onnx" if file.endswith("x") else "ort",
+            len(data),
+            hashlib.sha256(data).hexdigest(),
+            0.0,
+            0.0,
+            {},
+        )
+        for file, data in models.items()
+    )
+    tensors, own = load_model_from_string(source).graph, contract()
+    manifest = Manifest(
+        FORMAT_VERSION, "late_order", own.hash, "features", told["id"], "none", "tests:Graph", "none", (),
+        tuple(map(described, tensors.input)), tuple(map(described, tensors.output)), variants, {},
+    )  # fmt: skip
+    case = Case({name: Kept.of(array) for name, array in fed.items()}, outputs)
+    package = write_package(
+        shop.state / "packages", "late_order", contents(manifest, json.loads(own.dumps()), Golden((), (case,)), models)
+    )
+    (shop.state / "packages" / "late_order.latest").write_text(package.name)
+    (shop.state / "serving").mkdir()
+    (shop.state / "serving" / f"{package.name}.json").write_text(json.dumps(half | {"precision": "fp32"}))
+    shop.append('\n[profiles.serving]\nprecision = "fp32"\nlatency_objective_ms = 1\n', "isthmus.toml")
+    return Project(shop.root)
+
+
+def host(threads: int) -> Device:
+    return device(1e10 * threads, 1e9, cores=threads)
+
+
+def test_a_plan_is_that_by_hand(shop: Shop) -> None:
+    made(shop)
+    shop.append('\n[prices]\ncurrency = "EUR"\nhour = { cpu = 0.1, grace-superchip = 4, t4 = 0.5, l4 = 0.8 }\n',
+                "isthmus.toml")  # fmt: skip
+    found = plan(Project(shop.root), speed=host)["models"]["late_order"]
+
+    training, half = found["training"], report()["training"]
+    moved = 1790 * 2881 * 40 + 228907 * (2 * 4 * 5 + 5 * 4 * (SIZE + 1))
+    assert (training["flops"], training["bytes"]) == (1.2e11, moved)
+    least = max(1.2e11 / 2e10, moved / 1e9)
+    assert training["check"]["least_seconds"] == least == 6.0
+    overhead = (half["seconds"] - least) / 1790
+    assert math.isclose(training["check"]["overhead_us"], overhead * 1e6)
+    assert "neither products nor memory: each call costs 11.2 ms beside its 67 MFLOP" in training["check"]["why"]
+    here = training["devices"]["this host"]
+    assert math.isclose(here["seconds"], half["seconds"])
+    assert math.isclose(here["cost"], 0.1 * half["seconds"] / 3600)
+    t4 = training["devices"]["t4"]
+    assert math.isclose(t4["seconds"], max(1.2e11 / 8.1e12, moved / 300e9) + 1790 * overhead)
+    assert t4["bound"] == "overhead"
+    priced = {name: one["seconds"] * price for name, price in (("this host", 0.1), ("t4", 0.5), ("l4", 0.8),
+              ("grace-superchip", 4)) for one in [training["devices"][name]]}  # fmt: skip
+    assert training["recommended"]["cheapest"] == min(priced, key=lambda name: priced[name])
+    assert training["recommended"]["by"] == "price"
+    seconds = {name: one["seconds"] for name, one in training["devices"].items()}
+    assert training["recommended"]["fastest"] == min(seconds, key=lambda name: seconds[name])
+
+    serving = found["serving"]
+    read = 4 * (4 * SIZE + SIZE + SIZE) + 4 * (4 + 1) + 2 * 4 * (SIZE + 1)
+    assert (serving["flops"], serving["bytes"]) == (2 * 4 * SIZE + 2 * SIZE, read)
+    assert set(serving["devices"]) == {"this host", "grace-superchip", "epyc-9654"}
+    here = serving["devices"]["this host"]
+    assert math.isclose(here["least_seconds"], read / 1e9)
+    assert math.isclose(here["seconds"], 42e-6)
+    assert math.isclose(here["p99_ms"], 0.083)
+    assert math.isclose(here["cost"], 0.1 / 3600 * 1000 * 42e-6)
+    grace = serving["devices"]["grace-superchip"]
+    assert math.isclose(grace["least_seconds"], read / (1e12 / 144))
+    assert math.isclose(grace["requests_per_second"], 144 / grace["seconds"])
+    assert serving["recommended"]["cheapest"] == min(
+        ("this host", "grace-superchip"), key=lambda name: serving["devices"][name]["cost"]
+    )
+
+
+def test_a_rate_asks_for_as_many_devices_as_keep_up(shop: Shop) -> None:
+    made(shop)
+    shop.append("\n[prices]\nhour = { cpu = 0.1, grace-superchip = 4 }\n", "isthmus.toml")
+    serving = plan(Project(shop.root), "late_order", rate=40_000, speed=host)["models"]["late_order"]["serving"]
+    here, grace = (serving["devices"][name] for name in ("this host", "grace-superchip"))
+    assert here["count"] == math.ceil(40_000 * 42e-6 / ServingProfile().target_utilization) == 3
+    assert (grace["count"], grace["cost_hour"]) == (1, 4.0)
+    assert math.isclose(here["cost_hour"], 0.3)
+    assert serving["recommended"]["cheapest"] == "this host"
+
+
+def test_without_prices_time_alone_ranks(shop: Shop) -> None:
+    found = plan(made(shop), speed=host)["models"]["late_order"]
+    for half in ("training", "serving"):
+        assert found[half]["recommended"]["by"] == "time"
+        assert found[half]["recommended"]["cheapest"] is None
+        assert {one["cost"] for one in found[half]["devices"].values()} == {None}
+
+
+def test_no_device_keeps_an_objective_that_this_host_breaks(shop: Shop) -> None:
+    serving = plan(made(shop, p99_us=42_000), speed=host)["models"]["late_order"]["serving"]
+    assert not any(one["holds"] for one in serving["devices"].values())
+    assert serving["recommended"] == {"cheapest": None, "fastest": None, "by": "time"}
+
+
+def test_what_lacks_a_precision_is_left_out(shop: Shop) -> None:
+    made(shop)
+    shop.replace("batch = 256", 'batch = 256\nprecision = "bf16"', "isthmus.toml")
+    training = plan(Project(shop.root), speed=host)["models"]["late_order"]["training"]
+    assert set(training["left_out"]) == {"this host", "t4", "grace-superchip", "epyc-9654"}
+    assert training["recommended"]["fastest"] == "h100-sxm"
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"device": "cuda"}, "it ran on cuda in fp32, not as this host was measured: what a call costs is not known"),
+        ({"seconds": 1.0}, "sooner than the roofline allows"),
+        ({"seconds": 7.0}, "the arithmetic of this host explains it"),
+    ],
+)
+def test_a_check_says_why_it_differs(shop: Shop, changed: dict[str, Any], words: str) -> None:
+    opened = made(shop)
+    file = shop.state / "models" / "late_order" / "5f0c2a9be1d4" / "report.json"
+    told = json.loads(file.read_text())
+    told["training"] |= changed
+    file.write_text(json.dumps(told))
+    assert words in plan(opened, speed=host)["models"]["late_order"]["training"]["check"]["why"]
+
+
+def test_before_there_is_anything_to_plan(shop: Shop, project: Open) -> None:
+    with pytest.raises(DataError, match=r"student of late_order: there is none .* Run `isthmus distill`"):
+        plan(project(shop), speed=host)
+    opened = made(shop)
+    shop.replace("latency_objective_ms = 1", "threads = 2", "isthmus.toml")
+    with pytest.raises(GateFailed, match="the serving half was measured with threads 1; expected threads 2"):
+        plan(project(shop), speed=host)
+    shutil.rmtree(shop.state / "serving")
+    with pytest.raises(GateFailed, match="the serving half is missing"):
+        plan(opened, speed=host)
+    shutil.rmtree(shop.state / "packages")
+    with pytest.raises(DataError, match=r"package of late_order: there is none .* Run `isthmus export`"):
+        plan(opened, speed=host)
+
+
+def test_the_command_line(shop: Shop) -> None:
+    made(shop)
+    shop.append('\n[prices]\ncurrency = "EUR"\nhour = { cpu = 0.1, t4 = 0.5 }\n', "isthmus.toml")
+    shown = run("plan", "late_order", "--rate", "100", cwd=shop.root)
+    assert shown.returncode == 0, shown.stderr
+    lines = [" ".join(line.split()) for line in shown.stdout.splitlines()]
+    assert "Training, 1,790 steps in fp32: 120 GFLOP, 513 MB, 234 FLOP/B." in lines
+    assert [line for line in lines if line.startswith("Recommended: this host")]
+    assert [line for line in lines if line.startswith("Measured: 42 µs for one row at the last export; ")]
+    assert "Left out: h100-sxm, a100-sxm-80gb, l40s, l4, a10, t4; the profile's runtime answers on CPUs." in lines
+    told = run("plan", "--json", cwd=shop.root)
+    assert told.returncode == 0, told.stderr
+    found = json.loads(told.stdout)
+    assert found["currency"] == "EUR"
+    assert found["devices"]["t4"]["peak"]["int8"] == 130e12
+    assert found["models"]["late_order"]["training"]["devices"]["t4"]["cost"] > 0
+
+
+def test_the_command_line_refuses(shop: Shop) -> None:
+    assert "student of late_order: there is none" in refused(shop, "plan", code=1)
+    assert "'early' is not declared" in refused(shop, "plan", "early", code=2)
+    shop.append("\n[prices]\nhour = { l40 = 1 }\n", "isthmus.toml")
+    assert "prices.hour.l40: is no device" in refused(shop, "plan", code=2)
+
+
+@pytest.mark.timeout(900)
+def test_the_plan_of_a_student_that_was_trained(built: Shop, project: Open) -> None:
+    # The gate of `isthmus export` has tests of its own.
+    built.replace('Gate("lift_kept", at_least=0.95)', "")
+    built.append("\n[profiles.serving]\nlatency_objective_ms = 1000\n", "isthmus.toml")
+    opened = project(built)
+    training_set(opened)
+    trained = distill(opened)
+    exported = export(opened)
+    found = plan(opened)["models"]["late_order"]
+    assert found["uncounted"] == []
+    # The student: its numbers and embeddings, 16 hidden units, one logit.
+    flops = found["serving"]["flops"]
+    half = json.loads((trained.path / "report.json").read_bytes())["training"]
+    # Learning from a row takes three times what answering it does, less what the first layer need not pass on.
+    assert 2 * flops < half["flops"] / half["rows"] <= 3 * flops
+    assert found["serving"]["check"]["measured_seconds"] * 1e6 == exported.served.p50_us
+    assert found["training"]["check"]["ratio"] > 1
+    precision: Precision = exported.served.precision  # type: ignore[assignment]
+    assert found["serving"]["precision"] == precision
+    assert weight_bytes((exported.path / f"model.{precision}.onnx").read_bytes()) < found["serving"]["bytes"]

@@ -1,0 +1,392 @@
+"""Request transforms from the definitions to the API and the device: one function, the same values everywhere."""
+
+import math
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pytest
+
+from isthmus.features.contract.diff import consequences, differences
+from isthmus.features.errors import ConfigurationError, DataError, RequestError
+from isthmus.features.package.manifest import read_package
+from isthmus.features.request.graph import RowGraph
+from isthmus.orchestration.api.server import serving
+from isthmus.orchestration.apply.apply import apply
+from isthmus.orchestration.build.build import build
+from isthmus.orchestration.build.materialize import materialize
+from isthmus.orchestration.models.models import distill, export
+from isthmus.orchestration.models.release import deploy
+from isthmus.orchestration.training.data import JOINS, training_data
+from isthmus.orchestration.training.set import training_set
+from isthmus.orchestration.verification.verify import require_passed, verify
+from isthmus.serving.lookup.lookup import Lookup
+from tests.orchestration.shop import Open, Shop
+from tests.serving.support import free_port, wait
+
+MOMENT = '''
+
+@request_transform(
+    inputs=[basket, shelf_demand],
+    schema=[
+        Field("hour_sin", Float32),
+        Field("per_sold", Float64, tolerance=1e-15),
+        Field("store_code", String),
+        Field("heavy", Bool),
+    ],
+)
+def moment(hour: Column, weight: Column, store: Column, shelf_demand__sold_1d: Column) -> dict[str, Column]:
+    """What the basket and the shelf say together."""
+    return {
+        "hour_sin": F.sin(hour * (2 * math.pi / 24)).cast("float"),
+        "per_sold": F.log1p(weight) / F.coalesce(shelf_demand__sold_1d, F.lit(1)),
+        "store_code": F.upper(F.concat(store, F.lit("-"), F.when(hour < 12, "am").otherwise("pm"))),
+        "heavy": weight > 3,
+    }
+'''
+
+
+def with_moment(shop: Shop) -> Shop:
+    """The shop with a request transform, which both models read."""
+    imports = "import math\nfrom datetime import timedelta\nfrom functools import reduce\n"
+    shop.replace("from datetime import timedelta\n", imports)
+    shop.replace("from pyspark.sql import DataFrame, Window", "from pyspark.sql import Column, DataFrame, Window")
+    shop.replace("    UnixTimestamp,\n    spine,", "    UnixTimestamp,\n    request_transform,\n    spine,")
+    shop.replace("\n\n@spine(entities=[customer, shelf]", MOMENT + "\n\n@spine(entities=[customer, shelf]")
+    shop.replace("features=[shelf_demand, basket], description", "features=[shelf_demand, basket, moment], description")
+    shop.replace('[["member", "born"]], basket],', '[["member", "born"]], basket, moment],')
+    return shop
+
+
+def learnable(shop: Shop) -> Shop:
+    """The shop whose student is exported whatever it has learned."""
+    shop.replace('Gate("lift_kept", at_least=0.95)', "")
+    shop.append("\n[profiles.serving]\nlatency_objective_ms = 1000\n", "isthmus.toml")
+    return shop
+
+
+def test_one_definition_gives_the_same_values_to_training_the_api_and_the_package(shop: Shop, project: Open) -> None:
+    learnable(with_moment(shop))
+    apply(project(shop))
+    build(project(shop))
+    materialize(project(shop))
+    table = training_set(project(shop)).table()
+    distill(project(shop))
+    package = export(project(shop)).path
+    verdict = require_passed(verify(project(shop), every=True))
+    assert {name: one.compared for name, one in verdict.views["moment"].items()} == dict.fromkeys(FIELDS, len(table))
+    assert {name: one.compared for name, one in verdict.views["API moment"].items()} == dict.fromkeys(FIELDS, 2000)
+    deploy(project(shop))
+
+    manifest = read_package(package)
+    assert [item.name for item in manifest.inputs if item.tensor.startswith("given_")] == [
+        "shelf_demand__sold_1d", "hour", "weight", "store",
+    ]  # fmt: skip
+    assert not [item.name for item in manifest.inputs if item.name.startswith("moment__")]
+    code = re.findall(r"```python\n(.*?)```", (package / "README.md").read_text(), re.DOTALL)
+    assert len(code) == 1
+    subprocess.run([sys.executable, "-W", "error", "-c", code[0]], cwd=package, check=True)
+
+    now = table.slice(len(table) - 3).to_pylist()
+    port = free_port()
+    with (
+        (shop.root / "log").open("wb") as log,
+        serving(project(shop), port=port, log=log, private=True),
+        httpx.Client(base_url=f"http://127.0.0.1:{port}") as http,
+    ):
+        wait(lambda: _ready(http), "the model")
+        keys = {name: [row[name] for row in now] for name in ("store", "product")}
+        request = {name: [row[name] for row in now] for name in ("hour", "weight")}
+        asked = {"feature_service": "late_order_device", "entities": keys | request, "full_feature_names": True}
+        answer = http.post("/get-online-features", json=asked).json()
+        columns = dict(zip(answer["metadata"]["feature_names"], answer["results"], strict=True))
+        for name in ("hour_sin", "store_code", "heavy"):
+            assert columns[f"moment__{name}"]["values"] == [row[f"moment__{name}"] for row in now]
+        sold = columns["shelf_demand__sold_1d"]["values"]
+        expected = [math.log1p(row["weight"]) / (n or 1) for row, n in zip(now, sold, strict=True)]
+        assert columns["moment__per_sold"]["values"] == pytest.approx(expected, rel=1e-15)
+        answer = http.post("/predict", json={"entities": keys, "request": request}).json()
+        assert len(answer["predictions"]) == 3
+        (model,) = http.get("/models").json()["models"]
+        assert [item["name"] for item in model["inputs"]] == list(
+            dict.fromkeys(item.name for item in manifest.inputs)
+        )  # one that the model reads and a request transform takes is named once
+        wrong = http.post("/get-online-features", json=asked | {"entities": keys | request | {"hours": [1, 2, 3]}})
+        assert (wrong.status_code, wrong.json()["where"]) == (422, "entities.hours")
+        assert wrong.json()["expected"] == "one of customer, hour, product, store, weight"
+        missing = http.post("/predict", json={"entities": keys, "request": {"hour": request["hour"]}})
+        assert (missing.status_code, missing.json()["where"]) == (422, "request.weight")
+
+
+FIELDS = ("hour_sin", "per_sold", "store_code", "heavy")
+
+
+def _ready(http: httpx.Client) -> bool:
+    try:
+        return bool(http.get("/readyz").json().get("model"))
+    except httpx.TransportError:
+        return False
+
+
+def test_a_row_that_spark_would_refuse_is_refused_by_name(shop: Shop, project: Open) -> None:
+    learnable(with_moment(shop))
+    shop.replace('"heavy": weight > 3', '"heavy": F.floor(weight * 10) % hour > 3')
+    apply(project(shop))
+    build(project(shop))
+    where = r"request transform moment \(definitions.py:\d+\), field heavy: cannot be computed at event_timestamp=.*, "
+    given = r"customer=\d+, store=s\d, product=\d+, where .*, hour is 0, .* \(the engine refused it: .* by zero"
+    with pytest.raises(DataError, match=where + given):
+        training_set(project(shop))
+
+
+FOREIGN = r"field store_code: cannot be computed at event_timestamp={}.*, store=ß, .*where store is 'ß'; expected ASCII"
+
+
+def test_what_the_api_refuses_is_in_no_training_set(built: Shop, project: Open, tmp_path: Path) -> None:
+    with_moment(built)
+    foreign = 'F.when(F.hour("ordered_at") > 22, "ß").otherwise(F.col("store")).alias("store")'
+    built.replace('        "customer",\n        "store",\n', f'        "customer",\n        {foreign},\n')
+    apply(project(built))
+    for join in JOINS:
+        with pytest.raises(DataError, match=FOREIGN.format("2024-01-01 23")):
+            training_set(project(built), join=join)
+    spine: dict[str, list[Any]] = {
+        "event_timestamp": [datetime(2024, 2, day, tzinfo=UTC) for day in (1, 2, 3)],
+        "store": ["s1", "ß", "s2"], "product": [1, 2, 3], "hour": [8, 9, 10], "weight": [1.0, 2.0, 3.0],
+    }  # fmt: skip
+    for join in JOINS:
+        data = training_data(project(built), "moment:store_code", pa.table(spine), join=join)
+        with pytest.raises(DataError, match=FOREIGN.format("2024-02-02")):
+            data.write(tmp_path / "made")
+        with pytest.raises(DataError, match=FOREIGN.format("2024-02-02")):
+            list(data.torch())
+    assert not (tmp_path / "made").exists()
+    able = pa.table({name: [values[0], values[2]] for name, values in spine.items()})
+    made = training_data(project(built), "moment:store_code", able)
+    assert made.table()["moment__store_code"].to_pylist() == ["S1-AM", "S2-AM"]
+
+
+REFUSED = {
+    "a window": ("weight > 3", "F.rank().over(Window.partitionBy(store).orderBy(hour)) > 3", "looks at other rows"),
+    "a function of the user's": ("weight > 3", 'F.udf(lambda x: x > 3, "boolean")(weight)', "asks for a Spark session"),
+    "a question of Python's": ("weight > 3", "F.lit(True) if weight > 3 else F.lit(False)", r"expected F\.when\("),
+    "SQL text": ("weight > 3", 'F.expr("weight > 3")', "is SQL text"),
+    "another type": ("weight > 3", "weight", "is of type double; expected boolean"),
+    "a column of another view": ("weight > 3", 'F.col("age") > 3', "age: is none of the inputs"),
+    "no column": ("weight > 3", "True", "returned bool; expected a Column"),
+    "a field too few": ('"heavy": weight > 3,\n', "", "returned no heavy"),
+    "a field too many": ("weight > 3,", 'weight > 3, "more": weight,', "'more', which its schema lacks"),
+    "an unknown parameter": ("store: Column, shelf", "stores: Column, shelf", "takes 'stores'; expected one of"),
+    "no such function": ("weight > 3", 'F.soundex(store) == "S"', "graphs have no soundex"),
+    "a sum of very many": ("weight > 3", "sum([weight] * 49, F.lit(0.0)) > 3", "field heavy: too many"),
+    "casts of casts": (
+        "weight > 3", "reduce(lambda x, n: x.cast(('float', 'double')[n % 2]), range(99), weight) > 3", "each other"
+    ),
+    "what doubles": (
+        "weight > 3", "reduce(lambda x, _: x + x, range(25), weight) > 3",
+        r"moment \(definitions.py:\d+\): field heavy: up to here it is 65,535 expressions.* expected at most 50,000",
+    ),
+    "a long expression": (
+        "weight > 3", "F.soundex(F.concat(*[F.lit('a' * 50)] * 100)) == 'S'",
+        "soundex.concat.{100,300} … .{100,200}: graphs have no soundex",
+    ),
+    "endless depth": ("weight > 3", "sum([weight] * 5000, F.lit(0.0)) > 3", "field heavy: too many"),
+    "code that fails": ("weight > 3", "weight > 1 // 0", r"failed in line \d+ with ZeroDivisionError"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_compiled_is_refused_with_its_place(shop: Shop, project: Open, case: str) -> None:
+    old, new, message = REFUSED[case]
+    with_moment(shop).replace(old, new)
+    with pytest.raises(ConfigurationError, match=message) as raised:
+        apply(project(shop))
+    assert re.search(r"definitions\.py:\d+|parameter|definitions.py\)", str(raised.value))
+
+
+def test_what_is_computed_from_what_only_the_server_has_is_no_input_of_a_student(shop: Shop, project: Open) -> None:
+    with_moment(shop).replace('Field("sold_1d", Int64, "device")', 'Field("sold_1d", Int64)')
+    told = "uses shelf_demand__sold_1d, moment__.*, where request transform moment takes shelf_demand__sold_1d; "
+    with pytest.raises(ConfigurationError, match=told):
+        apply(project(shop))
+
+
+def test_a_function_of_the_users_that_was_made_before_is_refused_where_it_is_called(
+    shop: Shop, project: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SPARK_CONNECT_MODE_ENABLED", raising=False)
+    with_moment(shop).replace("weight > 3", "above(weight)")
+    made = "@F.udf(BooleanType())\ndef above(x):\n    return x > 3"
+    shop.replace(
+        "@request_transform(", f"from pyspark.sql.types import BooleanType\n\n\n{made}\n\n\n@request_transform("
+    )
+    with pytest.raises(ConfigurationError, match=r"py:\d+\): .* is a Python function; expected built-in functions"):
+        apply(project(shop))
+
+
+@pytest.mark.parametrize(
+    ("called", "instead"),
+    [
+        ("F.initcap(store)", "startswith, .*, or a lookup in create_map"),
+        ("F.date_format(F.timestamp_seconds(hour), 'E')", "year, month, day, "),
+        ("F.from_utc_timestamp(F.timestamp_seconds(hour), 'CET')", "a request field with the local time"),
+        ("F.max(store)", "a transform of a view"),
+        ("store.cast('binary')", r"CAST\(store AS binary\): there is no binary in a graph"),
+        ("F.lpad(store, 3, ' ')", "one of the functions of docs/row-functions.md"),
+    ],
+)
+def test_a_function_that_graphs_lack_is_refused_with_its_line_and_what_there_is(
+    shop: Shop, project: Open, called: str, instead: str
+) -> None:
+    with_moment(shop).replace('F.upper(F.concat(store, F.lit("-"), F.when(hour < 12, "am").otherwise("pm")))', called)
+    lines = shop.definitions.read_text().splitlines()
+    line = 1 + next(n for n, text in enumerate(lines) if called in text)
+    with pytest.raises(ConfigurationError, match=rf"moment \(definitions.py:{line}\): .*{instead}"):
+        apply(project(shop))
+
+
+def test_a_student_may_not_compute_of_what_a_device_cannot_have(shop: Shop, project: Open) -> None:
+    with_moment(shop)
+    shop.replace("inputs=[basket, shelf_demand]", "inputs=[basket, shelf_demand, customer_orders]")
+    shop.replace("store: Column, shelf", "store: Column, customer_orders__orders_7d: Column, shelf")
+    with pytest.raises(
+        ConfigurationError, match=r"student: uses moment__hour_sin, .*; expected fields with available="
+    ):
+        apply(project(shop))
+
+
+EXTRA = """
+
+extra = RequestSource("extra", schema=[Field("promo", Bool)], defaults={"promo": False})
+
+
+@request_transform(inputs=[extra, basket], schema=[Field("deal", Bool)])
+def offer(promo: Column, weight: Column) -> dict[str, Column]:
+    return {"deal": promo | (weight > 1)}
+"""
+
+
+def test_a_spine_may_leave_out_what_has_a_default(shop: Shop, project: Open) -> None:
+    """From the training set to a deployed model, as one that is asked without it."""
+    learnable(with_moment(shop))
+    shop.replace("\n\n@spine(entities=[customer, shelf]", EXTRA + "\n\n@spine(entities=[customer, shelf]")
+    shop.replace("shelf_demand, basket, moment], description", "shelf_demand, basket, moment, offer], description")
+    shop.replace("seeds=1", "seeds=1, seed=2")
+    apply(project(shop))
+    build(project(shop))
+    materialize(project(shop))
+    table = training_set(project(shop)).table()
+    assert table["offer__deal"].to_pylist() == [row > 1 for row in table["weight"].to_pylist()]
+    distill(project(shop))
+    export(project(shop))
+    verdict = require_passed(verify(project(shop), every=True))
+    assert verdict.views["offer"]["deal"].compared == len(table)
+    deploy(project(shop))
+
+
+def test_what_no_training_set_has_is_said_not_to_be_compared(shop: Shop, project: Open) -> None:
+    with_moment(shop).replace("\n\n@spine(entities=[customer, shelf]", EXTRA + "\n\n@spine(entities=[customer, shelf]")
+    apply(project(shop))
+    build(project(shop))
+    materialize(project(shop))
+    skipped = verify(project(shop)).skipped
+    assert skipped["offer"].startswith("no service of late_order has it, so no training set has")
+    assert skipped["moment"] == "there is no training set in which an engine computed it"
+    text = shop.definitions.read_text()
+    shop.definitions.write_text(text[: text.index("late_order = Distillation(")])
+    apply(project(shop))
+    skipped = verify(project(shop)).skipped
+    assert set(skipped) == {"offer", "extra", "moment"}
+    assert skipped["moment"].startswith("no distillation has it in a service")
+
+
+def test_functions_may_import_what_lies_beside_the_definitions(shop: Shop, project: Open) -> None:
+    """Where they are called: for tables, spines and training sets. What they import is in the hash."""
+    with_moment(shop)
+    helper = shop.root / "weights.py"
+    helper.write_text("def heavy(weight):\n    return weight > 3\n\n\ndef same(column):\n    return column\n")
+    imported = "from weights import heavy, same"
+    shop.replace('    """What the basket and', f'    {imported}\n    """What the basket and')
+    shop.replace('"heavy": weight > 3', '"heavy": heavy(weight)')
+    shop.replace('    """Who a customer is."""\n', f"    {imported}\n\n    customers = same(customers)\n")
+    shop.replace('    """Every order, when it was placed."""\n', f"    {imported}\n\n    orders = same(orders)\n")
+    apply(project(shop))
+    before = project(shop).applied()
+    build(project(shop))
+    table = training_set(project(shop)).table()
+    assert table["moment__heavy"].to_pylist() == [row > 3 for row in table["weight"].to_pylist()]
+    helper.write_text(helper.read_text().replace("> 3", "> 4").replace("return column", "return column.limit(9)"))
+    after = project(shop).definitions.contract
+    assert differences(before, after) == [
+        "view customer_facts: its code changed", "spine placed: its code changed",
+        "transform moment: what it computes changed",
+    ]  # fmt: skip
+
+
+OTHER = """
+
+other = RequestSource("other", schema=[Field("hour", Float64)])
+
+
+@request_transform(inputs=[other], schema=[Field("late", Bool)])
+def evening(hour: Column) -> dict[str, Column]:
+    return {"late": hour > 17.5}
+"""
+
+
+def test_one_request_field_has_one_type_in_a_service_and_in_a_lookup(shop: Shop, project: Open) -> None:
+    with_moment(shop)
+    shop.append(OTHER + '\nnight = FeatureService("night", features=[evening])\n')
+    contract = project(shop).definitions.contract
+    with pytest.raises(RequestError, match="features: request field hour is Int64 to moment and Float64 to evening"):
+        Lookup(contract, [("moment", "heavy"), ("evening", "late")], full_names=True,
+               graphs=lambda name: RowGraph(contract.transforms[name]))  # fmt: skip
+    shop.append('both = FeatureService("both", features=[evening, moment[["heavy"]]])\n')
+    shop.append('mixed = FeatureService("mixed", features=[evening, basket])\n')
+    with pytest.raises(ConfigurationError) as raised:
+        apply(project(shop))
+    assert re.findall(r"service (\w+): request field hour is of type (\w+) and of type (\w+)", str(raised.value)) == [
+        ("both", "Float64", "Int64"), ("mixed", "Int64", "Float64"),
+    ]  # fmt: skip
+
+
+def test_names_that_differ_in_case_only_are_refused(shop: Shop, project: Open) -> None:
+    """Engines do not tell their columns apart."""
+    with_moment(shop)
+    shop.append(OTHER.replace("def evening", "def Moment"))
+    for name in ("terms", "Terms"):
+        source = f'RequestSource("{name}", schema=[Field("{name}_n", Int64)], defaults={{"{name}_n": 1}})'
+        shop.append(f'\n{name} = {source}\nof_{name} = FeatureService("of_{name}", features=[{name}])\n')
+    with pytest.raises(ConfigurationError) as raised:
+        apply(project(shop))
+    assert [(problem.where, problem.found) for problem in raised.value.problems] == [
+        ("request source Terms", "differs from 'terms' in case only"),
+        ("request transform 'Moment'", "differs from 'moment' in case only"),
+    ]
+
+
+def test_a_request_field_named_like_a_join_key_is_of_its_type(shop: Shop, project: Open) -> None:
+    shop.replace('Field("product", Int32), Field("hour"', 'Field("product", Int64), Field("hour"')
+    with pytest.raises(
+        ConfigurationError, match="request source basket, field 'product': type Int64; expected Int32, as the join key"
+    ):
+        apply(project(shop))
+
+
+def test_formatting_changes_no_hash_and_a_helper_does(shop: Shop, project: Open) -> None:
+    with_moment(shop)
+    shop.replace('"heavy": weight > 3', '"heavy": heavy(weight)')
+    shop.replace("@request_transform(", "def heavy(weight):\n    return weight > 3\n\n\n@request_transform(")
+    before = project(shop).definitions.contract
+    shop.replace("    return weight > 3\n", "    # Who carries it?\n    return weight  >  3\n")
+    assert project(shop).definitions.contract.hash == before.hash
+    shop.replace("return weight  >  3", "return weight > 4")
+    after = project(shop).definitions.contract
+    assert after.transforms["moment"].hash != before.transforms["moment"].hash
+    assert differences(before, after) == ["transform moment: what it computes changed"]
+    assert consequences(before, after)[0].outcome == "changed"

@@ -1,0 +1,475 @@
+"""Faults planted in a real project, beneath every check that comes before: the verdict finds each and names it."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import numpy as np
+import onnx
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, write_deltalake
+
+from isthmus import ConfigurationError, ContractMismatch, DataError, GateFailed, PackageError
+from isthmus.distill.onnx.runtime import ort_format
+from isthmus.distill.types import spread
+from isthmus.features.contract.contract import Contract, ViewContract
+from isthmus.features.files import read_pointer
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.online.store import OnlineStore
+from isthmus.features.package.inspect import OnnxRuntime, inspect
+from isthmus.features.package.manifest import package_digest, read_package
+from isthmus.features.package.signature import PASSWORD
+from isthmus.features.publishing.publish import key_values
+from isthmus.features.redis.connection import connect
+from isthmus.features.redis.embedded import EmbeddedRedis
+from isthmus.features.values.columns import Values, from_arrow, micros
+from isthmus.features.values.entitykey import entity_keys
+from isthmus.features.verdict import Verdict
+from isthmus.orchestration.apply.apply import apply
+from isthmus.orchestration.artifacts import RECORD
+from isthmus.orchestration.build.build import build
+from isthmus.orchestration.build.materialize import materialize
+from isthmus.orchestration.graph import build_definitions
+from isthmus.orchestration.graph.events import Asked, Made
+from isthmus.orchestration.graph.steps import work
+from isthmus.orchestration.models.models import distill, export
+from isthmus.orchestration.models.release import deploy
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.runtimes.web import WebRuntime
+from isthmus.orchestration.training.set import training_set
+from isthmus.orchestration.verification.client import private_api
+from isthmus.orchestration.verification.recomputation import recompute
+from isthmus.orchestration.verification.verify import PREDICT, require_passed, verify
+from tests.orchestration import shop as shops
+from tests.orchestration.shop import HOUR, Open, Shop
+from tests.orchestration.training.test_request import learnable, with_moment
+from tests.signing import pair
+
+FILES = [f"file model.{precision}.{form}" for precision in ("fp32", "int8") for form in ("onnx", "ort")]
+Change = Callable[[dict[str, Values], np.ndarray[Any, Any]], np.ndarray[Any, Any]]
+"""Changes columns in place; gives the event times."""
+
+
+@pytest.fixture(scope="session")
+def _exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    shop = learnable(with_moment(shops.write(tmp_path_factory.mktemp("exported") / "shop")))
+    # Two columns of one type, that could be taken for each other.
+    shop.replace('Field("late_rate_7d", Float32)', 'Field("late_rate_7d", Float64)')
+    shop.replace('.cast("float").alias("late_rate_7d")', '.alias("late_rate_7d")')
+    opened = Project(shop.root)
+    apply(opened)
+    build(opened)
+    materialize(opened)
+    training_set(opened)
+    distill(opened)
+    export(opened)
+    return shop.root
+
+
+@pytest.fixture
+def exported(_exported: Path, tmp_path: Path) -> Shop:
+    """A project with a package."""
+    return Shop(Path(shutil.copytree(_exported, tmp_path / "shop")))
+
+
+def found(shop: Shop, project: Open) -> tuple[dict[str, int], Verdict]:
+    """What `verify` finds to differ, by the names that its refusal and its page give."""
+    verdict = verify(project(shop), every=True)
+    named = {name: one.differing for name, one in verdict.named().items() if one.differing}
+    with pytest.raises(GateFailed, match=f"values differ: {next(iter(named))} "):
+        require_passed(verdict)
+    page = (shop.state / "verdicts" / "late_order.html").read_text()
+    assert all(f">{name}</h3>" in page for name in named)
+    assert all(one.examples for one in verdict.named().values() if one.differing)
+    return named, verdict
+
+
+def test_a_project_without_faults_passes(exported: Shop, project: Open) -> None:
+    verdict = require_passed(verify(project(exported), every=True))
+    assert set(verdict.files) == {name.removeprefix("file ") for name in FILES} | {PREDICT}
+    golden = json.loads((package(exported) / "golden.json").read_text())["cases"]
+    assert {name: one.compared for name, one in verdict.files.items() if name != PREDICT} == dict.fromkeys(
+        set(verdict.files) - {PREDICT}, 2000 + sum(len(case["rows"]) for case in golden)
+    )
+    assert {one.compared for one in verdict.inputs.values()} == {2000}
+    assert 0 < verdict.files[PREDICT].compared <= 2000
+    assert set(verdict.inputs) == {
+        "shelf_demand__sold_1d", "shelf_demand__distance", "store", "product", "hour", "weight",
+    }  # fmt: skip
+    assert deploy(project(exported)).deployment.verdict.compared == verdict.compared
+
+
+def test_a_package_with_request_transforms_is_checked_by_itself(exported: Shop, cache: Path) -> None:
+    found = package(exported)
+    assert {item.tensor for item in read_package(found).inputs} > {"given_double", "categories"}
+    for runtime in (OnnxRuntime(), WebRuntime(cache)):
+        inspection = inspect(found, runtime=runtime)
+        inspection.require()
+        assert max(inspection.worst.values()) <= runtime.tolerance
+
+
+def test_what_must_be_signed_is_signed_by_export_and_neither_verified_nor_deployed_otherwise(
+    exported: Shop, project: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private, public = pair(exported.root, "mine", "open sesame")
+    pair(exported.root, "another")
+    unsigned = package_digest(package(exported))
+    plain = exported.toml.read_text()
+
+    def configured(**keys: str) -> Project:
+        exported.toml.write_text(plain + "[packages]\n" + "".join(f'{name} = "{key}"\n' for name, key in keys.items()))
+        return project(exported)
+
+    ours = {"signing_key": private.name, "public_key": public.name}
+    require_passed(verify(project(exported)))
+    for refused in (verify, deploy):
+        with pytest.raises(PackageError, match="the package is not signed"):
+            refused(configured(public_key=public.name))
+    with pytest.raises(ConfigurationError, match=r"mine\.pem: key: has a password"):
+        export(configured(**ours))
+    monkeypatch.setenv(PASSWORD, "open sesame")
+    with pytest.raises(PackageError, match=r"signed by key \w+; expected a signature by key"):
+        export(configured(**{**ours, "public_key": "another.pub"}))
+    export(configured(**ours))
+    assert package_digest(package(exported)) == unsigned
+    assert deploy(configured(**ours)).deployment.public_key == public.read_text()
+    with pytest.raises(PackageError, match="signed by key"):
+        deploy(configured(public_key="another.pub"))
+    require_passed(verify(configured(**ours)))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, r"the serving half is missing"),
+        ({"precision": "fp32"}, r"measured with precision fp32; expected precision int8.*isthmus export"),
+        ({"threads": 9}, r"measured with threads 9; expected threads 1"),
+        ({"memory_mb": None}, r"the serving half lacks memory_mb"),
+    ],
+)
+def test_what_was_not_measured_is_not_deployed(
+    exported: Shop, project: Open, change: dict[str, Any], words: str
+) -> None:
+    (file,) = exported.state.glob("serving/late_order-*.json")
+    half = json.loads(file.read_bytes())
+    file.write_text(json.dumps({**half, **change}) if change else "null")
+    if not change:
+        file.unlink()
+    with pytest.raises(GateFailed, match=words):
+        deploy(project(exported))
+    file.write_bytes(b"{")
+    with pytest.raises(DataError, match=r"cannot be read.*isthmus export"):
+        deploy(project(exported))
+
+
+def test_a_student_below_a_gate_of_today_is_not_deployed(exported: Shop, project: Open) -> None:
+    exported.replace("gates=[]", 'gates=[Gate("lift_kept", at_least=2.0)]')
+    with pytest.raises(GateFailed, match=r"student of late_order: lift_kept is [\d.]+; expected lift_kept at least 2"):
+        deploy(project(exported))
+
+
+def test_a_second_distill_trains_nothing_and_keeps_what_export_measured(exported: Shop, project: Open) -> None:
+    opened = project(exported)
+    student = read_pointer(exported.state / "models" / "late_order" / "latest")
+    card = (student / "BOUNDARY.md").read_text()
+    assert "measured on the host" in card
+    weights = (student / "student.safetensors").stat().st_ino
+    notes: list[str] = []
+    again = distill(opened, progress=lambda text, _done: notes.append(text))
+    assert (again.path, again.trained, again.as_dict()["trained"]) == (student, False, False)
+    assert any("so nothing was trained" in note for note in notes)
+    assert (student / "BOUNDARY.md").read_text() == card
+    nodes = ("teacher/late_order", "teacher_outputs/late_order", "student/late_order", "control/late_order")
+    made = {one.node: one for one in work(opened, Asked("distill", nodes), lambda _text, _done: None)}
+    told = made["student/late_order"]
+    assert isinstance(told, Made)
+    assert (told.version, told.metadata["trained"]) == (again.id, False)
+    assert (student / "student.safetensors").stat().st_ino == weights
+    assert distill(opened, again=True).trained
+    assert (student / "student.safetensors").stat().st_ino != weights
+    assert (student / "BOUNDARY.md").read_text().partition("## Serving half")[2] == card.partition("## Serving half")[2]
+    # What was measured is of the package's student alone.
+    exported.replace("hidden=(16,)", "hidden=(15,)")
+    other = distill(project(exported))
+    assert other.trained
+    assert "Not measured yet" in (other.path / "BOUNDARY.md").read_text()
+
+
+def rewrite(shop: Shop, project: Open, name: str, change: Change) -> None:
+    """Writes the rows of a view in Redis anew, with other values or event times."""
+    contract, at = project(shop).applied(), project(shop).now()
+    view = contract.view(name)
+    with EmbeddedRedis(shop.state / "redis") as server, connect(server.url) as client:
+        store = OnlineStore(client, contract)
+        keys = store.keys(view)
+        held = store.read(view, keys, at)
+        columns = {field.name: held.columns[field.name] for field in view.fields}
+        event = change(columns, held.event.copy())
+        put(client, contract, view, keys, event, held.known, columns)
+
+
+def put(
+    client: Any, contract: Contract, view: ViewContract, keys: Mapping[str, Any], event: Any, known: Any, columns: Any
+) -> None:
+    for key in entity_keys(contract.project, view.keys, keys):
+        client.hdel(key, view.name)
+    assert OnlineStore(client, contract).write(view, keys, event, known, columns).written == len(event)
+
+
+def narrowed(columns: dict[str, Values], event: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    mean = columns["mean_amount_7d"]
+    columns["mean_amount_7d"] = Values(mean.data.astype(np.float32).astype(np.float64), mean.valid)
+    return event
+
+
+def swapped(columns: dict[str, Values], event: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    columns["mean_amount_7d"], columns["late_rate_7d"] = columns["late_rate_7d"], columns["mean_amount_7d"]
+    return event
+
+
+def later(columns: dict[str, Values], event: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Local time in Zurich in winter, taken for UTC."""
+    call = columns["last_call"]
+    columns["last_call"] = Values(np.where(call.valid, call.data + HOUR, 0), call.valid)
+    return event
+
+
+def earlier(_: dict[str, Values], event: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The same for the time of the row itself."""
+    return event - HOUR
+
+
+ONLINE: dict[str, tuple[str, Change, set[str], float]] = {
+    "float32 against float64": ("customer_orders", narrowed, {"mean_amount_7d"}, 1e-3),
+    "two columns swapped": ("customer_orders", swapped, {"mean_amount_7d", "late_rate_7d"}, 1e4),
+    "a value in local time": ("customer_facts", later, {"last_call"}, HOUR),
+    "an event in local time": ("shelf_demand", earlier, {"event_timestamp"}, HOUR),
+}
+
+
+@pytest.mark.parametrize("fault", ONLINE)
+def test_a_fault_of_the_online_store(exported: Shop, project: Open, fault: str) -> None:
+    view, change, fields, worst = ONLINE[fault]
+    rewrite(exported, project, view, change)
+    named, verdict = found(exported, project)
+    assert set(named) == {f"{view}.{field}" for field in fields}
+    for one in (verdict.views[view][field] for field in fields):
+        assert 0 < one.worst <= worst
+        assert one.tolerance == 0
+        assert all(e.event_timestamp and e.event_timestamp[:3] == "202" for e in one.examples)
+    if fault.endswith("local time"):
+        assert {verdict.views[view][field].worst for field in fields} == {HOUR}
+
+
+def test_a_stale_row(exported: Shop, project: Open) -> None:
+    """The row before the last, of one key: what a lost write leaves."""
+    contract, at = project(exported).applied(), project(exported).now()
+    view = contract.view("shelf_demand")
+    rows = OfflineStore(project(exported).offline).history(view).table()
+    rows = rows.filter(pa.compute.less_equal(micros_column(rows, "known_at"), at))
+    counts: dict[tuple[Any, ...], list[int]] = {}
+    order = np.argsort(micros(rows["event_timestamp"]), kind="stable").tolist()
+    names = [column.name for column in view.keys]
+    plain = rows.select(names).to_pylist()
+    for n in order:
+        counts.setdefault(tuple(plain[n].values()), []).append(n)
+    sold = rows["sold_1d"].to_pylist()
+    fresh = at - 3 * 24 * HOUR
+    event = micros(rows["event_timestamp"])
+    places = next(p for p in counts.values() if event[p[-2]] > fresh and sold[p[-1]] != sold[p[-2]])
+    old = rows.take(pa.array([places[-2]]))
+    with EmbeddedRedis(exported.state / "redis") as server, connect(server.url) as client:
+        columns = {field.name: from_arrow(old[field.name], field.dtype) for field in view.fields}
+        put(
+            client,
+            contract,
+            view,
+            key_values(view, old),
+            micros(old["event_timestamp"]),
+            micros(old["known_at"]),
+            columns,
+        )
+    named, verdict = found(exported, project)
+    shelf = {name: n for name, n in named.items() if name.startswith("shelf_demand.")}
+    assert shelf.items() >= {"shelf_demand.sold_1d": 1, "shelf_demand.event_timestamp": 1}.items()
+    assert set(shelf.values()) == {1}
+    example = verdict.views["shelf_demand"]["sold_1d"].examples[0]
+    assert (example.key, example.offline, example.online) == (
+        str(plain[places[-1]]), sold[places[-1]], sold[places[-2]],
+    )  # fmt: skip
+    assert example.event_timestamp == rows["event_timestamp"][places[-1]].as_py().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    # The package is fed the stale value, too, and the API predicts from it.
+    asked = sum(row["store"] == plain[places[-1]]["store"] and row["product"] == plain[places[-1]]["product"]
+                for row in sampled(exported, project))  # fmt: skip
+    assert named["input shelf_demand__sold_1d"] == asked > 0
+
+
+def micros_column(rows: pa.Table, name: str) -> pa.Array:
+    return pa.array(micros(rows[name]))
+
+
+def sampled(shop: Shop, project: Open) -> list[dict[str, Any]]:
+    rows = training_set(project(shop)).table()
+    found: list[dict[str, Any]] = rows.take(pa.array(spread(len(rows), 2000))).to_pylist()
+    return found
+
+
+def test_a_changed_transform(exported: Shop, project: Open, tmp_path: Path) -> None:
+    """The table was built by other code than that of the rows in Redis. Its hash would say so, and is forged."""
+    other = Shop(Path(shutil.copytree(exported.root, tmp_path / "other")))
+    other.replace("SLOW = 60", "SLOW = 20")
+    apply(project(other))
+    with pytest.raises(ContractMismatch, match="offline table of shelf_demand: built under"):
+        verify(project(other))
+    build(project(other))
+    path = Path("offline") / "shelf_demand"
+    commit = {k: v for k, v in DeltaTable(exported.state / path).history(1)[0].items() if k.startswith("isthmus.")}
+    rows = pa.table(DeltaTable(other.state / path).to_pyarrow_table())
+    write_deltalake(
+        exported.state / path, rows, mode="overwrite", commit_properties=CommitProperties(custom_metadata=commit)
+    )
+    verdict = verify(project(exported))
+    named = {name: one.differing for name, one in verdict.named().items() if one.differing}
+    stored = {name for name in named if not name.startswith(("input ", "file "))}
+    assert stored == {"shelf_demand.distance"} or stored == {"shelf_demand.distance", "shelf_demand.status"}
+    example = verdict.views["shelf_demand"]["distance"].examples[0]
+    assert (example.offline, example.online > 20) == (None, True)
+    assert "input shelf_demand__distance" in named
+
+
+COMPUTED = {
+    "a flipped default": ("F.coalesce(shelf_demand__sold_1d, F.lit(1))", "F.coalesce(shelf_demand__sold_1d, F.lit(2))",
+                          "moment.per_sold"),
+    "float32 against float64": ("F.log1p(weight)", 'F.log1p(weight.cast("float"))', "moment.per_sold"),
+    "hours in local time": ("F.sin(hour *", "F.sin((hour + 1) *", "moment.hour_sin"),
+    "two columns swapped": ("F.concat(store, F.lit(\"-\"), F.when(hour < 12, \"am\").otherwise(\"pm\"))",
+                            "F.concat(F.when(hour < 12, \"am\").otherwise(\"pm\"), F.lit(\"-\"), store)",
+                            "moment.store_code"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", COMPUTED)
+def test_a_graph_that_computes_something_else_than_the_engine_did(exported: Shop, project: Open, fault: str) -> None:
+    old, new, name = COMPUTED[fault]
+    exported.replace(old, new)
+    apply(project(exported))
+    # The hash of the transform says that the training set is of another one: nothing is compared, or deployed.
+    verdict = verify(project(exported))
+    assert "moment" not in verdict.views
+    assert "was made before it was changed" in verdict.skipped["moment"]
+    assert "the package" in verdict.skipped
+    with pytest.raises((GateFailed, ContractMismatch)):
+        deploy(project(exported))
+    record = next((exported.state / "training" / "late_order").glob(f"*/{RECORD}"))
+    told = json.loads(record.read_text())
+    told["computed"]["moment"]["hash"] = project(exported).applied().transforms["moment"].hash
+    record.write_text(json.dumps(told))
+    named, verdict = found(exported, project)
+    assert set(named) == {name, f"API {name}"}
+    view, field = name.split(".")
+    example = verdict.views[view][field].examples[0]
+    assert "store" in example.key
+    assert example.event_timestamp
+    assert verdict.views[view][field].tolerance == (1e-15 if field == "per_sold" else 0)
+
+
+def test_a_server_that_computes_something_else(exported: Shop, project: Open, tmp_path: Path) -> None:
+    """Its graph is another one than that which was compared with the engine."""
+    other = Shop(Path(shutil.copytree(exported.root, tmp_path / "other")))
+    other.replace("F.coalesce(shelf_demand__sold_1d, F.lit(1))", "F.coalesce(shelf_demand__sold_1d, F.lit(2))")
+    apply(project(other))
+    declared = project(exported).distillation()
+    found = []
+    for asked in (project(exported), project(other)):
+        with asked.redis() as url, private_api(asked, asked.applied(), url, asked.now()) as api:
+            compared, _ = recompute(project(exported), project(exported).applied(), declared, None, api, 2000)
+        found.append({f"{view}.{name}": one.differing for view, one_view in compared.items()
+                      for name, one in one_view.items() if one.differing})  # fmt: skip
+        assert {one.compared for one in compared["API moment"].values()} == {2000}
+    assert found[0] == {}
+    assert list(found[1]) == ["API moment.per_sold"]
+    (example, *_) = compared["API moment"]["per_sold"].examples
+    assert example.online == pytest.approx(example.offline / 2)
+    assert example.event_timestamp
+
+
+def package(shop: Shop) -> Path:
+    return read_pointer(shop.state / "packages" / "late_order.latest")
+
+
+def forge(shop: Shop, files: Mapping[str, bytes]) -> None:
+    """Replaces files of the package, and every sum that would tell."""
+    folder = package(shop)
+    manifest = json.loads(files.get("manifest.json", (folder / "manifest.json").read_bytes()))
+    for variant in manifest["variants"]:
+        if variant["file"] in files:
+            data = files[variant["file"]]
+            variant |= {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    written = {**files, "manifest.json": json.dumps(manifest).encode()}
+    for name, data in written.items():
+        (folder / name).write_bytes(data)
+    names = [line.partition("  ")[2] for line in (folder / "SHA256SUMS").read_text().splitlines()]
+    sums = [f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in names]
+    (folder / "SHA256SUMS").write_text("".join(sums))
+
+
+def with_another_vocabulary(model: bytes) -> bytes:
+    """The words of every category in reverse order."""
+    graph = onnx.load_from_string(model)
+    encoders = [node for node in graph.graph.node if node.op_type == "LabelEncoder"]
+    assert encoders
+    for node in encoders:
+        (words,) = (attribute for attribute in node.attribute if attribute.name == "keys_strings")
+        backwards = list(words.strings)[::-1]
+        del words.strings[:]
+        words.strings.extend(backwards)
+    altered: bytes = graph.SerializeToString()
+    return altered
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_wrong_vocabulary_in_the_package(exported: Shop, project: Open, precision: str) -> None:
+    wrong = with_another_vocabulary((package(exported) / f"model.{precision}.onnx").read_bytes())
+    forge(exported, {f"model.{precision}.onnx": wrong, f"model.{precision}.ort": ort_format(wrong)})
+    named, verdict = found(exported, project)
+    files = {f"file model.{precision}.onnx", f"file model.{precision}.ort"}
+    # A server refuses the file that it would run, by its golden rows.
+    assert set(named) == (files | {f"file {PREDICT}"} if precision == "int8" else files)
+    example = verdict.files[f"model.{precision}.ort"].examples[0]
+    assert "'store': " in example.key
+    assert example.event_timestamp
+    if precision == "int8":
+        assert "golden" in verdict.files[PREDICT].examples[0].online
+
+
+def test_two_inputs_of_the_package_swapped(exported: Shop, project: Open) -> None:
+    manifest = json.loads((package(exported) / "manifest.json").read_text())
+    numbers = [n for n, item in enumerate(manifest["inputs"]) if item["tensor"] == "numeric"]
+    one, other = (manifest["inputs"][n] for n in numbers[:2])
+    one["name"], other["name"] = other["name"], one["name"]
+    one["dtype"], other["dtype"] = other["dtype"], one["dtype"]
+    forge(exported, {"manifest.json": json.dumps(manifest).encode()})
+    named, verdict = found(exported, project)
+    assert set(named) == {*FILES, f"file {PREDICT}"}
+    with pytest.raises(GateFailed, match=r"file model.fp32.onnx .* Run `isthmus export`"):
+        require_passed(verdict)
+
+
+def test_the_blocking_check_of_dagster_names_the_fault(exported: Shop, project: Open) -> None:
+    rewrite(exported, project, "customer_facts", later)
+    definitions = build_definitions(exported.root)
+    (check,) = (spec.key for checks in definitions.asset_checks or () for spec in checks.check_specs
+                if spec.name == "verdict")  # fmt: skip
+    job = dg.define_asset_job("verdict", dg.AssetSelection.checks(check))
+    held = dg.Definitions.merge(definitions, dg.Definitions(jobs=[job]))
+    result = held.resolve_job_def("verdict").execute_in_process(raise_on_error=False)
+    (evaluation,) = result.get_asset_check_evaluations()
+    assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.ERROR)
+    table = str(evaluation.metadata["differs"].value)
+    assert "| customer_facts.last_call | 42 | 50 | 3.6e+09 | 0 | {'customer': 1000003} |" in table
+    assert Path(str(evaluation.metadata["page"].value)).read_text().startswith("<!doctype html>")
