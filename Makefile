@@ -26,7 +26,7 @@ docs: $(INSTALLED)
 thorough: $(INSTALLED)
 	TEST_KILLS=10 HYPOTHESIS_PROFILE=thorough $(VENV)/bin/python -m pytest --timeout=7200 tests/features tests/distill tests/transforms
 
-EXECUTORCH := src/isthmus/distill/executorch/executorch.txt
+EXECUTORCH := src/isthmus/distill/executorch.txt
 
 $(INSTALLED): pyproject.toml constraints.txt $(EXECUTORCH)
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || { echo "isthmus needs Python 3.11 or later" >&2; exit 3; }

@@ -9,9 +9,26 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 MOVED = {
+    "isthmus.distill.account": "isthmus.distill.progress",
+    "isthmus.distill.checkpoint": "isthmus.distill.training.checkpoint",
+    "isthmus.distill.evaluate": "isthmus.distill.evaluation.metrics",
+    "isthmus.distill.interval": "isthmus.distill.evaluation.interval",
+    "isthmus.distill.lessons": "isthmus.distill.training.teach",
+    "isthmus.distill.loop": "isthmus.distill.training.loop",
+    "isthmus.distill.outputs.outputs": "isthmus.distill.outputs.cache",
+    "isthmus.distill.papers": "isthmus.distill.reports",
+    "isthmus.distill.runtime": "isthmus.distill.onnx.runtime",
+    "isthmus.distill.slices": "isthmus.distill.evaluation.slices",
+    "isthmus.distill.split": "isthmus.distill.tasks.split",
+    "isthmus.distill.task": "isthmus.distill.tasks.task",
+    "isthmus.distill.transfer": "isthmus.distill.losses",
     "isthmus.features.feast_compute": "isthmus.features.feast.compute",
     "isthmus.features.feast_offline": "isthmus.features.feast.offline",
     "isthmus.features.feast_store": "isthmus.features.feast.online",
+    "isthmus.features.manifest": "isthmus.features.package.manifest",
+    "isthmus.orchestration.materialization": "isthmus.orchestration.build.materialize",
+    "isthmus.orchestration.registration": "isthmus.orchestration.apply.apply",
+    "isthmus.orchestration.tables": "isthmus.orchestration.build.build",
 }
 """Old path to new path. Leaves with version 0.3."""
 

@@ -37,7 +37,9 @@ def test_the_wheel_holds_every_module_once_under_one_name(built: Path) -> None:
     assert modules == {name for name in names if not name.startswith(EXAMPLES)}
 
 
-@pytest.mark.parametrize("name", ["isthmus/serving/grafana/isthmus.json", "isthmus/orchestration/devices.toml"])
+@pytest.mark.parametrize(
+    "name", ["isthmus/serving/grafana/isthmus.json", "isthmus/orchestration/planning/devices.toml"]
+)
 def test_the_wheel_holds_the_dashboard_and_the_catalogue(built: Path, name: str) -> None:
     (wheel,) = built.glob("*.whl")
     assert zipfile.ZipFile(wheel).read(name) == (ROOT / "src" / name).read_bytes()
@@ -100,6 +102,6 @@ def test_the_constraints_pin_every_package_of_this_environment() -> None:
         [sys.executable, "-m", "pip", "freeze", "--exclude-editable"], check=True, capture_output=True, text=True
     ).stdout
     # What is installed without its dependencies has pins of its own.
-    files = (ROOT / "constraints.txt", ROOT / "src/isthmus/distill/executorch/executorch.txt")
+    files = (ROOT / "constraints.txt", ROOT / "src/isthmus/distill/executorch.txt")
     pinned = {line.split("==")[0].lower() for file in files for line in file.read_text().splitlines()}
     assert {line.split("==")[0].lower() for line in frozen.splitlines()} - pinned == set()

@@ -23,7 +23,7 @@ from isthmus.orchestration.project import Project
 
 if TYPE_CHECKING:
     from isthmus.distill.declaration import Distillation
-    from isthmus.orchestration.training.tensors import Tensors
+    from isthmus.orchestration.tensors import Tensors
 
 
 DATA, RECORD, SPINE, STATISTICS = "data.parquet", "_record.json", "_spine.arrow", "statistics.json"
@@ -97,7 +97,7 @@ class TrainingSet:
 
     def torch(self, *, columns: Sequence[str] | None = None, batch: int = 1024) -> "Tensors":
         """The rows as a torch `IterableDataset`: see `tensors.Tensors`."""
-        from isthmus.orchestration.training.tensors import Tensors
+        from isthmus.orchestration.tensors import Tensors
 
         try:
             data = ds.dataset(self.path / DATA)
@@ -185,6 +185,11 @@ def read_report(model: Path, package: Path | None = None) -> dict[str, Any]:
 
 
 def read_json(file: Path, verb: str) -> dict[str, Any]:
+    """A JSON object that a step has written.
+
+    Raises:
+        DataError: it cannot be read; the remedy is to run `verb` again.
+    """
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError) as error:
@@ -263,6 +268,7 @@ def _last(pointer: Path, what: str, declared: Distillation, verb: str) -> Path:
 
 
 def models_folder(project: Project, declared: Distillation) -> Path:
+    """The folder of all students of a distillation."""
     return project.state / "models" / declared.name
 
 
@@ -272,6 +278,7 @@ def outputs_folder(project: Project, declared: Distillation) -> Path:
 
 
 def latest_package(project: Project, declared: Distillation) -> Path:
+    """The file that points to the last package."""
     return project.state / "packages" / f"{declared.name}.latest"
 
 

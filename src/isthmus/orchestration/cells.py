@@ -10,6 +10,7 @@ FEATURE_COLUMNS = ("feature", "type", "nulls", "distinct", "low", "median", "hig
 
 
 def cell(value: object) -> str:
+    """A value as the text of a table cell."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "-"}[value]
     if isinstance(value, int):

@@ -112,7 +112,9 @@ def test_what_comes_with_isthmus_has_figures_and_sources(tmp_path: Path) -> None
     assert all(one.source.startswith("https://") and one.watts for one in known.values())
     h100 = known["h100-sxm"]
     assert (h100.peak.fp32, h100.bandwidth, h100.memory) == (67e12, 3.35e12, 80e9)
-    assert set(known) == set(tomllib.loads(files("isthmus.orchestration").joinpath("devices.toml").read_text()))
+    assert set(known) == set(
+        tomllib.loads(files("isthmus.orchestration.planning").joinpath("devices.toml").read_text())
+    )
 
 
 OWN = """

@@ -1,7 +1,7 @@
 """A program of ExecuTorch, run in a process of its own: a file that is none may end that process, and no other.
 
-`python -m isthmus.distill.executorch.process THREADS MEMORY` is that process. It needs torch and executorch alone. What comes from
-there is read as what strangers may have made: a program may do there what it likes.
+`python -m isthmus.distill.executorch.process THREADS MEMORY` is that process. It needs torch and executorch alone. What
+comes from there is read as untrusted: the program may do there what it likes.
 """
 
 import os
@@ -30,7 +30,7 @@ from isthmus.features.package.sandbox import confine
 NAME = "ExecuTorch"
 PINS = dict(
     line.split("==")
-    for line in Path(__file__).with_name("executorch.txt").read_text(encoding="utf-8").splitlines()
+    for line in Path(__file__).parents[1].joinpath("executorch.txt").read_text(encoding="utf-8").splitlines()
     if not line.startswith("#")
 )
 """What it needs beside torch, in which release."""

@@ -1,1 +1,21 @@
 """What a reader of features must know, its hash, and the difference between two contracts."""
+
+from isthmus.features.contract.contract import (
+    Column,
+    Contract,
+    FieldRule,
+    ServiceContract,
+    TransformContract,
+    ViewContract,
+    sha256,
+)
+
+__all__ = [
+    "Column",
+    "Contract",
+    "FieldRule",
+    "ServiceContract",
+    "TransformContract",
+    "ViewContract",
+    "sha256",
+]

@@ -119,6 +119,7 @@ class AskedView:
 
     @classmethod
     def of(cls, config: RepoConfig, view: FeatureView, features: Sequence[str], full_names: bool) -> "AskedView":
+        """The view of a feature list, checked against what its source holds."""
         source, name = Source.of(config, view), view.projection.name_alias or view.name
         known = [part.name for part in source.features]
         for feature in features:

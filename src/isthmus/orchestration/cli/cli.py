@@ -15,7 +15,7 @@ import typer
 
 from isthmus.features.errors import DependencyError, IsthmusError, RequestError
 from isthmus.orchestration.cli import contracts, features, keys, models, packages, project, releases
-from isthmus.orchestration.cli.terminal import say, write_json
+from isthmus.orchestration.cli.screens.terminal import say, write_json
 
 _INTERRUPTED = 130
 """What typer makes of Ctrl-C."""

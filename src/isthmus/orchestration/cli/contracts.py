@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from isthmus.orchestration.cli.options import JsonOption, ProjectOption, open_project
-from isthmus.orchestration.cli.terminal import present
+from isthmus.orchestration.cli.screens.terminal import present
 
 verbs = typer.Typer(
     help="Explain a contract, or what changed between two.", no_args_is_help=True, rich_markup_mode=None

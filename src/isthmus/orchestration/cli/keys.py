@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from isthmus.orchestration.cli.options import JsonOption, ProjectOption, open_project
-from isthmus.orchestration.cli.terminal import present
+from isthmus.orchestration.cli.screens.terminal import present
 
 verbs = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True, rich_markup_mode=None)
 KeyArgument = Annotated[str, typer.Argument(help="Whose key it is.")]

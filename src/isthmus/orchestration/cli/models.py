@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from isthmus.orchestration.cli.options import JsonOption, NameArgument, ProjectOption, open_project
-from isthmus.orchestration.cli.terminal import judge, present, progress
+from isthmus.orchestration.cli.screens.terminal import judge, present, progress
 
 verbs = typer.Typer()
 

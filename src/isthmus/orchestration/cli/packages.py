@@ -13,7 +13,7 @@ import typer
 from isthmus.features.errors import PackageError
 from isthmus.features.package.checksums import REMEDY
 from isthmus.orchestration.cli.options import JsonOption
-from isthmus.orchestration.cli.terminal import harmless, judge, new_console, new_table
+from isthmus.orchestration.cli.screens.terminal import harmless, judge, new_console, new_table
 
 if TYPE_CHECKING:
     from isthmus.distill.export.ladder import Ladder

@@ -9,7 +9,7 @@ import click
 import typer
 
 from isthmus.orchestration.cli.options import JsonOption, ProjectOption, open_project
-from isthmus.orchestration.cli.terminal import present, progress, write_json
+from isthmus.orchestration.cli.screens.terminal import present, progress, write_json
 from isthmus.orchestration.scaffold import EXAMPLES
 
 verbs = typer.Typer()

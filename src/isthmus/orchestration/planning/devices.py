@@ -106,7 +106,7 @@ def catalogue(root: Path, priced: Iterable[str]) -> dict[str, Device]:
         ConfigurationError: a figure is missing, or is no positive number, or what has a price is not known; every one
             of them is named.
     """
-    known = _read(files("isthmus.orchestration").joinpath(FILE).read_text("utf-8"))
+    known = _read(files("isthmus.orchestration.planning").joinpath(FILE).read_text("utf-8"))
     problems: list[Problem] = []
     own = root / FILE
     if own.exists():

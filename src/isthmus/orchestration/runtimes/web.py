@@ -26,7 +26,7 @@ TOLERANCE = 1e-6
 """Largest difference from the recorded outputs: a browser has no fused multiply-add, so that sums of floats, and what
 is made of them, may differ in their last bits."""
 
-SOURCES = Path(__file__).parent / "web"
+SOURCES = Path(__file__).parents[1] / "web"
 """What pages and Node run."""
 _FILES = ("package.json", "package-lock.json", "model.mjs", "check.mjs")
 _SECONDS = 600

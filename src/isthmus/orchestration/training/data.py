@@ -30,7 +30,7 @@ from isthmus.orchestration.training.requestcolumns import Computing, computing, 
 from isthmus.orchestration.training.spinesql import asked, is_sql
 
 if TYPE_CHECKING:
-    from isthmus.orchestration.training.tensors import Tensors
+    from isthmus.orchestration.tensors import Tensors
 
 JOINS = ("embedded", "engine")
 """Where a join can run: in this process, or by the engine of the project."""
@@ -111,7 +111,7 @@ class TrainingData:
 
     def torch(self, *, columns: Sequence[str] | None = None, batch: int = 1024) -> "Tensors":
         """The rows as a torch `IterableDataset`, joined anew in each epoch: see `tensors.Tensors`."""
-        from isthmus.orchestration.training.tensors import Tensors
+        from isthmus.orchestration.tensors import Tensors
 
         return Tensors(self.schema, self.batches, columns, batch, workers=False)
 

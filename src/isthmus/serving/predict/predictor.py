@@ -115,7 +115,7 @@ class Predictor:
         """
         if np.isnan(output).any():
             for transform in self._used:
-                taken = {name: decode[name] for name in transform.taken}
+                taken = {name: columns[name] for name in transform.taken}
                 self._graphs(transform.name).require(taken, self._graphs, self._place)
 
     def _place(self, field: str) -> str:

@@ -122,6 +122,7 @@ def _arrays(element: DataType, column: np.ndarray[Any, Any]) -> list[Any]:
 
 
 def base64_texts(values: Sequence[bytes | None]) -> list[str | None]:
+    """Bytes as JSON carries them."""
     return [None if value is None else b64encode(value).decode() for value in values]
 
 

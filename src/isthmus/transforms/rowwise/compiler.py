@@ -13,7 +13,15 @@ from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
 from isthmus.transforms.rowwise.core.graph import Graph, Value
 from isthmus.transforms.rowwise.core.rules import RULES
 from isthmus.transforms.rowwise.core.types import BOOLEAN, DOUBLE, FLOAT, INT, LONG, STRING, VOID, SqlType, element_of
-from isthmus.transforms.rowwise.functions import arrays
+from isthmus.transforms.rowwise.functions import (  # noqa: F401 - most are imported for the rules that they register
+    arithmetic,
+    arrays,
+    calendar,
+    logic,
+    mathematics,
+    rounding,
+    text,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

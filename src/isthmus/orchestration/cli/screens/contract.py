@@ -15,7 +15,7 @@ from isthmus.orchestration.apply.contracts import (
     transform_title,
     view_lines,
 )
-from isthmus.orchestration.cli.terminal import new_console, new_table
+from isthmus.orchestration.cli.screens.terminal import new_console, new_table
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from isthmus.distill.reports.words import UNKNOWN, duration, money, number, scaled
-from isthmus.orchestration.cli.terminal import new_console, new_table
+from isthmus.orchestration.cli.screens.terminal import new_console, new_table
 
 
 def show_plan(found: Mapping[str, Any]) -> None:

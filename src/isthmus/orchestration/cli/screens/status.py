@@ -4,7 +4,7 @@ from rich.markup import escape
 
 from isthmus.features import clock
 from isthmus.features.status import ModelStatus, Status, ViewStatus
-from isthmus.orchestration.cli.terminal import new_console, new_table
+from isthmus.orchestration.cli.screens.terminal import new_console, new_table
 
 _BAD, _GOOD = "[red]{}[/]", "[green]{}[/]"
 

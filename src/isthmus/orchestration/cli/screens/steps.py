@@ -12,7 +12,7 @@ from rich.table import Table
 
 from isthmus.features import clock
 from isthmus.orchestration.cells import FEATURE_COLUMNS, cell, feature_rows
-from isthmus.orchestration.cli.terminal import new_console, new_table
+from isthmus.orchestration.cli.screens.terminal import new_console, new_table
 
 if TYPE_CHECKING:
     from isthmus.features.verdict import FeatureVerdict, Verdict

@@ -1,1 +1,1 @@
-"""What a function of the row-level compiler may use: expressions, types, values, the graph and the registry of rules."""
+"""What a function of the row-level compiler builds on: expressions, types, values, the graph, the registry of rules."""

@@ -1,1 +1,0 @@
-"""The verbs of the command line: each calls the function its Dagster asset calls."""
