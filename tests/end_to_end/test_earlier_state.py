@@ -1,0 +1,154 @@
+"""A project that an earlier version has left is opened, and answers as it did: see tests/fixtures/v0_1/README.md."""
+
+import base64
+import hashlib
+import importlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from feast.infra.offline_stores.offline_utils import get_offline_store_from_config
+from feast.repo_config import RepoConfig
+
+from isthmus.distill.teachers.fingerprint import fingerprint
+from isthmus.features.connection import connect
+from isthmus.features.contract import Contract
+from isthmus.features.inspection import inspect
+from isthmus.features.manifest import package_digest
+from isthmus.orchestration.models import last_package
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.release import history, rollback
+from isthmus.orchestration.server import serving
+from isthmus.orchestration.status import status
+from isthmus.orchestration.trainingdata import repeat
+from isthmus.orchestration.trainingset import distillation, last_training_set
+from isthmus.orchestration.verification import require_passed, verify
+from tests.servers import free_port
+from tests.serving.support import wait
+
+EARLIER = Path(__file__).parents[1] / "fixtures" / "v0_1"
+RECORD = json.loads((EARLIER / "record.json").read_text(encoding="utf-8"))
+FORMER, LATTER = RECORD["deployments"]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """The project in a folder of its own, with the rows of its online store."""
+    root = tmp_path / "shop"
+    shutil.copytree(EARLIER / "shop", root, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(EARLIER / "state", root / ".isthmus")
+    for file in (root / ".isthmus").rglob("*"):
+        if file.is_file() and b"{project}" in (content := file.read_bytes()):
+            file.write_bytes(content.replace(b"{project}", str(root).encode()))
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("ISTHMUS_SERVER__PORT", str(free_port()))
+        shop = Project(root)
+    with shop.redis() as url, connect(url) as client:
+        for line in (EARLIER / "online.jsonl").read_text().splitlines():
+            row = json.loads(line)
+            key = base64.b64decode(row["key"])
+            if "hash" in row:
+                fields = {base64.b64decode(name): base64.b64decode(value) for name, value in row["hash"].items()}
+                client.hset(key, mapping=fields)
+            else:
+                client.set(key, base64.b64decode(row["string"]))
+    return shop
+
+
+def test_the_contract_is_still_the_same(project: Project) -> None:
+    contract = project.definitions.contract
+    assert contract.hash == RECORD["contract"]
+    assert contract.dumps() == project.contract_file.read_bytes()
+    assert Contract.loads(project.contract_file.read_bytes()).hash == RECORD["contract"]
+    assert project.applied().hash == RECORD["contract"]
+
+
+def test_status_tells_where_it_stands(project: Project) -> None:
+    report = status(project)
+    assert report.applied
+    assert {name: (view.rows, view.served, view.broken, view.problem) for name, view in report.views.items()} == {
+        "customer_orders": (160, True, (), ""), "customer_facts": (7, True, (), ""),
+    }  # fmt: skip
+    model = report.models["late_order"]
+    assert (model.training_set, model.student) == (RECORD["training_set"]["id"], RECORD["student"])
+    assert (model.package, model.deployed, model.verdict, model.stale) == (LATTER, LATTER, True, ())
+
+
+def test_the_training_set_is_what_its_record_says(project: Project, tmp_path: Path) -> None:
+    training_set = last_training_set(project, distillation(project, None))
+    assert (training_set.id, training_set.rows_out) == (RECORD["training_set"]["id"], RECORD["training_set"]["rows"])
+    assert (
+        hashlib.sha256((training_set.path / "data.parquet").read_bytes()).hexdigest()
+        == RECORD["training_set"]["sha256"]
+    )
+    again = repeat(project, training_set.id, tmp_path / "again")
+    assert again.id == training_set.id
+    assert again.table().equals(training_set.table())
+
+
+def test_its_packages_are_whole_and_answer_their_golden_cases(project: Project) -> None:
+    latter = last_package(project, distillation(project, None))
+    cache = [project.deployment_file.parent / "deployments" / digest for digest in (FORMER, LATTER)]
+    for package, digest in zip([*cache, latter], [FORMER, LATTER, LATTER], strict=True):
+        inspect(package).require()
+        assert package_digest(package) == digest
+
+
+def test_a_verdict_finds_no_difference(project: Project) -> None:
+    verdict = require_passed(verify(project, every=True))
+    assert (verdict.compared, verdict.package) == (RECORD["verdict_values"], LATTER)
+
+
+def test_the_server_answers_as_it_did_and_goes_back_to_the_former_model(project: Project) -> None:
+    url = f"http://127.0.0.1:{project.settings.server.port}"
+    lookup, prediction = RECORD["lookup"], RECORD["prediction"]
+    former, latter = prediction["answers"]
+    with serving(project, private=True):
+        wait(lambda: _ready(url), "the server")
+        assert _post(f"{url}/get-online-features", lookup["request"]) == lookup["answer"]
+        _require_same(_post(f"{url}/predict", prediction["request"]), latter)
+        back = rollback(project)
+        assert (back.deployment.digest, back.server) == (FORMER, "has switched")
+        _require_same(_post(f"{url}/predict", prediction["request"]), former)
+    assert [event["action"] for event in reversed(history(project))] == ["deploy", "deploy", "rollback"]
+
+
+def test_a_student_of_a_task_of_ones_own_is_still_of_that_task(project: Project) -> None:
+    """The report of such a student holds this digest; with another one, the student is not opened any more."""
+    with project.importing():
+        assert fingerprint(importlib.import_module("own").Own) == RECORD["own_task"]
+
+
+def test_feast_opens_the_store_that_was_registered(project: Project) -> None:
+    folder = project.state / "feast"
+    config = RepoConfig(repo_path=folder, **yaml.safe_load((folder / "feature_store.yaml").read_text()))
+    assert type(get_offline_store_from_config(config.offline_store)).__name__ == "IsthmusOfflineStore"
+
+
+@pytest.mark.parametrize("name", RECORD["names"])
+def test_what_users_files_name_is_still_there(name: str) -> None:
+    module, _, attribute = name.rpartition(".")
+    assert hasattr(importlib.import_module(module), attribute)
+
+
+def _ready(url: str) -> bool:
+    try:
+        return bool(httpx.get(f"{url}/readyz").json()["model"])
+    except httpx.TransportError:
+        return False
+
+
+def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    answer = httpx.post(url, json=body)
+    assert answer.status_code == 200, answer.text
+    result: dict[str, Any] = answer.json()
+    return result
+
+
+def _require_same(answer: dict[str, Any], former: dict[str, Any]) -> None:
+    """Fails unless the answers are the same, but for the last digits of predictions, which are those of the machine."""
+    assert answer == {**former, "predictions": pytest.approx(former["predictions"], abs=1e-5)}
