@@ -32,6 +32,14 @@ MOVED = {
 }
 """Old path to new path. Leaves with version 0.3."""
 
+_FORMER = {new: old for old, new in MOVED.items()}
+
+
+def former(module: str) -> str:
+    """The path that a module had in version 0.1, by which fingerprints name its classes ever since."""
+    head, _, rest = module.rpartition(".")
+    return _FORMER.get(module) or (f"{_FORMER[head]}.{rest}" if head in _FORMER else module)
+
 
 class _Moved(MetaPathFinder, Loader):
     def find_spec(

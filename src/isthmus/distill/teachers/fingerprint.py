@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from isthmus._moved import former
 from isthmus.features.definition import codehash
 from isthmus.features.errors import ConfigurationError, Problem
 
@@ -208,4 +209,4 @@ def _name(value: Any) -> bytes:
     module = getattr(value, "__module__", None) or ""
     library = sys.modules.get(module.split(".")[0])
     version = getattr(library, "__version__", "")
-    return f"{module}.{getattr(value, '__qualname__', value.__name__)} {version}".encode()
+    return f"{former(module)}.{getattr(value, '__qualname__', value.__name__)} {version}".encode()

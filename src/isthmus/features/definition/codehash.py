@@ -22,7 +22,12 @@ from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-_INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+# A virtual environment may see the libraries of the interpreter below it: then more than its own folder holds some.
+_LIBRARIES = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+_INSTALLED = tuple(
+    Path(path).resolve()
+    for path in (*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), *_LIBRARIES)
+)
 _OWN = Path(__file__).resolve().parents[2]
 _NAMED = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
 _CONSTANTS = (str, int, float, bool, bytes, complex, type(None), date, datetime, timedelta)
