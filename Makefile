@@ -2,10 +2,12 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 INSTALLED := $(VENV)/.installed
+DEMO := $(VENV)/.demo
+PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test lint docs thorough constraints clean
 
-demo: $(INSTALLED)
+demo: $(DEMO)
 	$(VENV)/bin/isthmus demo --project examples/flights
 
 # Two at a time, each file as a whole: most tests wait for processes.
@@ -28,12 +30,20 @@ thorough: $(INSTALLED)
 
 EXECUTORCH := src/isthmus/distill/executorch.txt
 
-$(INSTALLED): pyproject.toml constraints.txt $(EXECUTORCH)
+.PHONY: python
+python:
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || { echo "isthmus needs Python 3.11 or later" >&2; exit 3; }
-	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $(EXECUTORCH)
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+
+# What the example needs, and nothing of the tests.
+$(DEMO): pyproject.toml constraints.txt | python
+	$(PIP) -c constraints.txt -e '.[demo]'
 	touch $@
+
+$(INSTALLED): pyproject.toml constraints.txt $(EXECUTORCH) | python
+	$(PIP) -c constraints.txt -e '.[all,dev]'
+	$(PIP) --no-deps -r $(EXECUTORCH)
+	touch $@ $(DEMO)
 
 # One test presses a button in a real browser: the one on PATH, else the one that Playwright installs.
 .PHONY: browser

