@@ -1,4 +1,4 @@
-"""`demo`: the whole project once, through its Dagster assets, then asked through its running API."""
+"""`demo`: the complete project once, through its Dagster assets, and then two requests to its running API."""
 
 import json
 import socket
@@ -7,7 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,34 +21,23 @@ from isthmus.features.values.columns import micros
 from isthmus.orchestration.api.server import serving
 from isthmus.orchestration.artifacts import last_training_set
 from isthmus.orchestration.graph import build_definitions
-from isthmus.orchestration.graph.events import Made
+from isthmus.orchestration.graph.events import Materialized
 from isthmus.orchestration.graph.instance import dagster_home
-from isthmus.orchestration.graph.nodes import Graph
 from isthmus.orchestration.graph.outline import compiled
-from isthmus.orchestration.graph.resource import Context, Results, asked
-from isthmus.orchestration.graph.steps import work
+from isthmus.orchestration.graph.resource import Context, Results, selection
+from isthmus.orchestration.graph.steps import REPORT, STEPS, run_step
 from isthmus.orchestration.project import Project
 
-_STEPS = {
-    "contract": "apply",
-    "offline": "build",
-    "online": "materialize",
-    "training_set": "training-set",
-    "student": "distill",
-    "package": "export",
-    "verdict": "verify",
-    "deployment": "deploy",
-}
 _READY_SECONDS = 20.0
 EXAMPLES = 2
 
 
 def demo(project: Project, *, progress: Progress = silent) -> dict[str, Any]:
-    """Runs every step as Dagster runs it, in this process, and asks the API for two rows.
+    """Runs every step as Dagster runs it, in this process, and sends the API two rows.
 
     Args:
         project: the project; it must have exactly one distillation.
-        progress: told what is being done and the share of that step that is done.
+        progress: called with what is going on and the share of that step that is done.
 
     Returns:
         The machine-readable summary: seconds, views, training_set, materialize, verdict, distillation, package,
@@ -58,26 +47,26 @@ def demo(project: Project, *, progress: Progress = silent) -> dict[str, Any]:
         IsthmusError: what the first failing step raised.
     """
     started = time.perf_counter()
-    declared = project.distillation()
+    name, steps = project.distillation().name, _Here(project, progress)
     with project.redis():
-        reports, seconds = _run(project, progress)
+        _run(steps)
         progress("asking the API", 0.0)
         begun = time.perf_counter()
         lookups, predictions = _ask(project)
-        seconds["serve"] = round(time.perf_counter() - begun, 3)
-    seconds["total"] = round(time.perf_counter() - started, 3)
-    package, verdict = reports["package"][declared.name], reports["verdict"]["verdict"]
+        serve = round(time.perf_counter() - begun, 3)
+    total, reports = round(time.perf_counter() - started, 3), steps.reports
+    seconds = {step: steps.seconds[step] for step in STEPS if step in steps.seconds}
     return {
         "project": project.name,
-        "contract": reports["contract"]["contract"]["contract"],
-        "seconds": seconds,
-        "views": reports["offline"],
-        "training_set": reports["training_set"][declared.name],
-        "materialize": reports["online"],
-        "verdict": verdict,
-        "distillation": reports["student"][declared.name],
-        "package": package,
-        "deployment": reports["deployment"][declared.name],
+        "contract": reports["apply"]["contract"]["contract"],
+        "seconds": {**seconds, "serve": serve, "total": total},
+        "views": reports["build"],
+        "training_set": reports["training-set"][name],
+        "materialize": reports["materialize"],
+        "verdict": reports["verify"][name],
+        "distillation": reports["distill"][name],
+        "package": reports["export"][name],
+        "deployment": reports["deploy"][name],
         "lookups": lookups,
         "predictions": predictions,
     }
@@ -85,69 +74,62 @@ def demo(project: Project, *, progress: Progress = silent) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Here:
-    """Steps in this process: what is heavy to load is loaded once, and errors come back as they are."""
+    """Runs steps in this process: heavy libraries are loaded once, and errors arrive unchanged.
+
+    Attributes:
+        reports: step to node name to report.
+        seconds: step to how long it took.
+    """
 
     project: Project
     progress: Progress
+    reports: dict[str, dict[str, Any]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
 
     def run(self, context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> Results:
         keys = {node: key for key, node in nodes.items()}
-        for event in work(self.project, asked(context, step, nodes), self.progress):
+        for event in run_step(self.project, selection(context, step, nodes), self.progress):
+            # Teacher and control have no report: it is the student's.
+            if REPORT in event.metadata:
+                kind, _, name = event.node.partition("/")
+                self.reports.setdefault(step, {})[name or kind] = event.metadata[REPORT]["raw_value"]
+                self.seconds[step] = event.metadata["seconds"]
             metadata = {
                 name: getattr(dg.MetadataValue, value["type"])(value["raw_value"]) if isinstance(value, dict) else value
                 for name, value in event.metadata.items()
             }
-            if isinstance(event, Made):
+            if isinstance(event, Materialized):
                 yield dg.MaterializeResult(
                     asset_key=keys[event.node], data_version=dg.DataVersion(event.version), metadata=metadata
                 )
             else:
                 yield dg.AssetCheckResult(
                     passed=event.passed, asset_key=keys[event.node], check_name=event.check,
-                    description=event.found or None, metadata=metadata,
+                    description=event.message or None, metadata=metadata,
                 )  # fmt: skip
 
 
-def _run(project: Project, progress: Progress) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
-    """The reports of all assets and checks by kind and name, and the seconds of each step."""
-    # Tables are built whole: days are for those who come back.
-    whole = msgspec.structs.replace(compiled(project), days=None)
-    definitions, named = build_definitions(whole, resource=_Here(project, progress)), Graph(whole).named
-    job = definitions.resolve_implicit_global_asset_job_def()
-    reports: dict[str, dict[str, Any]] = {}
-    seconds: dict[str, float] = {}
-    with dg.DagsterInstance.from_config(str(dagster_home(project))) as instance:
-        # Dagster's own lines would bury the progress: errors come back as exceptions.
+def _run(steps: _Here) -> None:
+    # A demo builds complete tables: daily partitions are for projects that live on.
+    outline = msgspec.structs.replace(compiled(steps.project), days=None)
+    job = build_definitions(outline, resource=steps).resolve_implicit_global_asset_job_def()
+    with dg.DagsterInstance.from_config(str(dagster_home(steps.project))) as instance:
+        # Dagster's own lines would bury the progress, and errors arrive as exceptions.
         quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
         try:
-            result = job.execute_in_process(instance=instance, run_config=quiet, raise_on_error=True)
+            job.execute_in_process(instance=instance, run_config=quiet, raise_on_error=True)
         except dg.DagsterError as error:
-            # A check that did not pass is no exception of ours: Dagster names the checks, in lines of their own.
+            # A failed check is not an exception of ours: Dagster lists the checks, a line each.
             failed = "; ".join(line.strip(" -") for line in str(error).splitlines()[1:] if line.strip())
             if error.__cause__ is not None or not failed:
                 raise
             raise GateFailed(
                 "demo", f"a blocking check did not pass ({failed})", remedy="look at the checks with `isthmus dev`"
             ) from error
-    for event in result.get_asset_materialization_events():
-        materialization = event.step_materialization_data.materialization
-        kind, _, name = named[materialization.asset_key].partition("/")
-        # Teacher and control are in the student's report.
-        if kind in _STEPS:
-            _take(kind, name or kind, materialization.metadata, reports, seconds)
-    for evaluation in result.get_asset_check_evaluations():
-        if "report" in evaluation.metadata:
-            _take("verdict", evaluation.check_name, evaluation.metadata, reports, seconds)
-    return reports, {step: seconds[step] for step in _STEPS.values()}
-
-
-def _take(kind: str, name: str, metadata: Any, reports: dict[str, dict[str, Any]], seconds: dict[str, float]) -> None:
-    reports.setdefault(kind, {})[name] = metadata["report"].value
-    seconds[_STEPS[kind]] = metadata["seconds"].value
 
 
 def _ask(project: Project) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Looks up and predicts the next examples after the project's present through the API, as a client would."""
+    """Looks up and predicts the first examples after the project's present through the API, as a client would."""
     declared = project.distillation()
     contract = project.applied()
     rows = last_training_set(project, declared).table()
@@ -156,7 +138,7 @@ def _ask(project: Project) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     service = declared.student.name
     keys = {key.name for view, _ in contract.read(service) for key in contract.views[view].keys}
     fields = {column.name for column in contract.given(service) if column.available == "request"} - keys
-    taken = {column.name for transform in contract.used(service) for column in transform.request}
+    request_fields = {column.name for transform in contract.used(service) for column in transform.request}
     lookups, predictions = [], []
     port = _free_port()
     log = project.state / "logs" / "server.log"
@@ -166,11 +148,11 @@ def _ask(project: Project) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         _await(url, server, log)
         for row in rows.to_pylist():
             entities = {name: [row[name]] for name in sorted(keys)}
-            moment = entities | {name: [row[name]] for name in sorted(taken - keys)}
-            asked = {"feature_service": declared.student.name, "entities": moment, "full_feature_names": True}
-            lookups.append({"request": asked, "answer": _post(f"{url}/get-online-features", asked)})
-            asked = {"model": declared.name, "entities": entities, "request": {n: [row[n]] for n in sorted(fields)}}
-            predictions.append({"request": asked, "answer": _post(f"{url}/predict", asked)})
+            moment = entities | {name: [row[name]] for name in sorted(request_fields - keys)}
+            lookup = {"feature_service": declared.student.name, "entities": moment, "full_feature_names": True}
+            lookups.append({"request": lookup, "answer": _post(f"{url}/get-online-features", lookup)})
+            predict = {"model": declared.name, "entities": entities, "request": {n: [row[n]] for n in sorted(fields)}}
+            predictions.append({"request": predict, "answer": _post(f"{url}/predict", predict)})
     return lookups, predictions
 
 

@@ -27,7 +27,7 @@ def dev(project: Project) -> int:
         DependencyError: dagster is not installed, or a part of it ended by itself.
     """
     dagster = _dagster()
-    # What is wrong with the project is said now, not in a browser.
+    # Report what is wrong with the project here, not in a browser.
     outline(project.root)
     home = dagster_home(project)
     settings = project.settings
@@ -94,8 +94,8 @@ def _answers(address: str) -> bool:
 def _running(
     command: list[str], environment: dict[str, str], folder: Path, log: IO[bytes]
 ) -> "Iterator[subprocess.Popen[bytes]]":
-    """A child with a session of its own: Ctrl-C comes to this process, which ends its children in order."""
-    child = subprocess.Popen(  # noqa: S603 - dagster, found beside this interpreter
+    """A child in its own session: only this process receives Ctrl-C, and ends its children in order."""
+    child = subprocess.Popen(  # noqa: S603 - dagster, beside this interpreter
         command, env=environment, cwd=folder, stdout=log, stderr=log, start_new_session=True
     )
     try:
@@ -105,7 +105,7 @@ def _running(
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Ends a process and everything in its session, by asking first."""
+    """Ends a process and everything in its session, politely first."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
@@ -117,8 +117,8 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 def _dagster() -> str:
     beside = Path(sys.executable).parent / "dagster"
-    found = str(beside) if beside.exists() else shutil.which("dagster")
-    if found is None:
+    program = str(beside) if beside.exists() else shutil.which("dagster")
+    if program is None:
         raise DependencyError("isthmus dev", "dagster is not installed",
                               remedy="install it with: pip install 'isthmus[orchestration]'")  # fmt: skip
-    return found
+    return program

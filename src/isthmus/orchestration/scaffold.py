@@ -10,21 +10,21 @@ from isthmus.features.files import scratch_folder
 
 EXAMPLES = ("empty", "flights", "docsearch", "effects")
 
-_MADE = (".isthmus", "__pycache__", ".pytest_cache", "data", "site")
-"""Folders that steps, scripts and tests write: they are never copied, and git ignores them."""
-_PLACES = (Path(__file__).parent / "examples", Path(__file__).parents[3] / "examples")
+_WRITTEN = (".isthmus", "__pycache__", ".pytest_cache", "data", "site")
+"""Folders that steps, scripts and tests write: never copied, and ignored by git."""
+_FOLDERS = (Path(__file__).parent / "examples", Path(__file__).parents[3] / "examples")
 """In an installed wheel, and in the repository."""
 
 
 @dataclass(frozen=True)
 class Scaffold:
-    """What was made.
+    """A new project.
 
     Attributes:
-        folder: the project's folder.
-        name: the project's name, which is the folder's.
-        example: what it was made from.
-        files: what was written there.
+        folder: where it is.
+        name: of the project, which is the folder's.
+        example: what it is a copy of.
+        files: what was written.
         next: the commands of its README, to run in the folder.
     """
 
@@ -35,7 +35,7 @@ class Scaffold:
     next: list[str]
 
     def as_dict(self) -> dict[str, object]:
-        """As plain data."""
+        """The machine-readable form."""
         return {**asdict(self), "folder": str(self.folder)}
 
 
@@ -43,33 +43,33 @@ def init(folder: Path, example: str = "empty") -> Scaffold:
     """Writes a project that passes its own tests.
 
     Args:
-        folder: a new folder, or one that holds nothing but hidden files, such as `.git`; they stay as they are.
-        example: one of `EXAMPLES`.
+        folder: a new folder, or an empty folder; hidden files, such as `.git`, stay as they are.
+        example: a name from `EXAMPLES`.
 
     Raises:
-        ConfigurationError: the folder is no folder or holds something, or its name cannot be a project's.
+        ConfigurationError: the folder is a file or not empty, or its name cannot be a project's.
     """
     root = folder.resolve()
     problems = []
-    # The rule is that of `project.name` in isthmus.toml, whose module is heavy to import.
+    # The same rule as for `project.name` in isthmus.toml, whose module is slow to import.
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", root.name):
         expected = "a folder named by lower-case letters, digits, _ and -, a letter or digit first"
         problems.append(Problem("name", repr(root.name), expected))
     if root.exists() and not root.is_dir():
         problems.append(Problem("folder", "is a file", "a new or an empty folder"))
-    elif root.is_dir() and (there := sorted(entry.name for entry in root.iterdir() if entry.name[0] != ".")):
-        more = f" and {len(there) - 3} more" if len(there) > 3 else ""
-        problems.append(Problem("folder", f"holds {', '.join(there[:3])}{more}", "a new or an empty folder"))
+    elif root.is_dir() and (entries := sorted(entry.name for entry in root.iterdir() if entry.name[0] != ".")):
+        more = f" and {len(entries) - 3} more" if len(entries) > 3 else ""
+        problems.append(Problem("folder", f"holds {', '.join(entries[:3])}{more}", "a new or an empty folder"))
     if problems:
         raise ConfigurationError(str(root), problems, remedy="nothing was written; name another folder")
-    source = next(place for place in _PLACES if place.is_dir()) / example
+    source = next(folder for folder in _FOLDERS if folder.is_dir()) / example
     root.mkdir(parents=True, exist_ok=True)
     with scratch_folder(root, ".init") as scratch:
         fresh = scratch / root.name
-        shutil.copytree(source, fresh, ignore=shutil.ignore_patterns(*_MADE, ".*", "*.pyc"))
+        shutil.copytree(source, fresh, ignore=shutil.ignore_patterns(*_WRITTEN, ".*", "*.pyc"))
         settings = fresh / "isthmus.toml"
         settings.write_text(_renamed(settings.read_text(encoding="utf-8"), example, root.name), encoding="utf-8")
-        (fresh / ".gitignore").write_text("".join(f"{name}/\n" for name in _MADE), encoding="utf-8")
+        (fresh / ".gitignore").write_text("".join(f"{name}/\n" for name in _WRITTEN), encoding="utf-8")
         files = sorted(str(file.relative_to(fresh)) for file in fresh.rglob("*") if file.is_file())
         # The settings come last: with them, the folder is a project.
         for entry in sorted(fresh.iterdir(), key=lambda entry: entry == settings):
@@ -81,11 +81,11 @@ def init(folder: Path, example: str = "empty") -> Scaffold:
 
 
 def _renamed(settings: str, example: str, name: str) -> str:
-    """The settings with another name; a comment behind it stays in its column."""
+    """Replaces the name in the settings; the comment after it stays in its column."""
     old, new = f'name = "{example}"', f'name = "{name}"'
     return re.sub(
         rf"^{re.escape(old)}( *)",
-        lambda found: new + " " * max(len(found[1]) + len(old) - len(new), bool(found[1])),
+        lambda match: new + " " * max(len(match[1]) + len(old) - len(new), bool(match[1])),
         settings,
         count=1,
         flags=re.MULTILINE,

@@ -1,4 +1,4 @@
-"""`status`: where a project stands. It reads what the steps have left; it starts nothing, and changes nothing."""
+"""`status`: the state of a project, read from what the steps have written. It starts and changes nothing."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -26,16 +26,16 @@ from isthmus.orchestration.quality.quality import quality
 from isthmus.serving.deployment.deployment import Deployment
 
 RUNS = 5
-"""Runs of Dagster that are told."""
+"""How many of the last Dagster runs to report."""
 
 
 def status(project: Project, *, measure: bool = True, progress: Progress = silent) -> Status:
-    """Where a project stands.
+    """The state of a project.
 
     Args:
-        project: it.
-        measure: whether expectations and drift are measured, which reads the tables.
-        progress: told the view at hand and the share that is done.
+        project: the project.
+        measure: whether to measure expectations and drift, which reads the tables.
+        progress: called with the current view and the share that is done.
 
     Raises:
         ConfigurationError: the definitions are wrong.
@@ -55,7 +55,7 @@ def status(project: Project, *, measure: bool = True, progress: Progress = silen
         applied=applied,
         now=project.now(),
         views=views,
-        models={name: _model(project, one) for name, one in project.definitions.distillations.items()},
+        models={name: _model(project, declared) for name, declared in project.definitions.distillations.items()},
         runs=_runs(project.state / "dagster"),
         measured=measure and applied,
         found_at=clock.now(),
@@ -63,23 +63,23 @@ def status(project: Project, *, measure: bool = True, progress: Progress = silen
 
 
 def note(project: Project) -> None:
-    """Keeps for the server where a project stands, without measuring again what was measured of the same."""
-    found, before = status(project, measure=False), None
+    """Writes the status for the server. Measures nothing, and reuses measurements of the same tables and models."""
+    current, before = status(project, measure=False), None
     with suppress(DataError):
         before = Status.read(project.state)
-    if before is not None and before.measured and _measured_of(before) == _measured_of(found):
+    if before is not None and before.measured and _measured_of(before) == _measured_of(current):
         views = {
             name: msgspec.structs.replace(view, broken=before.views[name].broken, drifted=before.views[name].drifted)
-            for name, view in found.views.items()
+            for name, view in current.views.items()
         }
-        found = msgspec.structs.replace(found, views=views, measured=True)
-    found.write(project.state)
+        current = msgspec.structs.replace(current, views=views, measured=True)
+    current.write(project.state)
 
 
-def _measured_of(found: Status) -> tuple[object, ...]:
-    """What expectations and drift are about: what is promised of which tables, and what models have learned from."""
-    tables = {name: view.built_at for name, view in found.views.items()}
-    return found.contract, tables, {name: model.training_set for name, model in found.models.items()}
+def _measured_of(status: Status) -> tuple[object, ...]:
+    """What expectations and drift depend on: the contract, the tables, and the training sets."""
+    tables = {name: view.built_at for name, view in status.views.items()}
+    return status.contract, tables, {name: model.training_set for name, model in status.models.items()}
 
 
 def _view(project: Project, contract: Contract, name: str, *, measure: bool, applied: bool) -> ViewStatus:
@@ -92,7 +92,7 @@ def _view(project: Project, contract: Contract, name: str, *, measure: bool, app
     age = None if not begun else day_of(project.now()) - max(begun)
     # A row of the last day may be as late as its end.
     expired = view.ttl is not None and bool(begun) and project.now() - (max(begun) + 1) * DAY > view.ttl
-    found = quality(project, [name]) if measure and commit.contract == view.hash else None
+    report = quality(project, [name]) if measure and commit.contract == view.hash else None
     return ViewStatus(
         rows=commit.rows,
         last_day=day_name(max(begun)) if begun else None,
@@ -102,42 +102,42 @@ def _view(project: Project, contract: Contract, name: str, *, measure: bool, app
         current=applied and not late(project, [name]),
         served_at=written[-1].readable if written else None,
         served=bool(written) and written[-1].fingerprint == commit.fingerprint,
-        broken=tuple(map(str, found.broken())) if found else (),
-        drifted=tuple(found.drifted()) if found else (),
+        broken=tuple(map(str, report.broken())) if report else (),
+        drifted=tuple(report.drifted()) if report else (),
     )
 
 
 def _model(project: Project, declared: Distillation) -> ModelStatus:
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     stale: list[str] = []
-    # What is not there, or cannot be read, is not told.
+    # Leave out what is missing or cannot be read.
     with suppress(IsthmusError):
-        made = latest_training_set(project, declared)
-        if made is not None:
-            found["training_set"] = made.id
-            if made.contract != project.definitions.contract.hash:
+        examples = latest_training_set(project, declared)
+        if examples is not None:
+            fields["training_set"] = examples.id
+            if examples.contract != project.definitions.contract.hash:
                 stale.append("training set: the definitions have changed since")
     with suppress(IsthmusError):
-        found["student"] = last_model(project, declared).name
+        fields["student"] = last_model(project, declared).name
     with suppress(IsthmusError):
         package = last_package(project, declared)
-        found["package"] = package_digest(package)
+        fields["package"] = package_digest(package)
         stale += [f"package: {change}" for change in outdated(package, project.definitions.contract)]
         file = verdict_file(project, declared)
         verdict = Verdict.loads(file.read_bytes(), str(file)) if file.exists() else None
-        if verdict is not None and verdict.package == found["package"]:
-            found |= {"verdict": verdict.passed, "compared": verdict.compared, "verified_at": verdict.at}
+        if verdict is not None and verdict.package == fields["package"]:
+            fields |= {"verdict": verdict.passed, "compared": verdict.compared, "verified_at": verdict.at}
     with suppress(IsthmusError, OSError):
         deployed = Deployment.loads(project.deployment_file.read_bytes(), str(project.deployment_file))
         if deployed.model == declared.name:
-            found |= {
+            fields |= {
                 "deployed": deployed.digest, "contract": deployed.contract, "deployed_at": deployed.deployed_at,
             }  # fmt: skip
-    return ModelStatus(**found, stale=tuple(stale))
+    return ModelStatus(**fields, stale=tuple(stale))
 
 
 def _runs(home: Path) -> list[RunStatus]:
-    """The last runs of the project's Dagster; none where there was none, or no Dagster."""
+    """The last runs of the project's Dagster; none if there were none or Dagster is not installed."""
     if not (home / "dagster.yaml").exists():
         return []
     try:
@@ -147,15 +147,15 @@ def _runs(home: Path) -> list[RunStatus]:
     with dg.DagsterInstance.from_config(str(home)) as instance:
         return [
             RunStatus(
-                id=one.dagster_run.run_id,
-                made=_named(one.dagster_run.asset_selection),
-                status=one.dagster_run.status.value.lower(),
-                at=None if one.start_time is None else int(one.start_time * 1e6),
+                id=record.dagster_run.run_id,
+                made=_assets(record.dagster_run.asset_selection),
+                status=record.dagster_run.status.value.lower(),
+                at=None if record.start_time is None else int(record.start_time * 1e6),
             )
-            for one in instance.get_run_records(limit=RUNS)
+            for record in instance.get_run_records(limit=RUNS)
         ]
 
 
-def _named(chosen: Iterable[Any] | None) -> str:
-    names = sorted("/".join(key.path) for key in chosen or ())
+def _assets(keys: Iterable[Any] | None) -> str:
+    names = sorted("/".join(key.path) for key in keys or ())
     return "everything" if not names else ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")

@@ -35,8 +35,8 @@ from isthmus.orchestration.artifacts import RECORD
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.graph import build_definitions
-from isthmus.orchestration.graph.events import Asked, Made
-from isthmus.orchestration.graph.steps import work
+from isthmus.orchestration.graph.events import Materialized, Request
+from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.models.models import distill, export
 from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.project import Project
@@ -185,9 +185,9 @@ def test_a_second_distill_trains_nothing_and_keeps_what_export_measured(exported
     assert any("so nothing was trained" in note for note in notes)
     assert (student / "BOUNDARY.md").read_text() == card
     nodes = ("teacher/late_order", "teacher_outputs/late_order", "student/late_order", "control/late_order")
-    made = {one.node: one for one in work(opened, Asked("distill", nodes), lambda _text, _done: None)}
+    made = {one.node: one for one in run_step(opened, Request("distill", nodes), lambda _text, _done: None)}
     told = made["student/late_order"]
-    assert isinstance(told, Made)
+    assert isinstance(told, Materialized)
     assert (told.version, told.metadata["trained"]) == (again.id, False)
     assert (student / "student.safetensors").stat().st_ino == weights
     assert distill(opened, again=True).trained

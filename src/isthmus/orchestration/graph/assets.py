@@ -1,38 +1,25 @@
-"""A project as Dagster assets and checks: each runs one step, and what fails a blocking check stops what follows.
+"""A project as Dagster assets and checks: an op per step, and a check that blocks holds up everything downstream.
 
-Every blocking check is an op of its own: a failing check stops what is downstream only across ops.
+Every blocking check is an op of its own, since a failed check holds up only other ops.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
 from isthmus.orchestration.graph.automation import contents, new, sensors
-from isthmus.orchestration.graph.events import DRIFT
 from isthmus.orchestration.graph.nodes import Graph
 from isthmus.orchestration.graph.outline import Outline, outline
 from isthmus.orchestration.graph.resource import IsthmusResource, Steps
+from isthmus.orchestration.graph.steps import STEPS, Step
 from isthmus.orchestration.graph.translator import IsthmusTranslator
 
 RESOURCE = "isthmus"
-_POOLS = {
-    "apply": "engine",
-    "build": "engine",
-    "whole": "engine",
-    "check-tables": "engine",
-    "check-drift": "engine",
-    "training-set": "engine",
-    "check-examples": "engine",
-    "distill": "train",
-    "check-student": "train",
-    "export": "train",
-    "materialize": "serve",
-    "verify": "serve",
-    "deploy": "serve",
-}
+_OPS = {"build": "build_days", "whole": "build"}
+"""The op of a step that is not named after it."""
 _PRIORITIES = {"serve": "2", "engine": "1", "train": "0"}
 
 
@@ -42,73 +29,61 @@ def build_definitions(
     translator: IsthmusTranslator | None = None,
     resource: Steps | None = None,
 ) -> dg.Definitions:
-    """The whole graph of a project: sources, tables, models, packages, deployments, their checks, and automation.
+    """The complete graph of a project: sources, tables, models, packages, deployments, their checks, and automation.
 
     Args:
         project: its folder, or its outline.
-        translator: what nodes are in Dagster.
-        resource: what runs the steps; by default each in a process of its own.
+        translator: turns nodes into asset specs.
+        resource: runs the steps; by default each in its own process.
 
     Raises:
         ConfigurationError: the project cannot be compiled.
-        DagsterInvalidDefinitionError: the translator gives one key to several nodes, or makes a circle of them.
+        DagsterInvalidDefinitionError: two nodes have the same key, or assets depend on themselves.
     """
-    found = project if isinstance(project, Outline) else outline(Path(project).resolve())
-    graph = Graph(found, translator)
-    views, models = [view.name for view in found.views], [model.name for model in found.models]
-    assets: list[Any] = [_sources(graph), _step(graph, "apply", "apply", ["contract"])]
-    if found.days is not None:
-        days = dg.DailyPartitionsDefinition(
-            start_date=found.days[0], end_date=found.days[1], end_offset=0 if found.days[1] else 1
-        )
-        assets.append(_step(graph, "build_days", "build", graph.of("build"), days=days))
-    assets.append(_step(graph, "build", "build" if found.days is None else "whole", graph.of("offline")))
-    assets.append(_step(graph, "materialize", "materialize", graph.of("online")))
-    promises = {
-        "holds_its_contract": "The table can be read, was built under today's contract, and holds rows.",
-        "meets_its_expectations": "The rows still hold what the view promises of them, in its `expectations`.",
-    }
-    checks: list[Any] = [
-        _checks(graph, "check_tables", "check-tables", [f"offline/{view}" for view in views], promises),
-    ]
-    if models:
-        drift = {DRIFT: "New rows are like those that the models learned from."}
-        used = [f"offline/{view}" for view in views if any(view in model.views for model in found.models)]
-        checks.append(_checks(graph, "check_drift", "check-drift", used, drift, blocking=False))
-    for name in models:
-        op = name.replace("-", "_")
-        assets += [
-            _step(graph, f"{op}_training_set", "training-set", [f"training_set/{name}"]),
-            _step(
-                graph, f"{op}_distill", "distill",
-                [f"{kind}/{name}" for kind in ("teacher", "teacher_outputs", "student", "control")], subset=False,
-            ),
-            _step(graph, f"{op}_export", "export", [f"package/{name}"]),
-            _step(graph, f"{op}_deploy", "deploy", [f"deployment/{name}"]),
-        ]  # fmt: skip
-        checks += [
-            _checks(graph, f"{op}_check_examples", "check-examples", [f"training_set/{name}"],
-                    {"loses_no_row": "As many rows came out of the join as went in."}),
-            _checks(graph, f"{op}_check_student", "check-student", [f"student/{name}"],
-                    {"keeps_its_quality": "Every gate that the distillation declares holds."}),
-            _checks(graph, f"{op}_verify", "verify", [f"package/{name}"],
-                    {"verdict": "What is offline, served, computed on request and seen by the package agrees."},
-                    after=[f"online/{view}" for view in views]),
-        ]  # fmt: skip
-    # One process: what is heavy runs in processes of its own.
+    graph = Graph(project if isinstance(project, Outline) else outline(Path(project).resolve()), translator)
+    assets: list[Any] = [_sources(graph)]
+    checks: list[dg.AssetChecksDefinition] = []
+    for name, step in STEPS.items():
+        for op, nodes in _ops(graph, name, step):
+            if step.checks:
+                checks.append(_checks(graph, op, name, nodes))
+            else:
+                assets.append(_assets(graph, op, name, nodes))
     return dg.Definitions(
         assets=assets,
         asset_checks=checks,
-        sensors=sensors(found, {node.removeprefix("source/"): graph.key(node) for node in graph.of("source")}),
-        resources={RESOURCE: resource or IsthmusResource(project=found.root)},
+        sensors=sensors(graph.outline, _source_keys(graph)),
+        resources={RESOURCE: resource or IsthmusResource(project=graph.outline.root)},
+        # One process is enough: a step that needs memory or time has its own.
         executor=dg.in_process_executor,
     )
+
+
+def _ops(graph: Graph, name: str, step: Step) -> Iterator[tuple[str, list[str]]]:
+    """Name and nodes of each op of a step: one for all views, or one for each model."""
+    op, nodes = _OPS.get(name, name.replace("-", "_")), [graph.nodes[node] for node in graph.of(*step.kinds)]
+    by_model: dict[str, list[str]] = {}
+    for node in nodes:
+        if node.model is not None:
+            by_model.setdefault(node.model.name, []).append(node.id)
+    if by_model:
+        for model, ids in by_model.items():
+            yield f"{model.replace('-', '_')}_{op}", ids
+        return
+    if name == "check-drift":
+        nodes = [node for node in nodes if any(node.name in model.views for model in graph.outline.models)]
+    if nodes:
+        yield op, [node.id for node in nodes]
+
+
+def _source_keys(graph: Graph) -> dict[str, dg.AssetKey]:
+    return {graph.nodes[node].name: graph.key(node) for node in graph.of("source")}
 
 
 def _sources(graph: Graph) -> dg.AssetsDefinition:
     nodes = graph.of("source")
     with warnings.catch_warnings():
-        # In beta: several sources that are observed by one function.
+        # Observing several sources in one function is still in beta.
         warnings.simplefilter("ignore", dg.BetaWarning)
 
         observed: Callable[[Callable[..., Any]], dg.AssetsDefinition] = dg.multi_observable_source_asset(
@@ -117,9 +92,9 @@ def _sources(graph: Graph) -> dg.AssetsDefinition:
 
         @observed
         def look(context: dg.AssetExecutionContext) -> Iterator[dg.ObserveResult]:
-            found = contents(graph.outline)
+            versions = contents(graph.outline)
             for node in nodes:
-                version = found.get(graph.nodes[node].name)
+                version = versions.get(graph.nodes[node].name)
                 if version is not None and graph.key(node) in context.selected_asset_keys:
                     yield dg.ObserveResult(asset_key=graph.key(node), data_version=dg.DataVersion(version))
 
@@ -127,65 +102,58 @@ def _sources(graph: Graph) -> dg.AssetsDefinition:
 
 
 def observe(instance: dg.DagsterInstance, project: Path) -> None:
-    """Notes what a project's sources hold now, so that its first build is one of known content.
+    """Records the current content of a project's sources, so that the first build starts from known content.
 
     Args:
-        instance: where it is noted.
+        instance: where to record it.
         project: its folder.
     """
     graph = Graph(outline(project.resolve()))
-    sources = {graph.nodes[node].name: graph.key(node) for node in graph.of("source")}
-    for event in new(instance, graph.outline, sources):
+    for event in new(instance, graph.outline, _source_keys(graph)):
         instance.report_runless_asset_event(event)
 
 
-def _step(
-    graph: Graph,
-    name: str,
-    step: str,
-    nodes: Sequence[str],
-    *,
-    subset: bool = True,
-    days: dg.DailyPartitionsDefinition | None = None,
-) -> dg.AssetsDefinition:
+def _assets(graph: Graph, op: str, name: str, nodes: Sequence[str]) -> dg.AssetsDefinition:
+    step, days = STEPS[name], graph.outline.days
+    partitions = None
+    if name == "build" and days is not None:
+        partitions = dg.DailyPartitionsDefinition(start_date=days[0], end_date=days[1], end_offset=0 if days[1] else 1)
+    # Without daily partitions, there is no table to complete: a build builds it.
+    name = "build" if name == "whole" and days is None else name
+
     @dg.multi_asset(
-        name=name,
-        specs=[graph.spec(node).replace_attributes(skippable=subset) for node in nodes],
-        can_subset=subset and len(nodes) > 1,
-        partitions_def=days,
-        backfill_policy=None if days is None else dg.BackfillPolicy.single_run(),
-        pool=_POOLS[step],
-        op_tags=_tags(step),
+        name=op,
+        specs=[graph.spec(node).replace_attributes(skippable=step.divisible) for node in nodes],
+        can_subset=step.divisible and len(nodes) > 1,
+        partitions_def=partitions,
+        backfill_policy=None if partitions is None else dg.BackfillPolicy.single_run(),
+        pool=step.pool,
+        op_tags=_tags(name),
     )
     def run(context: dg.AssetExecutionContext, isthmus: IsthmusResource) -> Iterator[dg.MaterializeResult[None]]:
-        yield from isthmus.run(context, step, graph.named)  # type: ignore[misc]
+        yield from isthmus.run(context, name, graph.named)  # type: ignore[misc]
 
     return run
 
 
-def _checks(
-    graph: Graph,
-    name: str,
-    step: str,
-    nodes: Sequence[str],
-    promises: dict[str, str],
-    *,
-    blocking: bool = True,
-    after: Iterable[str] = (),
-) -> dg.AssetChecksDefinition:
-    deps = [graph.key(node) for node in after]
+def _checks(graph: Graph, op: str, name: str, nodes: Sequence[str]) -> dg.AssetChecksDefinition:
+    step = STEPS[name]
+    # A verdict compares what is online, so it waits for that.
+    deps = [graph.key(node) for node in graph.of("online")] if name == "verify" else []
     specs = [
-        dg.AssetCheckSpec(check, asset=graph.key(node), blocking=blocking, description=told, additional_deps=deps)
+        dg.AssetCheckSpec(
+            check, asset=graph.key(node), blocking=step.blocking, description=description, additional_deps=deps
+        )
         for node in nodes
-        for check, told in promises.items()
+        for check, description in step.checks.items()
     ]
 
-    @dg.multi_asset_check(name=name, specs=specs, can_subset=len(specs) > 1, pool=_POOLS[step], op_tags=_tags(step))
+    @dg.multi_asset_check(name=op, specs=specs, can_subset=len(specs) > 1, pool=step.pool, op_tags=_tags(name))
     def run(context: dg.AssetCheckExecutionContext, isthmus: IsthmusResource) -> Iterator[dg.AssetCheckResult]:
-        yield from isthmus.run(context, step, graph.named)  # type: ignore[misc]
+        yield from isthmus.run(context, name, graph.named)  # type: ignore[misc]
 
     return run
 
 
-def _tags(step: str) -> dict[str, str]:
-    return {"isthmus/step": step, "dagster/priority": _PRIORITIES[_POOLS[step]]}
+def _tags(name: str) -> dict[str, str]:
+    return {"isthmus/step": name, "dagster/priority": _PRIORITIES[STEPS[name].pool]}

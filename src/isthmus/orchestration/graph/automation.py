@@ -1,28 +1,24 @@
-"""What is made again by itself, and when."""
+"""What runs by itself: a sensor looks for new raw data, and another materializes what depends on it."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import dagster as dg
 
 from isthmus.orchestration.graph.outline import Outline
-
-if TYPE_CHECKING:
-    pass
 
 _SECONDS = 30
 _VERSION = "dagster/data_version"
 
 
 def sensors(outline: Outline, sources: Mapping[str, dg.AssetKey]) -> list[dg.SensorDefinition]:
-    """The sensors of a project: one looks whether sources have changed, one makes again what depends on it.
+    """The sensors of a project.
 
-    Both run unless `[orchestration] automation` says no: then they can be switched on in the page.
+    Both run unless `[orchestration] automation` is off: then they can be switched on in the UI.
 
     Args:
         outline: the project.
-        sources: name to key.
+        sources: name to asset key.
     """
     status = dg.DefaultSensorStatus.RUNNING if outline.automation else dg.DefaultSensorStatus.STOPPED
     follow = dg.AutomationConditionSensorDefinition(
@@ -30,10 +26,7 @@ def sensors(outline: Outline, sources: Mapping[str, dg.AssetKey]) -> list[dg.Sen
     )
 
     @dg.sensor(
-        name="sources",
-        description="Sees new raw data.",
-        default_status=status,
-        minimum_interval_seconds=_SECONDS,
+        name="sources", description="Sees new raw data.", default_status=status, minimum_interval_seconds=_SECONDS
     )
     def look(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         return dg.SensorResult(asset_events=new(context.instance, outline, sources))
@@ -44,35 +37,35 @@ def sensors(outline: Outline, sources: Mapping[str, dg.AssetKey]) -> list[dg.Sen
 def new(
     instance: dg.DagsterInstance, outline: Outline, sources: Mapping[str, dg.AssetKey]
 ) -> list[dg.AssetObservation]:
-    """Observations of the sources whose content is another than was observed last.
+    """Observations of the sources whose content has changed since the last observation.
 
     Args:
-        instance: that knows what was observed.
+        instance: has the last observations.
         outline: the project.
-        sources: name to key.
+        sources: name to asset key.
     """
-    found = []
+    observations = []
     for name, version in contents(outline).items():
-        seen = instance.fetch_observations(sources[name], limit=1).records
-        last = seen[0].asset_observation if seen else None
+        records = instance.fetch_observations(sources[name], limit=1).records
+        last = records[0].asset_observation if records else None
         if last is None or last.tags.get(_VERSION) != version:
-            found.append(dg.AssetObservation(sources[name], tags={_VERSION: version}))
-    return found
+            observations.append(dg.AssetObservation(sources[name], tags={_VERSION: version}))
+    return observations
 
 
 def contents(outline: Outline) -> dict[str, str]:
-    """What tells today's content of each source from what it held before; sources elsewhere are left out."""
+    """Source name to a version of its content; sources that are not on this machine are left out."""
     from isthmus.features.definition.spec import Source
     from isthmus.features.errors import IsthmusError
     from isthmus.transforms.sources import content
 
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for source in outline.sources:
         try:
             version = content(Source(source.name, path=source.path), Path(outline.root))
         except (IsthmusError, OSError):
-            # It is not there at this moment: who reads it says so.
+            # It is missing right now: the step that reads it will say so.
             continue
         if version is not None:
-            found[source.name] = version
-    return found
+            versions[source.name] = version
+    return versions

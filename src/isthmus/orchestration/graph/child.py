@@ -1,6 +1,6 @@
-"""A step in a process of its own, told by Dagster Pipes what to do: `python -m isthmus.orchestration.graph.child`.
+"""A step in its own process, which Dagster Pipes starts: `python -m isthmus.orchestration.graph.child`.
 
-Where it runs is nothing to it: a subprocess beside Dagster, or a pod with the same image.
+It runs anywhere: as a subprocess beside Dagster, or in a pod with the same image.
 """
 
 import sys
@@ -10,18 +10,18 @@ import msgspec
 from dagster_pipes import PipesContext, open_dagster_pipes
 
 from isthmus.features.errors import DependencyError, IsthmusError
-from isthmus.orchestration.graph.events import FAILED, Asked, Checked, Failed, Made
-from isthmus.orchestration.graph.steps import work
+from isthmus.orchestration.graph.events import FAILED, Checked, Failed, Materialized, Request
+from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.project import Project
 
 
 def main() -> int:
-    """Does what it is told. What it cannot do it says; the exit code is of other errors, and of signals."""
+    """Runs the step. A failure is a message; the exit code is for defects and signals."""
     with open_dagster_pipes() as pipes:
-        told, keys = pipes.get_extra("asked"), pipes.get_extra("keys")
+        request, keys = msgspec.convert(pipes.get_extra("asked"), Request), pipes.get_extra("keys")
         try:
             project = Project(Path(pipes.get_extra("root")))
-            for event in work(project, msgspec.convert(told, Asked), lambda text, done: _tell(pipes, text, done)):
+            for event in run_step(project, request, lambda text, done: pipes.log.info(f"{text} ({done:.0%})")):
                 _report(pipes, event, keys[event.node])
         except IsthmusError as error:
             passes = isinstance(error, DependencyError) and error.passes
@@ -29,18 +29,12 @@ def main() -> int:
     return 0
 
 
-def _tell(pipes: PipesContext, text: str, done: float) -> None:
-    pipes.log.info(f"{text} ({done:.0%})")
-
-
-def _report(pipes: PipesContext, event: Made | Checked, key: str) -> None:
-    if isinstance(event, Made):
+def _report(pipes: PipesContext, event: Materialized | Checked, key: str) -> None:
+    if isinstance(event, Materialized):
         pipes.report_asset_materialization(metadata=event.metadata, data_version=event.version, asset_key=key)
         return
-    found = {"found": event.found} if event.found else {}
-    pipes.report_asset_check(
-        event.check, event.passed, "ERROR" if event.blocking else "WARN", {**found, **event.metadata}, key
-    )
+    metadata = {**({"found": event.message} if event.message else {}), **event.metadata}
+    pipes.report_asset_check(event.check, event.passed, "ERROR" if event.blocking else "WARN", metadata, key)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The component: three lines of YAML are the whole graph of a project."""
+"""The component: three lines of YAML declare the complete graph of a project."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from isthmus.orchestration.graph.translator import IsthmusTranslator
 
 
 class ScaffoldParams(BaseModel):
-    """What `dg scaffold defs` asks for."""
+    """Options of `dg scaffold defs`."""
 
     project: str = Field(default=".", description="Folder of the Isthmus project, from the root of the Dagster project")
 
@@ -28,13 +28,13 @@ class IsthmusProjectScaffolder(dg.Scaffolder[ScaffoldParams]):
 
     @classmethod
     def get_scaffold_params(cls) -> type[ScaffoldParams]:
-        """What is asked for."""
+        """The type of the options."""
         return ScaffoldParams
 
     def scaffold(self, request: dg.ScaffoldRequest[ScaffoldParams]) -> None:
-        """Writes it."""
-        place = (request.params or ScaffoldParams()).project
-        root = "{{ project_root }}" if place == "." else "{{ project_root }}/" + place
+        """Writes the file, with the project's folder relative to the root of the Dagster project."""
+        folder = (request.params or ScaffoldParams()).project
+        root = "{{ project_root }}" if folder == "." else "{{ project_root }}/" + folder
         dg.scaffold_component(request, {"project": root})
 
 
@@ -47,15 +47,15 @@ class IsthmusProjectComponent(StateBackedComponent, Resolvable):
         attributes:
           project: "{{ project_root }}"
 
-    What is shown of the project is compiled once, in a process of its own, and kept as the component's state: the code
-    server loads neither feast nor pyspark nor torch. `dagster dev` and `dg dev` compile anew when definitions change;
-    elsewhere `dg utils refresh-defs-state` does, where the image is built.
+    The project is compiled once, in its own process, and the outline is the component's state: the code server loads
+    neither feast nor pyspark nor torch. `dagster dev` and `dg dev` compile again when definitions change; elsewhere run
+    `dg utils refresh-defs-state` when the image is built.
 
-    To name assets, groups and owners otherwise, derive from it and override `translator`.
+    To change the names, groups and owners of assets, derive from it and override `translator`.
 
     Attributes:
         project: folder of the project, the one with isthmus.toml.
-        defs_state: where the state is kept.
+        defs_state: where the state is stored.
     """
 
     project: str
@@ -63,30 +63,30 @@ class IsthmusProjectComponent(StateBackedComponent, Resolvable):
 
     @property
     def translator(self) -> IsthmusTranslator:
-        """What nodes are in Dagster."""
+        """Turns nodes into asset specs."""
         return IsthmusTranslator()
 
     @property
     def resource(self) -> IsthmusResource:
-        """What runs the steps."""
+        """Runs the steps."""
         return IsthmusResource(project=self.project)
 
     @property
     def defs_state_config(self) -> DefsStateConfig:
-        """Where the state is kept, under a name of the project's own."""
+        """Where the state is stored, under a name that is the project's own."""
         return DefsStateConfig.from_args(self.defs_state, default_key=f"IsthmusProject[{Path(self.project).name}]")
 
     def write_state_to_path(self, state_path: Path) -> None:
-        """Compiles the project and writes what is shown of it."""
+        """Compiles the project and writes its outline."""
         state_path.parent.mkdir(parents=True, exist_ok=True)
         state_path.write_bytes(msgspec.json.encode(outline(Path(self.project).resolve())))
 
     def build_defs_from_state(self, context: dg.ComponentLoadContext, state_path: Path | None) -> dg.Definitions:  # noqa: ARG002 - Dagster's signature
-        """The graph of what was kept."""
+        """Builds the graph from the outline in the state."""
         if state_path is None:
             problem = Problem(self.project, "has not been compiled", "its state")
             raise ConfigurationError("IsthmusProjectComponent", [problem], remedy="run `dg utils refresh-defs-state`")
-        kept = msgspec.json.decode(state_path.read_bytes(), type=Outline)
-        # The state may have been made where the image was built, in another folder.
-        here = msgspec.structs.replace(kept, root=str(Path(self.project).resolve()))
+        state = msgspec.json.decode(state_path.read_bytes(), type=Outline)
+        # The state may be from where the image was built, in another folder.
+        here = msgspec.structs.replace(state, root=str(Path(self.project).resolve()))
         return build_definitions(here, translator=self.translator, resource=self.resource)

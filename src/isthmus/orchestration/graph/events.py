@@ -1,29 +1,27 @@
-"""What a step is asked for, and what it tells: plain data, for whatever runs it."""
+"""What a step is asked to do and what it reports: plain data, whichever process runs it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 Metadata = dict[str, Any]
-"""Name to a number or a text as it is, or to {"type": ..., "raw_value": ...} as Dagster Pipes has it."""
-Progress = Callable[[str, float], None]
+"""Name to a number or text, or to {"type": ..., "raw_value": ...} as Dagster Pipes writes it."""
 DRIFT = "resembles_its_training"
-"""The check that stops nothing: it asks for a new training."""
+"""The check that blocks nothing: when it fails, the model is due for training."""
 FAILED = "failed"
-"""A message of this name says how a step ended that did not do what it was asked for."""
+"""Name of the Pipes message that carries a `Failed`."""
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """What is asked of a step.
+class Request(msgspec.Struct, frozen=True):
+    """What to do of a step.
 
     Attributes:
         step: its name.
-        nodes: those to make, of the several that it can make.
-        checks: node and name of those to make.
-        days: first day and the day after the last one; None for a step without days.
-        everything: whether these are all days that there are.
+        nodes: which of its nodes to materialize.
+        checks: node and name of each check to run.
+        days: first day, and the day after the last; None for a step without days.
+        everything: whether `days` are all the days of the project.
     """
 
     step: str
@@ -34,13 +32,13 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Made:
-    """A node that has been made.
+class Materialized:
+    """A node was materialized.
 
     Attributes:
-        node: which.
+        node: its id.
         version: of its content.
-        metadata: what is shown of it.
+        metadata: what Dagster shows with it.
     """
 
     node: str
@@ -50,31 +48,31 @@ class Made:
 
 @dataclass(frozen=True)
 class Checked:
-    """A check that has been made.
+    """A check was run.
 
     Attributes:
-        node: what was checked.
+        node: what it is about.
         check: its name.
-        passed: whether it did.
-        found: in words, if it did not.
-        metadata: what is shown of it.
-        blocking: whether what depends on the node must wait.
+        passed: whether it passed.
+        message: why it failed.
+        metadata: what Dagster shows with it.
+        blocking: whether a failure holds up everything downstream.
     """
 
     node: str
     check: str
     passed: bool
-    found: str = ""
+    message: str = ""
     metadata: Metadata = field(default_factory=dict)
     blocking: bool = True
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """How a step ended.
+    """Why a step failed.
 
     Attributes:
-        sentence: what is said of it.
-        passes: whether it may be enough to wait and to try again.
+        sentence: for people.
+        passes: whether a retry may succeed.
     """
 
     sentence: str

@@ -1,4 +1,4 @@
-"""The project's own Dagster instance: its runs, events and settings, in `.isthmus/dagster`."""
+"""The project's own Dagster instance in `.isthmus/dagster`: runs, events and settings."""
 
 from pathlib import Path
 
@@ -34,11 +34,11 @@ run_monitoring:
   cancel_timeout_seconds: 120
   poll_interval_seconds: 20
 """
-"""Its dagster.yaml."""
+"""The content of dagster.yaml."""
 
 
 def dagster_home(project: Project) -> Path:
-    """The folder of the instance, with its settings written, and what the sources hold noted."""
+    """Writes the instance's settings and observes the sources; returns the instance's folder."""
     home = project.state / "dagster"
     write_atomically(home / "dagster.yaml", INSTANCE)
     with dg.DagsterInstance.from_config(str(home)) as instance:

@@ -1,65 +1,40 @@
-"""The nodes of a project's graph, and how they stand in Dagster."""
+"""The nodes of a project's graph, and their asset specs."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 
 import dagster as dg
 
-from isthmus.orchestration.graph.outline import Outline
+from isthmus.orchestration.graph.outline import Model, Outline, View
 from isthmus.orchestration.graph.translator import IsthmusTranslator, Kind, Node
 
 
 class Graph:
-    """What an outline is made of, each node after those that it is made of.
+    """Everything in an outline, each node after its dependencies.
 
     Args:
         outline: of the project.
-        translator: makes specs of nodes; by default as Isthmus has them.
+        translator: turns nodes into specs; by default Isthmus's own.
 
     Raises:
-        DagsterInvalidDefinitionError: two nodes were given one key, or nodes depend on themselves.
+        DagsterInvalidDefinitionError: two nodes have the same key, or nodes depend on themselves.
     """
 
     def __init__(self, outline: Outline, translator: IsthmusTranslator | None = None) -> None:
         self.outline = outline
-        nodes: dict[str, Node] = {}
-
-        def add(kind: Kind, name: str = "", deps: Iterable[str] = (), **of: object) -> None:
-            node = Node(kind, name, outline, tuple(nodes[one] for one in deps), **of)  # type: ignore[arg-type]
-            nodes[node.id] = node
-
-        add("contract")
-        for source in outline.sources:
-            add("source", source.name)
-        for view in outline.views:
-            raw = [f"source/{name}" for name in view.sources]
-            if outline.days is not None:
-                add("build", view.name, raw, view=view)
-                raw = [*raw, f"build/{view.name}"]
-            add("offline", view.name, raw, view=view)
-            add("online", view.name, [f"offline/{view.name}"], view=view)
-        for model in outline.models:
-            name, examples = model.name, f"training_set/{model.name}"
-            made_of = [*(f"offline/{view}" for view in model.views), *(f"source/{one}" for one in model.sources)]
-            add("training_set", name, made_of, model=model)
-            add("teacher", name, [examples], model=model)
-            add("teacher_outputs", name, [f"teacher/{name}", examples], model=model)
-            add("student", name, [f"teacher_outputs/{name}", examples], model=model)
-            add("control", name, [examples], model=model)
-            add("package", name, [f"student/{name}"], model=model)
-            add("deployment", name, [f"package/{name}", *(f"online/{view}" for view in model.served)], model=model)
-        self.nodes: Mapping[str, Node] = nodes
+        self.nodes = _nodes(outline)
         translator = translator or IsthmusTranslator()
-        specs = {node: translator.get_asset_spec(node_) for node, node_ in nodes.items()}
+        specs = {name: translator.get_asset_spec(node) for name, node in self.nodes.items()}
         keys = {node: spec.key for node, spec in specs.items()}
-        if doubled := {key for key in keys.values() if sum(key == other for other in keys.values()) > 1}:
-            shared = ", ".join(node for node, key in keys.items() if key in doubled)
+        counts = Counter(keys.values())
+        if shared := ", ".join(node for node, key in keys.items() if counts[key] > 1):
             raise dg.DagsterInvalidDefinitionError(
                 f"the translator gives one key to several nodes: {shared}. Give each its own"
             )
         self._specs = {
-            node: spec.replace_attributes(deps=[*spec.deps, *(keys[dep.id] for dep in nodes[node].deps)])
+            node: spec.replace_attributes(deps=[*spec.deps, *(keys[dep.id] for dep in self.nodes[node].deps)])
             for node, spec in specs.items()
         }
         try:
@@ -73,18 +48,50 @@ class Graph:
             ) from None
 
     def spec(self, node: str) -> dg.AssetSpec:
-        """The spec of a node."""
+        """The spec of a node, with its dependencies."""
         return self._specs[node]
 
     def key(self, node: str) -> dg.AssetKey:
-        """The key of a node."""
+        """The asset key of a node."""
         return self._specs[node].key
 
     def of(self, *kinds: Kind) -> Sequence[str]:
-        """The nodes of some kinds."""
+        """The ids of all nodes of these kinds."""
         return [node.id for node in self.nodes.values() if node.kind in kinds]
 
     @cached_property
     def named(self) -> Mapping[dg.AssetKey, str]:
-        """The nodes by their keys."""
+        """Asset key to node id."""
         return {spec.key: node for node, spec in self._specs.items()}
+
+
+def _nodes(outline: Outline) -> Mapping[str, Node]:
+    nodes: dict[str, Node] = {}
+
+    def add(
+        kind: Kind, name: str = "", deps: Iterable[str] = (), view: View | None = None, model: Model | None = None
+    ) -> None:
+        node = Node(kind, name, outline, tuple(nodes[dep] for dep in deps), view, model)
+        nodes[node.id] = node
+
+    add("contract")
+    for source in outline.sources:
+        add("source", source.name)
+    for view in outline.views:
+        raw = [f"source/{name}" for name in view.sources]
+        if outline.days is not None:
+            add("build", view.name, raw, view=view)
+            raw = [*raw, f"build/{view.name}"]
+        add("offline", view.name, raw, view=view)
+        add("online", view.name, [f"offline/{view.name}"], view=view)
+    for model in outline.models:
+        name, examples = model.name, f"training_set/{model.name}"
+        inputs = [*(f"offline/{view}" for view in model.views), *(f"source/{source}" for source in model.sources)]
+        add("training_set", name, inputs, model=model)
+        add("teacher", name, [examples], model=model)
+        add("teacher_outputs", name, [f"teacher/{name}", examples], model=model)
+        add("student", name, [f"teacher_outputs/{name}", examples], model=model)
+        add("control", name, [examples], model=model)
+        add("package", name, [f"student/{name}"], model=model)
+        add("deployment", name, [f"package/{name}", *(f"online/{view}" for view in model.served)], model=model)
+    return nodes

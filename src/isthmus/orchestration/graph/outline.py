@@ -1,7 +1,7 @@
 """What Dagster shows of a project, as plain data: its graph is built without feast, pyspark and torch.
 
-`python -m isthmus.orchestration.graph.outline FOLDER` compiles the definitions and writes it to stdout. It is kept in
-the project's state, with a digest of everything it was made of: as long as that is the same nothing is compiled again.
+`python -m isthmus.orchestration.graph.outline FOLDER` compiles the definitions and writes the outline to stdout. The
+project's state caches it with a digest of its inputs: while the digest is the same, nothing is compiled again.
 """
 
 import ast
@@ -10,7 +10,7 @@ import inspect
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,14 +29,14 @@ FILE = "outline.json"
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where something is declared: a file and a line of it."""
+    """Where something is declared: file and line."""
 
     file: str
     line: int
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Raw data: its name, and the path as it is declared."""
+    """Raw data: its name, and the path as declared."""
 
     name: str
     path: str
@@ -46,13 +46,13 @@ class View(msgspec.Struct, frozen=True):
     """A feature view.
 
     Attributes:
-        name: of it.
+        name: of the view.
         description: for people.
         code: hash of its contract.
         columns: name, type and description of its keys and features.
         table: folder or URL of its offline table.
-        sources: names of what it reads.
-        ttl: seconds that a value holds; None for ever.
+        sources: names of the sources that it reads.
+        ttl: seconds until a value expires; None for never.
         place: of its function.
     """
 
@@ -70,13 +70,13 @@ class Model(msgspec.Struct, frozen=True):
     """A distillation.
 
     Attributes:
-        name: of it.
+        name: of the distillation.
         description: for people.
-        views: names of those that teacher or student read.
-        sources: names of what its spine reads.
+        views: names of the views that teacher or student read.
+        sources: names of the sources that its spine reads.
         served: names of the views that its student reads.
         examples: code version of its training set.
-        training: code version of what learns from that.
+        training: code version of the models that are trained on it.
         export: code version of its package and its deployment.
     """
 
@@ -98,14 +98,14 @@ class Outline(msgspec.Struct, frozen=True):
         root: its folder.
         contract: hash of the contract.
         sources: all of them.
-        views: in the order in which they are declared.
+        views: in the order of their declaration.
         models: its distillations.
-        days: the first day of the daily partitions of builds, and the day after the last one, where the clock of the
-            project stands; None for builds of whole tables only.
-        automation: whether what depends on new data is made again by itself.
-        retrain: when models are trained again, as cron; None for when their features have drifted only.
-        made_of: digest of what it was compiled from.
-        format: of this.
+        days: first day of the daily partitions of builds, and the day after the last, where the project's clock is
+            fixed; None for builds of complete tables only.
+        automation: whether assets follow new data without being started.
+        retrain: when to train models again, as cron; None for only when their features have drifted.
+        made_of: digest of its inputs.
+        format: version of this format.
     """
 
     project: str
@@ -122,36 +122,36 @@ class Outline(msgspec.Struct, frozen=True):
 
 
 def outline(root: Path) -> Outline:
-    """The outline of a project as it is now: what was kept of it, or, compiled in a process of its own, a new one.
+    """The outline of a project as it is now: from the cache, or compiled in another process.
 
     Raises:
         ConfigurationError: the definitions are wrong.
-        IsthmusError: what else the compilation says.
+        IsthmusError: what else the compilation raises.
     """
-    file, made_of = root / ".isthmus" / FILE, digest(root)
+    file, inputs = root / ".isthmus" / FILE, digest(root)
     try:
-        kept = msgspec.json.decode(file.read_bytes(), type=Outline)
+        cached = msgspec.json.decode(file.read_bytes(), type=Outline)
     except (OSError, msgspec.MsgspecError):
-        kept = None
-    if kept is not None and (kept.made_of, kept.format, kept.root) == (made_of, FORMAT, str(root)):
-        return kept
-    # -P: nothing in the working folder stands for a module of ours.
+        cached = None
+    if cached is not None and (cached.made_of, cached.format, cached.root) == (inputs, FORMAT, str(root)):
+        return cached
+    # -P: no file in the working folder can shadow a module of ours.
     command = [sys.executable, "-P", "-m", __spec__.name, str(root)]
     done = subprocess.run(command, capture_output=True, check=False)  # noqa: S603 - this interpreter and this module
     if done.returncode:
-        raise _told(root, done)
-    found = msgspec.json.decode(done.stdout, type=Outline)
+        raise _error(root, done)
+    result = msgspec.json.decode(done.stdout, type=Outline)
     write_atomically(file, done.stdout)
-    return found
+    return result
 
 
 def digest(root: Path) -> str:
-    """Of the settings, of every Python file in a project's folder, and of the variables that override settings."""
+    """Covers the settings, every Python file in the project's folder, and the variables that override settings."""
     sha = hashlib.sha256()
     for file in [root / "isthmus.toml", *_files(root)]:
         sha.update(f"{file.relative_to(root)}\n".encode())
         sha.update(hashlib.sha256(file.read_bytes() if file.is_file() else b"").digest())
-    # Not what one process of ours sets for another: `isthmus dev` and the Dagster that it starts keep one outline.
+    # Without the variables that our processes set for each other: `isthmus dev` and its Dagster share an outline.
     overriding = sorted(
         (name, value) for name, value in os.environ.items() if name.startswith("ISTHMUS_") and name not in OTHERS
     )
@@ -160,30 +160,31 @@ def digest(root: Path) -> str:
 
 
 def _files(root: Path) -> list[Path]:
-    found: list[Path] = []
+    files: list[Path] = []
     for folder, inner, names in os.walk(root):
-        # Environments, caches and our own state are nothing that the definitions import.
+        # Definitions import nothing from environments, caches and our own state.
         inner[:] = sorted(
             name for name in inner if not name.startswith((".", "__")) and name not in ("node_modules", "site-packages")
         )
-        found += [Path(folder, name) for name in sorted(names) if name.endswith(".py")]
-    return found
+        files += [Path(folder, name) for name in sorted(names) if name.endswith(".py")]
+    return files
 
 
-def _told(root: Path, done: "subprocess.CompletedProcess[bytes]") -> IsthmusError:
+def _error(root: Path, done: "subprocess.CompletedProcess[bytes]") -> IsthmusError:
+    """The error that the compilation wrote to stdout."""
     try:
-        said = msgspec.json.decode(done.stdout, type=dict[str, Any])
-        problems = [Problem(one["where"], one["found"], one["expected"]) for one in said.get("problems", ())]
+        error = msgspec.json.decode(done.stdout, type=dict[str, Any])
+        problems = [Problem(**problem) for problem in error.get("problems", ())]
         if problems:
-            return ConfigurationError(said["where"], problems, remedy=said["remedy"])
-        return IsthmusError(said["where"], said["found"], expected=said["expected"], remedy=said["remedy"])
+            return ConfigurationError(error["where"], problems, remedy=error["remedy"])
+        return IsthmusError(error["where"], error["found"], expected=error["expected"], remedy=error["remedy"])
     except (msgspec.MsgspecError, LookupError, TypeError):
         last = done.stderr.decode(errors="replace").strip().splitlines()
         return IsthmusError(str(root), f"its definitions cannot be compiled ({last[-1] if last else done.returncode})")
 
 
 def compiled(project: "Project") -> Outline:
-    """The outline of a project, of its definitions."""
+    """The outline of a project, from its definitions."""
     from isthmus.features.offline.store import OfflineStore
 
     definitions, settings = project.definitions, project.settings
@@ -192,12 +193,12 @@ def compiled(project: "Project") -> Outline:
     sources |= {source.name: source for spine in definitions.spines.values() for source in spine.sources}
     views = []
     for name, view in definitions.views.items():
-        told = {field.name: field.description for field in view.schema}
+        descriptions = {field.name: field.description for field in view.schema}
         columns = (*contract.views[name].keys, *contract.views[name].fields)
         views.append(
             View(
                 name, view.description, contract.views[name].hash,
-                tuple((one.name, one.dtype.name, told.get(one.name, "")) for one in columns),
+                tuple((column.name, column.dtype.name, descriptions.get(column.name, "")) for column in columns),
                 store.path(contract.views[name].table), tuple(source.name for source in view.sources),
                 None if view.ttl is None else view.ttl.total_seconds(), _place(view.function),
             )
@@ -210,7 +211,7 @@ def compiled(project: "Project") -> Outline:
         contract.hash,
         tuple(Source(source.name, source.path) for source in sources.values()),
         tuple(views),
-        tuple(_model(project, one) for one in definitions.distillations.values()),
+        tuple(_model(project, declared) for declared in definitions.distillations.values()),
         None if first is None else (first.isoformat(), None if now is None else _day_after(now)),
         settings.orchestration.automation,
         settings.orchestration.retrain,
@@ -225,7 +226,7 @@ def _model(project: "Project", declared: "Distillation") -> Model:
         for role, service in (("teacher", declared.teacher), ("student", declared.student))
     }
     learning = [declared.settings, declared.split, declared.split_by, declared.seeds, declared.seed]
-    # Each version has those below it in it: whoever depends on what has changed is stale at once, not run by run.
+    # Each version includes those upstream, so that a change makes everything downstream stale at once.
     training = [
         contract.hash,
         repr(declared.task),
@@ -241,7 +242,7 @@ def _model(project: "Project", declared: "Distillation") -> Model:
         tuple(dict.fromkeys([*read["teacher"], *read["student"]])),
         tuple(source.name for source in declared.spine.sources),
         read["student"],
-        # A training set belongs to a contract as a whole.
+        # A training set belongs to the complete contract.
         contract.hash,
         _hash(training),
         _hash([training, list(declared.runtimes), profiles.serving.identity()]),
@@ -249,21 +250,21 @@ def _model(project: "Project", declared: "Distillation") -> Model:
 
 
 def _modules(root: Path, name: str, seen: set[Path] | None = None) -> list[str]:
-    """Syntax trees of a module in the project's folder and of those there that it imports: formatting is nothing."""
+    """Syntax trees, which ignore formatting, of a module in the project's folder and of its imports from there."""
     seen = set() if seen is None else seen
     file = root.joinpath(*name.split(".")).with_suffix(".py")
     if file in seen or not file.is_file():
         return []
     seen.add(file)
     tree = ast.parse(file.read_bytes())
-    found = [ast.dump(tree)]
+    trees = [ast.dump(tree)]
     for node in ast.walk(tree):
         named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module:
             named = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         for imported in named:
-            found += _modules(root, imported, seen)
-    return found
+            trees += _modules(root, imported, seen)
+    return trees
 
 
 def _place(function: Callable[..., Any] | None) -> Place | None:
@@ -281,16 +282,17 @@ def _hash(data: Iterable[Any]) -> str:
     return hashlib.sha256(repr(list(data)).encode()).hexdigest()
 
 
-def _main(folder: str) -> Iterator[bytes]:
+def _main(folder: str) -> int:
     from isthmus.orchestration.project import Project
 
+    code = 0
     try:
-        yield msgspec.json.encode(compiled(Project(Path(folder))))
+        content = msgspec.json.encode(compiled(Project(Path(folder))))
     except IsthmusError as error:
-        yield msgspec.json.encode(error.as_dict())
-        sys.exit(error.exit_code)
+        content, code = msgspec.json.encode(error.as_dict()), error.exit_code
+    sys.stdout.buffer.write(content)
+    return code
 
 
 if __name__ == "__main__":
-    for part in _main(*sys.argv[1:]):
-        sys.stdout.buffer.write(part)
+    sys.exit(_main(*sys.argv[1:]))

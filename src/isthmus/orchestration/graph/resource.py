@@ -12,28 +12,28 @@ import msgspec
 from dagster import PipesSubprocessClient
 from dagster._core.errors import DagsterPipesExecutionError
 
-from isthmus.orchestration.graph.events import FAILED, Asked, Failed
+from isthmus.orchestration.graph.events import FAILED, Failed, Request
 
 Context = dg.AssetExecutionContext | dg.AssetCheckExecutionContext
 Results = Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]
 CHILD = ("-P", "-m", "isthmus.orchestration.graph.child")
 RETRIES, WAIT = 3, 10
-"""How often what may pass is tried again, and after how many seconds at first; then after twice as many."""
+"""How often to retry what may pass, and the seconds before the first retry; they double each time."""
 
 
 class Steps(Protocol):
     """What runs steps."""
 
     def run(self, context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> Results:
-        """Does what of a step is selected, and gives the results."""
+        """Runs the selected part of a step, and yields the results."""
 
 
 class IsthmusResource(dg.ConfigurableResource[Any]):
-    """Runs steps of a project: of what a step can make, what the run has selected.
+    """Runs steps of a project, each only for the nodes and checks that the run has selected.
 
-    Each step is a process of its own, which is told by Dagster Pipes what to do, and tells its log, its progress and
-    what it made. Dagster's own process loads neither feast nor pyspark nor torch. To run them elsewhere, override
-    `launch` with another Pipes client.
+    Each step is its own process, connected by Dagster Pipes: it receives a request, and sends back its log, its
+    progress and its results. Dagster's own process loads neither feast nor pyspark nor torch. To run steps elsewhere,
+    override `launch` with another Pipes client.
 
     Attributes:
         project: folder of the project.
@@ -42,25 +42,25 @@ class IsthmusResource(dg.ConfigurableResource[Any]):
     project: str
 
     def run(self, context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> Results:
-        """Does what of a step is selected, and gives the results.
+        """Runs the selected part of a step, and yields the results.
 
         Args:
             context: of the asset or of the check.
             step: its name.
-            nodes: the project's nodes by their asset keys.
+            nodes: asset key to node id.
 
         Raises:
-            Failure: in one sentence why it could not be done.
-            RetryRequested: what it needs was not there, and may be later.
+            Failure: with one sentence that says why.
+            RetryRequested: something it needs is unavailable, and may be back later.
         """
         extras = {
             "root": str(Path(self.project).resolve()),
-            "asked": msgspec.to_builtins(asked(context, step, nodes)),
+            "asked": msgspec.to_builtins(selection(context, step, nodes)),
             "keys": {node: key.to_user_string() for key, node in nodes.items()},
         }
         try:
             with warnings.catch_warnings():
-                # Dagster warns of a preview that its own clients use.
+                # Dagster's own clients use a preview feature and warn about it.
                 warnings.simplefilter("ignore", dg.PreviewWarning)
                 invocation = self.launch(context, extras)
         except DagsterPipesExecutionError as error:
@@ -79,24 +79,27 @@ class IsthmusResource(dg.ConfigurableResource[Any]):
             raise dg.Failure(failed.sentence, allow_retries=False)
 
     def launch(self, context: Context, extras: dict[str, Any]) -> dg.PipesClientCompletedInvocation:
-        """Starts the process of a step, and waits for its end."""
+        """Starts the process of a step, and waits until it ends."""
         client = PipesSubprocessClient(termination_timeout_seconds=60)
         return client.run(context=context.op_execution_context, extras=extras, command=[sys.executable, *CHILD])
 
 
-def asked(context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> Asked:
-    """What the run has selected of a step, in the order in which the project has it."""
+def selection(context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> Request:
+    """What the run has selected of a step, in the order of the project."""
     order = list(nodes.values())
     if isinstance(context, dg.AssetCheckExecutionContext):
         checks = [(nodes[check.asset_key], check.name) for check in context.selected_asset_check_keys]
-        return Asked(step, checks=tuple(sorted(checks, key=lambda one: (order.index(one[0]), one[1]))))
-    made = tuple(sorted((nodes[key] for key in context.selected_asset_keys), key=order.index))
+        return Request(step, checks=tuple(sorted(checks, key=lambda check: (order.index(check[0]), check[1]))))
+    selected = tuple(sorted((nodes[key] for key in context.selected_asset_keys), key=order.index))
     if not context.has_partition_key_range and not context.has_partition_key:
-        return Asked(step, made)
-    window, whole = context.partition_time_window, context.assets_def.partitions_def
-    chosen = (context.partition_key_range.start, context.partition_key_range.end)
-    everything = whole is not None and chosen == (whole.get_first_partition_key(), whole.get_last_partition_key())
-    return Asked(step, made, days=(_day(window.start), _day(window.end)), everything=everything)
+        return Request(step, selected)
+    window, partitions = context.partition_time_window, context.assets_def.partitions_def
+    ends = (context.partition_key_range.start, context.partition_key_range.end)
+    everything = partitions is not None and ends == (
+        partitions.get_first_partition_key(),
+        partitions.get_last_partition_key(),
+    )
+    return Request(step, selected, days=(_day(window.start), _day(window.end)), everything=everything)
 
 
 def _day(at: datetime) -> str:

@@ -1,53 +1,62 @@
-"""What each step does, told as plain data: the same in a process of its own as in this one.
+"""The steps of a project: one table for Dagster, the demo, and the processes that run them.
 
-A step is a function of the project; here are their names, the nodes and checks that they stand for, and what is
-reported of each. Nothing here knows Dagster.
+Each step calls the function that the command line calls, and reports as plain data. Building Dagster's graph reads the
+table, so a library that computes is imported where it is used. Nothing here knows Dagster.
 """
 
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from isthmus.features.contract.contract import sha256
-from isthmus.features.errors import GateFailed
-from isthmus.features.offline.store import OfflineStore, Written
+from isthmus.features.errors import ContractMismatch, GateFailed
 from isthmus.features.progress import Progress
-from isthmus.orchestration.graph.events import Asked, Checked, Made, Metadata
-from isthmus.orchestration.project import Project
+from isthmus.orchestration.graph.events import DRIFT, Checked, Materialized, Metadata, Request
+
+if TYPE_CHECKING:
+    from isthmus.features.offline.store import Written
+    from isthmus.orchestration.graph.translator import Kind
+    from isthmus.orchestration.project import Project
+
+REPORT = "report"
+_HIDDEN = {REPORT, "format", "name", "more"}
+"""Entries of a report that mean nothing as figures of an asset."""
+_PLOT_CHARACTERS = 50_000
+"""The most that the images of one event may take."""
+_DIFFERS = ("", "differing", "compared", "worst", "tolerance", "first key", "event time", "offline", "online")
 
 
-def work(project: Project, asked: Asked, progress: Progress) -> Iterator[Made | Checked]:
-    """Does a step.
+def run_step(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized | Checked]:
+    """Runs a step.
 
     Args:
-        project: whose.
-        asked: which, and of it what.
-        progress: told what is being done and the share of the step that is done.
+        project: the project.
+        request: the step, and what to do of it.
+        progress: called with what is going on and the share of the step that is done.
 
     Raises:
-        IsthmusError: as the step says.
+        IsthmusError: as the step raises it.
     """
-    for event in _STEPS[asked.step](project, asked, progress):
-        # As long as it is, what stands below it is not seen.
+    for event in STEPS[request.step].run(project, request, progress):
+        # The report goes last: it is long, and hides what is below it.
         report = {name: value for name, value in event.metadata.items() if name == REPORT}
-        yield replace(event, metadata={**{n: v for n, v in event.metadata.items() if n not in _UNTOLD}, **report})
+        yield replace(event, metadata={**{n: v for n, v in event.metadata.items() if n not in _HIDDEN}, **report})
 
 
-def _apply(project: Project, _asked: Asked, _progress: Progress) -> Iterator[Made]:
+def _apply(project: "Project", _request: Request, _progress: Progress) -> Iterator[Materialized]:
     from isthmus.orchestration.apply.apply import apply
 
     began = time.perf_counter()
     applied = apply(project)
-    yield Made("contract", applied.contract, reported(applied.as_dict(), began))
+    yield Materialized("contract", applied.contract, reported(applied.as_dict(), began))
 
 
-def _ensure_applied(project: Project, progress: Progress) -> None:
-    """Whoever loads new definitions into Dagster wants them in force: their tables are built under them."""
-    from isthmus.features.errors import ContractMismatch
+def _ensure_applied(project: "Project", progress: Progress) -> None:
+    """Applies new definitions: whoever loads them into Dagster expects tables that are built under them."""
     from isthmus.orchestration.apply.apply import apply
 
     try:
@@ -57,241 +66,294 @@ def _ensure_applied(project: Project, progress: Progress) -> None:
         apply(project)
 
 
-def _build(project: Project, asked: Asked, progress: Progress) -> Iterator[Made]:
+def _build(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized]:
     from isthmus.features.days import Days
     from isthmus.orchestration.build import build
 
     _ensure_applied(project, progress)
-    began, views = time.perf_counter(), _names(asked.nodes)
-    if asked.days is None or asked.everything:
+    began, views = time.perf_counter(), _names(request.nodes)
+    if request.days is None or request.everything:
         built = build.build(project, views, progress=progress)
     else:
-        built = build.build_range(project, views, within=Days.parse(*asked.days), progress=progress)
-    yield from _tables(project, asked, built, began)
+        built = build.build_range(project, views, within=Days.parse(*request.days), progress=progress)
+    yield from _tables(project, request, built, began)
 
 
-def _whole(project: Project, asked: Asked, progress: Progress) -> Iterator[Made]:
-    """Makes whole what was built by days: tables that are made of today's sources and definitions stay as they are."""
+def _complete(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized]:
+    """Completes tables that were built by days; one that is up to date with sources and definitions is left alone."""
     from isthmus.orchestration.build import build
 
     _ensure_applied(project, progress)
-    began, views = time.perf_counter(), _names(asked.nodes)
+    began, views = time.perf_counter(), _names(request.nodes)
     late = build.outdated(project, views)
     built = build.build(project, late, progress=progress) if late else {}
-    yield from _tables(project, asked, built, began)
+    yield from _tables(project, request, built, began)
 
 
-def _tables(project: Project, asked: Asked, built: Mapping[str, Written], began: float) -> Iterator[Made]:
+def _tables(
+    project: "Project", request: Request, built: "Mapping[str, Written]", began: float
+) -> Iterator[Materialized]:
+    from isthmus.features.offline.store import OfflineStore
+
     store, contract = OfflineStore(project.offline), project.definitions.contract
-    for node in asked.nodes:
+    for node in request.nodes:
         history = store.history(contract.views[_name(node)])
-        written = built.get(_name(node))
         metadata = {"dagster/row_count": history.rows()}
-        if written is not None:
+        if (written := built.get(_name(node))) is not None:
             metadata |= reported(written.as_dict(), began)
-        yield Made(node, store.fingerprint(history), metadata)
+        yield Materialized(node, store.fingerprint(history), metadata)
 
 
-def _check_tables(project: Project, asked: Asked, progress: Progress) -> Iterator[Checked]:
+def _check_tables(project: "Project", request: Request, progress: Progress) -> Iterator[Checked]:
+    from isthmus.features.offline.store import OfflineStore
     from isthmus.orchestration import cells
     from isthmus.orchestration.quality import quality
 
     contract, store = project.applied(), OfflineStore(project.offline)
-    for n, (node, check) in enumerate(asked.checks):
+    for n, (node, check) in enumerate(request.checks):
         name = _name(node)
         view = contract.views[name]
-        progress(f"checking {name}", n / len(asked.checks))
+        progress(f"checking {name}", n / len(request.checks))
         if check == "holds_its_contract":
             history = store.history(view)
             rows = history.rows()
             metadata = {"rows": rows, "contract": view.hash, "version": history.version}
             yield Checked(node, check, rows > 0, "" if rows else "the table has no row", metadata)
             continue
-        measured = quality.quality(project, [name], drift=False).views[name]
-        broken = [str(finding) for finding in measured.findings if not finding.passed]
+        report = quality.quality(project, [name], drift=False).views[name]
+        broken = [str(finding) for finding in report.findings if not finding.passed]
         metadata = {
-            "rows": measured.statistics.rows,
+            "rows": report.statistics.rows,
             "expectations": table(
-                ([one.feature, one.expectation, one.found] for one in measured.findings),
+                ([finding.feature, finding.expectation, finding.found] for finding in report.findings),
                 ["feature", "expectation", "found"],
             ),
-            "statistics": table(cells.feature_rows(measured.statistics), cells.FEATURE_COLUMNS),
+            "statistics": table(cells.feature_rows(report.statistics), cells.FEATURE_COLUMNS),
         }
         yield Checked(node, check, not broken, "\n".join(broken), metadata)
 
 
-def _check_drift(project: Project, asked: Asked, progress: Progress) -> Iterator[Checked]:
+def _check_drift(project: "Project", request: Request, progress: Progress) -> Iterator[Checked]:
     from isthmus.orchestration.quality.quality import quality
 
-    for n, (node, check) in enumerate(asked.checks):
+    for n, (node, check) in enumerate(request.checks):
         name = _name(node)
-        progress(f"comparing {name}", n / len(asked.checks))
+        progress(f"comparing {name}", n / len(request.checks))
         report = quality(project, [name])
-        wrong = report.drifted()
+        drifted = report.drifted()
         rows = [
-            [one.name, feature, "" if found.psi is None else f"{found.psi:.3g}", ", ".join(found.exceeded)]
-            for one in report.views[name].drift
-            for feature, found in one.features.items()
+            [model.name, feature, "" if drift.psi is None else f"{drift.psi:.3g}", ", ".join(drift.exceeded)]
+            for model in report.views[name].drift
+            for feature, drift in model.features.items()
         ]
-        told: Metadata = {"drift": table(rows, ["model", "feature", "psi", "exceeded"])} if rows else {}
-        yield Checked(node, check, not wrong, "\n".join(wrong), told, blocking=False)
+        metadata: Metadata = {"drift": table(rows, ["model", "feature", "psi", "exceeded"])} if rows else {}
+        yield Checked(node, check, not drifted, "\n".join(drifted), metadata, blocking=False)
 
 
-def _materialize(project: Project, asked: Asked, progress: Progress) -> Iterator[Made]:
+def _materialize(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized]:
+    from isthmus.features.offline.store import OfflineStore
     from isthmus.orchestration.build.materialize import materialize
 
     began = time.perf_counter()
-    done = materialize(project, _names(asked.nodes), progress=progress)
+    reports = materialize(project, _names(request.nodes), progress=progress)
     store, contract = OfflineStore(project.offline), project.definitions.contract
-    for node in asked.nodes:
-        name = _name(node)
-        version = store.fingerprint(store.history(contract.views[name]))
-        # A row of each key, also where it was there before.
-        yield Made(node, version, {"dagster/row_count": done[name].compared, **reported(done[name].as_dict(), began)})
+    for node in request.nodes:
+        report = reports[_name(node)]
+        version = store.fingerprint(store.history(contract.views[_name(node)]))
+        # Every key has a row online, including the keys that did not change.
+        yield Materialized(node, version, {"dagster/row_count": report.compared, **reported(report.as_dict(), began)})
 
 
-def _training_set(project: Project, asked: Asked, progress: Progress) -> Iterator[Made]:
+def _training_set(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized]:
     from isthmus.orchestration.training.set import training_set
 
     _ensure_applied(project, progress)
-    (node,), began = asked.nodes, time.perf_counter()
-    made = training_set(project, _name(node), progress=progress)
-    yield Made(node, made.id, {"dagster/row_count": made.rows_out, **reported(made.as_dict(), began)})
+    (node,), began = request.nodes, time.perf_counter()
+    examples = training_set(project, _name(node), progress=progress)
+    metadata = {"dagster/row_count": examples.rows_out, **reported(examples.as_dict(), began)}
+    yield Materialized(node, examples.id, metadata)
 
 
-def _check_examples(project: Project, asked: Asked, _progress: Progress) -> Iterator[Checked]:
+def _check_examples(project: "Project", request: Request, _progress: Progress) -> Iterator[Checked]:
     from isthmus.orchestration.artifacts import last_training_set
 
-    for node, check in asked.checks:
+    for node, check in request.checks:
         examples = last_training_set(project, project.distillation(_name(node)))
         rows = len(examples.table())
         passed = examples.rows_in == examples.rows_out == rows
-        found = "" if passed else f"{examples.rows_in} rows went in, {rows} came out"
-        yield Checked(node, check, passed, found, {"rows_in": examples.rows_in, "rows_out": rows})
+        message = "" if passed else f"{examples.rows_in} rows went in, {rows} came out"
+        yield Checked(node, check, passed, message, {"rows_in": examples.rows_in, "rows_out": rows})
 
 
-def _distill(project: Project, asked: Asked, progress: Progress) -> Iterator[Made]:
+def _distill(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized]:
     from isthmus.distill.gates import figures
     from isthmus.distill.reports import images
     from isthmus.orchestration import artifacts
     from isthmus.orchestration.models import cards, models
 
-    began, name = time.perf_counter(), _name(asked.nodes[0])
-    whole = reported(models.distill(project, name, progress=progress).as_dict(), began)
+    began, name = time.perf_counter(), _name(request.nodes[0])
+    run = reported(models.distill(project, name, progress=progress).as_dict(), began)
     declared = project.definitions.distillations[name]
     report, folder = artifacts.last_report(project, declared), artifacts.last_model(project, declared)
-    page = {"raw_value": str(folder / cards.PAGE), "type": "path"}
-    measured = {name: value for name, value in figures(report).items() if value is not None}
-    made_of = report["made_of"]
-    drawn = {subject: plots(found) for subject, found in images(report).items() if found}
-    student = {**whole, **measured, "models": _models(report), **drawn, "page": page}
-    told = {"teacher": {}, "teacher_outputs": {}, "student": student, "control": {}}
-    for role in ("teacher", "control"):
-        told[role] = _figures(report["models"].get(role, {}))
-    told["teacher_outputs"] = {"dagster/row_count": sum(report["rows"].values()), "seconds": whole["seconds"]}
+    made_of, student = report["made_of"], report["id"]
+    metadata: dict[str, Metadata] = {
+        "teacher": _figures(report["models"].get("teacher", {})),
+        "teacher_outputs": {"dagster/row_count": sum(report["rows"].values()), "seconds": run["seconds"]},
+        "student": {
+            **run,
+            **{name: value for name, value in figures(report).items() if value is not None},
+            "models": _models(report),
+            **{subject: plots(drawn) for subject, drawn in images(report).items() if drawn},
+            "page": {"raw_value": str(folder / cards.PAGE), "type": "path"},
+        },
+        "control": _figures(report["models"].get("control", {})),
+    }
     versions = {
         "teacher": sha256({"made_of": made_of, "role": "teacher"}),
         "teacher_outputs": sha256({"made_of": made_of, "role": "outputs"}),
-        "student": report["id"],
-        "control": sha256({"student": report["id"], "role": "control"}),
+        "student": student,
+        "control": sha256({"student": student, "role": "control"}),
     }
-    for node in asked.nodes:
+    for node in request.nodes:
         kind = node.partition("/")[0]
-        yield Made(node, versions[kind], told[kind])
+        yield Materialized(node, versions[kind], metadata[kind])
 
 
-def _check_student(project: Project, asked: Asked, _progress: Progress) -> Iterator[Checked]:
+def _check_student(project: "Project", request: Request, _progress: Progress) -> Iterator[Checked]:
     from isthmus.orchestration.models.models import require_quality
 
-    for node, check in asked.checks:
+    for node, check in request.checks:
         declared = project.definitions.distillations[_name(node)]
         try:
-            found = require_quality(project, declared)
+            figures = require_quality(project, declared)
         except GateFailed as error:
-            yield Checked(node, check, passed=False, found=str(error))
+            yield Checked(node, check, passed=False, message=str(error))
             continue
-        yield Checked(node, check, True, "", {name: value for name, value in found.items() if value is not None})
+        yield Checked(node, check, True, "", {name: value for name, value in figures.items() if value is not None})
 
 
-def _export(project: Project, asked: Asked, progress: Progress) -> Iterator[Made]:
+def _export(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized]:
     from isthmus.orchestration.models.models import export
 
-    (node,), began = asked.nodes, time.perf_counter()
-    made = export(project, _name(node), progress=progress)
-    metadata = reported(made.as_dict(), began)
-    metadata |= {f"{what} {file}": value for what in ("bytes", "worst") for file, value in getattr(made, what).items()}
-    metadata |= {"p50_us": made.served.p50_us, "p99_us": made.served.p99_us}
-    yield Made(node, made.digest, metadata)
+    (node,), began = request.nodes, time.perf_counter()
+    report = export(project, _name(node), progress=progress)
+    metadata = reported(report.as_dict(), began)
+    metadata |= {
+        f"{what} {file}": value for what in ("bytes", "worst") for file, value in getattr(report, what).items()
+    }
+    metadata |= {"p50_us": report.served.p50_us, "p99_us": report.served.p99_us}
+    yield Materialized(node, report.digest, metadata)
 
 
-def _verify(project: Project, asked: Asked, progress: Progress) -> Iterator[Checked]:
+def _verify(project: "Project", request: Request, progress: Progress) -> Iterator[Checked]:
     from isthmus.orchestration import status
     from isthmus.orchestration.artifacts import page_file
-    from isthmus.orchestration.verification import page as verdictpage
+    from isthmus.orchestration.verification import page
     from isthmus.orchestration.verification.verify import verify
 
-    for node, check in asked.checks:
+    for node, check in request.checks:
         began = time.perf_counter()
-        outcome = verify(project, _name(node), every=True, progress=progress)
-        metadata = reported(outcome.as_dict(), began)
-        metadata["parity"] = plots(verdictpage.images(outcome))
+        verdict = verify(project, _name(node), every=True, progress=progress)
+        metadata = reported(verdict.as_dict(), began)
+        metadata["parity"] = plots(page.images(verdict))
         metadata["page"] = {"raw_value": str(page_file(project, _name(node))), "type": "path"}
-        differing = {name: one for name, one in outcome.named().items() if one.differing}
         rows = []
-        for name, one in differing.items():
-            first = next(iter(one.examples), None)
-            sides = (
-                ["-"] * 4
-                if first is None
-                else [first.key, first.event_timestamp or "-", repr(first.offline), repr(first.online)]
-            )
-            rows.append(
-                [name, f"{one.differing:,}", f"{one.compared:,}", f"{one.worst:.6g}", f"{one.tolerance:g}", *sides]
-            )
+        for name, feature in verdict.named().items():
+            if feature.differing:
+                sides = ["-"] * 4
+                if feature.examples:
+                    first = feature.examples[0]
+                    sides = [first.key, first.event_timestamp or "-", repr(first.offline), repr(first.online)]
+                counts = [f"{feature.differing:,}", f"{feature.compared:,}"]
+                rows.append([name, *counts, f"{feature.worst:.6g}", f"{feature.tolerance:g}", *sides])
         if rows:
             metadata["differs"] = table(rows, _DIFFERS)
-        found = "" if outcome.passed else f"{outcome.differing:,} of {outcome.compared:,} values differ"
-        if not outcome.passed:
-            # Else the deployment that follows does it.
+        message = "" if verdict.passed else f"{verdict.differing:,} of {verdict.compared:,} values differ"
+        if not verdict.passed:
+            # After a verdict that passes, the deployment updates the status.
             status.note(project)
-        yield Checked(node, check, outcome.passed, found, metadata)
+        yield Checked(node, check, verdict.passed, message, metadata)
 
 
-def _deploy(project: Project, asked: Asked, _progress: Progress) -> Iterator[Made]:
+def _deploy(project: "Project", request: Request, _progress: Progress) -> Iterator[Materialized]:
     from isthmus.orchestration import status
     from isthmus.orchestration.models.release import deploy
 
-    (node,), began = asked.nodes, time.perf_counter()
-    done = deploy(project, _name(node))
-    yield Made(node, done.deployment.digest, reported(done.as_dict(), began))
+    (node,), began = request.nodes, time.perf_counter()
+    release = deploy(project, _name(node))
+    yield Materialized(node, release.deployment.digest, reported(release.as_dict(), began))
     status.note(project)
 
 
-REPORT = "report"
-_UNTOLD = {REPORT, "format", "name", "more"}
-"""Of the single values, those that say nothing beside an asset."""
-_ROOM = 50_000
-"""Characters of the images of one event."""
-_DIFFERS = ("", "differing", "compared", "worst", "tolerance", "first key", "event time", "offline", "online")
-_STEPS: Mapping[str, Callable[[Project, Asked, Progress], Iterator[Made | Checked]]] = {
-    "apply": _apply,
-    "build": _build,
-    "whole": _whole,
-    "check-tables": _check_tables,
-    "check-drift": _check_drift,
-    "materialize": _materialize,
-    "training-set": _training_set,
-    "check-examples": _check_examples,
-    "distill": _distill,
-    "check-student": _check_student,
-    "export": _export,
-    "verify": _verify,
-    "deploy": _deploy,
+@dataclass(frozen=True)
+class Step:
+    """A step: what runs it, and where it belongs in Dagster.
+
+    Attributes:
+        run: does what a request says, and yields what it did.
+        pool: limits how many such steps run at a time.
+        kinds: of the nodes that it materializes, or that it checks.
+        checks: name to description of its checks; empty for a step that materializes.
+        blocking: whether a check that fails holds up everything downstream.
+        divisible: whether a part of its nodes can be selected.
+    """
+
+    run: "Callable[[Project, Request, Progress], Iterator[Materialized | Checked]]"
+    pool: Literal["engine", "train", "serve"]
+    kinds: "tuple[Kind, ...]"
+    checks: Mapping[str, str] = field(default_factory=dict)
+    blocking: bool = True
+    divisible: bool = True
+
+
+STEPS: Mapping[str, Step] = {
+    "apply": Step(_apply, "engine", ("contract",)),
+    "build": Step(_build, "engine", ("build",)),
+    "whole": Step(_complete, "engine", ("offline",)),
+    "check-tables": Step(
+        _check_tables,
+        "engine",
+        ("offline",),
+        {
+            "holds_its_contract": "The table can be read, was built under today's contract, and holds rows.",
+            "meets_its_expectations": "The rows still hold what the view promises of them, in its `expectations`.",
+        },
+    ),
+    "check-drift": Step(
+        _check_drift,
+        "engine",
+        ("offline",),
+        {DRIFT: "New rows are like those that the models learned from."},
+        blocking=False,
+    ),
+    "materialize": Step(_materialize, "serve", ("online",)),
+    "training-set": Step(_training_set, "engine", ("training_set",)),
+    "check-examples": Step(
+        _check_examples,
+        "engine",
+        ("training_set",),
+        {"loses_no_row": "As many rows came out of the join as went in."},
+    ),
+    "distill": Step(_distill, "train", ("teacher", "teacher_outputs", "student", "control"), divisible=False),
+    "check-student": Step(
+        _check_student,
+        "train",
+        ("student",),
+        {"keeps_its_quality": "Every gate that the distillation declares holds."},
+    ),
+    "export": Step(_export, "train", ("package",)),
+    "verify": Step(
+        _verify,
+        "serve",
+        ("package",),
+        {"verdict": "What is offline, served, computed on request and seen by the package agrees."},
+    ),
+    "deploy": Step(_deploy, "serve", ("deployment",)),
 }
 
 
 def reported(report: Mapping[str, Any], began: float) -> Metadata:
-    """A whole report as JSON, and its numbers one by one: Dagster plots those over time."""
+    """A report as JSON, with its figures beside it, since Dagster plots those over time."""
     plain = msgspec.to_builtins(report, str_keys=True, enc_hook=str)
     single = {name: value for name, value in plain.items() if isinstance(value, int | float | str)}
     moments = {
@@ -310,8 +372,8 @@ def table(rows: Iterable[Sequence[str]], columns: Sequence[str]) -> Metadata:
 
 
 def plots(images: Mapping[str, str]) -> Metadata:
-    """Images as Markdown, as far as there is room: Dagster keeps them with the event, and loads them with each list."""
-    shown, left = [], _ROOM
+    """Images as Markdown, up to a limit: Dagster stores them in the event and loads them with every list of events."""
+    shown, left = [], _PLOT_CHARACTERS
     for name, address in images.items():
         left -= len(address)
         title = re.sub(r"([^\w\s.,]|_)", r"\\\1", name)
@@ -319,23 +381,22 @@ def plots(images: Mapping[str, str]) -> Metadata:
     return {"raw_value": "\n\n".join(shown), "type": "md"}
 
 
+_COSTS = ("parameters", "bytes", "p50_us", "p99_us")
+
+
 def _models(report: Mapping[str, Any]) -> Metadata:
     """The measures of all models, side by side."""
     measures = list(report["models"]["student"]["quality"])
-    costs = ["parameters", "bytes", "p50_us", "p99_us"]
     rows = [
-        [name, *(_figure(model["quality"].get(measure)) for measure in measures), *(_figure(model[c]) for c in costs)]
+        [name, *(_figure(model["quality"].get(measure)) for measure in measures), *(_figure(model[c]) for c in _COSTS)]
         for name, model in report["models"].items()
     ]
-    return table(rows, ["model", *measures, *costs])
+    return table(rows, ["model", *measures, *_COSTS])
 
 
 def _figures(model: Mapping[str, Any]) -> Metadata:
-    found = {
-        **model.get("quality", {}),
-        **{name: model.get(name) for name in ("parameters", "bytes", "p50_us", "p99_us")},
-    }
-    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+    values = {**model.get("quality", {}), **{name: model.get(name) for name in _COSTS}}
+    return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
 
 def _figure(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""What a node of the project's graph is in Dagster: the one place to override."""
+"""How a node of the project's graph looks in Dagster: override it here."""
 
 import warnings
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ KINDS = {
     "package": {"onnx"},
     "deployment": {"onnx"},
 }
-"""What makes each, as Dagster's badges."""
+"""The library that creates each, as a badge in Dagster."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Node:
     """A node of the graph.
 
     Attributes:
-        kind: what it is.
+        kind: such as "offline" or "package".
         name: of the source, the view or the model; empty for the contract.
         outline: of the project.
-        deps: what it is made of.
-        view: whose it is; None if it is no view's.
-        model: whose it is; None if it is no model's.
+        deps: the nodes that it depends on.
+        view: the view that it belongs to, if any.
+        model: the model that it belongs to, if any.
     """
 
     kind: Kind
@@ -52,7 +52,7 @@ class Node:
 
     @property
     def id(self) -> str:
-        """Kind and name: what its step calls it."""
+        """Kind and name: how steps refer to it."""
         return f"{self.kind}/{self.name}" if self.name else self.kind
 
 
@@ -64,7 +64,7 @@ class IsthmusTranslator:
                 spec = super().get_asset_spec(node)
                 return spec.replace_attributes(owners=["team:features"], key=spec.key.with_prefix("shop"))
 
-    Dependencies follow keys by themselves.
+    Dependencies follow the keys.
     """
 
     def get_asset_spec(self, node: Node) -> dg.AssetSpec:
@@ -79,7 +79,7 @@ class IsthmusTranslator:
         if view is not None:
             version = view.code
             metadata["dagster/column_schema"] = dg.TableSchema(
-                [dg.TableColumn(name, dtype, description=told or None) for name, dtype, told in view.columns]
+                [dg.TableColumn(name, dtype, description=text or None) for name, dtype, text in view.columns]
             )
             if view.place is not None:
                 metadata["dagster/code_references"] = _reference(view.place)
@@ -92,7 +92,7 @@ class IsthmusTranslator:
             if node.kind == "offline":
                 metadata["dagster/uri"] = view.table
             if node.kind == "online" and view.ttl:
-                # Later than that, every answer is expired.
+                # After that, every answer has expired.
                 freshness = dg.FreshnessPolicy.time_window(timedelta(seconds=max(view.ttl, 60.0)))
         if model is not None:
             versions = {"training_set": model.examples, "package": model.export, "deployment": model.export}
@@ -110,9 +110,9 @@ class IsthmusTranslator:
             version = node.outline.contract
             description = "The compiled definitions: what every reader holds its data against."
         if node.kind == "source":
-            description = next(one.path for one in node.outline.sources if one.name == node.name)
+            description = next(source.path for source in node.outline.sources if source.name == node.name)
         return dg.AssetSpec(
-            # Graphs show the last part alone: of views the name, in a group per kind; of models the kind, in their own.
+            # Graphs show only the last part: the name of a view, grouped by kind, or the kind, grouped by model.
             dg.AssetKey(node.id.split("/") if model is None else [model.name, node.kind]),
             group_name=model.name.replace("-", "_") if model is not None else node.kind,
             kinds=KINDS.get(node.kind, set()),
@@ -126,7 +126,7 @@ class IsthmusTranslator:
 
 def _reference(place: Place) -> dg.CodeReferencesMetadataValue:
     with warnings.catch_warnings():
-        # Links to code are in beta: what may change is how they are shown.
+        # Links to code are still in beta; only the way they are shown may change.
         warnings.simplefilter("ignore", dg.BetaWarning)
         return dg.CodeReferencesMetadataValue(
             code_references=[dg.LocalFileCodeReference(file_path=place.file, line_number=place.line)]
@@ -136,23 +136,23 @@ def _reference(place: Place) -> dg.CodeReferencesMetadataValue:
 _FOLLOWING = {"offline", "online", "teacher", "teacher_outputs", "student", "control", "package", "deployment"}
 
 
-def condition(node: "Node") -> dg.AutomationCondition[Any] | None:
-    """When a node is made again: once there is something new for it, if it has been made before.
+def condition(node: Node) -> dg.AutomationCondition[Any] | None:
+    """When a node is materialized again: after one of its dependencies, if it has been materialized before.
 
-    Models are trained again when the project says so, or when what they are fed has drifted from what they learned;
-    from the training set on everything follows.
+    A training set follows the project's schedule, or drift of its views from what the model has learned; everything
+    else of a model follows its training set.
     """
     of = dg.AutomationCondition
     ready = ~of.missing() & ~of.in_progress() & ~of.any_deps_in_progress() & of.all_deps_blocking_checks_passed()
     if node.kind in _FOLLOWING:
         updated = of.any_deps_updated()
         if node.kind == "deployment":
-            # New rows are no new package: what is deployed answers from them, and the verdict is on those before.
+            # New online rows need no new deployment: the deployed package reads them as they come.
             updated = updated.ignore(dg.AssetSelection.kind("redis"))
         return (updated.since_last_handled() & ready).with_label("something new below it")
     if node.kind == "training_set":
-        # Of the checks of what they are fed, drift alone blocks nothing. Each dependency is asked by itself: checks of
-        # others come and go with every build, and would make an old drift newly true.
+        # Drift is the only check of a dependency that does not block. Each dependency is matched separately: checks of
+        # the rest come and go with every build, and would make an old drift newly true.
         failed, blocking = (of.any_checks_match(of.check_failed(), blocking_only=only) for only in (False, True))
         drifted = of.any_deps_match(failed & ~blocking)
         due: dg.AutomationCondition[Any] = drifted.newly_true()

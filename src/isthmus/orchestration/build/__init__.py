@@ -1,0 +1,1 @@
+"""The step `build`: runs the transforms and writes the offline tables."""
