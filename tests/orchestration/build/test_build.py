@@ -25,8 +25,8 @@ from isthmus.orchestration.apply.diff import difference
 from isthmus.orchestration.build.build import asked, build, build_range
 from isthmus.orchestration.training.set import training_set
 from tests.features.support import DAY, same_bits
-from tests.orchestration.shop import START, Open, Shop, files, order_rows
 from tests.orchestration.cli.test_cli import refused, run
+from tests.orchestration.shop import START, Open, Shop, files, order_rows
 
 KILLS = int(os.environ.get("TEST_KILLS", "4"))
 FIRST = START // DAY

@@ -20,10 +20,10 @@ from isthmus.features.offline.spool import Spool
 from isthmus.features.offline.store import OfflineStore, Prepared, Written
 from isthmus.features.progress import Progress, silent
 from isthmus.features.quality.validation import Finding
-from isthmus.orchestration.quality import gate
 from isthmus.orchestration.build import lookback
 from isthmus.orchestration.frames import reading, selected
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.quality import gate
 from isthmus.transforms import sources
 from isthmus.transforms.views.compute import Frames, stream_view
 

@@ -14,9 +14,9 @@ from isthmus.features.online.store import OnlineStore, WriteCounts
 from isthmus.features.progress import Progress, silent
 from isthmus.features.publishing.publish import Materialized, Send, publish, require_same
 from isthmus.features.redis.connection import answering, connect
-from isthmus.orchestration.quality import gate
 from isthmus.orchestration.frames import selected
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.quality import gate
 from isthmus.transforms import engine
 from isthmus.transforms.views import framejoin, onlinewrite
 
