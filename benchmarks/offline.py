@@ -35,7 +35,6 @@ from isthmus.orchestration.project import Project
 JOBS = Path(__file__).with_name("offline_jobs.py")
 NAMES = {
     "embedded": "embedded", "sail": "on Sail", "spark": "on Apache Spark",
-    "sail_frames": "DataFrames on Sail", "spark_frames": "DataFrames on Apache Spark",
     "feast_file": "Feast, file store",
     "feast_duckdb": "Feast, DuckDB store", "feast_spark": "Feast, Spark store", "polars": "Polars join_asof",
     "duckdb_asof": "DuckDB ASOF join", "duckdb_range": "DuckDB range join",
@@ -44,12 +43,10 @@ PAIRS: dict[bool, list[tuple[str, str, float | None]]] = {
     False: [
         ("embedded", "feast_duckdb", 1.5), ("embedded", "polars", 0.5), ("embedded", "duckdb_asof", None),
         ("embedded", "feast_file", None), ("spark", "feast_spark", 4.0), ("sail", "feast_spark", 4.0),
-        ("spark_frames", "feast_spark", None), ("sail_frames", "feast_spark", None),
     ],
     True: [
         ("embedded", "feast_duckdb", 1.5), ("embedded", "duckdb_range", None), ("embedded", "feast_file", None),
         ("spark", "feast_spark", 4.0), ("sail", "feast_spark", 4.0),
-        ("spark_frames", "feast_spark", None), ("sail_frames", "feast_spark", None),
     ],
 }  # fmt: skip
 """With one time, and with two: ours, the peer, and the ratio to reach."""

@@ -131,32 +131,6 @@ def by_executors(engine: str) -> Callable[[Path, Path, bool, contextlib.ExitStac
     return prepare
 
 
-def of_frames(engine: str) -> Callable[[Path, Path, bool, contextlib.ExitStack], Job]:
-    """Our join of DataFrames."""
-
-    def prepare(folder: Path, scratch: Path, cutoff: bool, stack: contextlib.ExitStack) -> Job:
-        from pyspark.sql import functions as F  # noqa: N812
-
-        from isthmus.transforms.engine import session
-        from isthmus.transforms.views.framejoin import point_in_time
-
-        del scratch
-        spark = stack.enter_context(session(engine))
-        spark.range(1).toArrow()
-
-        def run() -> pa.Table:
-            histories = []
-            for name in VIEWS:
-                rows = spark.read.parquet(str(folder / f"{name}.parquet"))
-                rows = rows.withColumn("known_at", F.col("created") if cutoff else F.col("event_timestamp"))
-                histories.append((_view(name), rows.withColumn("content_hash", F.unix_micros("created"))))
-            return point_in_time(spark.read.parquet(str(folder / "spine.parquet")), histories).toArrow()
-
-        return run
-
-    return prepare
-
-
 def _view(name: str) -> "ViewContract":
     from isthmus.features.contract.contract import Column, ViewContract
     from isthmus.features.types import Float32, String
@@ -273,8 +247,6 @@ JOBS: dict[str, Callable[[Path, Path, bool, contextlib.ExitStack], Job]] = {
     "embedded": embedded,
     "sail": by_executors("sail"),
     "spark": by_executors("spark"),
-    "sail_frames": of_frames("sail"),
-    "spark_frames": of_frames("spark"),
     "feast_file": feast("file"),
     "feast_duckdb": feast("duckdb"),
     "feast_spark": feast("spark"),

@@ -15,7 +15,7 @@ from isthmus.orchestration.training.data import training_data
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.verify import verify
 from isthmus.transforms import engine
-from isthmus.transforms.views import framejoin, onlinewrite
+from isthmus.transforms.views import onlinewrite, tablefiles
 from tests.orchestration import shop as shops
 from tests.servers import redis_cluster
 from tests.transforms.connect import connect_server
@@ -59,21 +59,12 @@ def test_a_project_on_spark_connect_and_a_redis_cluster(tmp_path: Path) -> None:
 
 
 def by_executors(project: Project, spark_url: str, redis_url: str) -> None:
-    """The join of DataFrames is the embedded one, and executors write the same rows to Redis."""
+    """Executors write the rows to Redis that any writer writes."""
     contract, store = project.applied(), OfflineStore(project.offline)
+    view = next(iter(contract.views.values()))
     with engine.session(spark_url) as spark:
-        expected = training_set(project).table()
-        plain = [name for name in expected.column_names if "__" not in name]
-        spine = spark.createDataFrame(expected.select(plain))
-        histories = []
-        for view in dict.fromkeys(name.partition("__")[0] for name in expected.column_names if "__" in name):
-            path, version = store.path(view), store.history(contract.views[view]).version
-            rows = framejoin.history(spark, contract.views[view], framejoin.files(path, version))
-            histories.append((contract.views[view], rows))
-        found = framejoin.point_in_time(spine, histories).toArrow().to_pylist()
-        assert sorted(found, key=repr) == sorted(expected.to_pylist(), key=repr)
-        view, rows = histories[0]
-        newest = onlinewrite.latest(view, rows, project.now())
+        files = tablefiles.files(store.path(view.table), store.history(view).version)
+        newest = onlinewrite.latest(view, tablefiles.history(spark, view, files), project.now())
         again = onlinewrite.total(onlinewrite.write_online(newest, view, contract, redis_url, None))
         assert (again.changed, again.written) == (0, 0)
         with connect(redis_url) as client:

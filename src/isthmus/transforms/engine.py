@@ -70,11 +70,6 @@ def session(engine: str, threads: int = 2) -> "Iterator[SparkSession]":
         raise ConfigurationError("isthmus.toml", [Problem("engine", repr(engine), ENGINES)])
 
 
-def is_apache(spark: "SparkSession") -> bool:
-    """Whether the engine behind a session is Apache Spark: Sail has no defaults of its settings."""
-    return spark.conf.get("spark.sql.shuffle.partitions", None) is not None
-
-
 @contextmanager
 def _connect(url: str) -> "Iterator[SparkSession]":
     from pyspark.errors import PySparkException

@@ -20,7 +20,7 @@ from isthmus.features.types import Int64, String
 from isthmus.features.values.columns import from_arrow
 from isthmus.transforms import engine
 from isthmus.transforms.views import onlinewrite
-from isthmus.transforms.views.framejoin import files, history
+from isthmus.transforms.views.tablefiles import files, history
 from tests.features.support import ALL, bits_of, make_contract, make_view, same_bits, table
 from tests.servers import redis_cluster
 

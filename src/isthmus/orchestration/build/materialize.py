@@ -18,7 +18,7 @@ from isthmus.orchestration.frames import selected
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality import gate
 from isthmus.transforms import engine
-from isthmus.transforms.views import framejoin, onlinewrite
+from isthmus.transforms.views import onlinewrite, tablefiles
 
 
 def materialize(
@@ -71,8 +71,8 @@ def _executors(project: Project, contract: Contract, offline: OfflineStore, url:
 
         def send(state: State, chosen: Places, until: int | None) -> WriteCounts:
             view = state.view
-            files = framejoin.files(offline.path(view.table), state.history.version)
-            rows = onlinewrite.latest(view, framejoin.history(spark, view, files), state.at)
+            files = tablefiles.files(offline.path(view.table), state.history.version)
+            rows = onlinewrite.latest(view, tablefiles.history(spark, view, files), state.at)
             if len(chosen) < len(state.content):
                 keys = spark.createDataFrame(state.keys.take(chosen))
                 rows = rows.join(keys, keys.columns, "left_semi")

@@ -17,7 +17,7 @@ from isthmus.features.offline.scan import in_lots
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import BATCH, PASS, Join
 from isthmus.transforms import engine
-from isthmus.transforms.views import executorjoin, framejoin
+from isthmus.transforms.views import executorjoin, tablefiles
 
 _WHERE = "join by the engine"
 _ROWS, _ASKED = "rows.arrow", "asked.parquet"
@@ -96,7 +96,7 @@ class EngineJoin:
 
     def _run(self, folder: Path) -> None:
         files = [
-            (history.view, framejoin.files(self._offline.path(history.view.table), history.version))
+            (history.view, tablefiles.files(self._offline.path(history.view.table), history.version))
             for history in self._histories
         ]
         try:

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from isthmus import DataError
 from isthmus.features.offline.history import History
 from isthmus.features.offline.scan import in_lots
 from isthmus.features.pointintime.join import BATCH, Join, join_naively
 from isthmus.features.types import Bool, Bytes, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from isthmus.transforms import engine
-from isthmus.transforms.views import executorjoin, framejoin
+from isthmus.transforms.views import executorjoin
 from tests.features.pointintime.test_join import KEYS, MOMENTS
 from tests.features.support import ALL, DAY, FIRST, LAST, arrow, make_view, same_bits, table, times, values_of
 from tests.transforms.connect import connect_server
@@ -91,28 +90,12 @@ def drawn(count: int) -> tuple[pa.Table, list[History]]:
     return spine, [History(view, table(view, kept), 0) for view, kept in zip(VIEWS, rows, strict=True)]
 
 
-ROW = "_row"
-"""Numbers the rows of a spine, which comes back in no order. No declared name begins so."""
-
-
-def by_engine(spark: "SparkSession", folder: Path, spine: pa.Table, histories: list[History]) -> pa.Table:
-    """The join by an engine, read as files, in the spine's order."""
-    pq.write_table(spine.append_column(ROW, pa.array(range(len(spine)), pa.int64())), folder / "spine.parquet")
-    frames = []
-    for history in histories:
-        file = folder / f"{history.view.name}.parquet"
-        half = len(history.table()) // 2
-        pq.write_table(history.table()[:half], file)
-        pq.write_table(history.table()[half:], folder / f"more_{file.name}")
-        both = [str(file), str(folder / f"more_{file.name}")]
-        frames.append((history.view, framejoin.history(spark, history.view, both)))
-    joined = framejoin.point_in_time(spark.read.parquet(str(folder / "spine.parquet")), frames).toArrow()
-    assert len(joined) == len(spine)
-    return joined.sort_by(ROW).drop_columns([ROW])
-
-
 def by_executors(spark: "SparkSession", folder: Path, spine: pa.Table, histories: list[History]) -> pa.Table:
-    """The join of the files that `by_engine` has written."""
+    """The join by executors, of tables in two files each."""
+    for history in histories:
+        rows, half = history.table(), len(history.table()) // 2
+        pq.write_table(rows[:half], folder / f"{history.view.name}.parquet")
+        pq.write_table(rows[half:], folder / f"more_{history.view.name}.parquet")
     join = Join(spine.schema, histories)
     spine = pa.concat_tables([spine] * (2 * BATCH // len(spine) + 1))
     pq.write_table(join.questions(spine, 0), folder / "asked.parquet", row_group_size=BATCH - 1)
@@ -142,15 +125,12 @@ def cases() -> tuple[pa.Table, list[History], pa.Table]:
 
 def check(spark: "SparkSession", folder: Path, cases: tuple[pa.Table, list[History], pa.Table]) -> None:
     spine, histories, answer = cases
-    found = by_engine(spark, folder, spine, histories)
-    assert found.column_names == answer.column_names
-    for name in answer.column_names:
-        assert same_bits(found.select([name]), answer.select([name])), name
     joined = by_executors(spark, folder, spine, histories)
     for start in range(0, len(joined), len(spine)):
         again = joined.slice(start, len(spine))
         assert same_bits(again, answer.slice(0, len(again)).cast(joined.schema)), start
-    statuses = {status for view in VIEWS for status in found[f"{view.name}__status"].to_pylist()}
+    assert joined.column_names == answer.column_names
+    statuses = {status for view in VIEWS for status in joined[f"{view.name}__status"].to_pylist()}
     assert statuses == {"present", "expired", "not_found", "null"}
 
 
@@ -174,36 +154,3 @@ def test_the_join_is_the_time_rule_on_a_spark_connect_server(
 ) -> None:
     with connect_server(tmp_path / "server.log") as url, engine.session(url) as spark:
         check(spark, tmp_path, cases)
-
-
-def test_a_table_without_rows_and_a_spine_without_rows(sail: "SparkSession") -> None:
-    view = VIEWS[3]
-    spine = sail.createDataFrame(pa.table({"case": pa.array([1, None], pa.int64()), "event_timestamp": times([0, 1])}))
-    nothing = framejoin.history(sail, view, [])
-    joined = framejoin.point_in_time(spine, [(view, nothing)]).toArrow()
-    assert joined["few_keys__status"].to_pylist() == ["not_found"] * 2
-    assert joined["few_keys__union"].to_pylist() == [None] * 2
-    assert len(framejoin.point_in_time(spine.limit(0), [(view, nothing)]).toArrow()) == 0
-
-
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"case": pa.array([1], pa.int64())}, "spine: has 0 columns event_timestamp; expected one"),
-        (
-            {"case": pa.array([1]), "event_timestamp": pa.array([0])},
-            "event_timestamp: has type bigint; expected timestamp",
-        ),
-        ({"event_timestamp": times([0])}, "spine: has 0 columns case; expected one"),
-        ({"case": pa.array(["1"]), "event_timestamp": times([0])}, "spine, case: has type string; expected bigint"),
-        (
-            {"case": pa.array([1]), "event_timestamp": times([0]), "few_keys__status": pa.array([1])},
-            "spine: has a column few_keys__status",
-        ),
-    ],
-)
-def test_a_spine_that_cannot_be_joined(sail: "SparkSession", columns: dict[str, pa.Array], message: str) -> None:
-    view = VIEWS[3]
-    with pytest.raises(DataError) as caught:
-        framejoin.point_in_time(sail.createDataFrame(pa.table(columns)), [(view, framejoin.history(sail, view, []))])
-    assert message in str(caught.value)

@@ -1,0 +1,40 @@
+"""The offline table of a view as files that an engine reads by their paths: no Delta jar is needed."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from isthmus.features.contract.contract import ViewContract
+from isthmus.transforms.views.compute import SPARK
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def history(spark: "SparkSession", view: ViewContract, files: Sequence[str]) -> "DataFrame":
+    """The rows of a view's offline table, read by the engine from the files of one version.
+
+    Args:
+        spark: the session to read with; its executors reach the files by their paths.
+        view: the view.
+        files: what `files` says.
+    """
+    columns = [*view.keys, *view.fields]
+    types = {column.name: SPARK[column.dtype.name] for column in columns}
+    types |= {"event_timestamp": "timestamp", "known_at": "timestamp", "content_hash": "bigint"}
+    schema = ", ".join(f"`{name}` {dtype}" for name, dtype in types.items())
+    if not files:
+        return spark.createDataFrame([], schema)
+    # With its schema told, the engine opens no file before it runs, and a column that older files lack is null.
+    return spark.read.schema(schema).parquet(*files)
+
+
+def files(path: str, version: int) -> list[str]:
+    """Paths of the Parquet files of a Delta table at a version. The driver reads the log, so engines need no jar."""
+    table = DeltaTable(path, version=version)
+    if "://" in path:
+        return sorted(table.file_uris())
+    # As a URI, a path with a blank or an umlaut would be another one.
+    return sorted(f"{path}/{file}" for file in pa.table(table.get_add_actions())["path"].to_pylist())
