@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.serving.support import CONTRACT, Server, fill, make_package, serving, wait
 
 from isthmus.features.errors import Stopped
-from isthmus.features.latency import WINDOW_SECONDS, Heard
+from isthmus.features.latency import WINDOW_SECONDS, LatencyReader
 from isthmus.features.redis.embedded import EmbeddedRedis
 
 ASKED = json.dumps({"entities": {"carrier": ["UA"]}, "request": {"distance": [1]}})
@@ -132,7 +132,7 @@ def train(heard: str, steps: Path) -> None:
         nn.Sequential(*layers), rows, step, Settings(steps=10**9, batch=1024, evaluate_every=10**9),
         accelerator(TrainingProfile()), folder=steps.parent / "run",
         progress=lambda text, _share: print(f"{time.monotonic():.1f} {text}", flush=True),
-        heard=None if heard == "-" else Heard(Path(heard)),
+        latency=None if heard == "-" else LatencyReader(Path(heard)),
     )  # fmt: skip
     with suppress(Stopped):
         training.run()
@@ -202,7 +202,7 @@ def compared(
 def said(server: Server, package: Path, rate: float, seconds: float, told: Path) -> float:
     """The p99 in milliseconds that a server says of itself alone."""
     ready(server, package)
-    heard, found = Heard(told), []
+    heard, found = LatencyReader(told), []
     with_load = threading.Thread(target=load, args=(server, rate, seconds))
     with_load.start()
     while with_load.is_alive():

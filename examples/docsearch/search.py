@@ -61,7 +61,7 @@ class DocSearch(Task):
     """Of a number of a vector of length 1."""
     golden, compared = 16, 256
     pipeline = "sentence-similarity"
-    most: Mapping[str, int] = {"P": max(QUESTION, PASSAGE)}
+    max_sizes: Mapping[str, int] = {"P": max(QUESTION, PASSAGE)}
     shape: Mapping[str, Any] = {"rank": 128, "layers": (0,), "inner": 768}
     """Of the student: see `encoder.student`."""
 

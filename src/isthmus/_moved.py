@@ -13,7 +13,7 @@ MOVED = {
     "isthmus.distill.checkpoint": "isthmus.distill.training.checkpoint",
     "isthmus.distill.evaluate": "isthmus.distill.evaluation.metrics",
     "isthmus.distill.interval": "isthmus.distill.evaluation.interval",
-    "isthmus.distill.lessons": "isthmus.distill.training.teach",
+    "isthmus.distill.lessons": "isthmus.distill.training.studentrun",
     "isthmus.distill.loop": "isthmus.distill.training.loop",
     "isthmus.distill.outputs.outputs": "isthmus.distill.outputs.cache",
     "isthmus.distill.papers": "isthmus.distill.reports",

@@ -107,7 +107,7 @@ def training(
     """A training of a drawn network."""
     data = drawn(kind)
     how = Settings(steps=steps, batch=data.batch, learning_rate=0.01)
-    return Training(data.module, data, step, how, cpu(), folder=folder, heard=heard, **more)
+    return Training(data.module, data, step, how, cpu(), folder=folder, latency=heard, **more)
 
 
 def hearing(strains: Iterable[bool]) -> Any:

@@ -12,7 +12,7 @@ from isthmus.distill.declaration import Distillation, Plan, Tabular
 from isthmus.distill.distillation import DistillationReport, distill
 from isthmus.distill.settings import Settings
 from isthmus.distill.tabular.preparation import learned
-from isthmus.distill.tasks.requestinputs import Head
+from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.tasks.task import Learn, Material
 from isthmus.features.definition.spec import FeatureService, Field, Spine
 from isthmus.features.package.manifest import ModelInput
@@ -92,7 +92,16 @@ def learn(table: pa.Table) -> Learn:
 def material(table: pa.Table, profile: TrainingProfile = PROFILE, **changes: Any) -> Material:
     contract, training_set = changes.pop("contract", CONTRACT), changes.pop("training_set", "set-1")
     return Material(
-        declaration(**changes), table, TEACHER, STUDENT, "late", training_set, contract, profile, Head(), learn(table)
+        declaration(**changes),
+        table,
+        TEACHER,
+        STUDENT,
+        "late",
+        training_set,
+        contract,
+        profile,
+        RequestInputs(),
+        learn(table),
     )
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.features import latency
-from isthmus.features.latency import STALE_SECONDS, WINDOW_SECONDS, Heard, Teller, Told, p99
+from isthmus.features.latency import STALE_SECONDS, WINDOW_SECONDS, LatencyReader, LatencySample, LatencyWriter, p99
 
 BOUNDS = (0.001, 0.0025, 0.005, 0.01)
 DURATIONS = st.lists(st.floats(0, 0.05) | st.sampled_from([0.005, 0.0050001]), max_size=120)
@@ -38,12 +38,12 @@ class Server:
     """One that counts durations."""
 
     def __init__(self, folder: Path, objective_ms: float = 5.0) -> None:
-        self.teller, self.counts = Teller(folder, objective_ms, BOUNDS), [0] * (len(BOUNDS) + 1)
+        self.teller, self.counts = LatencyWriter(folder, objective_ms, BOUNDS), [0] * (len(BOUNDS) + 1)
 
     def answer(self, durations: list[float]) -> None:
         for seconds in durations:
             self.counts[bisect_left(BOUNDS, seconds)] += 1
-        self.teller.tell(self.counts)
+        self.teller.write(self.counts)
 
 
 @given(ticks=st.lists(st.tuples(DURATIONS, DURATIONS), min_size=1, max_size=12))
@@ -51,7 +51,7 @@ def test_what_is_heard_is_what_was_answered_of_late(ticks: list[tuple[list[float
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
         clock = Clock()
         patch.setattr(latency, "time", clock)
-        servers, heard = [Server(Path(folder)) for _ in range(2)], Heard(Path(folder))
+        servers, heard = [Server(Path(folder)) for _ in range(2)], LatencyReader(Path(folder))
         for number, tick in enumerate(ticks):
             for server, durations in zip(servers, tick, strict=True):
                 server.answer(durations)
@@ -79,7 +79,7 @@ def test_a_quantile_is_prometheus_own() -> None:
 
 
 def test_a_server_that_is_down_hangs_or_is_elsewhere_says_nothing(tmp_path: Path, clock: Clock) -> None:
-    heard = Heard(tmp_path / "latency")
+    heard = LatencyReader(tmp_path / "latency")
     assert heard() is None
     hanging, killed, server = (Server(tmp_path / "latency") for _ in range(3))
     for one in (hanging, killed, server):
@@ -99,13 +99,13 @@ def test_a_server_that_is_down_hangs_or_is_elsewhere_says_nothing(tmp_path: Path
     Server(tmp_path / "latency").answer([])
     assert len(list((tmp_path / "latency").iterdir())) == 1
     (file,) = (tmp_path / "latency").iterdir()
-    told = msgspec.json.decode(file.read_bytes(), type=Told)
+    told = msgspec.json.decode(file.read_bytes(), type=LatencySample)
     file.write_bytes(msgspec.json.encode(msgspec.structs.replace(told, machine="another")))
     assert heard() is None
 
 
 def test_what_cannot_be_read_says_nothing(tmp_path: Path, clock: Clock) -> None:
-    server, heard = Server(tmp_path), Heard(tmp_path)
+    server, heard = Server(tmp_path), LatencyReader(tmp_path)
     server.answer([0.02] * 5)
     (file,) = tmp_path.iterdir()
     for content in (b"", b"{}", b"\xff", file.read_bytes()[:-5]):
@@ -120,7 +120,7 @@ def test_what_cannot_be_read_says_nothing(tmp_path: Path, clock: Clock) -> None:
 
 
 def test_few_slow_answers_are_no_strain(tmp_path: Path, clock: Clock) -> None:
-    server, heard = Server(tmp_path), Heard(tmp_path)
+    server, heard = Server(tmp_path), LatencyReader(tmp_path)
     seen = []
     for slow, fast in ((0, 0), (2, 0), (1, 0), (0, 297), (0, 1)):
         server.answer([0.02] * slow + [0.001] * fast)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from isthmus.distill.settings import Settings
+from isthmus.distill.settings import TrainingSettings
 from isthmus.features.contract.contract import one_of
 from isthmus.features.definition.spec import FeatureService, Spine
 from isthmus.features.errors import Problem
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DEFAULT: tuple[Step, ...] = (Standardize(), Impute(0.0))
 """What is done to a number, unless something else is declared."""
 
-TABLES = Settings(learning_rate=2e-3, weight_decay=1e-2)
+TABLES = TrainingSettings(learning_rate=2e-3, weight_decay=1e-2)
 """How a student is trained if nothing is declared."""
 
 
@@ -161,7 +161,7 @@ class Search:
 
     shape: Mapping[str, Sequence[Any]]
     trials: int = 30
-    settings: Settings | None = None
+    settings: TrainingSettings | None = None
     most_bytes: int | None = None
     seed: int = 0
 
@@ -240,7 +240,7 @@ class Distillation:
     teacher: FeatureService
     student: FeatureService
     task: Tabular | str = field(default_factory=Tabular)
-    settings: Settings | None = None
+    settings: TrainingSettings | None = None
     split: tuple[float, float, float] = (0.7, 0.1, 0.2)
     split_by: str | None = None
     seeds: int = 3
@@ -330,7 +330,7 @@ class Distillation:
         expected = f"{one_of(known)}, or a model and one of its figures, as student.p99_us"
         return [Problem(f"{self.where}: gate", repr(name), expected) for name in names]
 
-    def _misset(self, settings: Settings | None, where: str) -> list[Problem]:
+    def _misset(self, settings: TrainingSettings | None, where: str) -> list[Problem]:
         if settings is None:
             return []
         wrong = replace(self._timed(settings, 1), gate="the task's").problems(where)
@@ -338,16 +338,16 @@ class Distillation:
             wrong.append(Problem(f"{where}: gate", repr(settings.gate), "None: the task's metric decides"))
         return wrong
 
-    def trained(self, profile: "TrainingProfile") -> Settings:
+    def training_settings(self, profile: "TrainingProfile") -> TrainingSettings:
         """How student and control are trained under a profile."""
         return self._timed(self.settings or replace(TABLES, batch=profile.batch), profile.epochs)
 
-    def tried(self, profile: "TrainingProfile") -> Settings:
+    def search_settings(self, profile: "TrainingProfile") -> TrainingSettings:
         """How the students of a search are trained under a profile."""
         chosen = None if self.search is None else self.search.settings
-        return self.trained(profile) if chosen is None else self._timed(chosen, profile.epochs)
+        return self.training_settings(profile) if chosen is None else self._timed(chosen, profile.epochs)
 
-    def _timed(self, settings: Settings, epochs: int) -> Settings:
+    def _timed(self, settings: TrainingSettings, epochs: int) -> TrainingSettings:
         return settings if settings.epochs or settings.steps else replace(settings, epochs=epochs)
 
 

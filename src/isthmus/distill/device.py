@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
-from isthmus.distill.settings import Settings
+from isthmus.distill.settings import TrainingSettings
 from isthmus.features.errors import DependencyError
 from isthmus.features.profiles import TrainingProfile
 
@@ -61,7 +61,7 @@ def resolve(profile: TrainingProfile) -> tuple[torch.device, str]:
 
 
 @contextmanager
-def enough_memory(where: str, device: torch.device, settings: Settings, rows: int) -> Iterator[None]:
+def enough_memory(where: str, device: torch.device, settings: TrainingSettings, rows: int) -> Iterator[None]:
     """Says of a memory that is full within the block, at so many rows at once, what needs less of it."""
     try:
         yield

@@ -20,11 +20,11 @@ from isthmus.distill.executorch.export import require_installed
 from isthmus.distill.preflight import rehearse, require_measured
 from isthmus.distill.reports.build import FORMAT, PUPILS, Trained, report
 from isthmus.distill.restore import made, origins, require_readable
-from isthmus.distill.settings import Settings
+from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.tasks.task import Material, Task
 from isthmus.distill.training.checkpoint import discard
-from isthmus.distill.training.teach import teach
-from isthmus.distill.training.teacheroutputs import outputs_of, taught
+from isthmus.distill.training.studentrun import train_student
+from isthmus.distill.training.teacheroutputs import complete_outputs, open_outputs
 from isthmus.features.contract.contract import sha256
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
 from isthmus.features.files import publish
@@ -98,11 +98,11 @@ def distill(
             expected="one process",
             remedy="launch a script of your own that runs a Training (docs/training.md)",
         )
-    stages, settings = _Stages(progress), declaration.trained(profile)
+    stages, settings = _Stages(progress), declaration.training_settings(profile)
     task = made(replace(material, progress=lambda text, _done: stages.note(f"teacher, {text}")))
     stages.done("prepare", 0.1)
     teacher, whole = task.teacher(), np.arange(material.table.num_rows)
-    outputs = {"teacher": outputs_of(task, teacher, whole, cache, stages.within("teacher", 0.1))}
+    outputs = {"teacher": open_outputs(task, teacher, whole, cache, stages.within("teacher", 0.1))}
     identity = _identity(task, settings, outputs["teacher"].path.name)
     if not again and (found := _there(task, folder / identity, progress)) is not None:
         return found
@@ -111,12 +111,16 @@ def distill(
     rehearse(task, teacher, outputs["teacher"], settings, stages.note)
     others, facts, test = task.references(), {}, material.parts.test
     # A reference whose labels are not the task's is refused here, too.
-    outputs |= {name: outputs_of(task, other, test, cache, stages.within(name, 0.35)) for name, other in others.items()}
+    outputs |= {
+        name: open_outputs(task, other, test, cache, stages.within(name, 0.35)) for name, other in others.items()
+    }
     for name, model, rows, done in (
         ("teacher", teacher, whole, 0.35), *((name, other, test, 0.5) for name, other in others.items())
     ):  # fmt: skip
         told = stages.within(name, done)
-        outputs[name], facts[name] = taught(task, model, rows, cache, told, outputs[name], paused=stages.pause)
+        outputs[name], facts[name] = complete_outputs(
+            task, model, rows, cache, told, outputs[name], paused=stages.pause
+        )
         stages.done(name, done)
     require_measured(task, outputs["teacher"], facts["teacher"], others)
 
@@ -132,7 +136,7 @@ def distill(
                 student, objective = task.student(), task.objective()
             if name == "control":
                 objective = objective.alone(declaration.where)
-            run = teach(
+            run = train_student(
                 task, student, objective, outputs["teacher"], replace(settings, seed=seed), accelerator(profile),
                 runs / identity / place, stages.within(place, done),
             )  # fmt: skip
@@ -173,7 +177,7 @@ def _there(task: Task, path: Path, progress: Progress) -> DistillationReport | N
     return DistillationReport(path, data, trained=False)
 
 
-def _identity(task: Task, settings: Settings, outputs: str) -> str:
+def _identity(task: Task, settings: TrainingSettings, outputs: str) -> str:
     """Of a student: a digest of everything it depends on."""
     material = task.material
     return sha256({

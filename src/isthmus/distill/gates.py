@@ -10,22 +10,22 @@ from isthmus.features.errors import ConfigurationError, Problem
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class GateResult:
     """A gate and what was found.
 
     Attributes:
         gate: as declared.
-        found: the figure of the report; None if it has no value there.
+        value: the figure of the report; None if it has no value there.
         holds: whether it passes; a figure without a value does not.
     """
 
     gate: Gate
-    found: float | None
+    value: float | None
     holds: bool
 
     def __str__(self) -> str:
-        found = "has no value" if self.found is None else f"is {self.found:.4g}"
-        return f"{self.gate.metric} {found}"
+        value = "has no value" if self.value is None else f"is {self.value:.4g}"
+        return f"{self.gate.metric} {value}"
 
     @property
     def expected(self) -> str:
@@ -35,27 +35,27 @@ class Held:
         return f"{self.gate.metric} {' and '.join(least + most)}"
 
 
-def held(report: Mapping[str, Any], gates: Sequence[Gate], where: str) -> list[Held]:
+def check_gates(report: Mapping[str, Any], gates: Sequence[Gate], where: str) -> list[GateResult]:
     """Every gate held against a report.
 
     Raises:
         ConfigurationError: a gate is about a figure that the report does not have.
     """
-    known = figures(report)
+    known = gate_figures(report)
     unknown = [gate.metric for gate in gates if gate.metric not in known]
     if unknown:
         problems = [Problem("gate", repr(metric), one_of(known)) for metric in unknown]
         raise ConfigurationError(where, problems)
-    return against(known, gates)
+    return check_figures(known, gates)
 
 
-def against(known: Mapping[str, float | None], gates: Iterable[Gate]) -> list[Held]:
+def check_figures(known: Mapping[str, float | None], gates: Iterable[Gate]) -> list[GateResult]:
     """The gates about figures that are known, held against them."""
     own = [(gate, known[gate.metric]) for gate in gates if gate.metric in known]
-    return [Held(gate, found, _holds(gate, found)) for gate, found in own]
+    return [GateResult(gate, found, _holds(gate, found)) for gate, found in own]
 
 
-def figures(report: Mapping[str, Any]) -> dict[str, float | None]:
+def gate_figures(report: Mapping[str, Any]) -> dict[str, float | None]:
     """All numbers of a report that a gate can be about, by name."""
     found: dict[str, float | None] = {name: (report[name] or {}).get("value") for name in OVERALL}
     found |= report["measures"]

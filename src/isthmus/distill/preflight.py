@@ -13,12 +13,12 @@ from isthmus.distill.executorch.export import converted, running
 from isthmus.distill.losses.objective import Objective
 from isthmus.distill.onnx.runtime import described, predict, session
 from isthmus.distill.outputs.cache import TeacherOutputs
-from isthmus.distill.settings import Settings
-from isthmus.distill.tasks.task import Task, answers, asked_all
-from isthmus.distill.teachers.compatibility import agreed, differing_tokens
+from isthmus.distill.settings import TrainingSettings
+from isthmus.distill.tasks.task import Task, answers, student_answers
+from isthmus.distill.teachers.compatibility import compatible, differing_tokens
 from isthmus.distill.teachers.teacher import Teacher
-from isthmus.distill.training.teach import Lessons
-from isthmus.distill.training.teacheroutputs import Facts
+from isthmus.distill.training.studentrun import TeacherBatches
+from isthmus.distill.training.teacheroutputs import TeacherCost
 from isthmus.distill.types import Index
 from isthmus.features.contract.contract import one_of
 from isthmus.features.errors import ConfigurationError, DataError, GateFailed, Problem
@@ -30,7 +30,7 @@ _MEASURED = ("parameters", "bytes", "p50_us", "p99_us")
 
 
 def rehearse(
-    task: Task, teacher: Teacher, outputs: TeacherOutputs, settings: Settings, note: Callable[[str], None]
+    task: Task, teacher: Teacher, outputs: TeacherOutputs, settings: TrainingSettings, note: Callable[[str], None]
 ) -> None:
     """Computes the loss of the first batch, and runs the graph of a new student, before the teacher is asked for more.
 
@@ -57,10 +57,10 @@ def rehearse(
     steps = settings.total(len(task.material.parts.train))
     objective.require_weight(steps, f"{where}: student")
     objective.alone(where).require_weight(steps, f"{where}: control")
-    if told := task.told():
+    if leaks := task.leaks():
         raise DataError(
             f"{where}: student",
-            "; ".join(told),
+            "; ".join(leaks),
             expected="inputs that are known before the label, none of which says it alone",
             remedy="leave what is known only after the label out of the student's features; if it is known before, no "
             "model is needed",
@@ -79,7 +79,7 @@ def rehearse(
             note(f"the package will have no model for {EXECUTORCH}: {error}")
 
 
-def require_measured(task: Task, outputs: TeacherOutputs, facts: Facts, references: Collection[str]) -> None:
+def require_measured(task: Task, outputs: TeacherOutputs, facts: TeacherCost, references: Collection[str]) -> None:
     """Measures a new student on the validation part.
 
     Args:
@@ -98,7 +98,7 @@ def require_measured(task: Task, outputs: TeacherOutputs, facts: Facts, referenc
     if facts.bytes is not None:
         _require_smaller(student, facts.bytes, where)
     theirs = {key: tensor.float().numpy() for key, tensor in outputs[rows].items()}
-    ours = asked_all(task, student, rows, torch.device("cpu"))
+    ours = student_answers(task, student, rows, torch.device("cpu"))
     quality = {*task.quality(theirs, rows, theirs), *task.quality(ours, rows, theirs)}
     if task.metric not in quality:
         raise ConfigurationError(f"{where}: metric", [Problem("of the task", repr(task.metric), one_of(quality))])
@@ -116,14 +116,14 @@ def _require_agreement(task: Task, teacher: Teacher, student: nn.Module, outputs
     tokenizers = task.tokenizers()
     if outputs.missing:
         some = task.asked(task.material.parts.train[:_ASKED])
-        agreed(teacher, some, {}, labels=task.classes, student=student, tokenizers=tokenizers)
+        compatible(teacher, some, {}, labels=task.classes, student=student, tokenizers=tokenizers)
     # Who will not be asked is not loaded for this; what is kept was agreed upon, but for the student's tokenizer.
     elif tokenizers is not None and (problems := differing_tokens(*tokenizers)):
         raise ConfigurationError(teacher.where, problems)
 
 
 def _learn_once(
-    task: Task, student: nn.Module, objective: Objective, outputs: TeacherOutputs, settings: Settings
+    task: Task, student: nn.Module, objective: Objective, outputs: TeacherOutputs, settings: TrainingSettings
 ) -> None:
     """The loss of the first batch, and its gradient, on the CPU."""
     where, train, cpu = task.material.declaration.where, task.material.parts.train, torch.device("cpu")
@@ -134,11 +134,13 @@ def _learn_once(
         "correct the objective, the student or what the teacher is asked for: it has been asked for these rows only"
     )
     with torch.random.fork_rng(devices=[]), enough_memory(place, cpu, settings, rows):
-        first = Lessons(task, train[:rows], outputs, cpu, taught=objective.asks_teacher)[torch.arange(rows)]
+        first = TeacherBatches(task, train[:rows], outputs, cpu, with_teacher=objective.asks_teacher)[
+            torch.arange(rows)
+        ]
         try:
             said = answers(task, student(*first.inputs))
-            objective.check(said, first.taught, first.labels)
-            objective(said, first.taught, first.labels, 0.5)[0].backward()
+            objective.check(said, first.teacher, first.labels)
+            objective(said, first.teacher, first.labels, 0.5)[0].backward()
         except ConfigurationError as error:
             raise ConfigurationError(
                 f"{place}: {error.where}", error.problems, remedy=error.remedy or remedy

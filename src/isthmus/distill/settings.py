@@ -9,7 +9,7 @@ from isthmus.features.errors import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class TrainingSettings:
     """How a module is trained.
 
     Attributes:
@@ -89,3 +89,6 @@ class Settings:
             return 1.0
         left = (total - step) / (total - rise + 1)
         return left if self.schedule == "linear" else 0.5 * (1 - math.cos(math.pi * left))
+
+
+Settings = TrainingSettings

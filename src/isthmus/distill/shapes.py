@@ -81,8 +81,8 @@ def precise(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in HALVES else tensor
 
 
-def kept(tensor: Tensor, where: Tensor | None) -> Tensor:
-    """The positions that count, (..., n) to (kept, n), in no less than float32.
+def select(tensor: Tensor, where: Tensor | None) -> Tensor:
+    """The positions that count, (..., n) to (positions, n), in no less than float32.
 
     The others are taken out before anything is computed: what is not finite there reaches neither loss nor gradient.
     """

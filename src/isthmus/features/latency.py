@@ -25,7 +25,7 @@ FEWEST = 3
 """Slow answers that say something: a server's first one is always slow."""
 
 
-class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LatencySample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one server process says.
 
     Attributes:
@@ -67,7 +67,7 @@ class Latency(NamedTuple):
         return f"p99 {self.p99_ms:.3g} ms > {self.objective_ms:g} ms"
 
 
-class Teller:
+class LatencyWriter:
     """Writes what one server process says.
 
     Args:
@@ -81,13 +81,13 @@ class Teller:
         self._file = folder / f"{secrets.token_hex(8)}.json"
         self._objective_ms, self._bounds = objective_ms, tuple(bounds)
 
-    def tell(self, counts: Sequence[int]) -> None:
+    def write(self, counts: Sequence[int]) -> None:
         """Writes what was counted so far. It need not outlive the machine, so nothing waits for the disk.
 
         Raises:
             OSError: it cannot be written.
         """
-        told = Told(_machine(), time.monotonic(), self._objective_ms, self._bounds, tuple(counts))
+        told = LatencySample(_machine(), time.monotonic(), self._objective_ms, self._bounds, tuple(counts))
         if not self._file.exists():
             self._file.parent.mkdir(parents=True, exist_ok=True)
             for left in set(self._file.parent.glob("*.json")) - _fresh(self._file.parent).keys():
@@ -102,7 +102,7 @@ class Teller:
             self._file.unlink(missing_ok=True)
 
 
-class Heard:
+class LatencyReader:
     """Reads what the servers of a project on this machine say; `()` gives what they answered of late.
 
     Args:
@@ -111,7 +111,7 @@ class Heard:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._kept: dict[Path, deque[Told]] = {}
+        self._kept: dict[Path, deque[LatencySample]] = {}
 
     def __call__(self) -> Latency | None:
         """None if no server is there. A server counts from the second time on that it is heard."""
@@ -147,13 +147,13 @@ def p99(counts: "Counter[float]") -> float:
     return 0.0
 
 
-def _fresh(folder: Path) -> dict[Path, Told]:
+def _fresh(folder: Path) -> dict[Path, LatencySample]:
     """What servers of this machine have said just now. What cannot be read says nothing."""
     found = {}
     machine, now = _machine(), time.monotonic()
     for file in folder.glob("*.json"):
         with suppress(OSError, msgspec.MsgspecError):
-            told = msgspec.json.decode(file.read_bytes(), type=Told)
+            told = msgspec.json.decode(file.read_bytes(), type=LatencySample)
             # A clock that began anew with the machine is behind.
             if told.machine == machine and 0 <= now - told.at < STALE_SECONDS:
                 found[file] = told

@@ -28,7 +28,7 @@ from isthmus.distill.search.sampler import RANDOM, Known, proposed
 from isthmus.distill.search.search import JOURNAL, SearchReport, require_fit
 from isthmus.distill.search.trials import Trials, Tried
 from isthmus.distill.settings import Settings
-from isthmus.distill.tasks.task import asked_all
+from isthmus.distill.tasks.task import student_answers
 from isthmus.features.errors import (
     ConfigurationError,
     ContractMismatch,
@@ -191,7 +191,7 @@ def test_what_counts_is_what_the_exported_graph_says_of_the_validation_part(
         student = Line(one.shape["units"]).eval().requires_grad_(requires_grad=False)
         student.load_state_dict(weights)
         rows = task.material.parts.validation
-        answers = asked_all(task, student, rows, torch.device("cpu"))
+        answers = student_answers(task, student, rows, torch.device("cpu"))
         assert one.score == pytest.approx(task.quality(answers, rows, answers)["error"], rel=1e-5)
     # Eight bits answer otherwise.
     scores = {(one.shape["units"], one.precision): one.score for one in students(report)}

@@ -23,7 +23,7 @@ from isthmus.distill.restore import made
 from isthmus.distill.throttle import policy
 from isthmus.distill.training import loop
 from isthmus.distill.training.checkpoint import Checkpoints
-from isthmus.distill.training.teacheroutputs import outputs_of
+from isthmus.distill.training.teacheroutputs import open_outputs
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, GateFailed, Stopped
 from tests.distill.pausing import CALM, STRAINED, Spent
 from tests.distill.sampletasks import Line
@@ -136,7 +136,7 @@ def test_pauses_are_no_part_of_any_stage(table: pa.Table, tmp_path: Path, monkey
 
     given = replace(
         material(table, task="tests.distill.sampletasks:Lines", seeds=1, evaluate_every=2),
-        heard=lambda: STRAINED if clock.now % 400 < 100 else CALM,
+        latency=lambda: STRAINED if clock.now % 400 < 100 else CALM,
     )
     found = distill(
         given, folder=tmp_path / "models", cache=tmp_path / "cache", runs=tmp_path / "runs",
@@ -205,18 +205,18 @@ def test_what_does_not_fit_is_said_before_a_step(table: pa.Table, tmp_path: Path
 def test_a_teacher_with_its_classes_in_another_order_is_mapped(table: pa.Table, tmp_path: Path) -> None:
     task = made(material(table, task="tests.distill.sampletasks:Sorted"))
     teacher, rows = task.teacher(), np.arange(table.num_rows)
-    outputs = outputs_of(task, teacher, rows, tmp_path, lambda _text, _done: None)
+    outputs = open_outputs(task, teacher, rows, tmp_path, lambda _text, _done: None)
     theirs, some = teacher.ask(task.asked(rows[:50]))["logits"], rows[:50]
     torch.testing.assert_close(outputs[some]["logits"].float(), theirs[:, [1, 2, 0]], atol=1e-3, rtol=1e-3)
-    rehearse(task, teacher, outputs, task.material.declaration.trained(PROFILE), pytest.fail)
+    rehearse(task, teacher, outputs, task.material.declaration.training_settings(PROFILE), pytest.fail)
 
 
 def test_a_tokenizer_is_held_against_the_teachers_where_all_it_says_is_kept(table: pa.Table, tmp_path: Path) -> None:
     task = made(material(table, task="tests.distill.sampletasks:Reworded"))
-    with outputs_of(task, task.teacher(), np.arange(table.num_rows), tmp_path, lambda _text, _done: None) as outputs:
+    with open_outputs(task, task.teacher(), np.arange(table.num_rows), tmp_path, lambda _text, _done: None) as outputs:
         outputs.fill()
     with pytest.raises(ConfigurationError, match="tokens of 'The quick brown fox'"):
-        rehearse(task, task.teacher(), outputs, task.material.declaration.trained(PROFILE), pytest.fail)
+        rehearse(task, task.teacher(), outputs, task.material.declaration.training_settings(PROFILE), pytest.fail)
 
 
 def test_a_gate_about_nothing_is_said_before_anything_is_asked(table: pa.Table, tmp_path: Path) -> None:

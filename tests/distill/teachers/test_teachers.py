@@ -25,7 +25,7 @@ from isthmus.distill.teachers import (
     NetworkTeacher,
     PretrainedTeacher,
     Teacher,
-    agreed,
+    compatible,
     fingerprint,
     pretrained,
 )
@@ -600,12 +600,12 @@ def test_classes_in_another_order_are_mapped() -> None:
     module = network()
     teacher = NetworkTeacher(module, labels=LABELS)
     x = torch.randn(4, 3)
-    mapped = agreed(teacher, x, {"logits": "rows 3"}, labels=("yes", "no", "perhaps"))
+    mapped = compatible(teacher, x, {"logits": "rows 3"}, labels=("yes", "no", "perhaps"))
     assert torch.equal(mapped.ask(x)["logits"], teacher.ask(x)["logits"][:, [2, 0, 1]])
     assert mapped.labels == ("yes", "no", "perhaps")
     again = mapped.relabelled(("perhaps", "yes", "no"))
     assert torch.equal(again.ask(x)["logits"], teacher.ask(x)["logits"][:, [1, 2, 0]])
-    assert agreed(teacher, x, {"logits": "rows classes"}, labels=LABELS) is teacher
+    assert compatible(teacher, x, {"logits": "rows classes"}, labels=LABELS) is teacher
 
 
 def test_one_logit_for_two_classes_is_not_put_in_another_order() -> None:
@@ -613,7 +613,7 @@ def test_one_logit_for_two_classes_is_not_put_in_another_order() -> None:
     teacher = EstimatorTeacher(machine)
     assert teacher.labels == ("False", "True")
     with pytest.raises(ConfigurationError, match="output logits: no classes; expected 2, one for each label"):
-        agreed(teacher, X[:2], {"logits": "rows"}, labels=("True", "False"))
+        compatible(teacher, X[:2], {"logits": "rows"}, labels=("True", "False"))
     with pytest.raises(ConfigurationError, match=r"shape \(2,\); expected \(rows, ..., 2\)"):
         teacher.relabelled(("True", "False")).ask(X[:2])
 
@@ -624,7 +624,7 @@ def test_all_that_does_not_fit_is_said_at_once(tmp_path: Path) -> None:
     student = nn.Sequential(module[0], nn.Linear(8, 4))
     tokenizers = tokenizer(tmp_path / "a"), tokenizer(tmp_path / "b", "the")
     with pytest.raises(ConfigurationError) as error:
-        agreed(
+        compatible(
             teacher, torch.randn(4, 3), {"logits": "rows 4", "hidden": "rows 8"}, labels=("no", "yes", "maybe", "x"),
             student=student, tokenizers=tokenizers,
         )  # fmt: skip
@@ -644,13 +644,13 @@ def test_all_that_does_not_fit_is_said_at_once(tmp_path: Path) -> None:
 
 def test_a_teacher_that_answers_by_chance_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="two answers to the same batch differ"):
-        agreed(FunctionTeacher(torch.rand_like), torch.ones(3, 2), {"logits": "rows 2"})
+        compatible(FunctionTeacher(torch.rand_like), torch.ones(3, 2), {"logits": "rows 2"})
 
 
 def test_a_teacher_that_is_not_finite_is_refused_with_the_rest() -> None:
     teacher = FunctionTeacher(lambda x: x * math.nan)
     with pytest.raises(ConfigurationError, match=r"(?s)row 0 of the batch is nan.*output hidden"):
-        agreed(teacher, torch.ones(3, 2), {"logits": "rows 2", "hidden": "rows 2"})
+        compatible(teacher, torch.ones(3, 2), {"logits": "rows 2", "hidden": "rows 2"})
 
 
 @pytest.mark.parametrize(
@@ -666,8 +666,8 @@ def test_tokenizers_that_differ_on_hard_texts_are_found(tmp_path: Path, more: di
     same = tokenizer(tmp_path / "b", "東", "京", "都")
     other = tokenizer(tmp_path / "c", "東", "京", "都", **more)
     teacher: Teacher = NetworkTeacher(network())
-    agreed(teacher, torch.ones(2, 3), {}, tokenizers=(plain, same))
-    agreed(teacher, torch.ones(2, 3), {}, tokenizers=(plain, same._tokenizer))
+    compatible(teacher, torch.ones(2, 3), {}, tokenizers=(plain, same))
+    compatible(teacher, torch.ones(2, 3), {}, tokenizers=(plain, same._tokenizer))
     with pytest.raises(ConfigurationError) as error:
-        agreed(teacher, torch.ones(2, 3), {}, tokenizers=(plain, other))
+        compatible(teacher, torch.ones(2, 3), {}, tokenizers=(plain, other))
     assert text in problems(error)

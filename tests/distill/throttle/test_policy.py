@@ -26,9 +26,9 @@ from isthmus.distill.throttle.policy import (
     LONGEST_SECONDS,
     SETTLE_SECONDS,
     SHORTEST_SECONDS,
-    Courtesy,
-    Giving,
-    between,
+    Policy,
+    Throttle,
+    throttled,
 )
 from isthmus.distill.throttle.priority import Priority
 from isthmus.distill.training import loop
@@ -44,9 +44,9 @@ DEEPEST = st.integers(1, 8)
 # --- the policy
 
 
-def followed(looks: list[tuple[bool, float]], deepest: int) -> list[tuple[float, bool, Courtesy]]:
+def followed(looks: list[tuple[bool, float]], deepest: int) -> list[tuple[float, bool, Policy]]:
     """Time, strain and courtesy after each look, the seconds since the one before it given."""
-    now, found = 0.0, [(0.0, False, Courtesy())]
+    now, found = 0.0, [(0.0, False, Policy())]
     for strained, since in looks:
         now += since
         found.append((now, strained, found[-1][2].then(strained, now, deepest)))
@@ -100,7 +100,7 @@ def test_lasting_strain_leads_to_the_last_degree_and_lasting_calm_back(
 
 def test_what_fails_again_and_again_is_tried_ever_less_often() -> None:
     # Strain comes back with every degree that is taken back: a sawtooth, each tooth twice as long.
-    now, found, rises = 0.0, Courtesy(), []
+    now, found, rises = 0.0, Policy(), []
     while now < 3000:
         now += 1
         before, found = found, found.then(found.degree < 3, now, 3)
@@ -249,7 +249,7 @@ def test_who_may_not_raise_a_priority_keeps_a_low_one() -> None:
 def test_without_a_server_nothing_is_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
     before = every()
     with each_look(6, monkeypatch):
-        giving = Giving(lambda: None, lambda _text: None, 2)
+        giving = Throttle(lambda: None, lambda _text: None, 2)
         assert not any(giving.look() for _ in range(20))
         assert every() == before
         giving.end()
@@ -295,7 +295,7 @@ def test_what_is_done_before_a_pause_is_work(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_several_processes_do_not_wait_for_one_that_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     with each_look(6, monkeypatch):
-        giving = Giving(hearing([True] * 20), lambda _text: None, 2, pauses=False)
+        giving = Throttle(hearing([True] * 20), lambda _text: None, 2, pauses=False)
         assert not any(giving.look() for _ in range(20))
         giving.end()
 
@@ -303,7 +303,7 @@ def test_several_processes_do_not_wait_for_one_that_pauses(monkeypatch: pytest.M
 def test_what_starves_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     with each_look(6, monkeypatch):
-        giving = Giving(hearing([True] * 200), told.append, 2)
+        giving = Throttle(hearing([True] * 200), told.append, 2)
         while not giving.look():
             pass
         with pytest.warns(RuntimeWarning, match=r"starves: .* 10 minutes on end \(p99 12 ms > 5 ms\); raise") as warned:
@@ -316,7 +316,7 @@ def test_what_starves_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_who_is_not_starved_is_not_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     with each_look(6, monkeypatch):
-        giving = Giving(hearing([True] * 90), lambda _text: None, 2)
+        giving = Throttle(hearing([True] * 90), lambda _text: None, 2)
         for _ in range(400):
             if giving.look():
                 giving.pause(())
@@ -327,7 +327,7 @@ def test_asking_a_teacher_gives_way_too(monkeypatch: pytest.MonkeyPatch) -> None
     told: list[tuple[str, float]] = []
     clock, waits = Spent(), list[float]()
     monkeypatch.setattr(courtesy, "time", clock)
-    with between(hearing([True] * 8), lambda *said: told.append(said), 2, waits.append) as progress:
+    with throttled(hearing([True] * 8), lambda *said: told.append(said), 2, waits.append) as progress:
         for n in range(10):
             clock.now += 6
             progress(f"shard {n}", n / 10)
@@ -337,7 +337,7 @@ def test_asking_a_teacher_gives_way_too(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(paused) == 1
     assert 0 < paused[0][1] < 0.5
     assert told[-1] == ("shard 9", 0.9)
-    with between(None, lambda *said: told.append(said), 2, waits.append) as progress:
+    with throttled(None, lambda *said: told.append(said), 2, waits.append) as progress:
         progress("alone", 1.0)
     assert told[-1] == ("alone", 1.0)
     assert len(waits) == 1
@@ -348,7 +348,7 @@ def test_who_fails_while_it_gives_way_gives_nothing_any_more() -> None:
         raise OSError(text)
 
     before = every()
-    with pytest.raises(OSError, match="lowest priority"), between(lambda: STRAINED, telling, 2, list[float]().append):
+    with pytest.raises(OSError, match="lowest priority"), throttled(lambda: STRAINED, telling, 2, list[float]().append):
         pass
     after = every()
     assert {thread: after[thread] for thread in before if thread in after} == before

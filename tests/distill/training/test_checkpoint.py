@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from isthmus.distill.training.checkpoint import Checkpoints, Standing, captured, copied, discard, restored
+from isthmus.distill.training.checkpoint import Checkpoints, RunState, captured, copied, discard, restored
 from isthmus.features.errors import DependencyError
 from tests.distill import tiny
 
@@ -28,7 +28,7 @@ def written(folder: Path, *steps: int, identity: str = "run") -> None:
     kept = checkpoints(folder, [], identity)
     kept.latest()
     for step in steps:
-        standing = Standing(step, best=0.1 + step, sums={"loss": 1 / 3}, summed=1, history=[{"step": 1, "loss": 0.5}])
+        standing = RunState(step, best=0.1 + step, sums={"loss": 1 / 3}, summed=1, history=[{"step": 1, "loss": 0.5}])
         kept.write(standing, TENSORS)
 
 
@@ -40,7 +40,7 @@ def test_the_last_two_are_kept_and_the_last_is_read(tmp_path: Path) -> None:
     found = checkpoints(tmp_path, notes).latest()
     assert found is not None
     standing, tensors = found
-    assert standing == Standing(3, best=3.1, sums={"loss": 1 / 3}, summed=1, history=[{"step": 1, "loss": 0.5}])
+    assert standing == RunState(3, best=3.1, sums={"loss": 1 / 3}, summed=1, history=[{"step": 1, "loss": 0.5}])
     assert all(
         torch.equal(tensors[name], value) and tensors[name].dtype == value.dtype for name, value in TENSORS.items()
     )
@@ -130,13 +130,13 @@ def test_a_full_disk_keeps_the_earlier_checkpoints(tmp_path: Path) -> None:
         with pytest.raises(
             DependencyError, match=r"the checkpoint of step 3 cannot be written: .*Make room there"
         ) as told:
-            kept.write(Standing(3), {"weights": torch.zeros(1 << 16)})
+            kept.write(RunState(3), {"weights": torch.zeros(1 << 16)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert str(tmp_path) in str(told.value)
     assert len([*tmp_path.iterdir()]) == 2
     assert {json.loads(file.read_bytes())["standing"]["step"] for file in tmp_path.glob("*/record.json")} == {1, 2}
-    kept.write(Standing(3), TENSORS)
+    kept.write(RunState(3), TENSORS)
     found = checkpoints(tmp_path, []).latest()
     assert found is not None
     assert found[0].step == 3
@@ -177,7 +177,7 @@ def test_all_of_a_module_and_its_optimizer_comes_back(tmp_path: Path) -> None:
     best = copied(module)
     trained(module, optimizer, 3)
     kept = checkpoints(tmp_path, [])
-    kept.write(Standing(6), captured(module, optimizer, best))
+    kept.write(RunState(6), captured(module, optimizer, best))
     trained(module, optimizer, 3)
     again, other = new()
     found = checkpoints(tmp_path, []).latest()

@@ -15,7 +15,7 @@ import pytest
 from isthmus.distill.throttle import policy
 from isthmus.distill.training.checkpoint import copied
 from isthmus.distill.training.loop import Training
-from isthmus.features.latency import Heard, Teller, Told
+from isthmus.features.latency import LatencyReader, LatencySample, LatencyWriter
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.orchestration.api.server import settings
 from isthmus.orchestration.artifacts import last_report
@@ -90,7 +90,7 @@ def test_a_training_pauses_while_the_api_is_too_slow_and_ends_as_if_it_had_been_
             over.wait(0.05)
             return squares(*asked)
 
-        beside = training("table", Heard(folder), tmp_path / "run", 600, step=slowly, progress=progress)
+        beside = training("table", LatencyReader(folder), tmp_path / "run", 600, step=slowly, progress=progress)
         beside.run()
     assert any(text.startswith("gives way to serving (p99 ") and text.endswith(" ms): paused") for text in told)
     assert any(text.startswith("takes back") for text in told)
@@ -109,8 +109,8 @@ def test_what_servers_say_is_what_they_count(tmp_path: Path, redis_url: str, wor
         assert server.lookup(features=["no:such"], entities={}).status_code == 404
         server.http.get("/models")
 
-        def told() -> list[Told]:
-            return [msgspec.json.decode(file.read_bytes(), type=Told) for file in folder.glob("*.json")]
+        def told() -> list[LatencySample]:
+            return [msgspec.json.decode(file.read_bytes(), type=LatencySample) for file in folder.glob("*.json")]
 
         wait(lambda: sum(sum(one.counts) for one in told()) == 20, "all answers, and nothing else, to be told")
         assert {one.objective_ms for one in told()} == {0.3}
@@ -154,13 +154,13 @@ def test_distilling_beside_a_server_runs_at_a_low_priority(built: Shop, gives: b
         file.write_text(file.read_text().replace("[profiles.training]", "[profiles.training]\ngive_way = false"))
     project = Project(built.root)
     training_set(project)
-    teller, over, policies = Teller(project.latency_folder, 1.0, (0.001,)), threading.Event(), set()
+    teller, over, policies = LatencyWriter(project.latency_folder, 1.0, (0.001,)), threading.Event(), set()
 
     def tell() -> None:
         while not over.wait(1):
-            teller.tell([100, 0])
+            teller.write([100, 0])
 
-    teller.tell([0, 0])
+    teller.write([0, 0])
     telling = threading.Thread(target=tell)
     telling.start()
     try:

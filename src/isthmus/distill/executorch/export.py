@@ -172,7 +172,7 @@ def _most(file: str, task: Task, tensors: Sequence[Described], outputs: Sequence
     for tensor in tensors:
         for axis, size in enumerate(tensor.shape):
             if isinstance(size, str):
-                most[size] = 1 if axis == 0 else task.most.get(size, 0)
+                most[size] = 1 if axis == 0 else task.max_sizes.get(size, 0)
     if unknown := [name for name, size in most.items() if not size]:
         raise GateFailed(
             file,

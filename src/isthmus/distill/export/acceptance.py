@@ -11,12 +11,12 @@ import msgspec
 import numpy as np
 
 from isthmus.distill.evaluation.metrics import interleaved, throughput
-from isthmus.distill.gates import against
+from isthmus.distill.gates import check_figures
 from isthmus.distill.onnx.footprint import footprint
 from isthmus.distill.onnx.runtime import Run, ask, predict, session
 from isthmus.distill.restore import Restored
-from isthmus.distill.tasks.task import Case, Task, replied_all
-from isthmus.distill.training.teacheroutputs import taught
+from isthmus.distill.tasks.task import Case, Task, graph_answers
+from isthmus.distill.training.teacheroutputs import complete_outputs
 from isthmus.distill.types import Answers, Array, spread
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem
 from isthmus.features.package.manifest import Feeds, Variant
@@ -45,7 +45,7 @@ class Trial:
             task.case(found.student, some[begin : begin + task.at_once]) for begin in range(0, len(some), task.at_once)
         ]
         whole = np.arange(task.material.table.num_rows)
-        self.taught, _ = taught(task, task.teacher(), whole, cache, lambda _text, _done: None)
+        self.taught, _ = complete_outputs(task, task.teacher(), whole, cache, lambda _text, _done: None)
         self._said = {key: tensor.float().numpy() for key, tensor in self.taught[test].items()}
 
     def of(
@@ -96,12 +96,12 @@ class Trial:
 
     def _quality(self, run: Any) -> dict[str, float]:
         task, test = self._task, self._task.material.parts.test
-        return task.quality(replied_all(task, run, test), test, self._said)
+        return task.quality(graph_answers(task, run, test), test, self._said)
 
     def _require(self, file: str, quality: Mapping[str, float]) -> None:
         """The gates about the student hold for its file, too."""
         declared = self._task.material.declaration
-        found = against({f"student.{name}": value for name, value in quality.items()}, declared.required)
+        found = check_figures({f"student.{name}": value for name, value in quality.items()}, declared.required)
         if failed := [one for one in found if not one.holds]:
             raise GateFailed(
                 file,

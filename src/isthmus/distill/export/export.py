@@ -147,7 +147,7 @@ def export(
         except GateFailed as error:
             left_out[file] = error
             progress(f"no {file}: {error}", 0.8)
-    head = material.head.fed(material.student_inputs) if golden[0].rows else ()
+    head = material.request_inputs.fed(material.student_inputs) if golden[0].rows else ()
     shipped = task.shipped(trial.taught)
     manifest = Manifest(
         format_version=FORMAT_VERSION,

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from isthmus.distill.losses.logits import divergence
-from isthmus.distill.shapes import agree, average, booleans, floats, kept, positive, precise
+from isthmus.distill.shapes import agree, average, booleans, floats, positive, precise, select
 from isthmus.features.errors import Problem
 
 
@@ -20,7 +20,7 @@ def cosine(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> T
         mask: (...) true where a position counts. If none counts, the loss is 0.
     """
     _agree("cosine", student, teacher, mask)
-    return average(1 - cosine_similarity(kept(student, mask), kept(teacher.detach(), mask), dim=-1))
+    return average(1 - cosine_similarity(select(student, mask), select(teacher.detach(), mask), dim=-1))
 
 
 def squared(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> Tensor:
@@ -35,7 +35,7 @@ def squared(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> 
         mask: (...) true where a position counts. If none counts, the loss is 0.
     """
     _agree("squared distance", student, teacher, mask)
-    return average((kept(student, mask) - kept(teacher.detach(), mask)).square())
+    return average((select(student, mask) - select(teacher.detach(), mask)).square())
 
 
 def similarities(student: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:

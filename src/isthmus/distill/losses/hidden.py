@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
-from isthmus.distill.shapes import agree, average, booleans, floats, kept
+from isthmus.distill.shapes import agree, average, booleans, floats, select
 from isthmus.features.errors import ConfigurationError, Problem
 
 
@@ -78,8 +78,8 @@ class HiddenStates(nn.Module):
             )
         distances = []
         for ours, theirs in self.layers.items():
-            state = kept(student[ours], mask)
+            state = select(student[ours], mask)
             if str(ours) in self.projections:
                 state = self.projections[str(ours)](state)
-            distances.append(average((state - kept(teacher[theirs].detach(), mask)).square()))
+            distances.append(average((state - select(teacher[theirs].detach(), mask)).square()))
         return sum(distances[1:], start=distances[0]) / len(distances)

@@ -11,7 +11,7 @@ from torch.nn.functional import (
     one_hot,
 )
 
-from isthmus.distill.shapes import agree, average, below, booleans, floats, integers, kept, positive
+from isthmus.distill.shapes import agree, average, below, booleans, floats, integers, positive, select
 from isthmus.features.errors import Problem
 
 IGNORED = -100
@@ -33,7 +33,7 @@ def hard_targets(student: Tensor, labels: Tensor, *, ignored: int = IGNORED) -> 
     agree(where, student=floats(student, "... classes"), labels=integers(labels, "..."))
     wanted, counts = _counting(labels, ignored)
     agree(where, below("labels", wanted, student.shape[-1]))
-    return average(cross_entropy(kept(student, counts), wanted, reduction="none"))
+    return average(cross_entropy(select(student, counts), wanted, reduction="none"))
 
 
 def binary_hard_targets(student: Tensor, labels: Tensor, *, mask: Tensor | None = None) -> Tensor:
@@ -47,7 +47,7 @@ def binary_hard_targets(student: Tensor, labels: Tensor, *, mask: Tensor | None 
     agree(
         "binary hard targets", student=floats(student, "..."), labels=floats(labels, "..."), mask=booleans(mask, "...")
     )
-    return average(binary_cross_entropy_with_logits(kept(student, mask), kept(labels, mask), reduction="none"))
+    return average(binary_cross_entropy_with_logits(select(student, mask), select(labels, mask), reduction="none"))
 
 
 def soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: Tensor | None = None) -> Tensor:
@@ -73,7 +73,9 @@ def soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: 
         teacher=floats(teacher, "... classes"),
         mask=booleans(mask, "..."),
     )
-    return average(divergence(kept(student, mask) / temperature, kept(teacher, mask) / temperature)) * temperature**2
+    return (
+        average(divergence(select(student, mask) / temperature, select(teacher, mask) / temperature)) * temperature**2
+    )
 
 
 def binary_soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: Tensor | None = None) -> Tensor:
@@ -131,11 +133,11 @@ def top_k_targets(
     chosen = (indexes if mask is None else indexes[mask]).long()
     more = Problem("indexes", f"{k} a row", f"at most the student's {classes} classes") if k > classes else None
     agree(where, more, below("indexes", chosen, classes))
-    known = kept(probabilities.detach(), mask)
+    known = select(probabilities.detach(), mask)
     rest = (1 - known.sum(-1)).clamp(min=0) if k < classes else torch.zeros_like(known[..., 0])
     mass = rest + known.sum(-1)
     wanted, each = known / mass[..., None], rest / mass / max(classes - k, 1)
-    logs = log_softmax(kept(student, mask) / temperature, -1)
+    logs = log_softmax(select(student, mask) / temperature, -1)
     found = logs.gather(-1, chosen)
     in_k = (torch.xlogy(wanted, wanted) - wanted * found).sum(-1)
     elsewhere = (classes - k) * torch.xlogy(each, each) - each * (logs.sum(-1) - found.sum(-1))
@@ -165,7 +167,9 @@ def standardized(student: Tensor, teacher: Tensor, *, temperature: float, mask: 
         mask=booleans(mask, "..."),
     )
     classes = student.shape[-1:]
-    forms = [layer_norm(kept(logits, mask), classes, eps=LEAST_VARIANCE) / temperature for logits in (student, teacher)]
+    forms = [
+        layer_norm(select(logits, mask), classes, eps=LEAST_VARIANCE) / temperature for logits in (student, teacher)
+    ]
     return average(divergence(*forms)) * temperature**2
 
 
@@ -216,7 +220,7 @@ def decoupled(
     label = one_hot(wanted, classes).bool()
 
     def parts(logits: Tensor) -> tuple[Tensor, Tensor]:
-        rows = kept(logits, counts) / temperature
+        rows = select(logits, counts) / temperature
         others = rows[~label].view(-1, classes - 1)
         return torch.stack([rows[label], others.logsumexp(-1)], -1), others
 

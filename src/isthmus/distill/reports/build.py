@@ -20,9 +20,9 @@ from isthmus.distill.onnx.runtime import predict, session
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.restore import origins
 from isthmus.distill.tasks.split import PARTS
-from isthmus.distill.tasks.task import Task, asked_all
-from isthmus.distill.training.teach import Run
-from isthmus.distill.training.teacheroutputs import Facts
+from isthmus.distill.tasks.task import Task, student_answers
+from isthmus.distill.training.studentrun import StudentRun
+from isthmus.distill.training.teacheroutputs import TeacherCost
 from isthmus.distill.types import Answers, Index
 from isthmus.features import clock
 from isthmus.features.errors import DataError
@@ -44,7 +44,7 @@ class Trained:
     """A student or a control of one seed."""
 
     model: nn.Module
-    run: Run
+    run: StudentRun
 
 
 def report(
@@ -52,7 +52,7 @@ def report(
     identity: str,
     trained: Mapping[tuple[str, int], Trained],
     outputs: Mapping[str, TeacherOutputs],
-    facts: Mapping[str, Facts],
+    facts: Mapping[str, TeacherCost],
     seconds: Mapping[str, float],
     paused: Mapping[str, float],
 ) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def report(
         (name, None): _kept(kept, parts.test if name == "teacher" else np.arange(len(parts.test)))
         for name, kept in outputs.items()
     }
-    said |= {key: asked_all(task, one.model, parts.test, torch.device("cpu")) for key, one in trained.items()}
+    said |= {key: student_answers(task, one.model, parts.test, torch.device("cpu")) for key, one in trained.items()}
 
     def score(key: tuple[str, int | None], places: Index) -> float:
         mine, theirs = ({part: array[places] for part, array in said[one].items()} for one in (key, ("teacher", None)))
@@ -204,7 +204,7 @@ def _served(task: Task, models: Mapping[str, nn.Module]) -> tuple[dict[str, int]
     return sizes, interleaved(calls)
 
 
-def _training(task: Task, runs: Sequence[Run]) -> dict[str, Any]:
+def _training(task: Task, runs: Sequence[StudentRun]) -> dict[str, Any]:
     """The training half of the boundary card: what all students and controls took together."""
     profile, seconds = task.material.profile, sum(run.seconds for run in runs)
     rows = sum(run.rows for run in runs)

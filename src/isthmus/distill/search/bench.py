@@ -27,9 +27,9 @@ from isthmus.distill.onnx.runtime import ask, ort_format, predict, session
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.restore import origins
 from isthmus.distill.search.trials import Budget, Tried
-from isthmus.distill.tasks.task import Task, replied_all
+from isthmus.distill.tasks.task import Task, graph_answers
 from isthmus.distill.training.checkpoint import copied, discard
-from isthmus.distill.training.teach import teach
+from isthmus.distill.training.studentrun import train_student
 from isthmus.distill.types import spread
 from isthmus.features.contract.contract import sha256
 from isthmus.features.errors import DataError, DependencyError, GateFailed, Stopped
@@ -63,7 +63,7 @@ class Bench:
         self._declared = dict(task.shape)
         self._validation = task.material.parts.validation
         self._said = {key: tensor.float().numpy() for key, tensor in outputs[self._validation].items()}
-        settings = task.material.declaration.tried(task.material.profile)
+        settings = task.material.declaration.search_settings(task.material.profile)
         self._settings = replace(
             settings, gate=f"validation_{task.metric}", best="max" if task.more else "min",
             seed=task.material.declaration.seed,
@@ -122,7 +122,7 @@ class Bench:
         model = self._cost(found, student, precision, MANY)
         run = partial(ask, session(model, self._profile.threads))
         self._compare(found, student, run, precision)
-        quality = self._task.quality(replied_all(self._task, run, self._validation), self._validation, self._said)
+        quality = self._task.quality(graph_answers(self._task, run, self._validation), self._validation, self._said)
         score = quality[self._task.metric]
         if not math.isfinite(score):
             raise GateFailed("validation part", f"{self._task.metric} is {score}", expected="a finite number")
@@ -176,7 +176,7 @@ class Bench:
                 with torch.random.fork_rng(devices=[]):
                     torch.manual_seed(self._settings.seed)
                     student, objective = task.student(), task.objective()
-                teach(
+                train_student(
                     task, student, objective, self._outputs, self._settings, accelerator(task.material.profile),
                     self._runs / key, progress,
                 )  # fmt: skip

@@ -28,7 +28,7 @@ from isthmus.distill.search.pareto import front
 from isthmus.distill.search.sampler import Known, proposed
 from isthmus.distill.search.trials import Budget, Trials, Tried, nearest, recommended, shaped
 from isthmus.distill.tasks.task import Material, Task
-from isthmus.distill.training.teacheroutputs import outputs_of, taught
+from isthmus.distill.training.teacheroutputs import complete_outputs, open_outputs
 from isthmus.features.contract.contract import sha256
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem
 from isthmus.features.files import write_atomically
@@ -101,10 +101,14 @@ def search(
     require_shape(task, asked.shape, where)
     space = {**asked.shape, PRECISION: allowed(task, profile)}
     rows = np.arange(material.table.num_rows)
-    teacher, settings, told = task.teacher(), declared.tried(material.profile), _within(progress, "teacher", 0.0, 0.2)
-    outputs = outputs_of(task, teacher, rows, cache, told)
+    teacher, settings, told = (
+        task.teacher(),
+        declared.search_settings(material.profile),
+        _within(progress, "teacher", 0.0, 0.2),
+    )
+    outputs = open_outputs(task, teacher, rows, cache, told)
     rehearse(task, teacher, outputs, settings, lambda text: progress(text, 0.0))
-    outputs, facts = taught(task, teacher, rows, cache, told, outputs)
+    outputs, facts = complete_outputs(task, teacher, rows, cache, told, outputs)
     require_measured(task, outputs, facts, task.references())
     budget = Budget(
         profile.latency_objective_ms, profile.memory_mb, profile.load_ms, profile.package_kb, asked.most_bytes,
@@ -205,7 +209,7 @@ def _about(task: Task, asked: Search, outputs: TeacherOutputs, profile: ServingP
         "seed": [material.declaration.seed, asked.seed],
         "shape": {name: list(values) for name, values in asked.shape.items()},
         "most_bytes": asked.most_bytes,
-        "settings": material.declaration.tried(material.profile).identity(),
+        "settings": material.declaration.search_settings(material.profile).identity(),
         "outputs": outputs.path.name,
         "profiles": [material.profile.identity(), profile.identity()],
         "versions": [torch.__version__, onnxruntime.__version__],

@@ -14,14 +14,14 @@ from torch import nn
 from isthmus.distill.onnx.builder import Building
 from isthmus.distill.tabular.preparation import NUMBERS
 from isthmus.distill.tabular.student import Student
-from isthmus.distill.tasks.requestinputs import Head
+from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.features.request.layout import ELEMENTS, MASKS, NOTES, VALID, Layout, found, given
 from isthmus.features.types import String
 
 OUTPUT = "probability"
 
 
-def graph(student: Student, head: Head | None = None) -> onnx.ModelProto:
+def graph(student: Student, head: RequestInputs | None = None) -> onnx.ModelProto:
     """The graph of a student.
 
     Its inputs are `numeric`, float32 (N, numbers) with NaN for null, and `categories`, string (N, categories) with ""
@@ -32,7 +32,7 @@ def graph(student: Student, head: Head | None = None) -> onnx.ModelProto:
         student: the network.
         head: request transforms, whose fields are the network's last numbers and its last categories.
     """
-    build, head = Building(), head or Head()
+    build, head = Building(), head or RequestInputs()
     inputs: list[onnx.ValueInfoProto] = []
     made = _made(build, head, inputs)
     preparation = student.prepare.preparation
@@ -83,7 +83,7 @@ class _Made(NamedTuple):
     refused: str | None
 
 
-def _made(build: Building, head: Head, inputs: list[onnx.ValueInfoProto]) -> _Made:
+def _made(build: Building, head: RequestInputs, inputs: list[onnx.ValueInfoProto]) -> _Made:
     """Puts request transforms into a graph."""
     if not head.transforms:
         return _Made([], [], None)

@@ -68,7 +68,7 @@ class TabularTask(Task):
         self._prepare = Prepare(preparation, compiled(preparation))
         self._numbers, self._places = map(torch.from_numpy, self._prepare(self._data))
         self._targets = torch.tensor(self.labels, dtype=torch.float32)
-        self._fed = material.head.fed(material.student_inputs)
+        self._fed = material.request_inputs.fed(material.student_inputs)
 
     def teacher(self) -> Teacher:
         """Boosting on all that the teacher sees."""
@@ -131,7 +131,7 @@ class TabularTask(Task):
         )
         return Batch((numbers, places), targets)
 
-    def told(self) -> list[str]:
+    def leaks(self) -> list[str]:
         """Each by itself, over the training part or 100,000 rows of it."""
         train = self.material.parts.train
         rows = train[spread(len(train), _LOOKED_AT)]
@@ -166,7 +166,7 @@ class TabularTask(Task):
     def model(self, student: nn.Module) -> ModelProto:
         """Request transforms, preparation and network."""
         assert isinstance(student, Student)  # noqa: S101 - it is one of its own
-        return graph(student, self.material.head)
+        return graph(student, self.material.request_inputs)
 
     def network(self, student: nn.Module) -> None:
         """None: request transforms and preparation are operators of ONNX."""
@@ -187,7 +187,7 @@ class TabularTask(Task):
         """The extremes of all types. Where a request transform is not defined, the model has no answer."""
         material = self.material
         extremes = edges(self._raw(material.parts.train[:1]), {item.name: item.dtype for item in self._fed})
-        complete, refused = material.head.complete(extremes)
+        complete, refused = material.request_inputs.complete(extremes)
         there = ~refused
         if not there.any():
             return []

@@ -18,7 +18,7 @@ from isthmus.features.values.columns import Values
 
 
 @dataclass(frozen=True)
-class Head:
+class RequestInputs:
     """Request transforms and the columns that they take.
 
     Attributes:
@@ -32,7 +32,7 @@ class Head:
     computed: Sequence[tuple[TransformContract, Column]] = ()
 
     @classmethod
-    def of(cls, contract: Contract, service: str) -> "Head":
+    def of(cls, contract: Contract, service: str) -> "RequestInputs":
         """The head of a student that reads a service."""
         transforms = contract.used(service)
         stored = dict.fromkeys(contract.stored(pair) for transform in transforms for pair in transform.stored)

@@ -23,7 +23,7 @@ from isthmus.distill.losses.objective import Objective
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.outputs.form import Form
 from isthmus.distill.outputs.identity import identities
-from isthmus.distill.tasks.requestinputs import Head
+from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.tasks.split import Split, split_table
 from isthmus.distill.teachers.teacher import Teacher, named
 from isthmus.distill.types import Answers, Array, Index, spread
@@ -57,10 +57,10 @@ class Material:
         training_set: what identifies the table; the same identity must mean the same rows.
         contract: hash of the contract of the features.
         profile: device, precision and threads.
-        head: the request transforms in the student's graph.
+        request_inputs: the request transforms in the student's graph.
         learn: learns a preparation from the training part, by the project's engine.
         progress: told what a task is at while it makes its teacher, and the share of that.
-        heard: what servers on this machine answered of late, to which the training gives way; None to give way to none.
+        latency: what servers on this machine answered lately, to which the training gives way; None to ignore them.
     """
 
     declaration: Distillation
@@ -71,10 +71,10 @@ class Material:
     training_set: str
     contract: str
     profile: TrainingProfile
-    head: Head
+    request_inputs: RequestInputs
     learn: Learn
     progress: Progress = lambda _text, _done: None
-    heard: Callable[[], Latency | None] | None = None
+    latency: Callable[[], Latency | None] | None = None
 
     @cached_property
     def parts(self) -> Split:
@@ -128,7 +128,7 @@ class Task(ABC):
         compared: rows on which the verdict compares a package with its student, at most.
         shape: what its student is made with, by name: what `Distillation(shape=...)` says otherwise, and what a search
             tries values of.
-        most: the largest of each size but the rows that the graph leaves open, by its name, for runtimes that plan
+        max_sizes: the largest of each size but the rows that the graph leaves open, by its name, for runtimes that plan
             memory ahead.
     """
 
@@ -147,7 +147,7 @@ class Task(ABC):
     measured: Sequence[str] = ()
     pipeline: str | None = None
     shape: Mapping[str, Any] = MappingProxyType({})
-    most: Mapping[str, int] = {}
+    max_sizes: Mapping[str, int] = {}
 
     def __init__(self, material: Material) -> None:
         self.material = material
@@ -184,7 +184,7 @@ class Task(ABC):
     def batch(self, rows: Tensor) -> Batch:
         """Some rows, int64 (n,), as the student takes them, on the CPU."""
 
-    def told(self) -> Sequence[str]:
+    def leaks(self) -> Sequence[str]:
         """The student's inputs that say the label by themselves, in words: none of which this task knows by default.
 
         Where there is one, nothing is learned: it is known only after the label, or no model is needed.
@@ -319,7 +319,7 @@ def answers(task: Task, outputs: Any) -> Mapping[str, Any]:
     return named(outputs, task.keys, f"{task.material.declaration.where}: student")
 
 
-def asked_all(task: Task, module: nn.Module, rows: Index, device: torch.device) -> dict[str, Array]:
+def student_answers(task: Task, module: nn.Module, rows: Index, device: torch.device) -> dict[str, Array]:
     """What a module in eval mode says of rows, a part of them at a time. Lists of layers are for objectives alone.
 
     Raises:
@@ -342,7 +342,7 @@ def asked_all(task: Task, module: nn.Module, rows: Index, device: torch.device) 
     return {key: torch.cat([part[key] for part in parts]).float().cpu().numpy() for key in parts[0]}
 
 
-def replied_all(task: Task, run: Callable[[Feeds], Answers], rows: Index) -> dict[str, Array]:
+def graph_answers(task: Task, run: Callable[[Feeds], Answers], rows: Index) -> dict[str, Array]:
     """What a graph says of rows, as `quality` takes it, a part of them at a time.
 
     Args:

@@ -3,7 +3,7 @@
 Importing this package loads torch; transformers only where a model of it is loaded.
 """
 
-from isthmus.distill.teachers.compatibility import agreed
+from isthmus.distill.teachers.compatibility import agreed, compatible
 from isthmus.distill.teachers.estimator import EstimatorTeacher
 from isthmus.distill.teachers.fingerprint import fingerprint
 from isthmus.distill.teachers.function import FunctionTeacher
@@ -18,6 +18,7 @@ __all__ = [
     "PretrainedTeacher",
     "Teacher",
     "agreed",
+    "compatible",
     "fingerprint",
     "pretrained",
 ]

@@ -29,7 +29,7 @@ HARD_TEXTS = (
 """Texts on which tokenizers differ that differ at all: accents, joined emoji, no spaces, none of it, and very long."""
 
 
-def agreed(
+def compatible(
     teacher: Teacher,
     batch: Any,
     outputs: Mapping[str, str],
@@ -140,3 +140,6 @@ def _shared(teacher: Teacher, student: nn.Module) -> list[Problem]:
     both = [name for name, parameter in student.named_parameters() if id(parameter) in own]
     return [Problem(f"parameter {both[0]} of the student", f"is the teacher's, with {len(both)} in all", "its own copy")
             ] if both else []  # fmt: skip
+
+
+agreed = compatible  # its name in version 0.1

@@ -28,7 +28,7 @@ _NAP_SECONDS, _TELL_SECONDS = 0.1, 60.0
 
 
 @dataclass(frozen=True)
-class Courtesy:
+class Policy:
     """How far a training gives way, in seconds of some clock.
 
     Attributes:
@@ -45,7 +45,7 @@ class Courtesy:
     hold: float = SHORTEST_SECONDS
     rose: bool = False
 
-    def then(self, strained: bool, now: float, deepest: int) -> "Courtesy":
+    def then(self, strained: bool, now: float, deepest: int) -> "Policy":
         """What follows.
 
         Args:
@@ -59,15 +59,15 @@ class Courtesy:
                 return replace(self, strained=now)
             # What was taken back too early is taken back later the next time.
             hold = min(2 * self.hold, LONGEST_SECONDS) if self.rose else self.hold
-            return Courtesy(self.degree + 1, now, now, hold)
+            return Policy(self.degree + 1, now, now, hold)
         if now - self.strained < self.hold:
             return self
         if self.degree > LOWEST:
-            return Courtesy(self.degree - 1, now, now, self.hold, rose=True)
+            return Policy(self.degree - 1, now, now, self.hold, rose=True)
         return replace(self, hold=SHORTEST_SECONDS, rose=False)
 
 
-class Giving:
+class Throttle:
     """A training that gives way.
 
     Args:
@@ -93,7 +93,7 @@ class Giving:
             self._cores.append(max(1, min(self._cores[-1], threads) // 2))
         self._deepest = len(self._cores) if pauses else len(self._cores) - 1
         # Listens at once: what comes first may take long.
-        self._courtesy, self._looked = Courtesy(), time.monotonic() - LOOK_SECONDS
+        self._courtesy, self._looked = Policy(), time.monotonic() - LOOK_SECONDS
         self.slowed, self.paused = slowed, paused
         self._free, self._warned = (self._looked, paused), False
 
@@ -171,7 +171,7 @@ class Giving:
 
 
 @contextmanager
-def between(
+def throttled(
     heard: Callable[[], Latency | None] | None, progress: Progress, threads: int, paused: Callable[[float], None]
 ) -> Iterator[Progress]:
     """Within the block, something that tells its progress gives way each time it does.
@@ -194,7 +194,7 @@ def between(
         if giving.look():
             paused(giving.pause(()))
 
-    giving = Giving(heard, lambda text: progress(text, share), threads)
+    giving = Throttle(heard, lambda text: progress(text, share), threads)
     try:
         giving.look()
         yield told

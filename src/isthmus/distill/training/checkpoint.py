@@ -20,7 +20,7 @@ _TENSORS, _RECORD, _SUMS = "tensors.safetensors", "record.json", "SHA256SUMS"
 Tensors = Mapping[str, torch.Tensor]
 
 
-class Standing(msgspec.Struct, forbid_unknown_fields=True):
+class RunState(msgspec.Struct, forbid_unknown_fields=True):
     """Where a run stands, beside its tensors. The place in the data and the learning rate follow from the step.
 
     Attributes:
@@ -52,7 +52,7 @@ class Standing(msgspec.Struct, forbid_unknown_fields=True):
 
 class _Record(msgspec.Struct, forbid_unknown_fields=True):
     identity: str
-    standing: Standing
+    standing: RunState
 
 
 class Checkpoints:
@@ -69,9 +69,9 @@ class Checkpoints:
         self._folder, self._identity, self._note = folder, identity, note
         self._next = _PLACES[0]
 
-    def latest(self) -> tuple[Standing, dict[str, torch.Tensor]] | None:
+    def latest(self) -> tuple[RunState, dict[str, torch.Tensor]] | None:
         """Where the run stands by its last whole checkpoint, and the tensors there; None if there is none."""
-        records: dict[str, Standing] = {}
+        records: dict[str, RunState] = {}
         for place in filter(lambda place: (self._folder / place).exists(), _PLACES):
             try:
                 records[place] = self._read(self._folder / place)
@@ -87,7 +87,7 @@ class Checkpoints:
             return records[place], tensors
         return None
 
-    def write(self, standing: Standing, tensors: Tensors) -> None:
+    def write(self, standing: RunState, tensors: Tensors) -> None:
         """Writes a checkpoint in place of the older one.
 
         Raises:
@@ -103,13 +103,13 @@ class Checkpoints:
             ) from error
         self._next = _PLACES[1 - _PLACES.index(self._next)]
 
-    def _fill(self, folder: Path, standing: Standing, tensors: Tensors) -> None:
+    def _fill(self, folder: Path, standing: RunState, tensors: Tensors) -> None:
         save_file(dict(tensors), folder / _TENSORS)
         record = _Record(self._identity, standing)
         (folder / _RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(record)))
         (folder / _SUMS).write_text(_sums(folder), encoding="ascii")
 
-    def _read(self, folder: Path) -> Standing:
+    def _read(self, folder: Path) -> RunState:
         if (folder / _SUMS).read_text(encoding="ascii") != _sums(folder):
             raise ValueError("its files do not have the SHA-256 sums beside them")
         record = msgspec.json.decode((folder / _RECORD).read_bytes(), type=_Record)

@@ -22,9 +22,9 @@ from torch.nn.utils import clip_grad_norm_
 
 from isthmus.distill.device import enough_memory, peak
 from isthmus.distill.progress import Account
-from isthmus.distill.settings import Settings
-from isthmus.distill.throttle.policy import Giving
-from isthmus.distill.training.checkpoint import Checkpoints, Standing, captured, copied, restored
+from isthmus.distill.settings import TrainingSettings
+from isthmus.distill.throttle.policy import Throttle
+from isthmus.distill.training.checkpoint import Checkpoints, RunState, captured, copied, restored
 from isthmus.distill.training.signals import interruption
 from isthmus.features.contract.contract import one_of, sha256
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem, Stopped
@@ -69,21 +69,21 @@ class Training:
         data_id: what identifies the data: another one is another run.
         where: what errors call this training.
         progress: told where it stands, and the share that is done.
-        heard: what servers on this machine answered of late, to which it gives way; None if there is none. Of several
+        latency: what servers on this machine answered of late, to which it gives way; None if there is none. Of several
             processes each lowers its priority and takes fewer cores, but none pauses: the others would wait for it.
     """
 
     module: nn.Module
     data: Rows
     step: Step
-    settings: Settings
+    settings: TrainingSettings
     accelerator: Accelerator
     evaluate: Evaluate | None = None
     folder: Path | None = None
     data_id: str = ""
     where: str = "training"
     progress: Progress = lambda _text, _done: None
-    heard: Callable[[], Latency | None] | None = None
+    latency: Callable[[], Latency | None] | None = None
 
     def run(self) -> list[dict[str, float]]:
         """Trains to the end.
@@ -126,7 +126,7 @@ class Training:
         )
         self.epoch_steps = math.ceil(len(self.data) / settings.batch)
         self.total = settings.total(len(self.data))
-        self.standing, self.kept = Standing(), copied(self.module)
+        self.standing, self.kept = RunState(), copied(self.module)
         self.pending: list[torch.Tensor] = []
         self.names: tuple[str, ...] = ()
         self.seen = 0
@@ -134,7 +134,7 @@ class Training:
         self.account = Account(
             self.progress if heard else lambda _text, _done: None, self.total, self.folder if heard else None
         )
-        self.giving: Giving | None = None
+        self.giving: Throttle | None = None
         self.checkpoints: Checkpoints | None = None
         if self.folder:
             identity = sha256({
@@ -158,9 +158,9 @@ class Training:
             self.account.progress(f"goes on after step {step} of {self.total}", step / self.total)
         if not self.standing.over:
             self.account.begin(self.standing.step)
-        if self.heard:
-            self.giving = Giving(
-                self.heard, self._tell, torch.get_num_threads(), pauses=self.processes == 1,
+        if self.latency:
+            self.giving = Throttle(
+                self.latency, self._tell, torch.get_num_threads(), pauses=self.processes == 1,
                 slowed=self.standing.slowed, paused=self.standing.paused,
             )  # fmt: skip
         self.module.train()

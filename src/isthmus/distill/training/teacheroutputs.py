@@ -13,7 +13,7 @@ from isthmus.distill.evaluation.metrics import interleaved
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.tasks.task import Task
 from isthmus.distill.teachers.teacher import BY_CLASS, Teacher
-from isthmus.distill.throttle.policy import between
+from isthmus.distill.throttle.policy import throttled
 from isthmus.distill.types import Index
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.files import write_atomically
@@ -22,7 +22,7 @@ from isthmus.features.progress import Progress
 FACTS = "facts.json"
 
 
-class Facts(msgspec.Struct, frozen=True):
+class TeacherCost(msgspec.Struct, frozen=True):
     """What a teacher costs.
 
     Attributes:
@@ -40,7 +40,7 @@ class Facts(msgspec.Struct, frozen=True):
     runtime: str
 
 
-def outputs_of(task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress) -> TeacherOutputs:
+def open_outputs(task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress) -> TeacherOutputs:
     """The outputs of a teacher for some rows, by their place among them: those that are kept, and it for the others.
 
     Where the task names its classes, they are in that order.
@@ -63,10 +63,10 @@ def outputs_of(task: Task, teacher: Teacher, rows: Index, cache: Path, progress:
     )  # fmt: skip
 
 
-def taught(
+def complete_outputs(
     task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress, outputs: TeacherOutputs | None = None,
     *, paused: Callable[[float], None] = lambda _seconds: None,
-) -> tuple[TeacherOutputs, Facts]:  # fmt: skip
+) -> tuple[TeacherOutputs, TeacherCost]:  # fmt: skip
     """The outputs of a teacher for some rows, all of them, and what it costs.
 
     Both are kept: what is kept is not computed again, and a teacher of which all is kept is not even loaded.
@@ -83,20 +83,20 @@ def taught(
     Raises:
         ConfigurationError: what should be asked is no `Teacher`.
     """
-    outputs = outputs or outputs_of(task, teacher, rows, cache, progress)
+    outputs = outputs or open_outputs(task, teacher, rows, cache, progress)
     if outputs.missing:
-        with between(task.material.heard, progress, torch.get_num_threads(), paused) as told:
+        with throttled(task.material.latency, progress, torch.get_num_threads(), paused) as told:
             outputs.fill(told)
     else:
         progress(f"kept outputs {outputs.path.name[:12]}", 1.0)
     file = outputs.path / FACTS
     with suppress(OSError, msgspec.MsgspecError):
-        return outputs, msgspec.json.decode(file.read_bytes(), type=Facts)
+        return outputs, msgspec.json.decode(file.read_bytes(), type=TeacherCost)
     with threadpool_limits(1), threads(1):
         one = task.asked(rows[:1])
         # Large teachers take seconds for a row: fewer calls then.
         (times,) = interleaved({"": lambda: teacher.ask(one)}, calls=200, rounds=1, seconds=0.5).values()
     parameters, size = teacher.size() or (None, None)
-    facts = Facts(parameters, size, times["p50_us"], times["p99_us"], f"{teacher.runtime}, 1 thread")
+    facts = TeacherCost(parameters, size, times["p50_us"], times["p99_us"], f"{teacher.runtime}, 1 thread")
     write_atomically(file, msgspec.json.encode(facts))
     return outputs, facts

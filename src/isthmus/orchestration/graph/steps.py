@@ -186,7 +186,7 @@ def _check_examples(project: "Project", request: Request, _progress: Progress) -
 
 
 def _distill(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized]:
-    from isthmus.distill.gates import figures
+    from isthmus.distill.gates import gate_figures
     from isthmus.distill.reports import images
     from isthmus.orchestration import artifacts
     from isthmus.orchestration.models import cards, models
@@ -201,7 +201,7 @@ def _distill(project: "Project", request: Request, progress: Progress) -> Iterat
         "teacher_outputs": {"dagster/row_count": sum(report["rows"].values()), "seconds": run["seconds"]},
         "student": {
             **run,
-            **{name: value for name, value in figures(report).items() if value is not None},
+            **{name: value for name, value in gate_figures(report).items() if value is not None},
             "models": _models(report),
             **{subject: plots(drawn) for subject, drawn in images(report).items() if drawn},
             "page": {"raw_value": str(folder / cards.PAGE), "type": "path"},

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from isthmus.distill.gates import held
+from isthmus.distill.gates import check_gates
 from isthmus.distill.onnx.host import host
 from isthmus.features.files import read_pointer, write_atomically
 from isthmus.orchestration.artifacts import read_json, read_report, searches, serving_file
@@ -58,10 +58,10 @@ def write(project: Project, declared: "Distillation", model: Path, package: Path
             "metric": one.gate.metric,
             "at_least": one.gate.at_least,
             "at_most": one.gate.at_most,
-            "found": one.found,
+            "found": one.value,
             "holds": one.holds,
         }
-        for one in held(report, declared.required, declared.where)
+        for one in check_gates(report, declared.required, declared.where)
     ]
     found = _searched(project, declared)
     write_atomically(model / PAGE, page(report, prices.hour, prices.currency, found).encode())

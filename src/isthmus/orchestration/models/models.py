@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isthmus.distill.declaration import Distillation, Plan
-from isthmus.distill.gates import held
-from isthmus.distill.tasks.requestinputs import Head
+from isthmus.distill.gates import check_gates
+from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import (
     DataError,
@@ -17,7 +17,7 @@ from isthmus.features.errors import (
     PackageError,
 )
 from isthmus.features.files import write_atomically
-from isthmus.features.latency import Heard
+from isthmus.features.latency import LatencyReader
 from isthmus.features.package.manifest import ModelInput, read_package
 from isthmus.features.package.signature import require_signature
 from isthmus.features.progress import Progress, silent
@@ -154,9 +154,9 @@ def _material(project: Project, declared: Distillation, examples: TrainingSet) -
         training_set=examples.id,
         contract=contract.hash,
         profile=profile,
-        head=Head.of(contract, declared.student.name),
+        request_inputs=RequestInputs.of(contract, declared.student.name),
         learn=lambda plan, before: _learned(project, examples, inputs, plan, before),
-        heard=Heard(project.latency_folder) if profile.give_way else None,
+        latency=LatencyReader(project.latency_folder) if profile.give_way else None,
     )
 
 
@@ -280,7 +280,7 @@ def require_quality(project: Project, declared: Distillation) -> dict[str, float
 
 
 def _require_gates(declared: Distillation, report: Mapping[str, Any]) -> dict[str, float | None]:
-    found = held(report, declared.required, declared.where)
+    found = check_gates(report, declared.required, declared.where)
     if failed := [one for one in found if not one.holds]:
         raise GateFailed(
             f"student of {declared.name}",
@@ -288,7 +288,7 @@ def _require_gates(declared: Distillation, report: Mapping[str, Any]) -> dict[st
             expected="; ".join(one.expected for one in failed),
             remedy="train longer or on more data, or change the gates in the definitions",
         )
-    return {one.gate.metric: one.found for one in found}
+    return {one.gate.metric: one.value for one in found}
 
 
 def require_boundary(project: Project, declared: Distillation) -> None:

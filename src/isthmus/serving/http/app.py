@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from isthmus.features import clock
 from isthmus.features.errors import IsthmusError, RequestError
-from isthmus.features.latency import WRITE_SECONDS, Teller
+from isthmus.features.latency import WRITE_SECONDS, LatencyWriter
 from isthmus.features.online.plan import ViewAnswer
 from isthmus.serving import log
 from isthmus.serving.http import push, status, statuspage
@@ -80,7 +80,7 @@ class Api:
         objective = settings.latency_objective_ms
         self.metrics = Metrics(lambda: self._watch.state, self._at, Path(folder) if folder else None, objective)
         told = settings.latency
-        self._teller = None if told is None else Teller(Path(told), objective, self.metrics.bounds)
+        self._teller = None if told is None else LatencyWriter(Path(told), objective, self.metrics.bounds)
         self._predictions = Predictions(self._store, settings.limits, self.metrics, self._at)
         self._document = orjson.dumps(openapi.document())
 
@@ -114,7 +114,7 @@ class Api:
         while self._teller:
             try:
                 # In a thread: a file system may take its time, and the event loop has requests to answer.
-                await asyncio.to_thread(self._teller.tell, self.metrics.answered())
+                await asyncio.to_thread(self._teller.write, self.metrics.answered())
                 failed = False
             except OSError as error:
                 if not failed:

@@ -15,8 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from isthmus.distill.device import enough_memory, threads
 from isthmus.distill.losses.objective import Objective
 from isthmus.distill.outputs.cache import TeacherOutputs
-from isthmus.distill.settings import Settings
-from isthmus.distill.tasks.task import Task, answers, asked_all
+from isthmus.distill.settings import TrainingSettings
+from isthmus.distill.tasks.task import Task, answers, student_answers
 from isthmus.distill.training.loop import Training
 from isthmus.distill.types import Index
 from isthmus.features.contract.contract import sha256
@@ -27,15 +27,15 @@ HELD_BYTES = 256 << 20
 """Outputs of a teacher that are not larger are held in memory while a student learns from them."""
 
 
-class Lesson(NamedTuple):
+class TeacherBatch(NamedTuple):
     """A batch on the training's device."""
 
     inputs: tuple[Tensor, ...]
     labels: Tensor | None
-    taught: Mapping[str, Tensor]
+    teacher: Mapping[str, Tensor]
 
 
-class Lessons:
+class TeacherBatches:
     """Rows to learn from, in the order of their numbers.
 
     Args:
@@ -43,29 +43,31 @@ class Lessons:
         rows: numbers of the rows.
         outputs: of the teacher.
         device: where a batch must be.
-        taught: whether the teacher's outputs are wanted at all.
+        with_teacher: whether the teacher's outputs are wanted at all.
     """
 
-    def __init__(self, task: Task, rows: Index, outputs: TeacherOutputs, device: torch.device, *, taught: bool) -> None:
+    def __init__(
+        self, task: Task, rows: Index, outputs: TeacherOutputs, device: torch.device, *, with_teacher: bool
+    ) -> None:
         self._task, self._rows, self._outputs, self._device = task, torch.from_numpy(rows), outputs, device
-        self._taught = taught
+        self._with_teacher = with_teacher
         self._held: dict[str, Tensor] | None = None
-        if taught and len(rows):
+        if with_teacher and len(rows):
             one = sum(tensor.nbytes for tensor in outputs[rows[:1]].values())
             self._held = outputs[rows] if one * len(rows) <= HELD_BYTES else None
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, places: Tensor) -> Lesson:
+    def __getitem__(self, places: Tensor) -> TeacherBatch:
         rows = self._rows[places]
         inputs, labels = self._task.batch(rows)
         taught: Mapping[str, Tensor] = {}
         if self._held is not None:
             taught = {key: tensor.index_select(0, places) for key, tensor in self._held.items()}
-        elif self._taught:
+        elif self._with_teacher:
             taught = self._outputs[rows.numpy()]
-        return Lesson(
+        return TeacherBatch(
             tuple(self._there(tensor) for tensor in inputs),
             None if labels is None else self._there(labels),
             {key: self._there(tensor) for key, tensor in taught.items()},
@@ -75,7 +77,7 @@ class Lessons:
         return tensor.to(self._device, non_blocking=True)
 
 
-class _Pupil(nn.Module):
+class _Student(nn.Module):
     """A student with the parts of its objective that learn, too: one optimizer has the weights of both."""
 
     def __init__(self, student: nn.Module, objective: Objective) -> None:
@@ -88,7 +90,7 @@ class _Pupil(nn.Module):
 
 
 @dataclass(frozen=True)
-class Run:
+class StudentRun:
     """A training that is over.
 
     Attributes:
@@ -119,10 +121,10 @@ class Run:
     threads: int
 
 
-def teach(
-    task: Task, student: nn.Module, objective: Objective, outputs: TeacherOutputs, settings: Settings,
+def train_student(
+    task: Task, student: nn.Module, objective: Objective, outputs: TeacherOutputs, settings: TrainingSettings,
     accelerator: Accelerator, folder: Path, progress: Progress,
-) -> Run:  # fmt: skip
+) -> StudentRun:  # fmt: skip
     """Trains a student in place, and leaves it with the best weights on the CPU.
 
     Raises:
@@ -134,29 +136,29 @@ def teach(
     parts, device = task.material.parts, accelerator.device
     where = task.material.declaration.where
     data_id = sha256({"content": task.content(), "outputs": outputs.path.name, "terms": [*objective.terms]})
-    lessons = Lessons(task, parts.train, outputs, device, taught=objective.asks_teacher)
+    lessons = TeacherBatches(task, parts.train, outputs, device, with_teacher=objective.asks_teacher)
     name = f"validation_{task.metric}"
 
-    def step(module: nn.Module, lesson: Lesson, done: float) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def step(module: nn.Module, lesson: TeacherBatch, done: float) -> tuple[Tensor, Mapping[str, Tensor]]:
         found = answers(task, module(*lesson.inputs))
-        loss, terms = objective(found, lesson.taught, lesson.labels, done)
+        loss, terms = objective(found, lesson.teacher, lesson.labels, done)
         return loss, terms
 
     expected = {key: tensor.float().numpy() for key, tensor in outputs[parts.validation].items()}
 
     def evaluate(module: nn.Module) -> dict[str, float]:
-        found = asked_all(task, module, parts.validation, device)
+        found = student_answers(task, module, parts.validation, device)
         finite = all(np.isfinite(array).all() for array in found.values())
         return {name: task.score(found, parts.validation, expected) if finite else math.nan}
 
-    pupil = _Pupil(student, objective)
+    pupil = _Student(student, objective)
     flops = _checked(pupil, lessons, objective, task, settings, device)
     used = min(task.material.profile.threads, 1 + settings.batch // task.rows_per_thread)
     try:
         with threads(used):
             training = Training(
                 pupil, lessons, step, settings, accelerator, evaluate, folder, data_id, where, progress,
-                task.material.heard,
+                task.material.latency,
             )  # fmt: skip
             history = training.run()
     finally:
@@ -167,11 +169,18 @@ def teach(
     rows = epochs * len(lessons) + left * settings.batch
     took = training.standing
     seconds, slowed, paused = (round(one, 3) for one in (took.seconds, took.slowed, took.paused))
-    return Run(history, best, steps, rows, flops * rows, seconds, slowed, paused, training.waited, took.peak, used)
+    return StudentRun(
+        history, best, steps, rows, flops * rows, seconds, slowed, paused, training.waited, took.peak, used
+    )
 
 
 def _checked(
-    pupil: _Pupil, lessons: Lessons, objective: Objective, task: Task, settings: Settings, device: torch.device
+    pupil: _Student,
+    lessons: TeacherBatches,
+    objective: Objective,
+    task: Task,
+    settings: TrainingSettings,
+    device: torch.device,
 ) -> float:
     """Floating-point operations of learning from one row, counted halfway on the first rows, where all fits each other.
 
@@ -186,9 +195,9 @@ def _checked(
     with torch.random.fork_rng(), enough_memory(f"{where}: step 1", device, settings, rows):
         first = lessons[torch.arange(rows)]
         with torch.no_grad():
-            objective.check(answers(task, pupil(*first.inputs)), first.taught, first.labels)
+            objective.check(answers(task, pupil(*first.inputs)), first.teacher, first.labels)
         with FlopCounterMode(display=False) as counter:
-            objective(answers(task, pupil(*first.inputs)), first.taught, first.labels, 0.5)[0].backward()
+            objective(answers(task, pupil(*first.inputs)), first.teacher, first.labels, 0.5)[0].backward()
         if least < rows:
             _require_least(pupil, lessons[torch.arange(least)], objective, task, least)
     pupil.zero_grad()
@@ -196,12 +205,12 @@ def _checked(
     return float(counter.get_total_flops()) / rows
 
 
-def _require_least(pupil: _Pupil, lesson: Lesson, objective: Objective, task: Task, rows: int) -> None:
+def _require_least(pupil: _Student, lesson: TeacherBatch, objective: Objective, task: Task, rows: int) -> None:
     """Refuses a part of an epoch that is too small, where a larger one has been found to fit."""
     place, remedy = f"parts of an epoch: the smallest, of {rows}", "set another batch or accumulation"
     try:
         with torch.no_grad():
-            objective.check(answers(task, pupil(*lesson.inputs)), lesson.taught, lesson.labels)
+            objective.check(answers(task, pupil(*lesson.inputs)), lesson.teacher, lesson.labels)
     except ConfigurationError as error:
         raise ConfigurationError(f"{error.where}: {place}", error.problems, remedy=remedy) from error
     except (ValueError, RuntimeError) as error:  # of the student's modules
