@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ def main() -> None:
         sys.stdout.flush()
 
     torch.set_num_threads(2)
-    run = training(kind, hearing([True] * int(patience)), Path(folder), 40, progress=progress)
+    run = training(kind, hearing(repeat(True, int(patience))), Path(folder), 40, progress=progress)
     run.run()
     save_file(run.module.state_dict(), result)
     progress("saved", 1.0)
