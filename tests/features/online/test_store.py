@@ -17,7 +17,8 @@ from isthmus.features.online.store import EVERYTHING, OnlineStore, WriteCounts
 from isthmus.features.redis.address import without_credentials
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
-from isthmus.features.redis.pipeline import CHUNK, Client
+from isthmus.features.redis.pipeline import Client
+from isthmus.features.redis.routing import CHUNK
 from isthmus.features.types import Bool, Bytes, DataType, Float64, Int32, Int64, String, UnixTimestamp
 from isthmus.features.values.columns import to_arrow
 from isthmus.features.values.entitykey import decode_key, entity_key, entity_keys

@@ -22,7 +22,17 @@ from isthmus.features.values.entitykey import entity_key
 from tests.features.publishing.test_publish import VIEW, Row, World, after, features_of, key_of, order_of
 from tests.features.support import make_contract
 
-_COMMANDS = ("told", "replace", "take_suspects", "has_kept", "missing", "write", "remove", "remove_others", "servers")
+_COMMANDS = (
+    "record_text",
+    "replace",
+    "take_suspects",
+    "still_holds",
+    "missing",
+    "write",
+    "remove",
+    "remove_others",
+    "servers",
+)
 
 
 class _DiedError(Exception):

@@ -27,7 +27,7 @@ from isthmus.features.online.store import LEASE_SECONDS, OnlineStore
 from isthmus.features.publishing.diff import Changes
 from isthmus.features.publishing.publish import Materialized, publish
 from isthmus.features.redis.connection import connect
-from isthmus.features.redis.pipeline import Client
+from isthmus.features.redis.pipeline import Client, run
 from isthmus.features.types import Float32, Int64, String
 from isthmus.features.values.columns import from_python
 from isthmus.features.values.entitykey import entity_key
@@ -279,7 +279,7 @@ def test_too_many_rows_of_others_make_a_run_compare_everything(world: World, cli
     names = [b"%d" % number for number in range(MANY)]
     for start in range(0, MANY, 10_000):
         part = announced(names[start : start + 10_000], np.zeros(10_000, np.int64))
-        ANNOUNCE.run(client, part, [([suspects("prod", "traffic")], [])])
+        run(client, ANNOUNCE, part, [([suspects("prod", "traffic")], [])])
     assert client.zcard(suspects("prod", "traffic")) == MANY
     world.push(0, (8, 9, 77))
     assert client.zrange(suspects("prod", "traffic"), 0, -1) == [b"*"]

@@ -19,7 +19,8 @@ from isthmus.features.errors import DependencyError
 from isthmus.features.online.store import PIECE, OnlineStore, WriteCounts
 from isthmus.features.redis.connection import answering, connect
 from isthmus.features.redis.embedded import EmbeddedRedis
-from isthmus.features.redis.pipeline import CHUNK, IN_FLIGHT, Client, Script
+from isthmus.features.redis.pipeline import IN_FLIGHT, Client, run
+from isthmus.features.redis.routing import CHUNK, Script
 from isthmus.features.types import Int64, String
 from isthmus.features.values.rows import RowCodec
 from tests.features.support import columns_of, make_contract, make_view
@@ -109,12 +110,12 @@ def _cut(client: Any, calls: int, cut: int) -> Iterator[tuple[list[bytes], list[
 def test_a_connection_is_made_anew_as_long_as_nothing_was_confirmed(tmp_path: Path) -> None:
     calls = 4 * IN_FLIGHT
     with EmbeddedRedis(tmp_path) as server, connect(server.url) as client:
-        assert _SET.run(client, [], _cut(client, calls, IN_FLIGHT)) == [calls]
+        assert run(client, _SET, [], _cut(client, calls, IN_FLIGHT)) == [calls]
         assert {int(client.get(b"%d" % n)) for n in range(IN_FLIGHT, calls)} == {1}
         with pytest.raises(redis.ConnectionError):
-            _SET.run(client, [], _cut(client, calls, IN_FLIGHT + 3))
+            run(client, _SET, [], _cut(client, calls, IN_FLIGHT + 3))
         # What an error leaves behind answers nobody else.
-        assert _SET.run(client, [], _cut(client, calls, -1)) == [calls]
+        assert run(client, _SET, [], _cut(client, calls, -1)) == [calls]
         assert client.ping() is True
 
 
@@ -123,7 +124,7 @@ def test_an_error_of_redis_leaves_no_replies_behind(tmp_path: Path) -> None:
         client.set("5", "no number")
         for _ in range(3):
             with pytest.raises(redis.ResponseError, match="integer"):
-                _SET.run(client, [], _cut(client, 12, -1))
+                run(client, _SET, [], _cut(client, 12, -1))
             assert client.ping() is True
 
 

@@ -15,7 +15,8 @@ from isthmus.features.errors import DependencyError
 from isthmus.features.online.store import OnlineStore, WriteCounts
 from isthmus.features.redis.connection import answering, connect
 from isthmus.features.redis.embedded import EmbeddedRedis
-from isthmus.features.redis.pipeline import Client, Script, ask
+from isthmus.features.redis.pipeline import Client, ask, run
+from isthmus.features.redis.routing import Script
 from isthmus.features.types import Int64
 from isthmus.features.values.columns import Values
 from isthmus.features.values.entitykey import entity_keys
@@ -135,7 +136,7 @@ def test_a_node_forgets_the_script(client: redis.RedisCluster, nodes: _Nodes) ->
             part = NAMES[start : start + 1000]
             yield part, part
 
-    assert counting.run(client, [], pieces()) == [ROWS]
+    assert run(client, counting, [], pieces()) == [ROWS]
     assert sum(nodes(n, "DBSIZE") for n in range(3)) == ROWS
 
 
@@ -147,7 +148,7 @@ def test_one_server_forgets_the_script(tmp_path: Path) -> None:
                 client.script_flush()
                 yield NAMES[start : start + 1000], []
 
-        assert Script("redis.call('SET', KEYS[1], '') return {#KEYS}").run(client, [], pieces()) == [ROWS]
+        assert run(client, Script("redis.call('SET', KEYS[1], '') return {#KEYS}"), [], pieces()) == [ROWS]
         assert client.dbsize() == ROWS / 1000
 
 

@@ -91,7 +91,7 @@ def test_a_write_that_is_refused_says_why_and_is_done_afterwards(server: Server,
 def test_who_may_not_write(server: Server) -> None:
     for user, found in ((READER, "'hget"), (HALF, "script")):
         _refused(server.url(user), found, remedy="ACL SETUSER, or name another user in stores.online", passes=False)
-        _refused(server.url(user), "does not allow its user what is asked (", remedy="", passes=False)
+        _refused(server.url(user), "does not allow its user this command (", remedy="", passes=False)
 
 
 def test_who_may_not_come_in(server: Server) -> None:
@@ -100,7 +100,7 @@ def test_who_may_not_come_in(server: Server) -> None:
         _refused(url, wrong, remedy="correct stores.online in isthmus.toml", passes=False)
     _refused(f"redis://127.0.0.1:{server.port}", "asks for a password", remedy="stores.online", passes=False)
     server.admin.config_set("requirepass", "")
-    _refused(server.url(), "takes no password, and was given one", remedy="stores.online", passes=False)
+    _refused(server.url(), "takes no password, and the URL has one", remedy="stores.online", passes=False)
 
 
 def test_a_redis_without_the_command_that_takes_passwords(tmp_path: Path, server: Server) -> None:

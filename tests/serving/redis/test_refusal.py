@@ -65,7 +65,7 @@ def test_a_push_that_is_refused_says_why_and_lookups_go_on(tmp_path: Path, port:
 def test_a_user_that_may_only_read(tmp_path: Path, port: int, user: str) -> None:
     (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
     with serving(tmp_path, f"redis://{user}:{PASSWORD}@127.0.0.1:{port}") as server:
-        _require_refused(_push(server, 8), "does not allow its user what is asked (", passes=False)
+        _require_refused(_push(server, 8), "does not allow its user this command (", passes=False)
         assert server.lookup(**LOOKUP).json()["results"][1]["values"] == [7]
 
 

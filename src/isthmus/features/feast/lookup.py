@@ -85,7 +85,7 @@ class Lookup:
     def sent_by(self, pipeline: Any) -> Any:
         """The pipeline, of whichever kind, with the commands of all questions."""
         for plan, group in self._groups:
-            records = record.asking(plan.contract.project, plan.views)
+            records = record.query(plan.contract.project, plan.views)
             for name, *rest in [records, *plan.commands(group[0].keys)]:
                 # A cluster's pipeline looks the command up by its name as text.
                 pipeline.execute_command(name.decode(), *rest)

@@ -1,4 +1,4 @@
-"""Reading: the commands of one lookup, and what the stored rows answer by the time rules."""
+"""Reading: the commands of a lookup, and the answer of the stored rows by the time rules."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from isthmus.features.clock import Status
 from isthmus.features.contract.contract import Column, Contract, ViewContract
 from isthmus.features.online import record
 from isthmus.features.redis.pipeline import Client, ask
+from isthmus.features.redis.routing import Command
 from isthmus.features.values.entitykey import KeyValue, entity_keys
 from isthmus.features.values.rows import Block, Columns, Int64, RowCodec
 from isthmus.features.values.stamp import Stamp
@@ -20,12 +21,12 @@ _PRESENT, _NOT_FOUND = np.uint8(Status.PRESENT), np.uint8(Status.NOT_FOUND)
 
 @dataclass(frozen=True, slots=True)
 class ViewAnswer:
-    """What one view answers for n keys at one time.
+    """The answer of a view for n keys at a moment.
 
     Attributes:
         columns: feature name to its values; everything but a present value is null.
         status: shape (n,) uint8, codes of `Status`.
-        whole: whether every row is there, is present and has no null: then there is nothing to mask.
+        complete: whether every row is present and has no null: then there is nothing to mask.
         event: shape (n,) int64 microseconds, 0 where there is no row.
         known: shape (n,) int64 microseconds, 0 where there is no row.
     """
@@ -34,29 +35,29 @@ class ViewAnswer:
     status: np.ndarray[Any, np.dtype[np.uint8]]
     event: Int64
     known: Int64
-    whole: bool = False
+    complete: bool = False
 
 
 class LookupPlan:
-    """How some views are read for many entity rows in one round trip: built once, used by every request.
+    """Reads views for many entity rows in a single round trip: compiled once, used by every request.
 
     Args:
         contract: the project's contract.
         views: names of the views to read.
-        earlier: contracts whose rows may still be there, which are refused.
+        earlier: contracts whose rows may still be there; they are refused.
 
     Attributes:
         contract: the project's contract.
         views: the views to read, each once.
-        codecs: view name to what decodes its rows.
-        keys: the join keys of all of them, by name.
+        codecs: view name to the codec of its rows.
+        keys: the join keys of all views, by name.
     """
 
     def __init__(self, contract: Contract, views: Iterable[str], earlier: Sequence[Contract] = ()) -> None:
         self.contract = contract
         self.views = [contract.view(name) for name in dict.fromkeys(views)]
         self.codecs = {
-            view.name: RowCodec(view, [one.views[view.name] for one in earlier if view.name in one.views])
+            view.name: RowCodec(view, [before.views[view.name] for before in earlier if view.name in before.views])
             for view in self.views
         }
         groups: dict[tuple[str, ...], list[ViewContract]] = {}
@@ -66,16 +67,16 @@ class LookupPlan:
         self.keys: dict[str, Column] = {column.name: column for view in self.views for column in view.keys}
 
     def bits(self, features: Iterable[tuple[str, str]]) -> dict[str, bytes]:
-        """View name to the null bits of its features among some (view, feature) pairs, for `Columns.nulls`."""
+        """View name to the null bits of its features among (view, feature) pairs, for `Columns.nulls`."""
         names: dict[str, list[str]] = {}
         for view, feature in features:
             names.setdefault(view, []).append(feature)
         return {view: self.codecs[view].bits(own) for view, own in names.items()}
 
-    def commands(self, keys: Mapping[str, Sequence[KeyValue]]) -> list[tuple[bytes, ...]]:
-        """The Redis commands of one lookup."""
+    def commands(self, keys: Mapping[str, Sequence[KeyValue]]) -> list[Command]:
+        """The Redis commands of a lookup."""
         project = self.contract.project
-        commands: list[tuple[bytes, ...]] = []
+        commands: list[Command] = []
         for views in self._groups:
             fields = tuple(view.name.encode() for view in views)
             commands += [(b"HMGET", name, *fields) for name in entity_keys(project, views[0].keys, keys)]
@@ -86,7 +87,7 @@ class LookupPlan:
     ) -> dict[str, ViewAnswer]:
         """View name to its answer, from the replies to `commands` for `rows` entity rows.
 
-        The stamps must have been read before the rows: a row that a stamp does not mean is newer than the stamp.
+        The stamps must be read before the rows, so that a row whose times are its own is newer than the stamp.
         """
         answers = {}
         for group, views in enumerate(self._groups):
@@ -98,26 +99,21 @@ class LookupPlan:
 
     def read(self, client: Client, keys: Mapping[str, Sequence[KeyValue]], at: int) -> dict[str, ViewAnswer]:
         """Reads and decodes, blocking."""
-        (told,) = ask(client, [record.asking(self.contract.project, self.views)])
-        stamps = record.stamps(self.views, told)
-        return self.decode(ask(client, self.commands(keys)), _rows(keys), at, stamps)
-
-
-def _rows(keys: Mapping[str, Sequence[KeyValue]]) -> int:
-    return len(next(iter(keys.values()), ()))
+        (reply,) = ask(client, [record.query(self.contract.project, self.views)])
+        stamps = record.stamps(self.views, reply)
+        rows = len(next(iter(keys.values()), ()))
+        return self.decode(ask(client, self.commands(keys)), rows, at, stamps)
 
 
 def _all_present(view: ViewContract, block: Block, at: int) -> bool:
-    """Whether no row of a complete block is from the future or has expired."""
     first, last = _bounds(block.event)
     return last <= at and _bounds(block.known)[1] <= at and (view.ttl is None or at - first <= view.ttl)
 
 
 def _bounds(times: Int64) -> tuple[int, int]:
-    """The smallest and the largest of some times; of a few, Python finds them sooner."""
     if len(times) > _FEW:
         return int(times.min()), int(times.max())
-    few = times.tolist()
+    few = times.tolist()  # min() and max() of a short list are faster
     return min(few), max(few)
 
 
@@ -131,7 +127,7 @@ def _answer(
         block = Block(block.found, event * block.found, known * block.found, block.columns)
     if block.columns.complete and _all_present(view, block, at):
         # What most lookups meet, with a third of the work.
-        return ViewAnswer(block.columns, np.zeros(len(packed), np.uint8), block.event, block.known, whole=True)
+        return ViewAnswer(block.columns, np.zeros(len(packed), np.uint8), block.event, block.known, complete=True)
     visible = block.found & (block.event <= at) & (block.known <= at)
     status = np.where(visible, _PRESENT, _NOT_FOUND)
     if view.ttl is not None:

@@ -1,9 +1,9 @@
-"""What Redis has been told of an offline table: how far it goes, and whether all of it is there.
+"""The record of a view: which version of its offline table Redis holds, and whether all of it is there.
 
-The record of a view is written after its rows, into the same Redis: a single server that still has the record has the
-rows that came before it. It lets the next materialization compare two versions of a table instead of a table with
-Redis, and it carries the stamp: when every unchanged row of a view has been confirmed at a new time, Redis is told that
-time once instead of in every row.
+The record is written after the rows, into the same Redis: a single server that still has the record has the rows that
+came before it. It lets the next materialization compare two versions of a table instead of a table with Redis, and it
+carries the stamp: when every unchanged row of a view has been confirmed at a new time, that time is written once and
+not into every row.
 """
 
 from collections.abc import Collection, Sequence
@@ -23,8 +23,8 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
         fingerprint: of the rows of that version.
         built: when the table was written, milliseconds since 1970 UTC.
         at: the moment whose answers were written, microseconds since 1970 UTC.
-        horizon: the latest known time of all that a materialization has decided about.
-        servers: what each Redis process is called, and how many keys it had evicted.
+        horizon: the latest known time that a materialization has decided about.
+        servers: name of each Redis process to how many keys it had evicted.
         stamp: the times of the rows that were confirmed at once, if any.
         pending: whether rows are being written, or a run that wrote them was killed.
     """
@@ -44,17 +44,17 @@ _DECODER = msgspec.json.Decoder(Published)
 
 
 def records(project: str) -> bytes:
-    """The name of the Redis hash that holds a project's records, by the names of views."""
+    """The Redis hash that holds the records of a project, by view."""
     return f"{project}:tables".encode()
 
 
 def beside(project: str, view: str, what: str) -> bytes:
-    """The name of something else that Redis holds of a view. No entity key begins so: no join key has a bar."""
+    """A Redis key of a view besides its rows. No entity key begins like it: no join key has a bar."""
     return f"{project}:tables|{view}|{what}".encode()
 
 
 def decode(text: bytes | None) -> Published | None:
-    """A record, or None if there is none that can be read: then nothing is known, and everything is compared."""
+    """A record; None if it is missing or unreadable, and everything must be compared."""
     try:
         return None if text is None else _DECODER.decode(text)
     except msgspec.MsgspecError:
@@ -62,16 +62,16 @@ def decode(text: bytes | None) -> Published | None:
 
 
 def stamp_of(view: ViewContract, record: Published | None) -> Stamp | None:
-    """The stamp in the record of a view, if it counts for rows of this contract."""
+    """The stamp in the record of a view, if it counts for rows of the view's contract."""
     return record.stamp if record is not None and record.contract == view.hash else None
 
 
-def asking(project: str, views: Collection[ViewContract]) -> tuple[bytes, ...]:
-    """The Redis command that reads the records of some views."""
+def query(project: str, views: Collection[ViewContract]) -> tuple[bytes, ...]:
+    """The Redis command that reads the records of views."""
     return (b"HMGET", records(project), *(view.name.encode() for view in views))
 
 
 def stamps(views: Collection[ViewContract], reply: Sequence[bytes | None]) -> dict[str, Stamp]:
-    """View name to its stamp, if it has one that counts, from the reply to `asking`."""
-    told = zip(views, map(decode, reply), strict=True)
-    return {view.name: stamp for view, record in told if (stamp := stamp_of(view, record))}
+    """View name to its stamp, if it has one that counts, from the reply to `query`."""
+    records = zip(views, map(decode, reply), strict=True)
+    return {view.name: stamp for view, record in records if (stamp := stamp_of(view, record))}

@@ -1,33 +1,37 @@
-"""What Redis itself decides, for many rows in one call: which rows replace what is stored, and which are removed.
+"""The Lua scripts: Redis itself decides which rows replace what is stored, and which are removed.
 
-Batch, streaming and pushes may so write at once, in any order, and end in the same state.
+So batch, streaming and pushes may write at the same time, in any order, and end in the same state. Rows that come from
+anywhere but the offline table are called pushed.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from enum import Enum
+from typing import Any
 
+from isthmus.features.contract.contract import ViewContract
 from isthmus.features.online import record
-from isthmus.features.redis.pipeline import Script
+from isthmus.features.redis.routing import Script
 from isthmus.features.values.rows import Int64
 from isthmus.features.values.stamp import Stamp
 
 MANY = 100_000
-"""Keys that others have written of which each is remembered, until a materialization has looked at them."""
+"""Keys of pushed rows that are remembered one by one, until a materialization has looked at them."""
 
-# Decides for many rows in one call which of them replace what is stored. Lua's numbers are doubles, which hold
-# microseconds only to the year 2255: the 64-bit header numbers are compared as a signed and an unsigned half.
+# Decides which rows replace what is stored. Lua's numbers are doubles, which hold microseconds only to the year 2255:
+# the 64-bit header numbers are compared as a signed and an unsigned half.
 #
 # The second argument is the horizon of a table, which decides about all that was known by then (8 bytes), or the stamp
-# of the view for rows that come from elsewhere (24 bytes), or nothing. A row from elsewhere that would get the times of
-# the stamp instead of its own is not written, be there another one or none.
+# of the view for pushed rows (24 bytes), or nothing. A pushed row that would get the times of the stamp instead of its
+# own is not written, whatever is stored.
 #
-# The third count is of rows from elsewhere that stay because they became known after the horizon.
+# The third count is of pushed rows that stay because they became known after the horizon.
 WRITE = Script("""
 local field, decided, stamped = ARGV[1], #ARGV[2] == 8, #ARGV[2] == 24
 local sub, unpack, call = string.sub, struct.unpack, redis.call
 local hl, hh = 0, 0
 if decided or stamped then hl, hh = unpack('<I4i4', ARGV[2]) end
-local changed, written, kept = 0, 0, 0
+local changed, written, stay = 0, 0, 0
 local function later(row)
   local l, h = unpack('<I4i4', row, 18)
   return h > hh or (h == hh and l > hl)
@@ -51,7 +55,7 @@ for i, key in ipairs(KEYS) do
   elseif old and #old >= 33 and sub(old, 1, 9) == sub(new, 1, 9) then
     differs = sub(old, 26, 33) ~= sub(new, 26, 33)
     if not decided or later(old) then write = newer(new, old) end
-    if decided and not write then kept = kept + 1 end
+    if decided and not write then stay = stay + 1 end
   end
   if write then
     call('HSET', key, field, new)
@@ -59,15 +63,15 @@ for i, key in ipairs(KEYS) do
     if differs then changed = changed + 1 end
   end
 end
-return {changed, written, kept}
+return {changed, written, stay}
 """)
 
-# Removes the rows of a view that stand under another contract, or became known no later than the horizon. The second
-# count is of those that stay.
+# Removes the rows of a view that were written under another contract, or became known no later than the horizon. The
+# second count is of those that stay.
 REMOVE = Script("""
 local field, prefix = ARGV[1], ARGV[2]
 local hl, hh = struct.unpack('<I4i4', ARGV[3])
-local removed, kept = 0, 0
+local removed, stay = 0, 0
 for _, key in ipairs(KEYS) do
   local row = redis.call('HGET', key, field)
   if row then
@@ -76,13 +80,13 @@ for _, key in ipairs(KEYS) do
       local l, h = struct.unpack('<I4i4', row, 18)
       old = h < hh or (h == hh and l <= hl)
     end
-    if old then removed = removed + redis.call('HDEL', key, field) else kept = kept + 1 end
+    if old then removed = removed + redis.call('HDEL', key, field) else stay = stay + 1 end
   end
 end
-return {removed, kept}
+return {removed, stay}
 """)
 
-# Notes which keys others than the table have written, by when the rows became known. Of too many, only that there are.
+# Notes the keys of pushed rows by when the rows became known. Of too many, it only notes that they are too many.
 ANNOUNCE = Script(f"""
 local call, set = redis.call, KEYS[1]
 if call('ZSCORE', set, '*') then return {{0}} end
@@ -96,31 +100,55 @@ return {{#ARGV / 2}}
 """)
 
 
-# Replaces the record of a view by another one, unless somebody else has done so meanwhile.
+# Replaces the record of a view, unless somebody else has done so meanwhile.
 REPLACE = Script("""
-local told = redis.call('HGET', KEYS[1], ARGV[1]) or ''
-if told == ARGV[3] then return {1} end
-if told ~= ARGV[2] then return {0} end
+local current = redis.call('HGET', KEYS[1], ARGV[1]) or ''
+if current == ARGV[3] then return {1} end
+if current ~= ARGV[2] then return {0} end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 return {1}
 """)
 
 
 def suspects(project: str, view: str) -> bytes:
-    """The name of the sorted set of keys that others have written."""
+    """The Redis key of the sorted set of keys whose rows were pushed."""
     return record.beside(project, view, "suspects")
 
 
 def locked(project: str, view: str) -> bytes:
-    """The name of what one materialization at a time holds."""
+    """The Redis key that a materialization holds as its lock."""
     return record.beside(project, view, "lock")
 
 
 def announced(names: Sequence[bytes], known: Int64) -> list[bytes]:
-    """The arguments of `ANNOUNCE` for rows, shape (n,) int64 microseconds when they became known."""
+    """The arguments of `ANNOUNCE` for rows that became known at these times, shape (n,) int64 microseconds."""
     return [part for name, time in zip(names, known.tolist(), strict=True) for part in (b"%d" % time, name)]
 
 
 def rule_of(stamp: Stamp | None) -> bytes:
-    """The rule for `WRITE` of rows that do not come from the table."""
+    """The rule for `WRITE` of pushed rows."""
     return b"" if stamp is None else struct.pack("<qqq", stamp.until, stamp.event, stamp.known)
+
+
+class PushStep(Enum):
+    """A step of `push_steps` besides the write itself."""
+
+    READ = "read the record"
+    ANNOUNCE = "announce the keys"
+
+
+def push_steps(view: ViewContract) -> Generator[PushStep | bytes, Any, Any]:
+    """The protocol by which pushed rows are written beside a materialization; returns the counts of `WRITE`.
+
+    The caller does what each step says: for `READ` it sends back the record, for a `WRITE` by the rule that is yielded
+    the counts.
+    """
+    # Without a record, the next run looks at every row that is there.
+    before = yield PushStep.READ
+    if before is not None:
+        yield PushStep.ANNOUNCE
+    counts = yield rule_of(record.stamp_of(view, before))
+    if before is not None or (yield PushStep.READ) is not None:
+        # Once more: a materialization under way may have looked at these keys before their rows came.
+        yield PushStep.ANNOUNCE
+    return counts

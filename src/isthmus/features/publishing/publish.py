@@ -218,7 +218,7 @@ class _Run:
         self._view = history.view
         self._history = history
         self._at = now()
-        self._told = store.told(self._view)
+        self._told = store.record_text(self._view)
         self._before = published.decode(self._told)
         self._servers = servers
 
@@ -254,7 +254,7 @@ class _Run:
             stamp = changes.stamp
         self._lease.require()
         require_same(self._lease.url, self._servers, self._store.servers())
-        if self._store.told(view) != self._told:
+        if self._store.record_text(view) != self._told:
             self._lease.refuse()
         if changes is None or counts.written or removed or stamp != record.stamp:
             # What answers as before became readable before.
@@ -292,7 +292,7 @@ class _Run:
     def _base(self, before: Published, state: State) -> State | None:
         """What Redis holds, if that is certain enough to compare with it instead of with Redis."""
         view = self._view
-        if before.pending or before.contract != view.hash or not self._store.has_kept(before.servers):
+        if before.pending or before.contract != view.hash or not self._store.still_holds(before.servers):
             return None
         base = state
         if before.version != self._history.version or before.at != self._at:

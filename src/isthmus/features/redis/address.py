@@ -1,4 +1,4 @@
-"""Where a Redis is: the URL of one server, or of some nodes of a cluster."""
+"""The address of a Redis: the URL of a server, or of nodes of a cluster."""
 
 import re
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ _CLUSTER = "+cluster://"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Address:
-    """The URL of a Redis, taken apart.
+    """The parsed URL of a Redis.
 
     A cluster is named by one or more of its nodes, `redis+cluster://user:password@host:port,host:port?option=value`;
     user, password and options are those of every node.
 
     Attributes:
-        cluster: whether there is a cluster, to be asked for its other nodes.
-        urls: one URL, or one for each node that is named.
+        cluster: whether it is a cluster, which knows the rest of its nodes.
+        urls: a single URL, or one URL per node in the address.
     """
 
     cluster: bool
@@ -27,10 +27,10 @@ class Address:
 
     @classmethod
     def of(cls, url: str) -> "Address":
-        """The address at a URL.
+        """Parses a URL.
 
         Raises:
-            ValueError: it is the URL of no Redis. The message may quote the URL, and with it the password.
+            ValueError: it is not the URL of a Redis. The message may quote the URL, and with it the password.
         """
         scheme, separator, rest = url.partition(_CLUSTER)
         if not separator or "://" in scheme:
@@ -48,12 +48,12 @@ class Address:
         return cls(True, urls)
 
     def nodes(self) -> list[ClusterNode]:
-        """The nodes that are named."""
-        places = [parse_url(url) for url in self.urls]  # type: ignore[no-untyped-call]
-        return [ClusterNode(place["host"], place.get("port", 6379)) for place in places]  # type: ignore[no-untyped-call]
+        """The nodes of the address, as redis-py wants them."""
+        nodes = [parse_url(url) for url in self.urls]  # type: ignore[no-untyped-call]
+        return [ClusterNode(node["host"], node.get("port", 6379)) for node in nodes]  # type: ignore[no-untyped-call]
 
     def node(self, host: str, port: int) -> str:
-        """The URL of another node of the cluster: the first one's, at another place."""
+        """The URL of any node of the cluster: the first URL with this host and port."""
         scheme, _, rest = self.urls[0].partition("://")
         end = min((rest.index(mark) for mark in "/?#" if mark in rest), default=len(rest))
         credentials, at, _ = rest[:end].rpartition("@")
@@ -61,11 +61,11 @@ class Address:
 
 
 def without_credentials(url: str) -> str:
-    """The URL as it may be shown: without user, password and options."""
+    """The URL without user, password and options, as it may be shown."""
     head, separator, tail = url.partition("://")
     scheme, rest = (head, tail) if separator else ("", url)
     place, *options = re.split(r"[?#]", rest)
     if any("@" in option for option in options):
-        # An unescaped password, or one given as an option: where it ends cannot be told.
+        # An unescaped password, or a password among the options: nobody can say where it ends.
         return f"{scheme}{separator}..."
     return f"{scheme}{separator}{place.rpartition('@')[2]}"

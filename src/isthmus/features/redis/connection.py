@@ -1,4 +1,4 @@
-"""The connection to a Redis or a Redis Cluster, and the one error that its refusals become."""
+"""Connecting to a Redis or a Redis Cluster, and the error that its refusals become."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +14,11 @@ from isthmus.features.redis.pipeline import Client
 from isthmus.features.redis.refusal import Refusal, only_writes, refusal, words
 
 SETTING = "stores.online in isthmus.toml"
-"""Where the URL of Redis is configured, unless an online store of Feast's says otherwise."""
+"""Where the URL of Redis is configured, unless Feast's online store has its own."""
 
 
 def connect(url: str, timeout: float = 5.0, setting: str = SETTING) -> Client:
-    """A client for the Redis or the Redis Cluster at a URL; no wait is longer than `timeout` seconds.
+    """A client for the Redis or Redis Cluster at a URL; no wait is longer than `timeout` seconds.
 
     Args:
         url: `redis://`, `rediss://`, `unix://`, `redis+cluster://` or `rediss+cluster://`, see `Address`.
@@ -26,7 +26,7 @@ def connect(url: str, timeout: float = 5.0, setting: str = SETTING) -> Client:
         setting: where the URL is configured, for the remedy of an error.
 
     Raises:
-        DependencyError: the URL is none, or what is there does not answer or refuses.
+        DependencyError: the URL is invalid, or Redis does not answer or refuses.
     """
     waits: dict[str, Any] = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
     with answering(url, setting):
@@ -37,7 +37,7 @@ def connect(url: str, timeout: float = 5.0, setting: str = SETTING) -> Client:
             client = redis.Redis.from_url(url, **waits)
             client.ping()
         except (ValueError, TypeError):
-            # What the parser says quotes the URL, and with it the password: neither it nor its traceback is passed on.
+            # The parser quotes the URL, and with it the password: its message and traceback stay here.
             raise DependencyError(
                 f"Redis at {without_credentials(url)}", "is not the URL of a Redis",
                 expected=f"{', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}, with / ? # and @ in a password percent-encoded",
@@ -51,11 +51,11 @@ def connect(url: str, timeout: float = 5.0, setting: str = SETTING) -> Client:
 
 @contextmanager
 def answering(url: str, setting: str = SETTING) -> Iterator[None]:
-    """Turns the ways in which Redis can refuse, or fail to answer, into one error that does not show the password.
+    """Turns a refusal of Redis, or its silence, into a DependencyError that does not show the password.
 
     Args:
-        url: where it is.
-        setting: where that is configured.
+        url: of the Redis.
+        setting: where the URL is configured.
     """
     try:
         yield
@@ -63,12 +63,12 @@ def answering(url: str, setting: str = SETTING) -> Iterator[None]:
         embedded = _embedded(setting)
         start = f"start it{',' if embedded else ' or'} correct {setting}{embedded}"
         refused = refusal(error) or Refusal(f"does not answer ({words(error)})", start, passes=True)
-        remedy, found, shown = refused.remedy.replace("{setting}", setting), refused.found, True
+        remedy, text, shown = refused.remedy.replace("{setting}", setting), refused.found, True
         for password in _passwords(url):
             # A Redis that does not know a command repeats its arguments.
-            found, shown = found.replace(password, "..."), shown and password not in str(error)
+            text, shown = text.replace(password, "..."), shown and password not in str(error)
         raise DependencyError(
-            f"Redis at {without_credentials(url)}", found, remedy=remedy, passes=refused.passes
+            f"Redis at {without_credentials(url)}", text, remedy=remedy, passes=refused.passes
         ) from (error if shown else None)  # fmt: skip
 
 
@@ -77,5 +77,5 @@ def _embedded(setting: str) -> str:
 
 
 def _passwords(url: str) -> list[str]:
-    options = [parse_url(node) for node in Address.of(url).urls]  # type: ignore[no-untyped-call]
-    return [option["password"] for option in options if option.get("password")]
+    nodes = [parse_url(node) for node in Address.of(url).urls]  # type: ignore[no-untyped-call]
+    return [node["password"] for node in nodes if node.get("password")]

@@ -1,11 +1,11 @@
 """A Redis server that Isthmus starts and owns: nothing to install, nothing to run beforehand.
 
-Every process that uses a project's server holds a shared lock on it. The first one starts the server; the last one to
+Every process that uses a project's server holds a shared lock on it. The first process starts the server; the last to
 leave stops it, after Redis has written its append-only file. A process that is killed loses its lock with its life,
 so the server is stopped by whoever leaves last, or reused by whoever comes next.
 
-The server itself holds a third lock for as long as it lives, in a file that says where its socket is: no second one can
-ever write to the same files, not even for a user with another temporary folder.
+The server itself holds a third lock for as long as it lives, in a file that says where its socket is: no second server
+can ever write to the same files, not even for a user with another temporary folder.
 """
 
 import fcntl
@@ -29,7 +29,7 @@ from isthmus.features.errors import DependencyError
 
 _START_SECONDS = 10.0
 _LEAVE_SECONDS = 2.0
-# Servers this process started: kept until they are collected, since a Popen must not be dropped while it runs.
+# Servers this process started and has not collected: a Popen must not be dropped while it runs.
 _STARTED: list[subprocess.Popen[bytes]] = []
 
 
@@ -47,7 +47,7 @@ class EmbeddedRedis:
 
     @property
     def url(self) -> str:
-        """The Unix socket to connect to."""
+        """The URL of its Unix socket."""
         return f"unix://{self._socket}"
 
     def __enter__(self) -> "EmbeddedRedis":
@@ -86,7 +86,7 @@ class EmbeddedRedis:
             os.close(descriptor)
 
     def _client(self) -> redis.Redis:
-        # Without the client's own retries: they would wait seconds for a server that is known to be gone.
+        # No retries: the client would wait seconds for a server that is known to be gone.
         return redis.Redis(unix_socket_path=str(self._socket), retry=Retry(NoBackoff(), 0))
 
     def _alive(self) -> bool:
@@ -100,7 +100,7 @@ class EmbeddedRedis:
             return False
 
     def _start_or_join(self) -> None:
-        """Starts the server, or finds out where the one that holds the server's lock is."""
+        """Starts the server, or finds the running server that holds the lock."""
         owner = os.open(self.folder / "server.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
         deadline = time.monotonic() + _LEAVE_SECONDS
         try:
@@ -127,7 +127,7 @@ class EmbeddedRedis:
             "--dir", str(self.folder), "--appendonly", "yes", "--save", "", "--loglevel", "warning",
         ]  # fmt: skip
         with log.open("ab") as output:
-            # A session of its own: Ctrl-C in a terminal reaches the users of the server, who stop it in order.
+            # Its own session: Ctrl-C in a terminal reaches the users of the server, who stop it in order.
             server = subprocess.Popen(  # noqa: S603
                 command, stdout=output, stderr=output, start_new_session=True, pass_fds=[owner]
             )
@@ -176,7 +176,7 @@ def _claim(lock: int) -> bool:
 
 
 def _running(process: int) -> bool:
-    """Whether a process still runs; a dead one that nobody has collected yet does not."""
+    """Whether a process still runs; a zombie does not."""
     _STARTED[:] = [server for server in _STARTED if server.poll() is None]
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]

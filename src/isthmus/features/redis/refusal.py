@@ -1,4 +1,4 @@
-"""What Redis says when it answers and refuses: what that means, what to do, and whether waiting is enough."""
+"""Redis's refusals in words of ours: what they mean, what to do, and whether waiting is enough."""
 
 import re
 import ssl
@@ -13,12 +13,12 @@ _IN_A_SCRIPT = re.compile(r"-(OOM|READONLY|MISCONF|NOREPLICAS|MASTERDOWN|NOPERM)
 _PHRASES = {
     "can't run this command or subcommand": "NOPERM",
     "ACL failure in script": "NOPERM",
-    "AUTH called without any password": "UNASKED",
-    "AUTH <password> called without any password": "UNASKED",
-    "no password is set": "UNASKED",
+    "AUTH called without any password": "UNEXPECTED",
+    "AUTH <password> called without any password": "UNEXPECTED",
+    "no password is set": "UNEXPECTED",
     "invalid password": "WRONGPASS",
-    "unknown command 'AUTH'": "UNASKED",
-    "unknown command `AUTH`": "UNASKED",
+    "unknown command 'AUTH'": "UNEXPECTED",
+    "unknown command `AUTH`": "UNEXPECTED",
     "max number of clients reached": "MAXCLIENTS",
     "cluster support disabled": "NOCLUSTER",
     "Cluster mode is not enabled": "NOCLUSTER",
@@ -27,10 +27,10 @@ _PHRASES = {
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A refusal in words of ours.
+    """A refusal explained.
 
     Attributes:
-        found: what Redis does not do, and why.
+        found: what Redis refuses, and why.
         remedy: what to do; `{setting}` stands for where its URL is configured.
         passes: whether waiting may be enough.
     """
@@ -43,10 +43,10 @@ class Refusal:
 _REFUSALS = {
     "OOM": Refusal("is out of memory and takes no writes", "raise its maxmemory, or remove what it need not hold"),
     "WRONGPASS": Refusal("does not accept the user and the password", "correct {setting}"),
-    "NOAUTH": Refusal("asks for a password, and was given none", "name user and password in {setting}"),
-    "UNASKED": Refusal("takes no password, and was given one", "leave the password out of {setting}"),
+    "NOAUTH": Refusal("asks for a password, and the URL has none", "name user and password in {setting}"),
+    "UNEXPECTED": Refusal("takes no password, and the URL has one", "leave the password out of {setting}"),
     "NOPERM": Refusal(
-        "does not allow its user what is asked", "allow it with ACL SETUSER, or name another user in {setting}"
+        "does not allow its user this command", "allow it with ACL SETUSER, or name another user in {setting}"
     ),
     "READONLY": Refusal("is a replica and takes no writes", "name the primary in {setting}"),
     "MISCONF": Refusal(
@@ -68,7 +68,7 @@ _NO_TLS = "begin the URL in {setting} with rediss:// where Redis speaks TLS, and
 
 
 def refusal(error: BaseException) -> Refusal | None:
-    """What an error of redis-py, or what led to it, says that Redis has refused; None if Redis does not answer."""
+    """The refusal behind an error of redis-py, or behind its causes; None if Redis does not answer."""
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             return Refusal(f"shows a certificate that is not trusted ({cause.verify_message})", _UNTRUSTED)
@@ -81,7 +81,7 @@ def refusal(error: BaseException) -> Refusal | None:
         if code in _REFUSALS:
             return _REFUSALS[code]
     if isinstance(error, redis.ResponseError):
-        return Refusal(f"refuses ({words(error)})", "see what it says, and correct {setting} if it is another Redis")
+        return Refusal(f"refuses ({words(error)})", "see its message, and correct {setting} if it is another Redis")
     return None
 
 
@@ -91,18 +91,18 @@ def of_a_replica(reply: object) -> bool:
 
 
 def only_writes(error: BaseException) -> bool:
-    """Whether a refusal of PING is one of writes alone: Redis that cannot save refuses both, and answers lookups."""
+    """Whether a refused PING means that only writes are refused: a Redis that cannot save still answers lookups."""
     return _code(error) == "MISCONF"
 
 
 def words(error: BaseException) -> str:
-    """What an error says, without the command that a pipeline puts before it."""
-    said = str(error).rpartition("of pipeline caused error: ")[2].strip().rstrip(".")
-    return said or ("not in time" if isinstance(error, TimeoutError) else type(error).__name__)
+    """The message of an error, without the command that a pipeline puts before it."""
+    message = str(error).rpartition("of pipeline caused error: ")[2].strip().rstrip(".")
+    return message or ("not in time" if isinstance(error, TimeoutError) else type(error).__name__)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error and what led to it: redis-py wraps what a node of a cluster says, and what a socket says."""
+    """An error and its causes: redis-py wraps the errors of cluster nodes and of sockets."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause
@@ -110,7 +110,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _code(error: BaseException) -> str:
-    """The word that Redis begins a refusal with, also of one that a script reports."""
+    """The word that a refusal begins with, even if a script reports it."""
     if isinstance(error, MovedError):
         return "MOVED"
     if not isinstance(error, redis.RedisError | ClusterError | RedisClusterException):

@@ -40,7 +40,7 @@ async def status(
     contract, problems = state.contract, []
     told: dict[str, Published | None] = {}
     try:
-        told = await store.told(contract)
+        told = await store.records(contract)
     except DependencyError as error:
         problems.append(str(error))
     file = Path(settings.deployment)

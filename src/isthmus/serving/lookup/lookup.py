@@ -200,7 +200,7 @@ class _Shared:
         self._status = answer.status
         self._present = present
         event = np.ascontiguousarray(answer.event)
-        if not answer.whole:
+        if not answer.complete:
             event = np.where(answer.status == _NOT_FOUND, 0, event)
         try:
             self._times = orjson.dumps(event.view("<M8[us]"), option=OPTIONS)

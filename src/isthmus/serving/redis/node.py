@@ -1,7 +1,7 @@
-"""One Redis server, or one node of a cluster: requests follow each other on a connection without waiting.
+"""A Redis server, or a node of a cluster: requests follow each other on a connection without waiting.
 
-Redis answers in order, so a connection can carry the requests of many callers at once: none is borrowed from a pool for
-each request, and replies are handed out as they come, without a coroutine for each.
+Redis answers in order, so a connection carries the requests of many callers at once: no request borrows it from a pool,
+and replies are handed out as they come, without a coroutine for each.
 """
 
 import asyncio
@@ -18,17 +18,15 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AskError, InvalidResponse
 
-from isthmus.features.redis.pipeline import Piece, Script
 from isthmus.features.redis.refusal import of_a_replica
+from isthmus.features.redis.routing import Command, Piece, Script
 from isthmus.serving.threads import offload
 
 KEYS = 1000
-"""Commands that are made and packed on the event loop: about a millisecond."""
-
-Command = tuple[bytes, ...]
+"""Commands that are built and packed on the event loop: about a millisecond."""
 
 _FEW = 256
-"""Commands of a request that others may have to wait for. Requests with more have a connection of their own kind."""
+"""Commands of a request that others may have to wait for. Larger requests have their own connection."""
 
 _SILENCE = 0.5
 """Seconds without a reply after which a canceled request takes its connection with it."""
@@ -37,24 +35,24 @@ _NOTHING = object()
 
 
 class Node:
-    """A server, with one connection for small requests and one for large ones.
+    """A server, with a connection for small requests and another for large requests.
 
     Args:
         url: `redis://`, `rediss://` or `unix://`.
     """
 
     def __init__(self, url: str) -> None:
-        # It is only asked to make connections: it knows what the URL says of TLS, passwords and databases.
+        # It only opens connections: it knows what the URL says of TLS, passwords and databases.
         self._pool = redis.asyncio.ConnectionPool.from_url(url, socket_timeout=None, retry=Retry(NoBackoff(), 0))
         self._wires: dict[bool, _Wire] = {}
         self._opening = {False: asyncio.Lock(), True: asyncio.Lock()}
 
     async def ask(self, commands: Sequence[Command], *, refusals: bool = False) -> list[Any]:
-        """The replies to some commands.
+        """The replies to commands.
 
         Args:
             commands: the commands.
-            refusals: whether an error that answers a command stands in the place of its reply; it is raised otherwise.
+            refusals: whether an error is returned as the reply to its command, and not raised.
 
         Raises:
             RedisError: there is no connection, or Redis has refused a command.
@@ -64,7 +62,7 @@ class Node:
         replies = await self._replies(packed, len(commands))
         refused = [reply for reply in replies if isinstance(reply, Exception)]
         if before and any(map(of_a_replica, refused)):
-            # Connections from before another server became the primary. The next ones go where its name leads now.
+            # Connections from before another server became the primary. New ones go where its name leads now.
             for wire in before:
                 wire.leave()
             replies = await self._replies(packed, len(commands))
@@ -74,15 +72,15 @@ class Node:
         return replies
 
     async def run(self, script: Script, arguments: Sequence[bytes], piece: Piece) -> list[Any]:
-        """The replies to the calls that run a script over keys with one value each.
+        """The replies to the calls that run a script over a piece.
 
         Raises:
             RedisError: there is no connection, or Redis has refused a call.
         """
-        return await self.ask(script.calls(arguments, piece, by_slot=False))
+        return await self.ask(script.calls(arguments, piece, cluster=False))
 
     async def ping(self, project: str) -> None:
-        """Asks for a sign of life: whether a lookup of a project would be answered, here or by another node.
+        """Asks for a sign of life: whether a lookup of a project would be answered, here or by the node it names.
 
         PING is refused where writes are, and answered where lookups are refused.
 
@@ -102,17 +100,17 @@ class Node:
         try:
             return await self._exchange(packed, count)
         except redis.ConnectionError:
-            # A connection from before Redis was started again. The next one is new.
+            # A connection from before Redis was restarted. The next is new.
             return await self._exchange(packed, count)
 
     async def _exchange(self, packed: bytes, count: int) -> list[Any]:
-        many = count > _FEW
-        wire = self._wires.get(many)
+        large = count > _FEW
+        wire = self._wires.get(large)
         if wire is None or wire.left:
-            async with self._opening[many]:
-                wire = self._wires.get(many)
+            async with self._opening[large]:
+                wire = self._wires.get(large)
                 if wire is None or wire.left:
-                    wire = self._wires[many] = await self._open()
+                    wire = self._wires[large] = await self._open()
         return await wire.ask(packed, count)
 
     async def _open(self) -> "_Wire":
@@ -127,16 +125,16 @@ class Node:
 
 
 class _Wire(asyncio.Protocol):
-    """One connection, and the requests whose replies are under way on it.
+    """A connection, and the requests whose replies are under way on it.
 
     Args:
-        connection: of redis-py, connected. What it reads and writes with is taken from it; the rest is not needed.
+        connection: of redis-py, connected. Its transport is taken over; the rest is not needed.
     """
 
     def __init__(self, connection: Any) -> None:
         self.left = False
         """Whether it takes no more requests."""
-        # Kept, because a writer that is collected closes its transport.
+        # A writer that is collected would close its transport.
         self._writer, connection._writer, connection._reader = connection._writer, None, None
         self._transport: asyncio.WriteTransport = self._writer.transport
         self._transport.set_protocol(self)
@@ -160,13 +158,13 @@ class _Wire(asyncio.Protocol):
         future: asyncio.Future[list[Any]] = self._loop.create_future()
         self._waiting.append((future, count, []))
         if not self._outgoing:
-            # The requests of one turn of the event loop leave together: a write costs more than what it carries.
+            # The requests of a turn of the event loop leave together: a write costs more than what it carries.
             self._loop.call_soon(self._send)
         self._outgoing.append(packed)
         try:
             return await future
         except asyncio.CancelledError:
-            # The replies are still taken off the connection when they come. If nothing has come for long, the other
+            # The replies are still read off the connection when they come. If nothing has come for long, the other
             # side may be gone without a word, and would keep everyone waiting.
             if self._loop.time() - max(sent, self._heard) >= _SILENCE:
                 self.abort()
@@ -189,7 +187,7 @@ class _Wire(asyncio.Protocol):
         self.connection_lost(None)
 
     def data_received(self, data: bytes) -> None:
-        """Hands out what has come."""
+        """Hands out the replies that have come."""
         self._heard = self._loop.time()
         self._replies.feed(data)
         try:
@@ -203,11 +201,11 @@ class _Wire(asyncio.Protocol):
             if self.left and not self._waiting:
                 self._transport.close()
         except (InvalidResponse, IndexError):
-            # What speaks there is no Redis.
+            # The other side is no Redis.
             self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tells everyone who waits."""
+        """Fails the requests that wait."""
         self.left = True
         while self._waiting:
             future, _, _ = self._waiting.popleft()

@@ -17,15 +17,15 @@ FRESH_SECONDS = 0.5
 """How long a server goes by the stamps that it has read."""
 
 PATIENCE_SECONDS = 0.25
-"""How long it waits for newer ones before it goes on with those that it has."""
+"""How long it waits for newer stamps before it goes on with the old ones."""
 
 
 @dataclass(slots=True)
-class _Told:
-    """What Redis has told of the views of a contract, and when it was asked."""
+class _Reading:
+    """The records of the views of a contract as Redis sent them, when they were read, and their stamps."""
 
     contract: str
-    asked: float
+    time: float
     reply: list[bytes | None]
     stamps: Mapping[str, Stamp]
 
@@ -33,41 +33,38 @@ class _Told:
 class Stamps:
     """The stamps of all views of a project: never newer than the rows that are read next, and hardly older.
 
-    Those of all views are read at once. In a cluster they lie on one node: a server that has seen them goes on without
-    that node.
-
-    Args:
-        redis: where they are.
+    Those of all views are read at once. In a cluster they lie on a single node: a server that has seen them goes on
+    without that node.
     """
 
     def __init__(self, redis: Cluster | Node) -> None:
         self._redis = redis
-        self._told: _Told | None = None
+        self._latest: _Reading | None = None
 
     async def of(self, contract: Contract) -> Mapping[str, Stamp]:
         """View name to its stamp, if it has one.
 
         Raises:
-            RedisError: they have never been read under this contract, and Redis does not tell them.
+            RedisError: they have never been read under this contract, and Redis does not answer.
         """
-        told = self._told
+        latest = self._latest
         now = asyncio.get_running_loop().time()
-        if told is None or told.contract != contract.hash:
-            reply = await self._ask(contract)
+        if latest is None or latest.contract != contract.hash:
+            reply = await self._read(contract)
             stamps = record.stamps(contract.views.values(), reply)
-            self._told = _Told(contract.hash, now, reply, stamps)
+            self._latest = _Reading(contract.hash, now, reply, stamps)
             return stamps
-        if now - told.asked > FRESH_SECONDS:
-            # Others go on with what was told before, and so does this request where it cannot be told anew.
-            told.asked = now
+        if now - latest.time > FRESH_SECONDS:
+            # Meanwhile other requests go on with the old stamps, and so does this request if Redis does not answer.
+            latest.time = now
             with suppress(redis.RedisError, OSError, TimeoutError):
                 async with asyncio.timeout(PATIENCE_SECONDS):
-                    reply = await self._ask(contract)
-                if reply != told.reply:
-                    told.reply, told.stamps = reply, record.stamps(contract.views.values(), reply)
-        return told.stamps
+                    reply = await self._read(contract)
+                if reply != latest.reply:
+                    latest.reply, latest.stamps = reply, record.stamps(contract.views.values(), reply)
+        return latest.stamps
 
-    async def _ask(self, contract: Contract) -> list[bytes | None]:
-        (reply,) = await self._redis.ask([record.asking(contract.project, contract.views.values())])
-        found: list[bytes | None] = reply
-        return found
+    async def _read(self, contract: Contract) -> list[bytes | None]:
+        reply: list[bytes | None]
+        (reply,) = await self._redis.ask([record.query(contract.project, contract.views.values())])
+        return reply

@@ -1,17 +1,18 @@
-"""The connection to the online store: one pipelined round trip per request, every wait bounded."""
+"""The connection to the online store: a single pipelined round trip per request, every wait bounded."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from isthmus.features.contract.contract import Contract, ViewContract
-from isthmus.features.online import record as published
+from isthmus.features.online import record
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.online.record import Published
-from isthmus.features.online.scripts import ANNOUNCE, WRITE, announced, rule_of, suspects
+from isthmus.features.online.scripts import ANNOUNCE, WRITE, PushStep, announced, push_steps, suspects
 from isthmus.features.redis.address import Address
 from isthmus.features.redis.connection import answering
-from isthmus.features.redis.pipeline import Piece
+from isthmus.features.redis.routing import total
 from isthmus.features.values.rows import known_of
 from isthmus.serving.limits import Limits
 from isthmus.serving.redis.cluster import Cluster
@@ -24,7 +25,7 @@ TIMEOUT_SECONDS = 2.0
 
 
 class Store:
-    """The Redis of a server process.
+    """The Redis of a server process; what does not answer in time, or refuses, is a DependencyError.
 
     Args:
         url: see `Address`; the settings have checked it.
@@ -41,10 +42,9 @@ class Store:
     async def read(
         self, plan: LookupPlan, keys: Mapping[str, Sequence[Any]], rows: int, at: int
     ) -> dict[str, ViewAnswer]:
-        """What the views of a plan answer for `rows` rows of keys at time `at`.
+        """The answers of a plan's views for `rows` rows of keys at time `at`.
 
         Raises:
-            DependencyError: Redis does not answer, or refuses.
             ContractMismatch: a row was written under another contract.
         """
         commands = await offload(rows > KEYS, plan.commands, keys)
@@ -56,58 +56,51 @@ class Store:
         return await offload(size > VALUES, plan.decode, replies, rows, at, stamps)
 
     async def write(self, project: str, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes]) -> int:
-        """Writes packed rows by the rule of the online store; returns how many replaced what was stored.
+        """Writes pushed rows; returns how many replaced what was stored.
 
         Args:
             project: name of the project.
             view: the view.
             names: `entity_key` of each row.
             rows: the packed rows.
-
-        Raises:
-            DependencyError: Redis does not answer, or refuses.
         """
-        with Waiting(), answering(self._url):
-            async with asyncio.timeout(self._seconds):
-                record = await self._published(project, view)
-                told = announced(names, known_of(rows))
-                place: Piece = ([suspects(project, view.name)], [])
-                if record is not None:
-                    await self._redis.run(ANNOUNCE, told, place)
-                rule = rule_of(published.stamp_of(view, record))
-                counts = await self._redis.run(WRITE, (view.name.encode(), rule), (names, rows))
-                if record is not None or await self._published(project, view) is not None:
-                    # Once more: a materialization under way may have looked at these keys before their rows came.
-                    await self._redis.run(ANNOUNCE, told, place)
-        return sum(written for _, written, _ in counts)
+        announcement = announced(names, known_of(rows))
+        steps = push_steps(view)
+        reply: Any = None
+        async with self._bounded():
+            try:
+                while True:
+                    match steps.send(reply):
+                        case PushStep.READ:
+                            ((text,),) = await self._redis.ask([record.query(project, [view])])
+                            reply = record.decode(text)
+                        case PushStep.ANNOUNCE:
+                            await self._redis.run(ANNOUNCE, announcement, ([suspects(project, view.name)], []))
+                        case bytes(rule):
+                            reply = total(await self._redis.run(WRITE, (view.name.encode(), rule), (names, rows)))
+            except StopIteration as end:
+                _, written, _ = end.value
+        return int(written)
 
-    async def _published(self, project: str, view: ViewContract) -> Published | None:
-        """What Redis has been told of the view's offline table."""
-        ((told,),) = await self._redis.ask([published.asking(project, [view])])
-        return published.decode(told)
-
-    async def told(self, contract: Contract) -> dict[str, Published | None]:
-        """What Redis has been told of the offline table of each view.
-
-        Raises:
-            DependencyError: Redis does not answer, or refuses.
-        """
-        with Waiting(), answering(self._url):
-            async with asyncio.timeout(self._seconds):
-                (reply,) = await self._redis.ask([published.asking(contract.project, contract.views.values())])
-        return dict(zip(contract.views, map(published.decode, reply), strict=True))
+    async def records(self, contract: Contract) -> dict[str, Published | None]:
+        """The record of each view."""
+        async with self._bounded():
+            (reply,) = await self._redis.ask([record.query(contract.project, contract.views.values())])
+        return dict(zip(contract.views, map(record.decode, reply), strict=True))
 
     async def ping(self, contract: Contract) -> None:
-        """Asks Redis whether it would answer lookups.
-
-        Raises:
-            DependencyError: it would not.
-        """
-        with Waiting(), answering(self._url):
-            async with asyncio.timeout(self._seconds):
-                await self._redis.ping(contract.project)
-                await self._stamps.of(contract)
+        """Asks Redis whether it would answer lookups."""
+        async with self._bounded():
+            await self._redis.ping(contract.project)
+            await self._stamps.of(contract)
 
     async def close(self) -> None:
         """Closes all connections."""
         await self._redis.close()
+
+    @asynccontextmanager
+    async def _bounded(self) -> AsyncIterator[None]:
+        # A lookup does without this generator: it is the hot path.
+        with Waiting(), answering(self._url):
+            async with asyncio.timeout(self._seconds):
+                yield
