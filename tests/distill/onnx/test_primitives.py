@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from onnx import TensorProto, helper, numpy_helper
 from scipy import special
 
-from isthmus.distill.onnx.primitives import in_steps
+from isthmus.distill.onnx.primitives import in_primitives
 from isthmus.distill.onnx.runtime import ask, session
 
 Array = np.ndarray[Any, Any]
@@ -68,7 +68,7 @@ def graphs(
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
     steps = onnx.ModelProto()
     steps.CopyFrom(model)
-    nodes = in_steps(steps)
+    nodes = in_primitives(steps)
     del steps.graph.node[:]
     steps.graph.node.extend(nodes)
     return model, steps

@@ -1,4 +1,4 @@
-"""An ONNX graph as it is built, node by node, of which other graphs can be parts."""
+"""Builds an ONNX graph node by node, and takes in finished graphs as parts."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -11,14 +11,14 @@ from isthmus.transforms.rowwise.core.graph import assembled, needed
 
 
 class Building:
-    """Nodes and constants under fresh names."""
+    """Nodes and constants of a graph under construction; names are unique."""
 
     def __init__(self) -> None:
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[str, onnx.TensorProto] = {}
 
     def constant(self, name: str, value: Any) -> str:
-        """A tensor that does not change; its name."""
+        """Adds a constant and returns its name."""
         array = np.asarray(value)
         if array.dtype == object:
             tensor = helper.make_tensor(name, onnx.TensorProto.STRING, array.shape, array.ravel().tolist())
@@ -32,22 +32,21 @@ class Building:
         return name if name in self._constants else self.constant(name, value)
 
     def add(self, operator: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
-        """A node and its output, which has its name; the same name again is the same node."""
+        """Adds a node whose output has the node's name; a name that exists already adds nothing."""
         if not any(node.name == name for node in self._nodes):
             self._nodes.append(helper.make_node(operator, list(inputs), [name], name=name, **attributes))
         return name
 
     def include(self, model: onnx.ModelProto, part: str, known: Mapping[str, str]) -> dict[str, str]:
-        """Takes in the nodes of a graph under names of their own, `part/name`, but for those that only pass on.
+        """Copies the nodes of a graph, renamed to `part/name`; Identity nodes are dropped.
 
         Args:
-            model: the graph.
-            part: what to call it.
-            known: tensors of the graph that are there already, by what they are called here: its inputs, or others,
-                which then are not computed.
+            model: the graph; its nodes and constants are renamed in place.
+            part: prefix of the new names.
+            known: tensors of the graph to their names here: its inputs, and tensors that need not be computed again.
 
         Returns:
-            Each of the graph's outputs to the tensor that holds it.
+            The graph's outputs to the tensors that hold them here.
         """
         same = dict(known)
 
@@ -68,29 +67,29 @@ class Building:
         return {output.name: renamed(output.name) for output in model.graph.output}
 
     def rows(self, tensor: str, count: int) -> list[str]:
-        """The rows (1, N) of a tensor (count, N): those that it was put together of, if it was, else parts of it."""
-        made = self._maker(tensor)
-        if made is not None and made.op_type == "Concat":
-            return list(made.input)
+        """The rows (1, N) of a tensor (count, N): the inputs of the Concat that joined them, or a new Split."""
+        producer = self._producer(tensor)
+        if producer is not None and producer.op_type == "Concat":
+            return list(producer.input)
         names = [f"{tensor}/{place}" for place in range(count)] if count > 1 else [tensor]
-        if count > 1 and self._maker(names[0]) is None:
+        if count > 1 and self._producer(names[0]) is None:
             self._nodes.append(helper.make_node("Split", [tensor], names, name=names[0], axis=0, num_outputs=count))
         return names
 
     def always(self, mask: str) -> bool | None:
-        """The truth that stands in every place of a mask; None if that is not known."""
-        made = self._maker(mask)
-        if made is None or made.op_type != "Expand" or made.input[0] not in self._constants:
+        """The value of a mask that is constant; None if it is computed."""
+        producer = self._producer(mask)
+        if producer is None or producer.op_type != "Expand" or producer.input[0] not in self._constants:
             return None
-        return bool(numpy_helper.to_array(self._constants[made.input[0]]).all())
+        return bool(numpy_helper.to_array(self._constants[producer.input[0]]).all())
 
-    def _maker(self, tensor: str) -> onnx.NodeProto | None:
+    def _producer(self, tensor: str) -> onnx.NodeProto | None:
         return next((node for node in self._nodes if tensor in node.output), None)
 
     def model(
         self, name: str, inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto]
     ) -> onnx.ModelProto:
-        """The whole, checked, without what no output needs."""
+        """The checked graph, without nodes and constants that no output needs."""
         nodes = needed(self._nodes, [output.name for output in outputs])
         used = {name for node in nodes for name in node.input}
         constants = [constant for constant in self._constants.values() if constant.name in used]
@@ -98,9 +97,9 @@ class Building:
         return assembled(name, nodes, inputs, outputs, constants)
 
 
-def _shorten(nodes: Sequence[onnx.NodeProto], constants: Sequence[onnx.TensorProto], kept: Collection[str]) -> None:
-    """Gives what lies within a graph short names: they are a third of its bytes on a device."""
-    short = {name: name for name in ("", *kept)}
+def _shorten(nodes: Sequence[onnx.NodeProto], constants: Sequence[onnx.TensorProto], public: Collection[str]) -> None:
+    """Shortens all names but those of inputs and outputs: names are a third of a graph's bytes on a device."""
+    short = {name: name for name in ("", *public)}
     for name in (constant.name for constant in constants):
         short.setdefault(name, f"c{len(short)}")
     for name in (name for node in nodes for name in node.output):

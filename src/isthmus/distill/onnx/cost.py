@@ -1,4 +1,4 @@
-"""What a graph computes for one row: operations, bytes of its weights, values that pass between its products."""
+"""The cost of a graph for a single row: operations, bytes of weights, activations."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,25 +8,24 @@ import onnx
 
 Shape = tuple[int, ...]
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose")
-_OTHERS = (
+_UNCOUNTED = (
     "Einsum", "LSTM", "GRU", "RNN", "Attention", "If", "Loop", "Scan", "MatMulInteger", "ConvInteger", "QLinearMatMul",
     "QLinearConv", "DynamicQuantizeMatMul", "FusedMatMul", "FusedGemm", "FusedConv",
 )  # fmt: skip
-"""Operators that multiply as well, or hold graphs that may; where one of them stands, it is said."""
+"""Operators that multiply as well, or hold subgraphs that may: reported, not counted."""
 _TEXT = 16
-"""Bytes that a text counts for."""
+"""Bytes assumed per string."""
 
 
 class GraphWork(msgspec.Struct, frozen=True):
-    """Of one row.
+    """The cost of a single row.
 
     Attributes:
-        flops: operations of all products of matrices and convolutions, as torch counts them: a multiplication and an
-            addition are two, a bias is none.
-        weights: bytes of its constants.
-        values: bytes of its inputs and outputs.
-        activations: numbers that its products give.
-        uncounted: operators whose operations are not in `flops`.
+        flops: of all matrix products and convolutions, as torch counts them: a multiply-add is two, a bias none.
+        weights: bytes of the constants.
+        values: bytes of the inputs and outputs.
+        activations: numbers that the products output.
+        uncounted: operators that `flops` leaves out.
     """
 
     flops: int
@@ -37,37 +36,37 @@ class GraphWork(msgspec.Struct, frozen=True):
 
 
 def graph_work(model: bytes, shapes: Mapping[str, Sequence[int]]) -> GraphWork:
-    """What a graph in ONNX format does with one row.
+    """The cost of a graph in ONNX format for a single row.
 
     Args:
         model: the graph.
-        shapes: of inputs, by their names, where sizes of them have only a name; the size that is called like the first
-            one of the first output is that of rows, whichever it is, and without such a name the first one.
+        shapes: of the inputs that have symbolic sizes, by input name. The row dimension is whichever has the symbol of
+            the first output's first axis; if that has none, it is axis 0.
     """
-    opened = onnx.load_model_from_string(model)
-    graph = opened.graph
-    answered = graph.output[0].type.tensor_type.shape.dim
-    rows = answered[0].dim_param if answered else ""
+    loaded = onnx.load_model_from_string(model)
+    graph = loaded.graph
+    dimensions = graph.output[0].type.tensor_type.shape.dim
+    rows = dimensions[0].dim_param if dimensions else ""
     for value in graph.input:
         for axis, size in enumerate(value.type.tensor_type.shape.dim):
             if not size.HasField("dim_value"):
-                of_rows = size.dim_param == rows if rows else axis == 0
-                size.dim_value = 1 if of_rows else int(shapes[value.name][axis])
-    inferred = onnx.shape_inference.infer_shapes(opened, data_prop=True).graph
+                is_rows = size.dim_param == rows if rows else axis == 0
+                size.dim_value = 1 if is_rows else int(shapes[value.name][axis])
+    inferred = onnx.shape_inference.infer_shapes(loaded, data_prop=True).graph
     known = {value.name: _sizes(value) for value in (*inferred.input, *inferred.value_info, *inferred.output)}
     known |= {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     known |= {name: tuple(tensor.dims) for name, tensor in _constants(graph)}
     flops, activations, uncounted = 0, 0, []
     for node in inferred.node:
-        taken, given = [known.get(name) for name in node.input], known.get(node.output[0])
-        if node.op_type in _PRODUCTS and given is not None and taken[0] is not None and taken[1] is not None:
-            flops += _operations(node, taken[0], taken[1], given)
-            activations += math.prod(given)
-        elif node.op_type in _PRODUCTS + _OTHERS:
+        inputs, output = [known.get(name) for name in node.input], known.get(node.output[0])
+        if node.op_type in _PRODUCTS and output is not None and inputs[0] is not None and inputs[1] is not None:
+            flops += _operations(node, inputs[0], inputs[1], output)
+            activations += math.prod(output)
+        elif node.op_type in _PRODUCTS + _UNCOUNTED:
             uncounted.append(node.op_type)
-    passed = [*inferred.input, *inferred.output]
+    values = [*inferred.input, *inferred.output]
     return GraphWork(
-        flops, weight_bytes(model), sum(_bytes(value) for value in passed), activations,
+        flops, weight_bytes(model), sum(_bytes(value) for value in values), activations,
         tuple(sorted(set(uncounted))),
     )  # fmt: skip
 
@@ -80,15 +79,15 @@ def weight_bytes(model: bytes) -> int:
     )
 
 
-def _operations(node: onnx.NodeProto, left: Shape, right: Shape, given: Shape) -> int:
-    """Two for each product of numbers: as many as numbers are given, times those that are added up for each."""
+def _operations(node: onnx.NodeProto, left: Shape, right: Shape, output: Shape) -> int:
+    """Two per multiply-add."""
     settings = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
-    if node.op_type == "ConvTranspose":  # each number that goes in is multiplied with the weights of its group
+    if node.op_type == "ConvTranspose":  # each input is multiplied with the weights of its group
         return 2 * math.prod(left) * math.prod(right[1:])
     if node.op_type == "Conv":  # right: (out, in / groups, *kernel)
-        return 2 * math.prod(given) * math.prod(right[1:])
+        return 2 * math.prod(output) * math.prod(right[1:])
     inner = left[0] if settings.get("transA") else left[-1]
-    return 2 * math.prod(given) * inner
+    return 2 * math.prod(output) * inner
 
 
 def _constants(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
@@ -98,7 +97,7 @@ def _constants(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]
 
 
 def _sizes(value: onnx.ValueInfoProto) -> Shape | None:
-    """The shape; None if a size of it is not known."""
+    """The shape; None if a size is unknown."""
     if not value.type.tensor_type.HasField("shape"):
         return None
     sizes = value.type.tensor_type.shape.dim

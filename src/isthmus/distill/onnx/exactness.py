@@ -1,90 +1,93 @@
-"""INT8 graphs that every runtime computes to the bit: their last layer, and the sums between the others.
+"""INT8 graphs that every runtime computes to the bit: their last layer, and the sums between layers.
 
-Whole numbers are multiplied alike everywhere, sums of floats are not: runtimes add up in another order, and with fused
-multiply-add or without, as a browser does. Where every product and every sum is a float32 anyway, as whole numbers up
-to 2**24 times a power of two are, neither matters. And of a single addition, multiplication or division IEEE 754 says
-each bit.
+Integer products are the same everywhere. Sums of floats are not: runtimes differ in order and in fused multiply-add.
+Neither matters where each product and sum is exact in float32, as integers up to 2**24 times a power of two are. A
+single addition, multiplication or division is exact by IEEE 754.
 """
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from isthmus.distill.onnx.primitives import in_steps
+from isthmus.distill.onnx.primitives import in_primitives
 from isthmus.distill.types import Array
 from isthmus.transforms.rowwise.core.graph import needed
 
 _EXACT = 2**24
-"""Up to here every whole number is a float32."""
+"""Every integer up to here is exact in float32."""
 
 _WEIGHTED = ("Gemm", "MatMul", "Conv", "ConvTranspose")
 
 _FINEST = 100
-"""Steps of 2**-100 and below would leave the range of float32."""
+"""Quantization steps below 2**-100 would leave the range of float32."""
 
 
 def exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.NodeProto) -> onnx.ModelProto:
-    """A graph that answers to the bit alike in every runtime, if nothing but layers and `steps` stood against it.
+    """A graph with the same bits in every runtime, as far as layers and the operators of `primitives` decide it.
 
-    Its last layer takes whole numbers of eight bits, as all do, but its weights are floats again, rounded to what its
-    sums can hold: for 32 inputs to twelve bits, for 144 to ten. What it gives is not rounded any more. Weights that are
-    computed stay whole numbers of eight bits, and so do those of another layer than a Gemm, a MatMul or a convolution,
-    of a transposed convolution in groups, of a Gemm whose product has a factor, of a product with one vector, and of a
-    layer with so many inputs, from 65,793 on if none is negative, that the steps would be larger than its weights.
+    The inputs of the last layer stay 8-bit integers, but its weights become floats again, rounded so that its sums are
+    exact: to twelve bits for 32 inputs, to ten for 144. Its output is no longer rounded. These last layers keep 8-bit
+    weights: with computed weights; other operators than Gemm, MatMul and convolutions; grouped transposed
+    convolutions; a Gemm with alpha; a product with a vector; a layer with so many inputs, from 65,793 on if none is
+    negative, that the steps would be larger than its weights.
 
     Args:
-        quantized: of ONNX Runtime's quantizer, with every layer between a DequantizeLinear and a QuantizeLinear.
-        model: what was quantized.
-        layer: its last one, with a name.
+        quantized: output of ONNX Runtime's quantizer, each layer between a DequantizeLinear and a QuantizeLinear.
+        model: the graph before quantization.
+        layer: its last layer, with a name.
     """
     result = onnx.ModelProto()
     result.CopyFrom(quantized)
-    told = {constant.name: numpy_helper.to_array(constant) for constant in model.graph.initializer}
-    given = [tensor for tensor in layer.input[1:] if tensor]
-    if layer.op_type in _WEIGHTED and all(tensor in told for tensor in given) and _has_outputs(layer, told[given[0]]):
-        _sum_exactly(result.graph, layer.name, [told[tensor] for tensor in given])
-    nodes = needed(in_steps(result), [output.name for output in result.graph.output])
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    names = [name for name in layer.input[1:] if name]
+    if (
+        layer.op_type in _WEIGHTED
+        and all(name in constants for name in names)
+        and _has_outputs(layer, constants[names[0]])
+    ):
+        _sum_exactly(result.graph, layer.name, [constants[name] for name in names])
+    nodes = needed(in_primitives(result), [output.name for output in result.graph.output])
     used = {tensor for node in nodes for tensor in node.input}
-    constants = [constant for constant in result.graph.initializer if constant.name in used]
+    initializers = [tensor for tensor in result.graph.initializer if tensor.name in used]
     del result.graph.node[:], result.graph.initializer[:]
     result.graph.node.extend(nodes)
-    result.graph.initializer.extend(constants)
+    result.graph.initializer.extend(initializers)
     return result
 
 
 def powers_of_two(optimized: onnx.GraphProto) -> dict[str, tuple[Array, Array]]:
-    """Steps of whole numbers that a runtime adds and multiplies alike, however it goes about it.
+    """Quantization steps with which each runtime adds and multiplies integers to the same bits.
 
-    ONNX Runtime makes one operation of an addition between whole numbers. It multiplies them by the ratio of their
-    steps, with fused multiply-add on x86 and without in a browser: of some millions one is rounded otherwise. By powers
-    of two every product, and every sum of two, is a float32.
+    ONNX Runtime fuses an addition of integers, and multiplies them by the ratio of their steps: with fused multiply-add
+    on x86, without in a browser, which rounds differently once in millions. With powers of two, each product and sum of
+    two is exact in float32.
 
     Args:
-        optimized: a quantized graph as ONNX Runtime computes it; its constants have the names that its quantizer gave.
+        optimized: a quantized graph as ONNX Runtime computes it, constants named by its quantizer.
 
     Returns:
-        For each tensor that such an operation takes or gives, if its step is no power of two: the next larger one,
-        float32 (), and its zero point, uint8 ().
+        For each input and output of such an operation whose step is no power of two: the next larger one, float32 (),
+        and its zero point, uint8 ().
     """
-    told = {constant.name: numpy_helper.to_array(constant) for constant in optimized.initializer}
-    found = {}
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in optimized.initializer}
+    steps = {}
     for node in optimized.node:
         if node.op_type in ("QLinearAdd", "QLinearMul"):
             for name, zero_point in (node.input[1:3], node.input[4:6], node.input[6:8]):
-                step, zero = told[name], told[zero_point]
+                step, zero = constants[name], constants[zero_point]
                 larger = np.float32(2.0 ** np.ceil(np.log2(step)))
                 if larger != step:
                     tensor = name.removesuffix("_scale")
-                    found[tensor] = (np.array(larger), np.array(np.rint(zero * (step / larger)), np.uint8))
-    return found
+                    steps[tensor] = (np.array(larger), np.array(np.rint(zero * (step / larger)), np.uint8))
+    return steps
 
 
 def _sum_exactly(graph: onnx.GraphProto, name: str, parameters: list[Array]) -> None:
-    makers = {output: node for node in graph.node for output in node.output}
+    producers = {output: node for node in graph.node for output in node.output}
     constants = {constant.name: constant for constant in graph.initializer}
     place, layer = next((place, node) for place, node in enumerate(graph.node) if node.name == name)
-    fed = makers[layer.input[0]]
-    scale, zero = (numpy_helper.to_array(constants[tensor]) for tensor in fed.input[1:])
+    dequantized = producers[layer.input[0]]
+    scale, zero = (numpy_helper.to_array(constants[tensor]) for tensor in dequantized.input[1:])
     axis = {"Conv": 0, "MatMul": parameters[0].ndim - 1}.get(layer.op_type, 1 - _attribute(layer, "transB"))
     largest = max(int(zero), 255 - int(zero))
     rounded = _rounded(parameters[0] * np.float64(scale), parameters[1:], axis, largest)
@@ -95,9 +98,12 @@ def _sum_exactly(graph: onnx.GraphProto, name: str, parameters: list[Array]) -> 
         graph.initializer.append(numpy_helper.from_array(value, tensor))
     graph.initializer.append(numpy_helper.from_array(np.array(1, np.float32), f"{name}/one"))
     whole = helper.make_node(
-        "DequantizeLinear", [fed.input[0], f"{name}/one", fed.input[2]], [f"{name}/whole"], name=f"{name}/whole"
+        "DequantizeLinear",
+        [dequantized.input[0], f"{name}/one", dequantized.input[2]],
+        [f"{name}/whole"],
+        name=f"{name}/whole",
     )
-    # What comes behind takes its answer by the name that it has behind these two.
+    # The next layers read the output by its name after these two nodes.
     quantize = next(node for node in graph.node if layer.output[0] in node.input)
     dequantize = next(node for node in graph.node if quantize.output[0] in node.input)
     layer.output[0] = dequantize.output[0]
@@ -108,16 +114,16 @@ def _sum_exactly(graph: onnx.GraphProto, name: str, parameters: list[Array]) -> 
 
 
 def _rounded(weights: Array, biases: list[Array], axis: int, largest: int) -> list[Array]:
-    """Weights and bias in steps of which no output's sum passes 2**24, whatever whole numbers up to `largest` come in.
+    """Rounds weights and bias to steps of which no output's sum passes 2**24, for integer inputs up to `largest`.
 
     Args:
-        weights: of inputs that are whole numbers.
-        biases: one, (outputs,), or none.
+        weights: multiplied with integers.
+        biases: a bias (outputs,), or nothing.
         axis: of the outputs in the weights.
         largest: magnitude of an input.
 
     Returns:
-        Weights and bias, float32; nothing where there are so many inputs that steps would be larger than most weights.
+        Weights and bias, float32; nothing where, for so many inputs, steps would be larger than most weights.
     """
     shape = [-1 if place == axis else 1 for place in range(weights.ndim)]
     parts = [weights, *(bias.astype(np.float64) for bias in biases)]
@@ -134,11 +140,11 @@ def _rounded(weights: Array, biases: list[Array], axis: int, largest: int) -> li
 
 
 def _has_outputs(layer: onnx.NodeProto, weights: Array) -> bool:
-    """Whether the outputs are one axis of the weights, and the sums what the weights say."""
+    """Whether the outputs are an axis of the weights, and nothing else scales the sums."""
     if layer.op_type == "ConvTranspose":
         return _attribute(layer, "group") in (0, 1)
     if layer.op_type == "Gemm":
-        return all(one.f == 1 for one in layer.attribute if one.name == "alpha")
+        return all(attribute.f == 1 for attribute in layer.attribute if attribute.name == "alpha")
     return weights.ndim > 1
 
 

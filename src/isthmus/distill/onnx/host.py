@@ -1,4 +1,4 @@
-"""The machine that measures: latency, memory and load are of it, and of no other."""
+"""The machine that measures: latency, memory and load times hold for it alone."""
 
 import os
 import platform
@@ -8,10 +8,10 @@ _CPUS = Path("/proc/cpuinfo")
 
 
 def host() -> str:
-    """Its processor, and how many cores of it this process may use."""
+    """The processor, and how many of its cores this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     lines = _CPUS.read_text(encoding="utf-8", errors="replace").splitlines() if _CPUS.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     model = next(filter(None, models), platform.processor())
-    named = [part for part in (platform.machine(), model) if part]
-    return f"{', '.join(dict.fromkeys(named))}, {cores} core{'s' if cores > 1 else ''}"
+    names = [name for name in (platform.machine(), model) if name]
+    return f"{', '.join(dict.fromkeys(names))}, {cores} core{'s' if cores > 1 else ''}"

@@ -1,9 +1,9 @@
-"""One byte sequence for one model in ORT format.
+"""A canonical byte sequence for a model in ORT format.
 
 ONNX Runtime writes initializers and value types in the order of a hash map with a random seed, so two conversions of
-one model differ. `canonical` reads the file by its schema (onnxruntime/core/flatbuffers/schema/ort.fbs), sorts what
-has no order, and writes it again. What is the same in several places, such as the type of most values, is written once:
-a file of many small nodes becomes a third of what it was.
+the same model differ. `canonical` reads the file by its schema (onnxruntime/core/flatbuffers/schema/ort.fbs), sorts
+what has no order, and writes it again. Equal parts, such as the type of most values, are written once: a file of many
+small nodes shrinks to a third.
 """
 
 import struct
@@ -16,8 +16,8 @@ from flatbuffers.table import Table
 IDENTIFIER = b"ORTM"
 ALIGNMENT = 16
 
-# A field is a struct format for a scalar, "str", a table's name, or a list of one of these or of raw bytes; "!" marks
-# a list without an order. None is a field that models do not use.
+# A field is a struct format for a scalar, "str", a table's name, or a list of these or of raw bytes; "!" marks a list
+# without an order. None is a field that models do not use.
 _TABLES: dict[str, tuple[Any, ...]] = {
     "Session": ("str", "Model", None, "Resolver"),
     "Model": ("q", ["Opset"], "str", "str", "str", "q", "str", "Graph", "str", ["Entry"]),
@@ -41,7 +41,7 @@ _TABLES: dict[str, tuple[Any, ...]] = {
     "ArgumentIndex": ("b", "I"),
 }
 _TENSOR_TYPE = (1,)
-_ONCE: tuple[Any, ...] = (
+_UNIQUE: tuple[Any, ...] = (
     "Session",
     "Model",
     "Graph",
@@ -52,11 +52,11 @@ _ONCE: tuple[Any, ...] = (
     ["Node"],
     ["B"],
 )
-"""What is large, and nowhere twice."""
+"""Large kinds that never repeat: not worth a key."""
 
 
 def canonical(model: bytes) -> bytes:
-    """The model with everything that has no order sorted.
+    """The model with all unordered lists sorted.
 
     Raises:
         ValueError: the file holds a field this schema does not know.
@@ -68,7 +68,7 @@ def canonical(model: bytes) -> bytes:
 
 
 def _read(name: str, table: Table) -> list[Any]:
-    """The fields of a table in schema order; None for an absent one."""
+    """The fields of a table in schema order; None if absent."""
     fields = _TABLES[name]
     vtable = table.Pos - encode.Get(packer.soffset, table.Bytes, table.Pos)
     size = encode.Get(packer.voffset, table.Bytes, vtable)
@@ -105,14 +105,14 @@ def _field(kind: Any, table: Table, position: int) -> Any:
 
 
 class _Writer:
-    """Writes a file from its end on, and knows what it has written."""
+    """Writes a file from its end to its start, each equal part once."""
 
     def __init__(self, size: int) -> None:
         self._builder = Builder(size)
         self._written: dict[str, int] = {}
 
     def file(self, session: list[Any]) -> bytes:
-        """A whole file."""
+        """The complete file."""
         self._builder.Finish(self._table("Session", session), file_identifier=IDENTIFIER)
         return bytes(self._builder.Output())
 
@@ -132,10 +132,10 @@ class _Writer:
         return int(self._builder.EndObject())
 
     def _place(self, kind: Any, value: Any) -> Any:
-        """Writes what lies outside its table, if it is not there yet, and gives its offset; a scalar stays itself."""
+        """Writes a value stored outside its table, unless it is written already; returns its offset, or the scalar."""
         if isinstance(kind, str) and kind != "str" and kind not in _TABLES:
             return value
-        if kind in _ONCE:
+        if kind in _UNIQUE:
             return self._outside(kind, value)
         key = repr((kind, value))
         if key not in self._written:

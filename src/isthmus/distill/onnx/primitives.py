@@ -1,8 +1,8 @@
-"""Operators of floats, as steps of which IEEE 754 says each bit.
+"""Float operators decomposed into primitives whose bits IEEE 754 defines.
 
-One addition, multiplication, division or root has one right answer. A sum of many has as many as there are orders, an
-exponential as many as there are libraries. So sums are made of whole numbers that a float64 holds, in whatever order,
-and exponentials of additions and multiplications.
+A single addition, multiplication, division or root has one right answer. Sums depend on their order, exponentials on
+the math library. So sums become sums of integers that are exact in float64 in any order, and exponentials become
+additions and multiplications.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,35 +13,35 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from isthmus.distill.types import Array
+
 _END, _SQUARINGS = 16.0, 5
 _SMALLER = 2.0**-_SQUARINGS
 _FINE = 2.0**40
-"""Steps of the largest number of a sum: 8,192 such numbers are a float64."""
+"""Resolution, relative to the largest number of a sum: 8,192 such numbers are exact in float64."""
 _ERF = 0.3275911, (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 _AXES_ARE_INPUTS = 18
-"""From this opset on, of all that goes along axes."""
-
-Given = Mapping[str, "np.ndarray[Any, Any]"]
+"""Since this opset, for all operators along axes."""
 
 
-def in_steps(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """The nodes of a graph, with steps for sigmoid, tanh, erf, GELU, softmax, layer norms, and sums, means and norms.
+def in_primitives(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """The nodes of a graph, with sigmoid, tanh, erf, GELU, softmax, layer norm and reductions decomposed.
 
-    Constants are added to the graph. Sigmoid, tanh and erf are within 2e-6. What goes along axes stays as it is below
-    opset 18, and where these are no constants; a layer norm, too, whose axis is not -1, or whose scale is no constant
-    of a number per column. A sum of more than 8,192 numbers may depend on their order.
+    Constants are added to the graph. Sigmoid, tanh and erf are within 2e-6. Operators along axes are left alone below
+    opset 18 and where the axes are computed; so are layer norms with an axis other than -1, or whose scale is not a
+    constant with a number per column. A sum of more than 8,192 numbers may depend on their order.
     """
-    constants = {one.name: numpy_helper.to_array(one) for one in model.graph.initializer}
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     known = onnx.shape_inference.infer_shapes(model).graph
     floats = {
         value.name
         for value in (*known.value_info, *known.input, *known.output)
         if value.type.tensor_type.elem_type == TensorProto.FLOAT
     }
-    opset = next(one.version for one in model.opset_import if not one.domain)
+    opset = next(imported.version for imported in model.opset_import if not imported.domain)
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
-        write = _SINGLE.get(node.op_type) or (_ALONG.get(node.op_type) if opset >= _AXES_ARE_INPUTS else None)
+        write = _ELEMENTWISE.get(node.op_type) or (_ALONG_AXES.get(node.op_type) if opset >= _AXES_ARE_INPUTS else None)
         writer = _Writer(model.graph, node, constants)
         if write is not None and node.input[0] in floats and write(writer):
             writer.nodes[-1].output[0] = node.output[0]
@@ -52,34 +52,34 @@ def in_steps(model: onnx.ModelProto) -> list[onnx.NodeProto]:
 
 
 class _Writer:
-    """Writes the steps that stand for a node."""
+    """Writes the primitives that replace a node."""
 
-    def __init__(self, graph: onnx.GraphProto, node: onnx.NodeProto, constants: Given) -> None:
+    def __init__(self, graph: onnx.GraphProto, node: onnx.NodeProto, constants: Mapping[str, Array]) -> None:
         self._graph = graph
         self._numbers = count()
-        self._names = {one.name for one in graph.initializer}
+        self._names = {tensor.name for tensor in graph.initializer}
         self.constants, self.node = constants, node
-        self.attributes = {one.name: helper.get_attribute_value(one) for one in node.attribute}
+        self.attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
         self.nodes: list[onnx.NodeProto] = []
 
     def step(self, operator: str, *inputs: str | float, wide: bool = False, **attributes: Any) -> str:
-        """Adds a node; numbers are float32, or float64 if it is wide. The name of what it gives."""
+        """Adds a node and returns the name of its output; numbers are float32, or float64 if `wide`."""
         kind = np.float64 if wide else np.float32
-        names = [one if isinstance(one, str) else self.constant(np.array(one, kind)) for one in inputs]
+        names = [value if isinstance(value, str) else self.constant(np.array(value, kind)) for value in inputs]
         name = f"{self.node.output[0]}/{next(self._numbers)}"
         self.nodes.append(helper.make_node(operator, names, [name], name=name, **attributes))
         return name
 
     def reduced(self, operator: str, value: str, axes: Sequence[int], *, keep: bool = True) -> str:
-        """The same for one that goes along axes."""
+        """Adds an operator along axes."""
         return self.step(operator, value, self.constant(np.array(axes)), keepdims=int(keep))
 
     def cast(self, value: str, kind: int) -> str:
-        """A tensor as one of another type."""
+        """Converts a tensor to an element type."""
         return self.step("Cast", value, to=kind)
 
-    def constant(self, value: "np.ndarray[Any, Any]") -> str:
-        """The name of one."""
+    def constant(self, value: Array) -> str:
+        """Adds a constant, unless an equal constant exists, and returns its name."""
         name = f"number/{value.dtype.name}/{value.tolist()}"
         if name not in self._names:
             self._graph.initializer.append(numpy_helper.from_array(value, name))
@@ -101,8 +101,8 @@ def _power(writer: _Writer, small: str) -> str:
     return str(power)
 
 
-def _whole(writer: _Writer, value: str, axes: Sequence[int], *, squares: bool = False) -> str:
-    """The sum of float64 numbers along axes, which stay, or of their squares: in steps of 2**-40 of the largest."""
+def _exact_sum(writer: _Writer, value: str, axes: Sequence[int], *, squares: bool = False) -> str:
+    """Sums float64 numbers, or their squares, in steps of 2**-40 of the largest; the axes stay, with size 1."""
     largest = writer.reduced("ReduceMax", writer.step("Abs", value), axes)
     largest = writer.step("Max", largest, 1e-150, wide=True)
     parts = writer.step("Div", value, largest)
@@ -129,32 +129,32 @@ def _tanh(writer: _Writer) -> bool:
 
 
 def _softmax(writer: _Writer) -> bool:
-    """exp(x - max) over their sum; what is 16 below the largest is nothing."""
+    """exp(x - max) over their sum; 16 or more below the largest counts as 0."""
     value, axes = writer.node.input[0], [writer.attributes.get("axis", -1)]
     below = writer.step("Sub", value, writer.reduced("ReduceMax", value, axes))
     power = _power(writer, writer.step("Mul", writer.step("Clip", below, -_END, 0.0), _SMALLER))
-    # Of a NaN it is one: no comparison with it holds.
+    # A NaN stays: it compares false.
     power = writer.step("Where", writer.step("LessOrEqual", below, -_END), 0.0, power)
-    total = _whole(writer, writer.cast(power, TensorProto.DOUBLE), axes)
+    total = _exact_sum(writer, writer.cast(power, TensorProto.DOUBLE), axes)
     writer.step("Div", power, writer.cast(total, TensorProto.FLOAT))
     return True
 
 
-def _beyond(writer: _Writer, value: str) -> str:
+def _erfc(writer: _Writer, value: str) -> str:
     """1 - erf(|x|), within 2e-7: Abramowitz and Stegun, 1964, formula 7.1.26."""
     positive, (rate, coefficients) = writer.step("Abs", value), _ERF
     part = writer.step("Div", 1.0, writer.step("Add", writer.step("Mul", positive, rate), 1.0))
-    found = writer.step("Mul", part, coefficients[0])
+    polynomial = writer.step("Mul", part, coefficients[0])
     for coefficient in coefficients[1:]:
-        found = writer.step("Mul", writer.step("Add", found, coefficient), part)
+        polynomial = writer.step("Mul", writer.step("Add", polynomial, coefficient), part)
     square = writer.step("Clip", writer.step("Mul", positive, positive), 0.0, _END)
-    return writer.step("Mul", found, _power(writer, writer.step("Mul", square, -_SMALLER)))
+    return writer.step("Mul", polynomial, _power(writer, writer.step("Mul", square, -_SMALLER)))
 
 
 def _erf(writer: _Writer) -> bool:
     value = writer.node.input[0]
-    found = writer.step("Sub", 1.0, _beyond(writer, value))
-    writer.step("Where", writer.step("Less", value, 0.0), writer.step("Neg", found), found)
+    positive = writer.step("Sub", 1.0, _erfc(writer, value))
+    writer.step("Where", writer.step("Less", value, 0.0), writer.step("Neg", positive), positive)
     return True
 
 
@@ -167,7 +167,7 @@ def _gelu(writer: _Writer) -> bool:
         _sigmoid(writer, writer.step("Mul", inner, 2 * (2 / np.pi) ** 0.5))
         share = writer.nodes[-1].output[0]
     else:
-        half = writer.step("Mul", _beyond(writer, writer.step("Mul", value, 0.5**0.5)), 0.5)
+        half = writer.step("Mul", _erfc(writer, writer.step("Mul", value, 0.5**0.5)), 0.5)
         below = writer.step("Less", value, 0.0)
         share = writer.step("Where", below, half, writer.step("Sub", 1.0, half))
     writer.step("Mul", value, share)
@@ -177,20 +177,20 @@ def _gelu(writer: _Writer) -> bool:
 def _layer_norm(writer: _Writer) -> bool:
     """(x - mean) / sqrt(variance + epsilon), scaled and shifted (Ba, Kiros and Hinton, 2016, arXiv:1607.06450)."""
     scale = writer.constants.get(writer.node.input[1])
-    # The size of a row is the scale's, unless that is one number for all of it.
+    # The row size is that of the scale, unless the scale is a single number.
     if scale is None or scale.ndim != 1 or scale.size == 1:
         return False
     if len(writer.node.output) > 1 or writer.attributes.get("axis", -1) != -1:
         return False
     wide = writer.cast(writer.node.input[0], TensorProto.DOUBLE)
-    mean = writer.step("Div", _whole(writer, wide, [-1]), float(scale.size), wide=True)
+    mean = writer.step("Div", _exact_sum(writer, wide, [-1]), float(scale.size), wide=True)
     centered = writer.step("Sub", wide, mean)
-    variance = writer.step("Div", _whole(writer, centered, [-1], squares=True), float(scale.size), wide=True)
+    variance = writer.step("Div", _exact_sum(writer, centered, [-1], squares=True), float(scale.size), wide=True)
     spread = writer.step("Sqrt", writer.step("Add", variance, writer.attributes.get("epsilon", 1e-5), wide=True))
-    found = writer.cast(writer.step("Div", centered, spread), TensorProto.FLOAT)
-    found = writer.step("Mul", found, writer.node.input[1])
+    normalized = writer.cast(writer.step("Div", centered, spread), TensorProto.FLOAT)
+    scaled = writer.step("Mul", normalized, writer.node.input[1])
     for bias in writer.node.input[2:]:
-        writer.step("Add", found, bias)
+        writer.step("Add", scaled, bias)
     return True
 
 
@@ -201,21 +201,21 @@ def _reduction(writer: _Writer) -> bool:
     if constant is None or not constant.size:
         return False
     axes = constant.tolist()
-    total = _whole(writer, writer.cast(value, TensorProto.DOUBLE), axes, squares=kind == "ReduceL2")
+    total = _exact_sum(writer, writer.cast(value, TensorProto.DOUBLE), axes, squares=kind == "ReduceL2")
     if kind == "ReduceL2":
         total = writer.step("Sqrt", total)
     if kind == "ReduceMean":
         sizes = writer.step("Gather", writer.step("Shape", value), writer.constant(constant))
         number = writer.cast(writer.step("ReduceProd", sizes, keepdims=0), TensorProto.DOUBLE)
         total = writer.step("Div", total, number)
-    found = writer.cast(total, TensorProto.FLOAT)
+    result = writer.cast(total, TensorProto.FLOAT)
     if not writer.attributes.get("keepdims", 1):
-        writer.reduced("ReduceMax", found, axes, keep=False)
+        writer.reduced("ReduceMax", result, axes, keep=False)
     return True
 
 
-_SINGLE = {"Sigmoid": _sigmoid, "Tanh": _tanh, "Erf": _erf, "Gelu": _gelu}
-_ALONG = {
+_ELEMENTWISE = {"Sigmoid": _sigmoid, "Tanh": _tanh, "Erf": _erf, "Gelu": _gelu}
+_ALONG_AXES = {
     "Softmax": _softmax, "LayerNormalization": _layer_norm, "ReduceSum": _reduction, "ReduceMean": _reduction,
     "ReduceL2": _reduction,
 }  # fmt: skip

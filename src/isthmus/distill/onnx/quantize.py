@@ -21,8 +21,6 @@ from isthmus.features.package.manifest import Feeds
 
 
 class _Calibration(CalibrationDataReader):  # type: ignore[misc]
-    """Training rows, a batch at a time."""
-
     def __init__(self, feeds: Iterable[Feeds]) -> None:
         self._batches = iter(feeds)
 
@@ -31,25 +29,25 @@ class _Calibration(CalibrationDataReader):  # type: ignore[misc]
 
 
 def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Sequence[str]) -> bytes:
-    """The model with INT8 weights, one scale per output channel, and INT8 inputs: alike in every runtime.
+    """The model with INT8 inputs and per-channel INT8 weights: the same bits in every runtime.
 
-    Static and not dynamic: a dynamic scale comes from the whole batch, so the answer for one row would depend on the
-    rows beside it. Inputs are unsigned: on x86 ONNX Runtime makes signed ones so where it can, and computes in floats
-    where it cannot. Weights have seven bits: with eight, processors without VNNI saturate, and answer otherwise than
-    the machine the package was checked on. The last layer, a few dozen weights, is the one whose rounding is seen: its
-    weights have a dozen bits. What is added or multiplied between layers has steps of powers of two, for which the
-    ranges are taken twice. What is left of floats gives the same bits everywhere: see `exactness` and `steps`.
+    Static, not dynamic: a dynamic scale depends on the batch, so the answer for a row would depend on its neighbors.
+    Inputs are unsigned: on x86 ONNX Runtime converts signed inputs where it can, and computes in floats where it
+    cannot. Weights have seven bits: with eight, processors without VNNI saturate, and differ from the machine the
+    package was checked on. The last layer has a few dozen weights, and its rounding shows: they get a dozen bits.
+    Tensors that are added or multiplied between layers get steps of powers of two, which takes a second calibration.
+    The remaining floats give the same bits everywhere: see `exactness` and `primitives`.
 
-    A Gemm whose bias has a factor stays as it is: the quantizer would lose the factor.
+    A Gemm with beta stays in float32: the quantizer would lose the factor.
 
     Args:
         model: float32.
-        calibration: rows from which the ranges of the layer inputs are taken, in parts.
-        operators: what is a layer.
+        calibration: rows, in batches, that determine the ranges of the layer inputs.
+        operators: the operators to quantize.
 
     Raises:
-        ConfigurationError: the graph has no such layer, or one that the quantizer does not take.
-        DataError: the quantizer finds no range for rows that are not finite.
+        ConfigurationError: the graph has no such operator, or it has a form that the quantizer does not support.
+        DataError: rows are not finite, and the quantizer finds no range.
     """
     source = onnx.ModelProto()
     source.CopyFrom(model)
@@ -59,32 +57,31 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
     if not layers:
         problem = Problem("quantized", ", ".join(operators), "an operator that the student's graph has")
         raise ConfigurationError("task", [problem])
-    # The graph is built with known shapes and nothing to fold; without the mark the quantizer asks for its own pass.
+    # Shapes are known and nothing is left to fold; without the mark the quantizer asks for its own preprocessing.
     onnx.helper.set_model_props(source, {"onnx.quant.pre_process": "onnxruntime.quant"})
     rows, names = [*calibration], [node.name for node in layers]
     quantized = _quantized(source, rows, operators, names, {})
     if steps := powers_of_two(optimized(quantized)):
         quantized = _quantized(source, rows, operators, names, steps)
-    found: bytes = exact(quantized, model, layers[-1]).SerializeToString(deterministic=True)
-    return found
+    return bytes(exact(quantized, model, layers[-1]).SerializeToString(deterministic=True))
 
 
 def _quantized(
     source: onnx.ModelProto, rows: Sequence[Feeds], operators: Sequence[str], layers: Sequence[str],
     steps: Mapping[str, tuple[Array, Array]],
 ) -> onnx.ModelProto:  # fmt: skip
-    """What ONNX Runtime's quantizer makes of a model, with the steps and zero points that some tensors must have."""
+    """Runs ONNX Runtime's quantizer; `steps` has the tensors whose step and zero point are fixed."""
     forced = {
         tensor: [{"scale": step, "zero_point": zero, "quant_type": QuantType.QUInt8}]
         for tensor, (step, zero) in steps.items()
     }
-    given = onnx.ModelProto()
-    given.CopyFrom(source)  # the quantizer moves the constants of what it is given out of it
+    copied = onnx.ModelProto()
+    copied.CopyFrom(source)  # the quantizer moves constants out of its input
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "model.onnx"
         try:
             quantize_static(
-                given,
+                copied,
                 target,
                 _Calibration(rows),
                 quant_format=QuantFormat.QDQ,
@@ -96,16 +93,16 @@ def _quantized(
                 nodes_to_quantize=[*layers],
                 extra_options={"TensorQuantOverrides": forced},
             )
-        except (MemoryError, OSError):  # the machine's
+        except (MemoryError, OSError):  # of the machine, not of the graph
             raise
-        except Exception as error:  # of a layer in a form that it does not know it raises what comes
+        except Exception as error:  # of any kind: the quantizer has no errors of its own
             ended = f"ONNX Runtime's quantizer ends with {type(error).__name__}: {error}"
-            if found := _not_finite(rows):
-                # A null may be what the graph replaces: then this ends likewise, and says why.
+            if not_finite := _not_finite(rows):
+                # The graph may replace nulls: then finite rows fail as well, and that error says why.
                 _quantized(source, [_finite(feeds) for feeds in rows], operators, layers, steps)
                 raise DataError(
                     "task: calibration rows",
-                    f"{found}, and {ended}",
+                    f"{not_finite}, and {ended}",
                     expected="finite numbers where a layer takes them",
                     remedy="look at this input of the training rows, or replace what is not finite in the graph",
                 ) from error
@@ -118,7 +115,7 @@ def _quantized(
 
 
 def _not_finite(rows: Sequence[Feeds]) -> str:
-    """The first that is not finite, in words; nothing where all numbers are."""
+    """Describes the first number that is not finite; empty if all are."""
     for feeds in rows:
         for name, values in feeds.items():
             if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
@@ -131,7 +128,7 @@ def _finite(feeds: Feeds) -> Feeds:
 
 
 def _with_uneven_bias(model: onnx.ModelProto, layers: Sequence[str]) -> list[str]:
-    """The layers whose bias has another form than one number per output."""
+    """The layers whose bias is not a vector."""
     sizes = {constant.name: len(constant.dims) for constant in model.graph.initializer}
     return [
         node.name
@@ -141,4 +138,4 @@ def _with_uneven_bias(model: onnx.ModelProto, layers: Sequence[str]) -> list[str
 
 
 def _has_factor(node: onnx.NodeProto) -> bool:
-    return node.op_type == "Gemm" and any(one.name == "beta" and one.f != 1 for one in node.attribute)
+    return node.op_type == "Gemm" and any(attribute.name == "beta" and attribute.f != 1 for attribute in node.attribute)

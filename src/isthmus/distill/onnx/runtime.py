@@ -1,4 +1,4 @@
-"""ONNX Runtime: sessions, their answers, and the ORT format."""
+"""ONNX Runtime: sessions, predictions and the ORT format."""
 
 import tempfile
 from collections.abc import Callable
@@ -19,13 +19,12 @@ _ELEMENTS: dict[int, Any] = {
     onnx.TensorProto.STRING: "string",
 }  # fmt: skip
 Run = Callable[[Feeds], dict[str, Array]]
-"""A model, from tensors to outputs by name."""
+"""Runs a model: tensors by name to outputs by name."""
 
 
 def session(model: bytes, threads: int) -> ort.InferenceSession:
-    """A CPU session of a model in ONNX or ORT format that keeps to a number of threads."""
-    options = _options(threads)
-    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    """A CPU session of a model in ONNX or ORT format."""
+    return ort.InferenceSession(model, _options(threads), providers=["CPUExecutionProvider"])
 
 
 def predict(opened: ort.InferenceSession, feeds: Feeds) -> Array:
@@ -41,15 +40,15 @@ def ask(opened: ort.InferenceSession, feeds: Feeds) -> dict[str, Array]:
 
 
 def described(value: onnx.ValueInfoProto) -> Tensor:
-    """An input or output of a graph.
+    """An input or output of a graph, as a manifest describes it.
 
     Raises:
-        DependencyError: no package holds such elements.
+        DependencyError: packages do not support its element type.
     """
     kind = value.type.tensor_type
     if kind.elem_type not in _ELEMENTS:
-        found = onnx.TensorProto.DataType.Name(kind.elem_type)
-        raise DependencyError(f"tensor {value.name}", f"has elements of kind {found}",
+        element = onnx.TensorProto.DataType.Name(kind.elem_type)
+        raise DependencyError(f"tensor {value.name}", f"has elements of kind {element}",
                               expected="|".join(_ELEMENTS.values()), remedy="cast it within the graph")  # fmt: skip
     shape = tuple(
         int(size.dim_value) if size.HasField("dim_value") else size.dim_param or f"{value.name}_{axis}"
@@ -67,12 +66,12 @@ def _options(threads: int) -> ort.SessionOptions:
 
 
 def optimized(model: onnx.ModelProto) -> onnx.GraphProto:
-    """What ONNX Runtime computes on this processor; constants that it does not fold keep their names."""
+    """The graph that ONNX Runtime computes on this processor; constants that it does not fold keep their names."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.onnx"
         options = _options(1)
         options.optimized_model_filepath = str(file)
-        options.log_severity_level = 3  # it warns that the file is of this processor
+        options.log_severity_level = 3  # it warns that the file is specific to this processor
         ort.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"],
             disabled_optimizers=["ConstantSharing"],
@@ -81,17 +80,17 @@ def optimized(model: onnx.ModelProto) -> onnx.GraphProto:
 
 
 def ort_format(model: bytes) -> bytes:
-    """A model in ORT format, optimized for CPUs in general and not for the one it is made on.
+    """A model in ORT format, optimized for CPUs in general, not for this machine's.
 
     Raises:
-        DependencyError: the disk is full, or the runtime writes what is not known here.
+        DependencyError: the disk is full, or the runtime writes fields that `ortbytes` does not know.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.ort"
         options = _options(1)
         options.optimized_model_filepath = str(file)
         options.add_session_config_entry("session.save_model_format", "ORT")
-        # NCHWc layouts depend on the processor: the converter of ONNX Runtime leaves them out for other targets too.
+        # NCHWc layouts depend on the processor: ONNX Runtime's converter leaves them out for foreign targets, too.
         try:
             ort.InferenceSession(
                 model, options, providers=["CPUExecutionProvider"], disabled_optimizers=["NchwcTransformer"]
