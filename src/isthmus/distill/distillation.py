@@ -19,7 +19,7 @@ from isthmus.distill.device import accelerator, resolve
 from isthmus.distill.executorch.export import require_installed
 from isthmus.distill.preflight import rehearse, require_measured
 from isthmus.distill.reports.build import FORMAT, PUPILS, Trained, report
-from isthmus.distill.restore import made, origins, require_readable
+from isthmus.distill.restore import create_task, origins, require_readable
 from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.tasks.task import Material, Task
 from isthmus.distill.training.checkpoint import discard
@@ -99,7 +99,7 @@ def distill(
             remedy="launch a script of your own that runs a Training (docs/training.md)",
         )
     stages, settings = _Stages(progress), declaration.training_settings(profile)
-    task = made(replace(material, progress=lambda text, _done: stages.note(f"teacher, {text}")))
+    task = create_task(replace(material, progress=lambda text, _done: stages.note(f"teacher, {text}")))
     stages.done("prepare", 0.1)
     teacher, whole = task.teacher(), np.arange(material.table.num_rows)
     outputs = {"teacher": open_outputs(task, teacher, whole, cache, stages.within("teacher", 0.1))}

@@ -43,7 +43,7 @@ class Restored:
     contract: str
 
 
-def made(material: Material) -> Task:
+def create_task(material: Material) -> Task:
     """The task that a declaration names.
 
     Raises:
@@ -92,7 +92,7 @@ def restored(material: Material, folder: Path, weights: str = "student") -> Rest
     if isinstance(material.declaration.task, Tabular):
         kept = read_record(folder).preparation
         material = replace(material, learn=lambda _plan, _before: kept)
-    task = made(material)
+    task = create_task(material)
     if before != origins(task):
         raise ContractMismatch(
             where,

@@ -27,7 +27,7 @@ from isthmus.distill.export.parity import check_package
 from isthmus.distill.export.readme import readme
 from isthmus.distill.onnx.ortbytes import canonical
 from isthmus.distill.onnx.runtime import ask, ort_format, predict, session
-from isthmus.distill.restore import made
+from isthmus.distill.restore import create_task
 from isthmus.distill.tabular.graph import graph
 from isthmus.distill.tabular.preparation import Prepare, compiled
 from isthmus.distill.tabular.student import Student
@@ -346,7 +346,7 @@ def test_large_rows_calibrate_in_smaller_number(
     """Of eight bytes each, a hundred in a part."""
     monkeypatch.setattr(export, "CALIBRATION_ROWS", 1000)
     monkeypatch.setattr(export, "CALIBRATION_BYTES", most)
-    task, asked = made(material(table, task="tests.distill.sampletasks:Shaped")), list[Index]()
+    task, asked = create_task(material(table, task="tests.distill.sampletasks:Shaped")), list[Index]()
     feeds = task.feeds
 
     def counted(rows: Index) -> Feeds:

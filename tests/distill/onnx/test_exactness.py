@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from isthmus.distill.export.export import ExportReport
 from isthmus.distill.onnx.quantize import quantize
 from isthmus.distill.onnx.runtime import ask, described, ort_format, session
-from isthmus.distill.restore import made
+from isthmus.distill.restore import create_task
 from isthmus.features.errors import ConfigurationError, DataError
 from isthmus.features.package.checksums import GOLDEN
 from isthmus.features.package.golden import Case, Golden, Kept
@@ -311,7 +311,7 @@ def test_a_browser_answers_images_in_int8_to_the_bit(exported: ExportReport, tmp
 
 def test_a_browser_answers_int8_to_the_bit(exported: ExportReport, table: pa.Table, tmp_path: Path) -> None:
     """Rows of the training set, and others drawn column by column."""
-    draw, task = np.random.default_rng(3), made(material(table))
+    draw, task = np.random.default_rng(3), create_task(material(table))
     fed = task.feeds(np.arange(table.num_rows))
     drawn = {name: draw.permuted(np.concatenate([array, array]), axis=0) for name, array in fed.items()}
     drawn["numeric"] *= draw.normal(1, 2, drawn["numeric"].shape).astype(np.float32)

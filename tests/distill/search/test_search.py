@@ -22,7 +22,7 @@ from isthmus.distill.declaration import Search
 from isthmus.distill.onnx import host
 from isthmus.distill.onnx.footprint import footprint
 from isthmus.distill.reports import search_page
-from isthmus.distill.restore import made, restored
+from isthmus.distill.restore import create_task, restored
 from isthmus.distill.search.pareto import front, front_naively
 from isthmus.distill.search.sampler import RANDOM, Known, proposed
 from isthmus.distill.search.search import JOURNAL, SearchReport, require_fit
@@ -184,7 +184,7 @@ def test_what_counts_is_what_the_exported_graph_says_of_the_validation_part(
     once: tuple[Path, SearchReport, list[str]], few: pa.Table
 ) -> None:
     folder, report, _ = once
-    task = made(material(few, task="tests.distill.sampletasks:Shaped"))
+    task = create_task(material(few, task="tests.distill.sampletasks:Shaped"))
     kept = [load_file(file) for file in (folder / "search" / "students").iterdir()]
     for one in (one for one in students(report) if one.precision == "fp32"):
         (weights,) = [found for found in kept if len(found["layers.0.bias"]) == one.shape["units"]]

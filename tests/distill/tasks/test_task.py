@@ -19,7 +19,7 @@ from isthmus.distill.declaration import Gate
 from isthmus.distill.device import resolve
 from isthmus.distill.distillation import DistillationReport, distill
 from isthmus.distill.preflight import rehearse
-from isthmus.distill.restore import made
+from isthmus.distill.restore import create_task
 from isthmus.distill.throttle import policy
 from isthmus.distill.training import loop
 from isthmus.distill.training.checkpoint import Checkpoints
@@ -203,7 +203,7 @@ def test_what_does_not_fit_is_said_before_a_step(table: pa.Table, tmp_path: Path
 
 
 def test_a_teacher_with_its_classes_in_another_order_is_mapped(table: pa.Table, tmp_path: Path) -> None:
-    task = made(material(table, task="tests.distill.sampletasks:Sorted"))
+    task = create_task(material(table, task="tests.distill.sampletasks:Sorted"))
     teacher, rows = task.teacher(), np.arange(table.num_rows)
     outputs = open_outputs(task, teacher, rows, tmp_path, lambda _text, _done: None)
     theirs, some = teacher.ask(task.asked(rows[:50]))["logits"], rows[:50]
@@ -212,7 +212,7 @@ def test_a_teacher_with_its_classes_in_another_order_is_mapped(table: pa.Table, 
 
 
 def test_a_tokenizer_is_held_against_the_teachers_where_all_it_says_is_kept(table: pa.Table, tmp_path: Path) -> None:
-    task = made(material(table, task="tests.distill.sampletasks:Reworded"))
+    task = create_task(material(table, task="tests.distill.sampletasks:Reworded"))
     with open_outputs(task, task.teacher(), np.arange(table.num_rows), tmp_path, lambda _text, _done: None) as outputs:
         outputs.fill()
     with pytest.raises(ConfigurationError, match="tokens of 'The quick brown fox'"):

@@ -23,7 +23,7 @@ from isthmus.distill.executorch.process import PINS, Program, Refused
 from isthmus.distill.export.export import ExportReport, export
 from isthmus.distill.export.ladder import climb
 from isthmus.distill.export.parity import check_package
-from isthmus.distill.restore import made, restored
+from isthmus.distill.restore import create_task, restored
 from isthmus.features.errors import ConfigurationError, DependencyError, GateFailed
 from isthmus.features.package.golden import read_golden
 from isthmus.features.package.inspect import Inspection, OnnxRuntime, inspect
@@ -260,7 +260,7 @@ class Foreign(kinds.Classes):
 
 def test_what_a_program_cannot_have_is_named(trained: DistillationReport) -> None:
     table = training_set(ROWS)
-    task, student = made(material(table, **OWN)), restored(material(table, **OWN), trained.path).student
+    task, student = create_task(material(table, **OWN)), restored(material(table, **OWN), trained.path).student
     row = np.arange(1)
     outputs = [Described("logits", "float", ("N", 5))]
     with pytest.raises(GateFailed, match=r"P, a size that the graph leaves open, has no limit; .* `most` of the task"):

@@ -22,7 +22,7 @@ from isthmus.distill.export.acceptance import allowed
 from isthmus.distill.onnx.host import host
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.preflight import rehearse, require_measured
-from isthmus.distill.restore import made, origins, require_shape
+from isthmus.distill.restore import create_task, origins, require_shape
 from isthmus.distill.search.bench import Bench
 from isthmus.distill.search.pareto import front
 from isthmus.distill.search.sampler import Known, proposed
@@ -97,7 +97,7 @@ def search(
     most = asked.trials if trials is None else trials
     if most < 1:
         raise ConfigurationError(where, [Problem("trials", str(most), "at least 1")])
-    task = made(material)
+    task = create_task(material)
     require_shape(task, asked.shape, where)
     space = {**asked.shape, PRECISION: allowed(task, profile)}
     rows = np.arange(material.table.num_rows)
