@@ -71,14 +71,14 @@ def peak_mb() -> float:
 
 def embedded(folder: Path, scratch: Path, cutoff: bool, stack: contextlib.ExitStack) -> Job:
     """Our join in this process."""
-    from isthmus.features.offline.history import History
+    from isthmus.features.offline.history import ViewHistory
     from isthmus.features.pointintime.join import point_in_time
 
     del scratch, stack
 
     def run() -> pa.Table:
         # As the offline store reads keys of text.
-        histories = [History(_view(name), _table(folder, name, cutoff, read_dictionary=KEYS), 0) for name in VIEWS]
+        histories = [ViewHistory(_view(name), _table(folder, name, cutoff, read_dictionary=KEYS), 0) for name in VIEWS]
         return point_in_time(pq.read_table(folder / "spine.parquet"), histories)
 
     return run
@@ -99,7 +99,7 @@ def by_executors(engine: str) -> Callable[[Path, Path, bool, contextlib.ExitStac
     def prepare(folder: Path, scratch: Path, cutoff: bool, stack: contextlib.ExitStack) -> Job:
         import pyarrow.dataset as ds
 
-        from isthmus.features.offline.history import History
+        from isthmus.features.offline.history import ViewHistory
         from isthmus.features.offline.scan import in_lots
         from isthmus.features.pointintime.join import BATCH, PASS, Join
         from isthmus.transforms.engine import session
@@ -114,7 +114,7 @@ def by_executors(engine: str) -> Callable[[Path, Path, bool, contextlib.ExitStac
         def run() -> pa.Table:
             spine = pq.read_table(folder / "spine.parquet")
             views = [_view(name) for name in VIEWS]
-            join = Join(spine.schema, [History(view, ds.dataset(files[view.name]), 0) for view in views])
+            join = Join(spine.schema, [ViewHistory(view, ds.dataset(files[view.name]), 0) for view in views])
             pq.write_table(join.questions(spine, 0), scratch / "asked.parquet")
             wanted = {view.name: [column.name for column in view.fields] for view in views}
             tables = [(view, [files[view.name]]) for view in views]

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.features.days import Days, day_name, joined
+from isthmus.features.days import Days, day_name, union
 from isthmus.features.errors import RequestError
 
 RANGES = st.tuples(st.integers(0, 30), st.integers(0, 12)).map(lambda pair: Days(pair[0], pair[0] + pair[1]))
@@ -47,5 +47,5 @@ def test_ranges_are_sets_of_days(days: Days, others: list[Days], length: int) ->
     steps = [step for part in left for step in part.steps(length)]
     assert _set(steps) == _set(left)
     assert all(1 <= len(step) <= length for step in steps)
-    assert _set(joined(others)) == _set(others)
-    assert sum(map(len, joined(others))) == len(_set(others))
+    assert _set(union(others)) == _set(others)
+    assert sum(map(len, union(others))) == len(_set(others))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from isthmus.features.errors import GateFailed
 from isthmus.features.types import TYPES, Array, Bool, Bytes, DataType, Float32, Float64, Int64, String, UnixTimestamp
 from isthmus.features.values.columns import Values, from_python
-from isthmus.features.verdict import EXAMPLES, Difference, FeatureVerdict, Verdict, compare
+from isthmus.features.verdict import EXAMPLES, FeatureVerdict, ValueDifference, Verdict, compare
 from tests.features.support import VALUES, bits
 
 
@@ -113,7 +113,7 @@ def _verdict(**features: FeatureVerdict) -> Verdict:
 
 
 GOOD, BAD, EMPTY = FeatureVerdict(3, 0, 0.0), FeatureVerdict(3, 1, 2.0), FeatureVerdict(0, 0, 0.0)
-EXAMPLE = FeatureVerdict(4, 2, 0.25, [Difference("k=1", None, 1.5)])
+EXAMPLE = FeatureVerdict(4, 2, 0.25, [ValueDifference("k=1", None, 1.5)])
 
 
 def test_passed_needs_something_compared_and_nothing_differing() -> None:
@@ -149,7 +149,7 @@ def _strictly(text: bytes) -> Any:
         Verdict("c", 0, {}),
         _verdict(a=GOOD, status=EMPTY),
         Verdict("c", -1, {"v": {"a": EXAMPLE}}, {"v": "f00d"}, {"v": 3}, "pkg", BAD),
-        _verdict(a=FeatureVerdict(1, 1, float("inf"), [Difference("k", "x", None)])),
+        _verdict(a=FeatureVerdict(1, 1, float("inf"), [ValueDifference("k", "x", None)])),
     ],
 )
 def test_loads_is_the_inverse_of_dumps(verdict: Verdict) -> None:

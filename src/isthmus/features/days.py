@@ -64,7 +64,7 @@ class Days:
         return [*left, Days(first, self.end)] if first < self.end else left
 
 
-def joined(ranges: Iterable[Days]) -> list[Days]:
+def union(ranges: Iterable[Days]) -> list[Days]:
     """The same days in as few ranges as there can be, in order."""
     found: list[Days] = []
     for days in sorted(ranges):

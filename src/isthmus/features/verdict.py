@@ -21,7 +21,7 @@ PAIRS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ValueDifference:
     """One value that differs: the key it belongs to, what each side says, and since when, in UTC.
 
     Attributes:
@@ -54,7 +54,7 @@ class FeatureVerdict:
     compared: int
     differing: int
     worst: float
-    examples: Sequence[Difference] = ()
+    examples: Sequence[ValueDifference] = ()
     tolerance: float = 0.0
     pairs: Sequence[tuple[float, float]] = field(default=(), compare=False, repr=False)
 
@@ -178,7 +178,7 @@ def _plain(value: Any) -> Any:
 
 
 def _feature(data: Mapping[str, Any]) -> FeatureVerdict:
-    examples = [Difference(**example) for example in data["examples"]]
+    examples = [ValueDifference(**example) for example in data["examples"]]
     for name in ("compared", "differing"):
         if type(data[name]) is not int or data[name] < 0:
             raise ValueError(f"{name} is {data[name]!r}")
@@ -227,7 +227,9 @@ def compare(
     first = _first(keys, differing)
     examples = zip(first.tolist(), _only(offline, first).tolist(dtype), _only(online, first).tolist(dtype), strict=True)
     said = _moment if dtype.name == "UnixTimestamp" else _as_it_is
-    told = [Difference(keys[n], said(a), said(b), _moment(times[n]) if len(times) else None) for n, a, b in examples]
+    told = [
+        ValueDifference(keys[n], said(a), said(b), _moment(times[n]) if len(times) else None) for n, a, b in examples
+    ]
     drawn = _pairs(offline, online, differing, dtype)
     return FeatureVerdict(len(keys), len(differing), worst, told, tolerance, drawn)
 

@@ -12,7 +12,7 @@ from isthmus.features import clock
 from isthmus.features.contract.contract import Contract
 from isthmus.features.days import DAY, day_name, day_of
 from isthmus.features.errors import DataError, IsthmusError
-from isthmus.features.offline.log import Log
+from isthmus.features.offline.log import MaterializationLog
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.package.manifest import package_digest
 from isthmus.features.progress import Progress, silent
@@ -88,7 +88,7 @@ def _view(project: Project, contract: Contract, name: str, *, measure: bool, app
     if commit is None:
         return ViewStatus()
     begun = [day for day in commit.days or () if day * DAY <= project.now()]
-    written = Log(project.offline).of(view)
+    written = MaterializationLog(project.offline).of(view)
     age = None if not begun else day_of(project.now()) - max(begun)
     # A row of the last day may be as late as its end.
     expired = view.ttl is not None and bool(begun) and project.now() - (max(begun) + 1) * DAY > view.ttl

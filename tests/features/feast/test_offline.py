@@ -22,7 +22,7 @@ from isthmus.features.definition.compile import compile_contract
 from isthmus.features.definition.spec import Entity, FeatureView, Field, Source
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, RequestError
 from isthmus.features.feast import registry
-from isthmus.features.offline.history import History
+from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import join_naively, point_in_time
 from isthmus.features.types import Bool, Float32, Int64, String
@@ -160,7 +160,7 @@ def test_the_join_through_feasts_api_is_the_time_rule(
         contract = make_view(FIELDS, keys, 3 if name == "one" else None, name)
         history = table(contract, found)
         pq.write_table(history.drop(["content_hash"]), folder / f"{name}_rows.parquet")
-        expected = join_naively(expected, History(contract, history, 0)).drop([f"{name}__status"])
+        expected = join_naively(expected, ViewHistory(contract, history, 0)).drop([f"{name}__status"])
     features = [f"{name}:{feature}" for name in ("one", "two", "three") for feature in FIELDS]
     result = store.get_historical_features(questions, features, full_feature_names=True).to_arrow()
     assert same_bits(result, expected)

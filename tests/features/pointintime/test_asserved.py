@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from isthmus.features.clock import Status
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.errors import DataError
-from isthmus.features.offline.history import History, status_column
+from isthmus.features.offline.history import ViewHistory, status_column
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online import record as published
 from isthmus.features.online.store import OnlineStore
-from isthmus.features.pointintime.asserved import Difference, ServedJoin
+from isthmus.features.pointintime.asserved import ServedDifference, ServedJoin
 from isthmus.features.publishing.publish import publish
 from isthmus.features.redis.pipeline import Client
 from isthmus.features.types import Int64
@@ -33,8 +33,8 @@ def _spine(questions: list[tuple[int, int]]) -> pa.Table:
 
 
 def as_served(
-    spine: pa.Table, offline: OfflineStore, histories: list[History]
-) -> tuple[pa.Table, dict[str, dict[str, Difference]]]:
+    spine: pa.Table, offline: OfflineStore, histories: list[ViewHistory]
+) -> tuple[pa.Table, dict[str, dict[str, ServedDifference]]]:
     join = ServedJoin(spine.schema, offline, histories)
     table = pa.Table.from_batches(join.batches(spine.to_batches(max_chunksize=5)), join.schema)
     return table, join.report()

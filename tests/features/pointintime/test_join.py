@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from isthmus.features import clock
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.errors import DataError
-from isthmus.features.offline.history import History, status_column, table_schema
+from isthmus.features.offline.history import ViewHistory, status_column, table_schema
 from isthmus.features.pointintime.join import Join, join_naively, latest, point_in_time
 from isthmus.features.types import Bool, Bytes, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from tests.features.support import ALL, DAY, FIRST, LAST, arrow, make_view, same_bits, schemas, table, times, values_of
@@ -55,7 +55,7 @@ def _views(draw: st.DrawFn, name: str, keys: Mapping[str, DataType]) -> tuple[Vi
 
 
 @st.composite
-def _cases(draw: st.DrawFn) -> tuple[pa.Table, list[History]]:
+def _cases(draw: st.DrawFn) -> tuple[pa.Table, list[ViewHistory]]:
     keys = draw(st.sampled_from(KEY_SETS))
     stretch, shift = draw(st.sampled_from([(1, 0), (DAY, 0), (1, LAST - 8), (1, FIRST + 8), (-FIRST // 4, 0)]))
     histories = []
@@ -67,7 +67,7 @@ def _cases(draw: st.DrawFn) -> tuple[pa.Table, list[History]]:
             ttl = view.ttl * stretch - draw(st.integers(0, 1))
             view = make_view({f.name: f.dtype for f in view.fields}, keys, ttl, name)
         data = table(view, rows)
-        histories.append(History(view, data, 0))
+        histories.append(ViewHistory(view, data, 0))
     asked = st.tuples(MOMENTS, *(st.none() | KEYS[dtype.name] for dtype in keys.values()))
     questions = draw(st.lists(asked, max_size=10))
     columns = {
@@ -78,7 +78,7 @@ def _cases(draw: st.DrawFn) -> tuple[pa.Table, list[History]]:
 
 
 @given(_cases())
-def test_join_is_the_time_rule(case: tuple[pa.Table, list[History]]) -> None:
+def test_join_is_the_time_rule(case: tuple[pa.Table, list[ViewHistory]]) -> None:
     spine, histories = case
     expected = spine
     for history in histories:
@@ -112,7 +112,7 @@ def test_a_join_in_passes_over_files_is_the_join(folder: Path, data: st.DataObje
         for file in (0, 1):
             half = history.table().take(pa.array(order[file::2], pa.int64()))
             pq.write_table(half, folder / str(n) / f"{file}.parquet", row_group_size=rows)
-        histories[n] = History(history.view, ds.dataset(folder / str(n)), 0)
+        histories[n] = ViewHistory(history.view, ds.dataset(folder / str(n)), 0)
         features[history.view.name] = data.draw(
             st.lists(st.sampled_from([f.name for f in history.view.fields]), unique=True)
         )
@@ -131,7 +131,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(_cases(), MOMENTS)
-def test_latest_is_the_time_rule(case: tuple[pa.Table, list[History]], at: int) -> None:
+def test_latest_is_the_time_rule(case: tuple[pa.Table, list[ViewHistory]], at: int) -> None:
     for history in case[1]:
         assert isinstance(history.data, pa.Table)
         view, rows = history.view, history.data.to_pylist()
@@ -168,13 +168,13 @@ def _spine(keys: list[str | None], at: list[int]) -> pa.Table:
     return pa.table({"k": pa.array(keys, pa.string()), "event_timestamp": times(at)})
 
 
-def _statuses(spine: pa.Table, *histories: History) -> list[tuple[Any, str]]:
+def _statuses(spine: pa.Table, *histories: ViewHistory) -> list[tuple[Any, str]]:
     joined = point_in_time(spine, histories)
     return list(zip(joined["traffic__a"].to_pylist(), joined["traffic__status"].to_pylist(), strict=True))
 
 
-def _history(*rows: tuple[str, int, int, int | None]) -> History:
-    return History(VIEW, table(VIEW, [{"k": k, "_event": e, "_known": n, "a": a} for k, e, n, a in rows]), 0)
+def _history(*rows: tuple[str, int, int, int | None]) -> ViewHistory:
+    return ViewHistory(VIEW, table(VIEW, [{"k": k, "_event": e, "_known": n, "a": a} for k, e, n, a in rows]), 0)
 
 
 def test_statuses_at_the_edges() -> None:
@@ -206,7 +206,7 @@ def test_composite_keys_do_not_run_together() -> None:
         {"k": "11", "l": "1", "_event": 0, "_known": 0, "a": 2},
     ]
     spine = pa.table({"l": ["1", "11", "1"], "k": ["11", "1", "1"], "event_timestamp": times([0, 0, 0])})
-    assert point_in_time(spine, [History(view, table(view, rows), 0)])["traffic__a"].to_pylist() == [2, 1, None]
+    assert point_in_time(spine, [ViewHistory(view, table(view, rows), 0)])["traffic__a"].to_pylist() == [2, 1, None]
 
 
 def test_empty_spine_and_empty_history() -> None:
@@ -231,11 +231,11 @@ def test_every_type_comes_through_in_its_type() -> None:
     values |= {f"array_{name}": [value, value] for name, value in values.items()} | {"array_string": []}
     assert values.keys() == ALL.keys()
     data = table(view, [{"k": "x", "_event": 0, "_known": 0, **values}])
-    joined = point_in_time(_spine(["x", "y"], [0, 0]), [History(view, data, 0)])
+    joined = point_in_time(_spine(["x", "y"], [0, 0]), [ViewHistory(view, data, 0)])
     for name in values:
         assert joined[f"traffic__{name}"].type == data[name].type
         assert joined[f"traffic__{name}"].to_pylist() == [data[name][0].as_py(), None]
-    assert latest(History(view, data, 0), 0).equals(data.cast(table_schema(view)))
+    assert latest(ViewHistory(view, data, 0), 0).equals(data.cast(table_schema(view)))
 
 
 @pytest.mark.parametrize(("dtype", "code"), [(Float32, "<u4"), (Float64, "<u8")])
@@ -247,9 +247,9 @@ def test_floats_come_through_to_the_bit(dtype: DataType, code: str) -> None:
     rows = [{"k": n, "_event": 0, "_known": 0, "a": 0.0} for n in range(len(numbers))]
     data = table(view, rows).set_column(3, "a", pa.array(numbers.view(np.dtype(dtype.numpy))))
     spine = pa.table({"k": range(len(numbers)), "event_timestamp": times([0] * len(numbers))})
-    joined = point_in_time(spine, [History(view, data, 0)])
+    joined = point_in_time(spine, [ViewHistory(view, data, 0)])
     assert joined["traffic__a"].to_numpy().view(code).tolist() == numbers.tolist()
-    assert latest(History(view, data, 0), 0)["a"].to_numpy().view(code).tolist() == numbers.tolist()
+    assert latest(ViewHistory(view, data, 0), 0)["a"].to_numpy().view(code).tolist() == numbers.tolist()
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
@@ -290,7 +290,7 @@ def test_a_spine_that_cannot_be_joined(change: Any, message: str) -> None:
 
 def test_a_key_too_great_for_its_type_is_a_data_error() -> None:
     view = make_view({"a": Float64}, {"k": Int32})
-    history = History(view, table(view, [{"k": 1, "_event": 0, "_known": 0, "a": 1.0}]), 0)
+    history = ViewHistory(view, table(view, [{"k": 1, "_event": 0, "_known": 0, "a": 1.0}]), 0)
     spine = pa.table({"k": pa.array([1, 1 << 40], pa.int64()), "event_timestamp": times([0, 0])})
     with pytest.raises(DataError, match=r"spine, k: .*1099511627776.*expected int32"):
         point_in_time(spine, [history])
@@ -303,7 +303,7 @@ def test_the_row_of_a_key_that_does_not_fit_is_named(dtype: DataType) -> None:
     keys = [n if n < 70 else (1 << 64) - n for n in range(100)]
     spine = pa.table({"k": pa.array(keys, pa.uint64()), "event_timestamp": times([0] * 100)})
     with pytest.raises(DataError, match=r"spine, k: has a value in row 70 that does not fit"):
-        point_in_time(spine, [History(view, table(view, []), 0)])
+        point_in_time(spine, [ViewHistory(view, table(view, []), 0)])
 
 
 def test_the_same_view_twice_is_a_data_error() -> None:
@@ -316,7 +316,7 @@ def test_views_with_different_keys_share_a_spine() -> None:
     other = make_view({"a": Int64}, {"k": String, "K2": Int32}, name="other")
     data = table(other, [{"k": "x", "K2": 7, "_event": 0, "_known": 0, "a": 5}])
     spine = _spine(["x", "x"], [0, 0]).append_column("K2", pa.array([7, None], pa.int32()))
-    joined = point_in_time(spine, [History(other, data, 0), _history(("x", 0, 0, 1))])
+    joined = point_in_time(spine, [ViewHistory(other, data, 0), _history(("x", 0, 0, 1))])
     assert joined["other__a"].to_pylist() == [5, None]
     assert joined["traffic__a"].to_pylist() == [1, 1]
 
@@ -327,7 +327,7 @@ def test_status_column_is_named_after_the_view() -> None:
 
 def test_a_spine_gives_a_key_in_any_unit_and_width() -> None:
     view = make_view({"a": Int64}, {"t": UnixTimestamp, "b": Bytes})
-    history = History(view, table(view, [{"t": 5_000_000, "b": b"x", "_event": 0, "_known": 0, "a": 7}]), 0)
+    history = ViewHistory(view, table(view, [{"t": 5_000_000, "b": b"x", "_event": 0, "_known": 0, "a": 7}]), 0)
     seconds = times([5_000_000]).cast(pa.timestamp("s", tz="Asia/Tokyo"))
     spine = pa.table({"t": seconds, "b": pa.array([b"x"], pa.large_binary()), "event_timestamp": times([0])})
     assert point_in_time(spine, [history])["traffic__a"].to_pylist() == [7]
@@ -343,4 +343,4 @@ def test_no_row_is_lost_by_a_key_of_bytes_after_another_key() -> None:
     data = table(view, rows)
     order = chance.permutation(2000)
     spine = data.select(["n", "token"]).take(order).append_column("event_timestamp", times([2000] * 2000))
-    assert point_in_time(spine, [History(view, data, 0)])["traffic__a"].to_pylist() == order.tolist()
+    assert point_in_time(spine, [ViewHistory(view, data, 0)])["traffic__a"].to_pylist() == order.tolist()

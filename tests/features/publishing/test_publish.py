@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from isthmus.features.clock import Status
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.errors import DependencyError
-from isthmus.features.offline.history import History, table_schema
-from isthmus.features.offline.log import Log
-from isthmus.features.offline.snapshot import State
+from isthmus.features.offline.history import ViewHistory, table_schema
+from isthmus.features.offline.log import MaterializationLog
+from isthmus.features.offline.snapshot import Snapshot
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.record import Published
 from isthmus.features.online.scripts import ANNOUNCE, MANY, announced, suspects
 from isthmus.features.online.store import LEASE_SECONDS, OnlineStore
-from isthmus.features.publishing.diff import Changes
+from isthmus.features.publishing.diff import SnapshotDiff
 from isthmus.features.publishing.publish import Materialized, publish
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.pipeline import Client, run
@@ -399,10 +399,10 @@ def test_the_log_says_when_what_became_readable(world: World) -> None:
     world.now = 20
     world.write({**_many(5), 7: [(15, 15, 8)]})
     world.publish()
-    first, second = Log(world.offline.root).of(VIEW)
+    first, second = MaterializationLog(world.offline.root).of(VIEW)
     assert (first.at, first.written, second.at, second.written) == (10, 2000, 20, 1)
     assert first.fingerprint != second.fingerprint
-    assert Log(world.offline.root).of(replace(VIEW, code="2")) == []
+    assert MaterializationLog(world.offline.root).of(replace(VIEW, code="2")) == []
 
 
 @given(
@@ -418,7 +418,7 @@ def test_a_state_is_the_row_that_wins_for_each_key(rows: list[tuple[int, int, in
     data = history_of(table)
     contents = [_content(value) for value in data["a"].to_pylist()]
     data = data.append_column("content_hash", pa.array(contents, pa.int64()))
-    state = State.of(History(VIEW, data, 0), at)
+    state = Snapshot.of(ViewHistory(VIEW, data, 0), at)
     expected = {
         key_of(key): max(usable, key=order_of)
         for key, some in table.items()
@@ -433,7 +433,7 @@ def test_a_state_is_the_row_that_wins_for_each_key(rows: list[tuple[int, int, in
     }
     times = [row[1] for some in table.values() for row in some if row[1] <= at]
     assert state.horizon == max(times, default=-(1 << 63))
-    same = Changes.between(state, state, stamp=None, horizon=state.horizon, suspect=state.keys.slice(0, 0))
+    same = SnapshotDiff.between(state, state, stamp=None, horizon=state.horizon, suspect=state.keys.slice(0, 0))
     assert same is not None
     assert (len(same.sent), same.changed, len(same.removed), same.stamp) == (0, 0, 0, None)
 
@@ -508,7 +508,7 @@ def test_a_run_goes_no_further_where_another_one_has_told_of_its_table(world: Wo
     record = world.store.published(VIEW)
     assert record is not None
     assert (record.at, record.pending) == (30, False)
-    assert [run.at for run in Log(world.offline.root).of(VIEW)] == [10, 30]
+    assert [run.at for run in MaterializationLog(world.offline.root).of(VIEW)] == [10, 30]
     # The last words of the run that stood still could have come late.
     _forget(client, 1)
     assert world.publish().written == 1

@@ -14,7 +14,7 @@ import pytest
 
 from isthmus import DataError, GateFailed, RequestError
 from isthmus.features.days import Days
-from isthmus.features.offline.history import History
+from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.quality.statistics import measure, read
 from isthmus.features.redis.connection import connect
@@ -167,7 +167,7 @@ def test_statistics_stand_beside_the_training_set(built: Shop, project: Open) ->
     table = made.table()
     for name, one in kept.features.items():
         assert (one.rows, one.nulls) == (ORDERS, table[name].null_count)
-    history: History = OfflineStore(opened.offline).history(contract.views["customer_facts"])
+    history: ViewHistory = OfflineStore(opened.offline).history(contract.views["customer_facts"])
     rows, features = measure(history.view.fields, read(history.table(), [field.name for field in history.view.fields]))
     facts = kept.views["customer_facts"]
     assert (facts.rows, facts.features) == (rows, features)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from isthmus.features.offline.history import History
+from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.scan import in_lots
 from isthmus.features.pointintime.join import BATCH, Join, join_naively
 from isthmus.features.types import Bool, Bytes, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
@@ -67,7 +67,7 @@ def _cases(draw: st.DrawFn) -> tuple[tuple[int, int], list[list[dict[str, Any]]]
     return draw(st.sampled_from(SPREADS)), rows, draw(st.lists(asked, max_size=10))
 
 
-def drawn(count: int) -> tuple[pa.Table, list[History]]:
+def drawn(count: int) -> tuple[pa.Table, list[ViewHistory]]:
     """The spine and the histories of that many cases together."""
     values = st.tuples(*(values_of({field.name: field.dtype for field in view.fields}) for view in VIEWS))
     pool = (collected(values, POOL) * POOL)[:POOL]
@@ -87,10 +87,10 @@ def drawn(count: int) -> tuple[pa.Table, list[History]]:
     spine = pa.concat_tables([spine, spine])
     bits = np.random.default_rng(0).integers(0, 1 << 32, len(spine), np.uint32)
     spine = spine.append_column("weight", pa.array(bits.view(np.float32)))
-    return spine, [History(view, table(view, kept), 0) for view, kept in zip(VIEWS, rows, strict=True)]
+    return spine, [ViewHistory(view, table(view, kept), 0) for view, kept in zip(VIEWS, rows, strict=True)]
 
 
-def by_executors(spark: "SparkSession", folder: Path, spine: pa.Table, histories: list[History]) -> pa.Table:
+def by_executors(spark: "SparkSession", folder: Path, spine: pa.Table, histories: list[ViewHistory]) -> pa.Table:
     """The join by executors, of tables in two files each."""
     for history in histories:
         rows, half = history.table(), len(history.table()) // 2
@@ -110,20 +110,20 @@ def by_executors(spark: "SparkSession", folder: Path, spine: pa.Table, histories
     )
 
 
-def expected(spine: pa.Table, histories: list[History]) -> pa.Table:
+def expected(spine: pa.Table, histories: list[ViewHistory]) -> pa.Table:
     for history in histories:
         spine = join_naively(spine, history)
     return spine
 
 
 @pytest.fixture(scope="module")
-def cases() -> tuple[pa.Table, list[History], pa.Table]:
+def cases() -> tuple[pa.Table, list[ViewHistory], pa.Table]:
     thorough = settings().max_examples > 50
     spine, histories = drawn(3000 if thorough else 300)
     return spine, histories, expected(spine, histories)
 
 
-def check(spark: "SparkSession", folder: Path, cases: tuple[pa.Table, list[History], pa.Table]) -> None:
+def check(spark: "SparkSession", folder: Path, cases: tuple[pa.Table, list[ViewHistory], pa.Table]) -> None:
     spine, histories, answer = cases
     joined = by_executors(spark, folder, spine, histories)
     for start in range(0, len(joined), len(spine)):
@@ -135,14 +135,14 @@ def check(spark: "SparkSession", folder: Path, cases: tuple[pa.Table, list[Histo
 
 
 def test_the_join_is_the_time_rule_on_sail(
-    sail: "SparkSession", tmp_path: Path, cases: tuple[pa.Table, list[History], pa.Table]
+    sail: "SparkSession", tmp_path: Path, cases: tuple[pa.Table, list[ViewHistory], pa.Table]
 ) -> None:
     check(sail, tmp_path, cases)
 
 
 @pytest.mark.spark
 def test_the_join_is_the_time_rule_on_apache_spark(
-    tmp_path: Path, cases: tuple[pa.Table, list[History], pa.Table]
+    tmp_path: Path, cases: tuple[pa.Table, list[ViewHistory], pa.Table]
 ) -> None:
     with engine.session("spark") as spark:
         check(spark, tmp_path, cases)
@@ -150,7 +150,7 @@ def test_the_join_is_the_time_rule_on_apache_spark(
 
 @pytest.mark.spark
 def test_the_join_is_the_time_rule_on_a_spark_connect_server(
-    tmp_path: Path, cases: tuple[pa.Table, list[History], pa.Table]
+    tmp_path: Path, cases: tuple[pa.Table, list[ViewHistory], pa.Table]
 ) -> None:
     with connect_server(tmp_path / "server.log") as url, engine.session(url) as spark:
         check(spark, tmp_path, cases)

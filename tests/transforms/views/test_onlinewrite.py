@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from isthmus import DependencyError
-from isthmus.features.offline.history import History
+from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import EVERYTHING, OnlineStore
 from isthmus.features.pointintime.join import latest as embedded_latest
@@ -68,7 +68,7 @@ def test_latest_is_what_the_embedded_store_says(spark: "SparkSession", tmp_path:
     frame = history(spark, VIEW, [str(tmp_path / "rows.parquet")])
     for at in (-1, 1, 3):
         found = onlinewrite.latest(VIEW, frame, at).toArrow()
-        expected = embedded_latest(History(VIEW, rows, 0), at)
+        expected = embedded_latest(ViewHistory(VIEW, rows, 0), at)
         order = [("store", "ascending"), ("n", "ascending")]
         assert same_bits(found.sort_by(order), expected.sort_by(order))
 
@@ -96,7 +96,7 @@ def test_changes_between_two_versions(spark: "SparkSession", tmp_path: Path) -> 
 def test_executors_write_what_any_writer_writes(spark: "SparkSession", tmp_path: Path, url: str) -> None:
     rows = _rows(6000)
     pq.write_table(rows, tmp_path / "rows.parquet")
-    expected = embedded_latest(History(VIEW, rows, 0), 3)
+    expected = embedded_latest(ViewHistory(VIEW, rows, 0), 3)
     contract = make_contract(VIEW, NARROW)
     frame = onlinewrite.latest(VIEW, history(spark, VIEW, [str(tmp_path / "rows.parquet")]), 3)
     counts = onlinewrite.total(onlinewrite.write_online(frame, VIEW, contract, url, EVERYTHING))

@@ -36,7 +36,7 @@ from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.feast import files as feast_files
 from isthmus.features.feast import values as feast_values
 from isthmus.features.feast.views import is_registered, registered
-from isthmus.features.offline.history import History
+from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import latest, point_in_time
 from isthmus.features.types import KEY_TYPES, TYPES, Bool, Bytes, DataType, Int32, Int64, String, UnixTimestamp
@@ -246,7 +246,7 @@ class Source:
             history = _decided(history, _content(values))
         keys = [_key_column(history, n) for n in range(max(len(self.keys), 1))]
         view = ViewContract("source", (), tuple(keys), (Column("place", Int64),), self.ttl, 0, (), "feast")
-        return Rows(self, History(view, history, 0), values, table)
+        return Rows(self, ViewHistory(view, history, 0), values, table)
 
     def column(self, table: pa.Table, part: Part) -> pa.ChunkedArray:
         """One column of rows of the source in its declared type."""
@@ -299,7 +299,7 @@ class Rows:
     """
 
     source: Source
-    history: History
+    history: ViewHistory
     values: pa.Table
     table: pa.Table
 
@@ -318,7 +318,7 @@ class Rows:
 
     def latest(self, places: Int64s) -> pa.ChunkedArray:
         """Of the rows at these places, that of the newest row of each key, in the order of the keys."""
-        history = History(self.history.view, self.history.table().take(places), 0)
+        history = ViewHistory(self.history.view, self.history.table().take(places), 0)
         return latest(history, LAST)["place"]
 
     def micros(self, name: str) -> Int64s:

@@ -11,7 +11,7 @@ from isthmus.features.values.columns import ARROW
 
 
 @dataclass(frozen=True)
-class History:
+class ViewHistory:
     """The full history of one view, and the version of the table it was read from."""
 
     view: ViewContract

@@ -57,7 +57,7 @@ class Materialization:
     written: int
 
 
-class Log:
+class MaterializationLog:
     """The log of one project.
 
     Args:

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
 
 from isthmus.features.contract.contract import ViewContract
-from isthmus.features.days import DAY, Days, day_name, joined
+from isthmus.features.days import DAY, Days, day_name, union
 from isthmus.features.offline.history import table_schema
 from isthmus.features.offline.spool import Spool
 from isthmus.features.values.columns import micros
@@ -88,7 +88,7 @@ def reader(view: ViewContract, rows: Spool) -> pa.RecordBatchReader:
 
 def on(days: Sequence[int]) -> str:
     """The predicate of these days."""
-    ranges = joined(Days(day, day + 1) for day in days)
+    ranges = union(Days(day, day + 1) for day in days)
     name = DAY_COLUMN.name
     return " OR ".join(
         f"({name} >= '{day_name(part.first)}' AND {name} <= '{day_name(part.end - 1)}')" for part in ranges

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from isthmus.features.contract.contract import ViewContract
-from isthmus.features.offline.history import History, connection, table_schema
+from isthmus.features.offline.history import ViewHistory, connection, table_schema
 from isthmus.features.values.columns import micros
 from isthmus.features.values.stamp import Times
 
@@ -16,7 +16,7 @@ Places = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
-class State:
+class Snapshot:
     """The latest row of each key at one moment.
 
     Attributes:
@@ -30,7 +30,7 @@ class State:
         horizon: the latest known time of all that was known at that moment; the least there is if nothing was.
     """
 
-    history: History
+    history: ViewHistory
     at: int
     keys: pa.Table
     event: Times
@@ -45,7 +45,7 @@ class State:
         return self.history.view
 
     @classmethod
-    def of(cls, history: History, at: int) -> "State":
+    def of(cls, history: ViewHistory, at: int) -> "Snapshot":
         """The state at time `at`, in microseconds."""
         keys = [column.name for column in history.view.keys]
         rows = _columns(history, [*keys, "event_timestamp", "known_at", "content_hash"])
@@ -65,7 +65,7 @@ class State:
         event, known, content = (part[chosen] for part in parts.values())
         return cls(history, at, asked.take(chosen), event, known, content, place[chosen], horizon)
 
-    def same(self, places: Places, later: "State") -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def same(self, places: Places, later: "Snapshot") -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Which rows of a later state, shape (m,), have the times and the content of those at `places`, -1 for none."""
         if not len(self.content):
             return places >= 0
@@ -119,7 +119,7 @@ def _within(places: Places, start: int, end: int) -> Places:
     return places[first:last]
 
 
-def _columns(history: History, names: list[str]) -> pa.Table:
+def _columns(history: ViewHistory, names: list[str]) -> pa.Table:
     data = history.data
     return data.select(names) if isinstance(data, pa.Table) else data.to_table(columns=names)
 

@@ -18,11 +18,11 @@ from deltalake import ColumnProperties, CommitProperties, DeltaTable, WriterProp
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from isthmus.features.contract.contract import ViewContract
-from isthmus.features.days import DAY, Days, joined
+from isthmus.features.days import DAY, Days, union
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, Problem
 from isthmus.features.offline.canonical import Doubled, ahead_of, by_day, canonical, cast, declared_schema
 from isthmus.features.offline.commits import Commit, Day, Origin
-from isthmus.features.offline.history import History, table_schema
+from isthmus.features.offline.history import ViewHistory, table_schema
 from isthmus.features.offline.partitions import DAY_COLUMN, check_files, column_names, dataset, on, reader
 from isthmus.features.offline.spool import Spool
 from isthmus.features.values.columns import from_arrow
@@ -235,7 +235,7 @@ class OfflineStore:
         table = self._table(view.table, version)
         return None if table is None else self._commit(view.table, table)
 
-    def check(self, history: History) -> None:
+    def check(self, history: ViewHistory) -> None:
         """Reads a history whole and computes the content hash of every row again.
 
         Raises:
@@ -249,7 +249,7 @@ class OfflineStore:
             if len(altered):
                 raise OSError(f"{len(altered)} of {len(rows)} rows are not what was written")
 
-    def history(self, view: ViewContract, version: int | None = None) -> History:
+    def history(self, view: ViewContract, version: int | None = None) -> ViewHistory:
         """The history of a view, now or at a version of its table.
 
         Raises:
@@ -265,14 +265,14 @@ class OfflineStore:
             raise ContractMismatch(f"offline table of {view.table}", f"built under {built[:12]}",
                                    expected=view.hash[:12], remedy="run `isthmus build`")  # fmt: skip
         with _damage(view.table, self.path(view.table)):
-            return History(view, dataset(table, self.path(view.table)), table.version())
+            return ViewHistory(view, dataset(table, self.path(view.table)), table.version())
 
-    def fingerprint(self, history: History) -> str:
+    def fingerprint(self, history: ViewHistory) -> str:
         """SHA-256 of the rows of a history, by its commit: in a table that was removed, versions begin anew."""
         commit = self.commit(history.view, history.version)
         return commit.fingerprint if commit else ""
 
-    def built(self, history: History) -> int:
+    def built(self, history: ViewHistory) -> int:
         """When the table of a history was written, in milliseconds since 1970 UTC."""
         commit = self.commit(history.view, history.version)
         return commit.written if commit else 0
@@ -380,9 +380,9 @@ def _came_of(
     """What the table will say of its sources, and which ranges were built from just that."""
     origin = origin or Origin()
     if within is None or before is None:
-        return origin, tuple(joined([within, *done])) if within and origin.content else ()
+        return origin, tuple(union([within, *done])) if within and origin.content else ()
     schemas = {name: {**before.origin.schemas.get(name, {}), **types} for name, types in origin.schemas.items()}
     if not origin.content:
         return Origin(schemas), ()
     earlier = before.done if before.origin.content == origin.content else ()
-    return Origin(schemas, origin.content), tuple(joined([*earlier, *done, within]))
+    return Origin(schemas, origin.content), tuple(union([*earlier, *done, within]))

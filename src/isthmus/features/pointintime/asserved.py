@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 from isthmus.features.clock import Status
 from isthmus.features.contract.contract import Column, ViewContract
 from isthmus.features.errors import DataError
-from isthmus.features.offline.history import History, status_column, table_schema
-from isthmus.features.offline.log import Log
+from isthmus.features.offline.history import ViewHistory, status_column, table_schema
+from isthmus.features.offline.log import MaterializationLog
 from isthmus.features.offline.scan import in_lots
-from isthmus.features.offline.snapshot import State, matches
+from isthmus.features.offline.snapshot import Snapshot, matches
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import BATCH, PASS, Join
 from isthmus.features.types import Bool, UnixTimestamp
@@ -35,7 +35,7 @@ _TIME = pa.timestamp("us", tz="UTC")
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ServedDifference:
     """How the answers of serving differ from the ideal join, for one feature.
 
     Attributes:
@@ -76,7 +76,7 @@ class ServedJoin:
         self,
         spine: pa.Schema,
         offline: OfflineStore,
-        histories: Sequence[History],
+        histories: Sequence[ViewHistory],
         *,
         features: Mapping[str, Sequence[str]] | None = None,
         status: bool = True,
@@ -118,25 +118,25 @@ class ServedJoin:
                     result = result.append_column(status_column(view), answered[status_column(view)])
             yield from result.cast(self.schema).combine_chunks().to_batches(max_chunksize=BATCH)
 
-    def report(self) -> dict[str, dict[str, Difference]]:
+    def report(self) -> dict[str, dict[str, ServedDifference]]:
         """View to feature to how the rows that were joined so far differ from the ideal join."""
         return {view.name: sums.differences() for view, _, _, sums in self._views}
 
 
-def served(offline: OfflineStore, view: ViewContract, until: int | None = None) -> tuple[History, int]:
+def served(offline: OfflineStore, view: ViewContract, until: int | None = None) -> tuple[ViewHistory, int]:
     """What became readable when, as a history whose times are those moments; and the last of those moments.
 
     Raises:
         DataError: nothing of the view was ever materialized under its contract, or a version that was is gone.
     """
-    entries = [entry for entry in Log(offline.root).of(view) if until is None or entry.readable <= until]
+    entries = [entry for entry in MaterializationLog(offline.root).of(view) if until is None or entry.readable <= until]
     if not entries:
         raise DataError(
             f"log of materializations, view {view.name}", "nothing was materialized under this contract",
             remedy="run `isthmus materialize`; a training set as served begins with the first run",
         )  # fmt: skip
     parts: list[pa.Table] = []
-    before: State | None = None
+    before: Snapshot | None = None
     readable = -(1 << 63)
     for entry in entries:
         history = offline.history(view, entry.version)
@@ -146,15 +146,15 @@ def served(offline: OfflineStore, view: ViewContract, until: int | None = None) 
                 remedy="it was removed and built again: what was served before is not known any more",
             )  # fmt: skip
         with offline.reading(view.table):
-            state = State.of(history, entry.at)
+            state = Snapshot.of(history, entry.at)
             # Two runs of a project whose clock stands still became readable one after the other, too.
             readable = max(entry.readable, readable + 1)
             parts += _became(view, before, state, readable)
         before = state
-    return History(_past(view), pa.concat_tables(parts), entries[-1].version), entries[-1].readable
+    return ViewHistory(_past(view), pa.concat_tables(parts), entries[-1].version), entries[-1].readable
 
 
-def _became(view: ViewContract, before: State | None, state: State, readable: int) -> list[pa.Table]:
+def _became(view: ViewContract, before: Snapshot | None, state: Snapshot, readable: int) -> list[pa.Table]:
     """The rows that a run made readable, and the keys that it took away."""
     fresh, gone = np.arange(len(state.content)), None
     if before is not None:
@@ -240,7 +240,7 @@ class _Sums:
         lags = pc.drop_null(pc.subtract(newest, pc.if_else(there, held, None))).to_numpy()
         self._lag, self._lagging = self._lag + float(lags.sum() / 1e6), self._lagging + len(lags)
 
-    def differences(self) -> dict[str, Difference]:
+    def differences(self) -> dict[str, ServedDifference]:
         """Feature to what was found."""
         lag = self._lag / self._lagging if self._lagging else None
-        return {name: Difference(self._rows, differing, lag) for name, differing in self._differing.items()}
+        return {name: ServedDifference(self._rows, differing, lag) for name, differing in self._differing.items()}

@@ -23,7 +23,7 @@ import pyarrow.dataset as ds
 from isthmus.features import clock
 from isthmus.features.clock import Status
 from isthmus.features.contract.contract import ViewContract
-from isthmus.features.offline.history import History, connection, status_column, table_schema
+from isthmus.features.offline.history import ViewHistory, connection, status_column, table_schema
 from isthmus.features.offline.scan import Scan, in_lots
 from isthmus.features.pointintime.asof import Integers, Questions
 from isthmus.features.pointintime.questions import cast, check, moments
@@ -40,7 +40,7 @@ _LABEL = pa.dictionary(pa.int8(), pa.string())
 _EARLIEST, _LATEST = -(1 << 63), (1 << 63) - 1
 
 
-def point_in_time(spine: pa.Table, histories: Sequence[History], threads: int = 2) -> pa.Table:
+def point_in_time(spine: pa.Table, histories: Sequence[ViewHistory], threads: int = 2) -> pa.Table:
     """Joins views to a spine by the time rules.
 
     Args:
@@ -89,7 +89,7 @@ class Join:
     def __init__(
         self,
         spine: pa.Schema,
-        histories: Sequence[History],
+        histories: Sequence[ViewHistory],
         *,
         features: Mapping[str, Sequence[str]] | None = None,
         status: bool = True,
@@ -164,7 +164,7 @@ class Join:
 class _Part:
     """One view of a join."""
 
-    def __init__(self, history: History, features: Sequence[str] | None, *, status: bool, threads: int) -> None:
+    def __init__(self, history: ViewHistory, features: Sequence[str] | None, *, status: bool, threads: int) -> None:
         self.view = view = history.view
         self._history, self._status, self._threads = history, status, threads
         named = {column.name: column for column in view.fields}
@@ -233,7 +233,7 @@ class _Answers:
         return columns
 
 
-def latest(history: History, at: int) -> pa.Table:
+def latest(history: ViewHistory, at: int) -> pa.Table:
     """The row that each key of a view answers with at time `at`, expired ones included, ordered by key.
 
     Returns:
@@ -253,7 +253,7 @@ def latest(history: History, at: int) -> pa.Table:
     return rows.take(places).cast(table_schema(view))
 
 
-def horizon(history: History, at: int) -> int:
+def horizon(history: ViewHistory, at: int) -> int:
     """The latest known time of all that a view holds at time `at`, in microseconds; the least there is if nothing."""
     rows = history.data if isinstance(history.data, pa.Table) else history.data.to_table(columns=["known_at"])
     known = micros(rows["known_at"])
@@ -298,7 +298,7 @@ def _labels(codes: "np.ndarray[Any, np.dtype[np.int8]]") -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array(codes), _LABELS)
 
 
-def join_naively(spine: pa.Table, history: History) -> pa.Table:
+def join_naively(spine: pa.Table, history: ViewHistory) -> pa.Table:
     """One view joined to a spine row by row, as the time rule reads: the oracle of `point_in_time`."""
     view = history.view
     table = history.table()

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from isthmus.features.offline.snapshot import Places, State, matches
+from isthmus.features.offline.snapshot import Places, Snapshot, matches
 from isthmus.features.values.stamp import Stamp
 
 
 @dataclass(frozen=True)
-class Changes:
+class SnapshotDiff:
     """How a state follows from an earlier one that Redis holds.
 
     Attributes:
@@ -30,8 +30,8 @@ class Changes:
 
     @classmethod
     def between(
-        cls, before: State, after: State, *, stamp: Stamp | None, horizon: int, suspect: pa.Table
-    ) -> "Changes | None":
+        cls, before: Snapshot, after: Snapshot, *, stamp: Stamp | None, horizon: int, suspect: pa.Table
+    ) -> "SnapshotDiff | None":
         """The changes, or None if the stamp in force would give a written row other times than its own.
 
         Where every unchanged row has been given the same new times, a new stamp tells them, and only rows whose content

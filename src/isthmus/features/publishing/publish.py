@@ -20,14 +20,14 @@ from redis.lock import Lock
 
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.errors import DependencyError, IsthmusError
-from isthmus.features.offline.history import History
-from isthmus.features.offline.log import Log, Materialization
-from isthmus.features.offline.snapshot import Places, State
+from isthmus.features.offline.history import ViewHistory
+from isthmus.features.offline.log import Materialization, MaterializationLog
+from isthmus.features.offline.snapshot import Places, Snapshot
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online import record as published
 from isthmus.features.online.record import Published
 from isthmus.features.online.store import EVERYTHING, LEASE_SECONDS, OnlineStore, WriteCounts
-from isthmus.features.publishing.diff import Changes
+from isthmus.features.publishing.diff import SnapshotDiff
 from isthmus.features.redis.address import without_credentials
 from isthmus.features.redis.connection import answering
 from isthmus.features.values import columns as columnar
@@ -36,7 +36,7 @@ from isthmus.features.values.entitykey import KeyValue
 PART = 1 << 16
 """Rows that are turned from Arrow into values at a time."""
 
-Send = Callable[[State, Places, int | None], WriteCounts]
+Send = Callable[[Snapshot, Places, int | None], WriteCounts]
 """Writes some rows of a state by the rule of a horizon, see `OnlineStore.write`."""
 
 WAIT_SECONDS = 600.0
@@ -74,7 +74,7 @@ def publish(
     store: OnlineStore,
     url: str,
     offline: OfflineStore,
-    history: History,
+    history: ViewHistory,
     now: Callable[[], int],
     *,
     full: bool = False,
@@ -207,7 +207,7 @@ class _Run:
         self,
         store: OnlineStore,
         offline: OfflineStore,
-        history: History,
+        history: ViewHistory,
         now: Callable[[], int],
         lease: _Lease,
         servers: dict[str, int],
@@ -226,7 +226,7 @@ class _Run:
         """Writes what has to be written."""
         view, before = self._view, self._before
         with self._offline.reading(view.table):
-            state = State.of(self._history, self._at)
+            state = Snapshot.of(self._history, self._at)
         built = self._offline.built(self._history)
         if before is not None and before.built > built and not full:
             # Redis has rows of a table that was built later, where this one decides nothing.
@@ -243,7 +243,7 @@ class _Run:
         started = self._now()
         changes = None
         if before is not None and suspect is not None and not full and (base := self._base(before, state)):
-            changes = Changes.between(
+            changes = SnapshotDiff.between(
                 base, state, stamp=record.stamp, horizon=before.horizon, suspect=suspect.cast(state.keys.schema)
             )
         if changes is None:
@@ -258,7 +258,7 @@ class _Run:
             self._lease.refuse()
         if changes is None or counts.written or removed or stamp != record.stamp:
             # What answers as before became readable before.
-            Log(self._offline.root).append(
+            MaterializationLog(self._offline.root).append(
                 Materialization(
                     view=view.name, contract=view.hash, version=record.version, fingerprint=fingerprint, at=self._at,
                     started=started, readable=self._now(), written=counts.written,
@@ -267,7 +267,7 @@ class _Run:
         self._publish(msgspec.structs.replace(record, stamp=stamp, pending=False))
         return self._counted(state, counts, removed)
 
-    def _everything(self, state: State, record: Published, until: int) -> tuple[WriteCounts, int]:
+    def _everything(self, state: Snapshot, record: Published, until: int) -> tuple[WriteCounts, int]:
         """Compares every row with Redis; returns what was written and how many other rows were removed."""
         everyone = np.arange(len(state.content))
         if record.stamp is None:
@@ -289,7 +289,7 @@ class _Run:
             self._lease.refuse()
         self._told = text
 
-    def _base(self, before: Published, state: State) -> State | None:
+    def _base(self, before: Published, state: Snapshot) -> Snapshot | None:
         """What Redis holds, if that is certain enough to compare with it instead of with Redis."""
         view = self._view
         if before.pending or before.contract != view.hash or not self._store.still_holds(before.servers):
@@ -301,7 +301,7 @@ class _Run:
                 if self._offline.fingerprint(history) != before.fingerprint:
                     return None
                 with self._offline.reading(view.table):
-                    base = State.of(history, before.at)
+                    base = Snapshot.of(history, before.at)
             except IsthmusError:
                 return None  # That version is gone.
         probes = np.unique(np.linspace(0, len(base.content), _PROBES, endpoint=False, dtype=np.int64))
@@ -311,7 +311,7 @@ class _Run:
     def _remove(self, keys: pa.Table, until: int) -> int:
         return self._store.remove(self._view, key_values(self._view, keys), until) if len(keys) else 0
 
-    def _send(self, state: State, chosen: Places, until: int | None) -> WriteCounts:
+    def _send(self, state: Snapshot, chosen: Places, until: int | None) -> WriteCounts:
         """Writes some rows a part at a time: their form outside of Arrow takes several times the memory."""
         if self._elsewhere is not None:
             return self._elsewhere(state, chosen, until) if len(chosen) else WriteCounts(0, 0, 0)
@@ -323,7 +323,7 @@ class _Run:
                 changed, written = changed + counts.changed, written + counts.written
         return WriteCounts(len(chosen), changed, written)
 
-    def _counted(self, state: State, counts: WriteCounts, removed: int) -> Materialized:
+    def _counted(self, state: Snapshot, counts: WriteCounts, removed: int) -> Materialized:
         ttl = self._view.ttl
         expired = 0 if ttl is None else int(np.count_nonzero(self._at - state.event > ttl))
         return Materialized(len(state.content), counts.changed, counts.written, expired, removed, 0.0)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from isthmus.features.contract.contract import Contract
-from isthmus.features.offline.snapshot import Places, State
+from isthmus.features.offline.snapshot import Places, Snapshot
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import OnlineStore, WriteCounts
 from isthmus.features.progress import Progress, silent
@@ -69,7 +69,7 @@ def _executors(project: Project, contract: Contract, offline: OfflineStore, url:
         return
     with engine.session(settings.engine, settings.profiles.training.threads) as spark:
 
-        def send(state: State, chosen: Places, until: int | None) -> WriteCounts:
+        def send(state: Snapshot, chosen: Places, until: int | None) -> WriteCounts:
             view = state.view
             files = tablefiles.files(offline.path(view.table), state.history.version)
             rows = onlinewrite.latest(view, tablefiles.history(spark, view, files), state.at)

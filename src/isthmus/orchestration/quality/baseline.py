@@ -15,7 +15,7 @@ import pyarrow.dataset as ds
 from isthmus.features.contract.contract import Column, ViewContract
 from isthmus.features.errors import DataError
 from isthmus.features.files import read_pointer, write_atomically
-from isthmus.features.offline.history import History
+from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.quality.statistics import (
     FORMAT,
@@ -71,7 +71,12 @@ class TrainingStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write(
-    folder: Path, data: Path, made: Made, columns: Sequence[Column], histories: Sequence[History], offline: OfflineStore
+    folder: Path,
+    data: Path,
+    made: Made,
+    columns: Sequence[Column],
+    histories: Sequence[ViewHistory],
+    offline: OfflineStore,
 ) -> None:
     """Measures a training set that has been written, and the tables it was joined from.
 

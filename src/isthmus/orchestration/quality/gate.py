@@ -7,7 +7,7 @@ import pyarrow.dataset as ds
 
 from isthmus.features.days import Days
 from isthmus.features.errors import GateFailed
-from isthmus.features.offline.history import History
+from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.quality.validation import Finding, by_row, check
 from isthmus.orchestration.project import Project
@@ -29,7 +29,7 @@ def require(found: Sequence[Finding], part: Days | None = None) -> None:
         raise failure("build", broken, f"correct the transform, its sources or the expectation; {kept}")
 
 
-def require_online(project: Project, offline: OfflineStore, histories: Mapping[str, History]) -> None:
+def require_online(project: Project, offline: OfflineStore, histories: Mapping[str, ViewHistory]) -> None:
     """Refuses tables that are about to be served if they do not hold what their views promise.
 
     A build of a range sees some days only, and what was fresh when it was written may be old today.

@@ -8,7 +8,7 @@ import msgspec
 
 from isthmus.features import clock
 from isthmus.features.errors import RequestError
-from isthmus.features.offline.history import History
+from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.progress import Progress, silent
 from isthmus.features.quality.drift import LEAST, Drift, Thresholds, drift, windows
@@ -141,7 +141,7 @@ def require_quality(report: QualityReport) -> None:
                            "doing, make a new training set")  # fmt: skip
 
 
-def _drift(history: History, reference: Reference, after: int | None, until: int | None) -> ViewDrift:
+def _drift(history: ViewHistory, reference: Reference, after: int | None, until: int | None) -> ViewDrift:
     begin = reference.last if after is None else after
     new = view_statistics(history.view, history.data, history.version, "", after=begin, until=until)
     compared = {

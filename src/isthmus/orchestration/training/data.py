@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from isthmus.features.contract.contract import Contract, one_of
 from isthmus.features.errors import ContractMismatch, DataError, RequestError
 from isthmus.features.files import publish, write_atomically
-from isthmus.features.offline.history import History
+from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.scan import in_lots
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.asserved import ServedJoin
@@ -61,7 +61,7 @@ class TrainingData:
     def __init__(
         self,
         offline: OfflineStore,
-        histories: Sequence[History],
+        histories: Sequence[ViewHistory],
         spine: SpineRows,
         features: Mapping[str, Sequence[str]],
         *,
@@ -366,7 +366,7 @@ class Noted:
 
 
 def _tables(
-    project: Project, contract: Contract, offline: OfflineStore, joined: Sequence[History]
+    project: Project, contract: Contract, offline: OfflineStore, joined: Sequence[ViewHistory]
 ) -> dict[str, ds.Dataset | pa.Table]:
     """What a spine's SQL can name: the histories of views that are built, and sources that are Parquet."""
     tables: dict[str, ds.Dataset | pa.Table] = {}
@@ -385,5 +385,5 @@ def _tables(
     return tables
 
 
-def _key_types(histories: Sequence[History]) -> dict[str, pa.DataType]:
+def _key_types(histories: Sequence[ViewHistory]) -> dict[str, pa.DataType]:
     return {column.name: ARROW[column.dtype.name] for history in histories for column in history.view.keys}

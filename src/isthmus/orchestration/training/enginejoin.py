@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from isthmus.features.errors import DataError, RequestError
 from isthmus.features.files import scratch_folder
-from isthmus.features.offline.history import History
+from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.scan import in_lots
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import BATCH, PASS, Join
@@ -49,7 +49,7 @@ class EngineJoin:
         self,
         spine: pa.Schema,
         offline: OfflineStore,
-        histories: Sequence[History],
+        histories: Sequence[ViewHistory],
         *,
         features: Mapping[str, Sequence[str]],
         status: bool,

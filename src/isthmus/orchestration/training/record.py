@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.errors import DataError, RequestError
-from isthmus.features.offline.history import History
+from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.spine import SpineRows, spine_rows
 from isthmus.orchestration.artifacts import RECORD, SPINE, TrainingSet, records_of
@@ -62,7 +62,7 @@ def rows_then(made: TrainingSet, types: Mapping[str, pa.DataType]) -> SpineRows:
     return SpineRows(schema, lambda: pa.ipc.open_stream(kept))
 
 
-def history_then(offline: OfflineStore, made: TrainingSet, name: str) -> History:
+def history_then(offline: OfflineStore, made: TrainingSet, name: str) -> ViewHistory:
     """The history of a view as it was when a training set was made.
 
     Raises:

@@ -12,7 +12,7 @@ from isthmus.distill.onnx.runtime import predict
 from isthmus.distill.tabular.tensors import columns
 from isthmus.distill.types import spread
 from isthmus.features.contract.contract import Contract
-from isthmus.features.offline.history import History
+from isthmus.features.offline.history import ViewHistory
 from isthmus.features.package.manifest import Feeds, Manifest, ModelInput, Variant, feeds
 from isthmus.features.package.replay import opened
 from isthmus.features.pointintime.join import point_in_time
@@ -23,7 +23,7 @@ from isthmus.features.values.rows import Bool
 from isthmus.features.verdict import FeatureVerdict, compare
 from isthmus.orchestration.verification.client import Api
 
-Newer = Callable[[History, pa.Table], Bool]
+Newer = Callable[[ViewHistory, pa.Table], Bool]
 """Of some keys of a view, those whose row was pushed after everything that the table holds."""
 
 
@@ -47,7 +47,7 @@ def compare_inputs(
     contract: Contract,
     examples: pa.Table,
     keys: Sequence[str],
-    histories: Sequence[History],
+    histories: Sequence[ViewHistory],
     api: Api,
     *,
     at: int,

@@ -17,7 +17,7 @@ from isthmus.features import clock
 from isthmus.features.contract.contract import RESERVED, STATUS, Column
 from isthmus.features.errors import GateFailed
 from isthmus.features.files import write_atomically
-from isthmus.features.offline.history import History, status_column
+from isthmus.features.offline.history import ViewHistory, status_column
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.package.manifest import package_digest, read_package
@@ -100,7 +100,7 @@ def verify(project: Project, name: str | None = None, *, every: bool = False, pr
         if package and rows:
             write_atomically(deployment, _trial(project, package, at).dumps())
 
-        def newer(history: History, keys: pa.Table) -> Bool:
+        def newer(history: ViewHistory, keys: pa.Table) -> Bool:
             # What is not there yet is compared: training has something else.
             with answering(url):
                 held = store.read(history.view, key_values(history.view, keys), at)
@@ -173,7 +173,7 @@ def _feed(
     project: Project,
     declared: Distillation,
     package: Path,
-    histories: Sequence[History],
+    histories: Sequence[ViewHistory],
     api: Api,
     at: int,
     rows: int,
@@ -230,7 +230,7 @@ def _remedy(verdict: Verdict) -> str:
 
 
 def compare_view(
-    history: History, keys: pa.Table, trained: Mapping[str, Values], served: Mapping[str, Values], compared: Bool
+    history: ViewHistory, keys: pa.Table, trained: Mapping[str, Values], served: Mapping[str, Values], compared: Bool
 ) -> dict[str, FeatureVerdict]:
     """Feature to its comparison over the rows of `compared`, status and event time included."""
     names = [str(row) for row in keys.select([column.name for column in history.view.keys]).to_pylist()]
@@ -249,7 +249,7 @@ def _rows(values: Values, chosen: Bool) -> Values:
     return Values(values.data[chosen], values.valid[chosen])
 
 
-def _keys(history: History, at: int, served: Mapping[str, Sequence[KeyValue]] | None) -> pa.Table:
+def _keys(history: ViewHistory, at: int, served: Mapping[str, Sequence[KeyValue]] | None) -> pa.Table:
     """The keys of a view as questions at time `at`: all, with those served, or a sample that is the same each time."""
     names = [column.name for column in history.view.keys]
     data = history.data if isinstance(history.data, pa.Table) else history.data.to_table(columns=names)
@@ -265,7 +265,7 @@ def _keys(history: History, at: int, served: Mapping[str, Sequence[KeyValue]] | 
     return keys.append_column("event_timestamp", moment)
 
 
-def _trained(keys: pa.Table, history: History) -> dict[str, Values]:
+def _trained(keys: pa.Table, history: ViewHistory) -> dict[str, Values]:
     """What training sees of keys: the features, the status, and the event time of rows that have not expired."""
     view = history.view
     # The event time is joined like a feature, and tells what of the answer is null.
@@ -282,7 +282,7 @@ def _trained(keys: pa.Table, history: History) -> dict[str, Values]:
     return {**values, STATUS: columns.from_arrow(words, String)}
 
 
-def _served(answer: pa.Table, history: History) -> dict[str, Values]:
+def _served(answer: pa.Table, history: ViewHistory) -> dict[str, Values]:
     """The same of an answer of the API."""
     view = history.view
     values = {

@@ -17,7 +17,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from isthmus.features.contract.contract import ViewContract
-from isthmus.features.offline.history import History, table_schema
+from isthmus.features.offline.history import ViewHistory, table_schema
 from isthmus.features.offline.scan import in_lots
 from isthmus.features.pointintime.join import BATCH, Join
 from isthmus.transforms.sources import first_line
@@ -110,7 +110,7 @@ class _Work:
         data = ds.dataset(told["files"], table_schema(view), format="parquet")
         spine = _rows(Path(self._spine), part * self._rows, self._rows)
         join = Join(
-            spine.schema, [History(view, data, 0)], features={name: told["features"]}, status=self._status, threads=1,
+            spine.schema, [ViewHistory(view, data, 0)], features={name: told["features"]}, status=self._status, threads=1,
             rows=self._rows,
         )  # fmt: skip
         added = list(join.schema)[len(spine.schema) :]
