@@ -110,9 +110,13 @@ class _Work:
         data = ds.dataset(told["files"], table_schema(view), format="parquet")
         spine = _rows(Path(self._spine), part * self._rows, self._rows)
         join = Join(
-            spine.schema, [ViewHistory(view, data, 0)], features={name: told["features"]}, status=self._status, threads=1,
+            spine.schema,
+            [ViewHistory(view, data, 0)],
+            features={name: told["features"]},
+            status=self._status,
+            threads=1,
             rows=self._rows,
-        )  # fmt: skip
+        )
         added = list(join.schema)[len(spine.schema) :]
         # Parquet has no dictionaries: the status is written as text.
         schema = pa.schema([pa.field(field.name, _plain(field.type)) for field in added])
