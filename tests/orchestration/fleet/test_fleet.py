@@ -23,7 +23,7 @@ from isthmus import ConfigurationError, DataError
 from isthmus.features.profiles import ServingProfile, TrainingProfile
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.orchestration.fleet.files import NOTE, files, fleet
-from isthmus.orchestration.fleet.images import constraints
+from isthmus.orchestration.fleet.values import constraints
 from isthmus.orchestration.project import Project
 from isthmus.serving.settings import VARIABLE, ServerSettings
 from tests.orchestration.shop import Shop
@@ -450,13 +450,29 @@ def test_a_step_of_dagster_finds_what_it_needs_in_the_image_that_is_documented(s
 
 def test_images_of_what_a_project_needs(tmp_path: Path) -> None:
     plain = files(project(tmp_path))["images/Dockerfile.training"].decode()
-    assert "whl/cpu" in plain
+    assert "CPU build of torch" in plain
     assert "jre" not in plain
     special = files(project(tmp_path, GPUS, engine="spark"))["images/Dockerfile.training"].decode()
-    assert "whl/cpu" not in special
+    assert "CPU build of torch" not in special
     final = special[special.rindex("FROM") :]
     assert "openjdk-17-jre-headless" in final
     assert "g++" in final
+
+
+@pytest.mark.parametrize("key", PROJECTS)
+def test_torch_comes_from_the_index_that_the_build_names(tmp_path: Path, key: str) -> None:
+    content = files(project(tmp_path, PROJECTS[key]))
+    assert not any(b"://" in text for name, text in content.items() if name.startswith("images/"))
+    lines = instructions(content["images/Dockerfile.training"].decode())
+    (install,) = [line for word, line in lines if word == "RUN" and line.endswith(" torch")]
+    assert ("ARG", "TORCH_INDEX=") in lines
+
+    def run(index: str) -> str:
+        command = ["sh", "-c", f"echo {install}"]
+        return subprocess.run(command, env={"TORCH_INDEX": index}, capture_output=True, text=True, check=True).stdout
+
+    assert run("https://cpu").endswith("/build/constraints.txt --index-url https://cpu torch\n")
+    assert run("").endswith("/build/constraints.txt torch\n")
 
 
 def test_a_project_s_image_has_its_code_and_not_its_state(tmp_path: Path) -> None:

@@ -1,46 +1,36 @@
-"""`fleet`: a folder that Kubernetes and Docker take."""
+"""`fleet`: writes a folder for Kubernetes and Docker, from the templates in `templates/`."""
 
 import json
 import math
-import re
-import tomllib
 from collections.abc import Mapping
 from hashlib import sha256
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem
+from isthmus.features.errors import DataError
 from isthmus.features.files import write_atomically
-from isthmus.features.redis.address import Address, without_credentials
-from isthmus.orchestration.fleet import accelerate, images, serving, training
-from isthmus.orchestration.fleet.parts import STATE, Fleets, Manifest, kustomization
+from isthmus.orchestration.extras import extra
+from isthmus.orchestration.fleet.values import values
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.settings import FILE
 
 NOTE = "fleet.json"
-"""What was written, with the sums: what has been changed since is not replaced."""
-
-_REDIS = "$(REDIS_URL)"
-_LONGEST = 40
-_EXAMPLE = "overlays/example/kustomization.yaml"
+"""The names of the files that were written, with their checksums: a file that was edited since is not replaced."""
 
 
 def fleet(project: Project, out: Path) -> list[str]:
-    """Writes the folder, and gives the names of its files.
+    """Writes the folder, and returns the names of its files.
 
-    Files of others in the folder stay. The same project in the same environment gives the same bytes.
+    Foreign files in the folder stay. The same project in the same environment produces the same bytes.
 
     Args:
         project: the project.
-        out: where to write; what an earlier call wrote there is replaced.
+        out: where to write; files of an earlier call are replaced.
 
     Raises:
-        ConfigurationError: the settings cannot be had on other machines; every problem is named.
-        DataError: in place of a file there is one that an earlier call did not write, or that has been changed.
-        DependencyError: PyYAML is not installed.
+        ConfigurationError: the settings do not work on other machines; every problem is named.
+        DataError: a file that would be replaced is foreign, or was edited.
+        DependencyError: PyYAML or Jinja is not installed.
     """
     content = files(project)
     _write(out, content)
@@ -48,164 +38,58 @@ def fleet(project: Project, out: Path) -> list[str]:
 
 
 def files(project: Project) -> dict[str, bytes]:
-    """All files by name.
+    """File name to content.
+
+    A manifest is parsed and written again: comments and layout of its template do not show. A template that comes out
+    empty is no file.
 
     Raises:
-        ConfigurationError: the settings cannot be had on other machines; every problem is named.
-        DependencyError: PyYAML is not installed.
+        ConfigurationError: the settings do not work on other machines; every problem is named.
+        DependencyError: PyYAML or Jinja is not installed.
     """
-    fleets, settings = _fleets(project), project.settings
-    signed = settings.packages.public_key is not None
-    configuration = accelerate.configuration(fleets.training, training.first_node(fleets))
-    generated = {"configMapGenerator": [{"name": f"{fleets.name}-accelerate", "files": ["accelerate.yaml"]}]}
-    served, trained, claim = serving.manifests(fleets), training.manifests(fleets), {"claim.yaml": fleets.claim()}
-    found: dict[str, Manifest] = {
-        "base/kustomization.yaml": kustomization(["state", "serving", "training"]),
-        **_folder("base/state", claim),
-        **_folder("base/serving", served),
-        **_folder("base/training", trained, **generated),
-        "base/training/accelerate.yaml": configuration,
-        _EXAMPLE: _example(fleets),
-    }
-    text = {
-        "images/Dockerfile.serving": images.serving(fleets.port, signed=signed),
-        "images/Dockerfile.training": images.training(fleets.training, settings.engine),
-        "images/Dockerfile.training.dockerignore": images.ignored(),
-        "images/constraints.txt": images.constraints(),
-    }
-    return {name: _yaml(one) for name, one in found.items()} | {name: one.encode() for name, one in text.items()}
-
-
-def _folder(name: str, manifests: Mapping[str, Manifest], **more: Any) -> dict[str, Manifest]:
-    """Manifests in a folder, and the file that lists them."""
-    listed = {f"{name}/kustomization.yaml": kustomization(sorted(manifests), **more)}
-    return listed | {f"{name}/{file}": manifest for file, manifest in manifests.items()}
-
-
-def _fleets(project: Project) -> Fleets:
-    settings = project.settings
-    name, problems = project.name.replace("_", "-"), []
-    # A Service's name, with "-training" and a number after it (RFC 1035).
-    if not re.fullmatch(rf"[a-z]([a-z0-9-]{{0,{_LONGEST - 2}}}[a-z0-9])?", name):
-        expected = f"a letter first, a letter or digit last, and {_LONGEST} characters at most"
-        problems.append(Problem("project.name", repr(project.name), expected))
-    if not settings.server.port:
-        problems.append(Problem("server.port", "0", "a port that others can know"))
-    ports = _ports(settings.stores.online)
-    if not ports:
-        shown = without_credentials(settings.stores.online)
-        problems.append(Problem("stores.online", repr(shown), "the URL of a Redis that other machines reach"))
-    if _has_password(project):
-        expected = "none there, since images have the file in them: set ISTHMUS_STORES__ONLINE"
-        problems.append(Problem("stores.online", "has a password", expected))
-    if settings.profiles.training.device == "cuda" and settings.profiles.training.accelerator is None:
-        expected = 'the accelerator of a node, for device = "cuda"'
-        problems.append(Problem("profiles.training.accelerator", "is not set", expected))
-    if problems:
-        raise ConfigurationError(str(project.root / FILE), problems)
-    return Fleets(
-        name=name,
-        version=metadata.version("isthmus").replace("+", "-"),
-        training=settings.profiles.training,
-        serving=settings.profiles.serving,
-        port=settings.server.port,
-        workers=settings.server.workers,
-        # As long as the server itself waits for what is under way.
-        drain_seconds=math.ceil(settings.server.limits.deadline_seconds) + 1,
-        server=_server(project),
-        redis=ports,
-    )
-
-
-def _ports(online: str) -> tuple[int, ...]:
-    """Of the online store; none if no other machine reaches it. Redis's own where only the Secret knows."""
-    if online == "embedded":
-        return (6379,)
-    try:
-        return tuple(sorted({node.port for node in Address.of(online).nodes()}))
-    except (ValueError, KeyError):  # no URL, or one without a host
-        return ()
-
-
-def _has_password(project: Project) -> bool:
-    """Whether the file, which is in the training image, has a password: a variable's value is not."""
-    with (project.root / FILE).open("rb") as file:
-        online = str(tomllib.load(file).get("stores", {}).get("online"))
-    return "@" in online or "password" in online
-
-
-def _server(project: Project) -> str:
-    """The settings of a server, but for the URL of its Redis, which is a secret: Kubernetes fills it in."""
-    server = project.settings.server
-    told = {
-        "contract": f"{STATE}/{project.contract_file.name}",
-        "deployment": f"{STATE}/{project.deployment_file.name}",
-        "redis": _REDIS,
-        "keys": f"{serving.KEYS}/keys.json",
-        "host": "0.0.0.0",  # noqa: S104 - of a container, with keys
-        "port": server.port,
-        "workers": server.workers,
-        "limits": server.limits,
-        "batch": project.settings.profiles.serving.batch,
-        "public_key": project.public_key,
-        "latency": None,  # nothing is trained beside it
-        "latency_objective_ms": project.settings.latency_objective_ms,
-        "now": project.fixed_now,
-    }
-    text = msgspec.json.encode(told).decode()
-    return text.replace("$(", "$$(").replace("$" + _REDIS, _REDIS)
-
-
-def _example(fleets: Fleets) -> Manifest:
-    """An overlay to copy: what differs between clusters."""
-    registry = "registry.example.com/features"
-    return kustomization(
-        ["../../base"],
-        namespace=fleets.name,
-        images=[
-            {"name": f"{fleets.name}-{component}", "newName": f"{registry}/{fleets.name}-{component}",
-             "newTag": fleets.version}
-            for component in (serving.COMPONENT, training.COMPONENT)
-        ],
-        patches=[
-            {
-                "target": {"kind": "PersistentVolumeClaim", "name": f"{fleets.name}-state"},
-                "patch": _yaml([{"op": "add", "path": "/spec/storageClassName", "value": "shared"}]).decode(),
-            }
-        ],
-    )  # fmt: skip
-
-
-def _yaml(data: object) -> bytes:
-    try:
+    with extra("orchestration"):
+        import jinja2
         import yaml
-    except ImportError as error:
-        raise DependencyError(
-            "orchestration", f"cannot be imported ({error})", remedy="install it: pip install 'isthmus[orchestration]'"
-        ) from error
 
     class Plain(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types
-        """Without aliases: the same labels stand in many places."""
+        """Without aliases, although the same labels occur in many places."""
 
         def ignore_aliases(self, _data: object) -> bool:
             return True
 
-    return bytes(yaml.dump(data, Dumper=Plain, sort_keys=False, width=1000, encoding="utf-8"))
+    def quoted(text: str) -> str:
+        return str(yaml.safe_dump(text, default_style='"', width=math.inf))
+
+    templates = jinja2.Environment(
+        loader=jinja2.PackageLoader(__package__),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - not HTML: free text goes through `quoted`
+    )
+    templates.filters["quoted"] = quoted
+    content, context = {}, values(project)
+    for name in templates.list_templates():
+        text = templates.get_template(name).render(context)
+        if name.endswith(".yaml") and text.strip():
+            text = yaml.dump(yaml.safe_load(text), Dumper=Plain, sort_keys=False, width=1000)
+        if text.strip():
+            content[name] = text.encode()
+    return content
 
 
 def _write(out: Path, content: Mapping[str, bytes]) -> None:
-    """Writes the files, and removes those of an earlier call that are no longer made.
+    """Writes the files, and removes those of an earlier call that are not part of the content.
 
     Raises:
-        DataError: one of them is somebody else's.
+        DataError: a file is foreign or was edited.
     """
     before = _written(out)
-    sums = {name: sha256(one).hexdigest() for name, one in content.items()}
-    changed = []
-    for name in sorted({*sums, *before}):
-        found = _sum(out / name)
-        if found not in (None, before.get(name), sums.get(name)):
-            changed.append(name)
+    sums = {name: sha256(data).hexdigest() for name, data in content.items()}
+    changed = [
+        name for name in sorted({*sums, *before}) if _sum(out / name) not in (None, before.get(name), sums.get(name))
+    ]
     if changed:
         raise DataError(
             str(out), f"{', '.join(changed)} would be replaced, and this command did not write what is there",
@@ -213,17 +97,17 @@ def _write(out: Path, content: Mapping[str, bytes]) -> None:
         )  # fmt: skip
     for name in sorted({*before} - {*sums}):
         (out / name).unlink(missing_ok=True)
-    for name, one in content.items():
-        write_atomically(out / name, one)
-    # Last: what a killed call has written is what this one writes, and needs no line there.
+    for name, data in content.items():
+        write_atomically(out / name, data)
+    # Last: the files of a call that was killed are the same as those of the next call, and need no entry.
     write_atomically(out / NOTE, json.dumps({"files": sums}, indent=1, sort_keys=True).encode() + b"\n")
 
 
 def _written(out: Path) -> dict[str, str]:
-    """File name to sum, as the last call left them.
+    """File name to checksum, as the last call left them.
 
     Raises:
-        DataError: there is a note, and not one of ours.
+        DataError: the note is not one of ours.
     """
     try:
         note = msgspec.json.decode((out / NOTE).read_bytes(), type=dict[str, dict[str, str]])
@@ -231,13 +115,16 @@ def _written(out: Path) -> dict[str, str]:
         return {}
     except (OSError, msgspec.DecodeError) as error:
         raise DataError(str(out / NOTE), f"cannot be read ({error})", expected="what `isthmus fleet` wrote") from error
-    names = note.get("files", {})
-    # A file of ours is in the folder: nothing outside is touched, whatever the note says.
-    return {name: one for name, one in names.items() if not Path(name).is_absolute() and ".." not in Path(name).parts}
+    # Whatever the note says, files outside the folder are not ours.
+    return {
+        name: checksum
+        for name, checksum in note.get("files", {}).items()
+        if not Path(name).is_absolute() and ".." not in Path(name).parts
+    }
 
 
 def _sum(path: Path) -> str | None:
-    """SHA-256 of a file; None if there is none, and no sum of any file if something else is there."""
+    """SHA-256 of a file; None if there is none, and "" if a link or folder is in its place."""
     if path.is_symlink() or path.is_dir():
         return ""
     return sha256(path.read_bytes()).hexdigest() if path.exists() else None
