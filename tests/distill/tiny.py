@@ -13,7 +13,7 @@ from torch import nn
 
 from isthmus.distill.device import accelerator
 from isthmus.distill.settings import Settings
-from isthmus.distill.training.loop import Training
+from isthmus.distill.training.loop import Outcome, Training
 from isthmus.features.profiles import TrainingProfile
 
 ROWS = 50
@@ -73,7 +73,7 @@ SETTINGS = Settings(
 )
 
 
-def run(folder: Path | None, steps: int, heard: TextIO | None = None, dropout: float = 0.3) -> Training:
+def run(folder: Path | None, steps: int, heard: TextIO | None = None, dropout: float = 0.3) -> Outcome:
     """A training, over; the number of each of its steps is written to `heard`."""
 
     def spoken(module: nn.Module, batch: Any, done: float) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
@@ -85,16 +85,15 @@ def run(folder: Path | None, steps: int, heard: TextIO | None = None, dropout: f
     training = Training(
         Tiny(dropout), line(), spoken, replace(SETTINGS, steps=steps), cpu(), evaluate, folder
     )  # fmt: skip
-    training.run()
-    return training
+    return training.train()
 
 
 def main() -> None:
     """`FOLDER RESULT STEPS [DROPOUT]`: the last weights go to RESULT, one file for each process, unless it is `-`."""
     folder, result, steps, *dropout = sys.argv[1:]
-    training = run(Path(folder), int(steps), sys.stdout, *map(float, dropout))
+    outcome = run(Path(folder), int(steps), sys.stdout, *map(float, dropout))
     if result != "-":
-        save_file(training.module.state_dict(), f"{result}.{training.accelerator.process_index}")
+        save_file(outcome.module.state_dict(), f"{result}.{cpu().process_index}")
 
 
 if __name__ == "__main__":

@@ -1,31 +1,35 @@
-"""What a training run tells of itself: lines of progress for people, event files for TensorBoard."""
+"""The log of a training run: lines of progress for people, event files for TensorBoard."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from isthmus.features.progress import Progress
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-Progress = Callable[[str, float], None]
-"""Is told what is done, and the share that is done."""
-
-WRITTEN_SECONDS, TOLD_SECONDS = 1.0, 10.0
+PLOT_SECONDS, LINE_SECONDS = 1.0, 10.0
 """Between two points of a plot and between two lines of progress, unless an evaluation comes first."""
 
 
-class Account:
-    """Tells where a run stands, at most so often that it costs nothing."""
+class RunLog:
+    """Reports on a run, at most so often that it costs nothing.
+
+    Args:
+        progress: called with each line.
+        total: steps of the run.
+        folder: of the event files; None for none.
+    """
 
     def __init__(self, progress: Progress, total: int, folder: Path | None) -> None:
-        """Of a run of so many steps; without a folder there are no event files."""
         self.progress, self._total, self._folder = progress, total, folder
         self._writer: SummaryWriter | None = None
         self._rows = 0
 
     def begin(self, step: int) -> None:
-        """From this step on: TensorBoard drops what it has of later ones, and what an earlier run left is removed."""
+        """Starts at a step: TensorBoard drops later steps, and at step 0 an earlier run's events are removed."""
         if self._folder:
             from torch.utils.tensorboard import SummaryWriter  # takes a quarter of a second
 
@@ -34,35 +38,35 @@ class Account:
                     file.unlink()
             self._writer = SummaryWriter(str(self._folder), purge_step=step or None)
         self._first, self._began = step, time.monotonic()
-        self._told = self._written = self._began
+        self._last_line = self._last_point = self._began
 
     def step(self, step: int, rows: int, values: Mapping[str, float], place: str) -> None:
-        """A step was made, of so many rows."""
+        """Logs a step, and the number of rows since the step logged before."""
         self._rows += rows
         now = time.monotonic()
-        if self._writer and now - self._written >= WRITTEN_SECONDS:
-            self._written = now
+        if self._writer and now - self._last_point >= PLOT_SECONDS:
+            self._last_point = now
             self._write("step", step, values)
-        if now - self._told >= TOLD_SECONDS:
-            self._tell(step, {"loss": values["loss"]}, place)
+        if now - self._last_line >= LINE_SECONDS:
+            self._report(step, {"loss": values["loss"]}, place)
 
     def paused(self, seconds: float) -> None:
-        """For so long nothing was done, which makes no step slower."""
+        """Leaves a pause out of the rate."""
         self._began += seconds
 
     def evaluation(self, step: int, means: Mapping[str, float], metrics: Mapping[str, float], place: str) -> None:
-        """The module was evaluated."""
-        self._tell(step, {"loss": means["loss"], **metrics}, place)
+        """Logs an evaluation."""
+        self._report(step, {"loss": means["loss"], **metrics}, place)
         self._write("evaluation", step, {**means, **metrics})
 
     def end(self) -> None:
-        """Writes what is left."""
+        """Flushes and closes the event file."""
         if self._writer:
             self._writer.close()
 
-    def _tell(self, step: int, values: Mapping[str, float], place: str) -> None:
-        self._told = time.monotonic()
-        seconds = self._told - self._began
+    def _report(self, step: int, values: Mapping[str, float], place: str) -> None:
+        self._last_line = time.monotonic()
+        seconds = self._last_line - self._began
         shown = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in values.items())
         left = (self._total - step) * seconds / (step - self._first)
         self.progress(f"{place}: {shown}, {self._rows / seconds:,.0f} rows/s, {left:,.0f} s left", step / self._total)

@@ -1,6 +1,6 @@
-"""How fast the servers of a project answer, for whoever shares their machine: a small file of each, every second.
+"""How fast the servers of a project answer, for a training on the same machine: a small file of each, every second.
 
-No request waits for it: a server writes what it counts anyway. Whoever reads asks no server, which would cost it time.
+No request waits for it: a server writes the counters it has anyway. Readers call no server, which would cost it time.
 """
 
 import platform
@@ -18,22 +18,22 @@ import msgspec
 
 WRITE_SECONDS = 1.0
 STALE_SECONDS = 5.0
-"""After which a server that has written nothing is taken for dead."""
+"""After which a server that has written nothing counts as dead."""
 WINDOW_SECONDS = 4.0
-"""Of requests that are looked at together."""
+"""Requests of the last seconds that count."""
 FEWEST = 3
-"""Slow answers that say something: a server's first one is always slow."""
+"""Slow answers that mean something: a server's first answer is always slow."""
 
 
 class LatencySample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one server process says.
+    """The counters of a server process at a moment: the content of its file.
 
     Attributes:
         machine: where it runs.
-        at: when it said so, in seconds of the machine's monotonic clock, which all its processes share.
-        objective_ms: what the p99 shall not be above.
-        bounds: upper bounds of durations in seconds, ascending; the objective is one of them.
-        counts: requests answered since its start, by bound, and at last those beyond all of them.
+        at: seconds of the machine's monotonic clock, which all its processes share.
+        objective_ms: upper limit for the p99.
+        bounds: upper bounds of durations in seconds, ascending; the objective is among them.
+        counts: requests answered since the server's start, by bound, and at last those beyond all bounds.
     """
 
     machine: str
@@ -44,13 +44,13 @@ class LatencySample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Latency(NamedTuple):
-    """What servers answered of late.
+    """The recent latency of all servers of a project on this machine.
 
     Attributes:
-        p99_ms: in milliseconds, between bounds in proportion, as Prometheus says it; beyond the last one, that.
+        p99_ms: in milliseconds, interpolated between bounds as Prometheus does; at most the last bound.
         objective_ms: the lowest of any server.
-        answered: requests.
-        slow: of these, how many took longer than their server's objective: exact, whatever the p99 is.
+        answered: number of requests.
+        slow: how many of these took longer than their server's objective: exact, whatever the p99 is.
     """
 
     p99_ms: float
@@ -68,77 +68,73 @@ class Latency(NamedTuple):
 
 
 class LatencyWriter:
-    """Writes what one server process says.
+    """Writes the samples of a server process.
 
     Args:
         folder: of all servers of the project.
-        objective_ms: what the p99 shall not be above.
-        bounds: of what it counts, in seconds.
+        objective_ms: upper limit for the p99.
+        bounds: of its counters, in seconds.
     """
 
     def __init__(self, folder: Path, objective_ms: float, bounds: Sequence[float]) -> None:
-        # Not called by a process id: those of two containers may be the same.
+        # Not named by the process id: processes of two containers may have the same.
         self._file = folder / f"{secrets.token_hex(8)}.json"
         self._objective_ms, self._bounds = objective_ms, tuple(bounds)
 
     def write(self, counts: Sequence[int]) -> None:
-        """Writes what was counted so far. It need not outlive the machine, so nothing waits for the disk.
+        """Writes the counters. The file need not survive a crash of the machine, so nothing waits for the disk.
 
         Raises:
             OSError: it cannot be written.
         """
-        told = LatencySample(_machine(), time.monotonic(), self._objective_ms, self._bounds, tuple(counts))
+        sample = LatencySample(_machine(), time.monotonic(), self._objective_ms, self._bounds, tuple(counts))
         if not self._file.exists():
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            for left in set(self._file.parent.glob("*.json")) - _fresh(self._file.parent).keys():
-                left.unlink(missing_ok=True)  # of a server that was killed
+            for stale in set(self._file.parent.glob("*.json")) - _fresh(self._file.parent).keys():
+                stale.unlink(missing_ok=True)  # of a server that was killed
         partial = self._file.with_suffix(".json.partial")
-        partial.write_bytes(msgspec.json.encode(told))
+        partial.write_bytes(msgspec.json.encode(sample))
         partial.replace(self._file)
 
     def close(self) -> None:
-        """Says nothing any more."""
+        """Removes the file."""
         with suppress(OSError):
             self._file.unlink(missing_ok=True)
 
 
 class LatencyReader:
-    """Reads what the servers of a project on this machine say; `()` gives what they answered of late.
-
-    Args:
-        folder: where they write.
-    """
+    """Reads the samples in a project's folder; called, it returns the recent latency."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._kept: dict[Path, deque[LatencySample]] = {}
+        self._samples: dict[Path, deque[LatencySample]] = {}
 
     def __call__(self) -> Latency | None:
-        """None if no server is there. A server counts from the second time on that it is heard."""
+        """None without a server. A server counts from its second sample on."""
         fresh = _fresh(self._folder)
-        for gone in self._kept.keys() - fresh.keys():
-            del self._kept[gone]
-        for file, told in fresh.items():
-            kept = self._kept.setdefault(file, deque())
-            if not kept or told.at > kept[-1].at:
-                kept.append(told)
-            while len(kept) > 2 and kept[1].at <= told.at - WINDOW_SECONDS:
-                kept.popleft()
+        for gone in self._samples.keys() - fresh.keys():
+            del self._samples[gone]
+        for file, sample in fresh.items():
+            samples = self._samples.setdefault(file, deque())
+            if not samples or sample.at > samples[-1].at:
+                samples.append(sample)
+            while len(samples) > 2 and samples[1].at <= sample.at - WINDOW_SECONDS:
+                samples.popleft()
         if not fresh:
             return None
         counts: Counter[float] = Counter()
         slow = 0
-        for first, *_, last in (kept for kept in self._kept.values() if len(kept) > 1):
+        for first, *_, last in (samples for samples in self._samples.values() if len(samples) > 1):
             answered = [now - before for now, before in zip(last.counts, first.counts, strict=True)]
             slow += sum(answered[bisect_left(last.bounds, last.objective_ms / 1000) + 1 :])
             for bound, count in zip((*last.bounds, float("inf")), answered, strict=True):
                 counts[bound] += count
-        objective = min(told.objective_ms for told in fresh.values())
+        objective = min(sample.objective_ms for sample in fresh.values())
         return Latency(p99(counts) * 1000, objective, counts.total(), slow)
 
 
 def p99(counts: "Counter[float]") -> float:
-    """Of durations by the upper bounds that they fell below: linear within those (Prometheus, `histogram_quantile`)."""
+    """From counts of durations by upper bound, linear within a bound (Prometheus, `histogram_quantile`)."""
     rank, below = 0.99 * counts.total(), 0
     for lower, upper in pairwise((0.0, *sorted(counts))):
         if below + counts[upper] >= rank and counts[upper]:
@@ -148,20 +144,20 @@ def p99(counts: "Counter[float]") -> float:
 
 
 def _fresh(folder: Path) -> dict[Path, LatencySample]:
-    """What servers of this machine have said just now. What cannot be read says nothing."""
-    found = {}
+    """The current samples of this machine's servers. Unreadable files are ignored."""
+    samples = {}
     machine, now = _machine(), time.monotonic()
     for file in folder.glob("*.json"):
         with suppress(OSError, msgspec.MsgspecError):
-            told = msgspec.json.decode(file.read_bytes(), type=LatencySample)
-            # A clock that began anew with the machine is behind.
-            if told.machine == machine and 0 <= now - told.at < STALE_SECONDS:
-                found[file] = told
-    return found
+            sample = msgspec.json.decode(file.read_bytes(), type=LatencySample)
+            # A sample from before a reboot is ahead of the clock.
+            if sample.machine == machine and 0 <= now - sample.at < STALE_SECONDS:
+                samples[file] = sample
+    return samples
 
 
 def _machine() -> str:
-    """The same for all processes of a machine, in whatever containers, until it starts again."""
+    """The same for all processes of a machine, in whatever containers, until it reboots."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

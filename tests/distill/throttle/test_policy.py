@@ -32,7 +32,7 @@ from isthmus.distill.throttle.policy import (
 )
 from isthmus.distill.throttle.priority import Priority
 from isthmus.distill.training import loop
-from isthmus.distill.training.checkpoint import copied
+from isthmus.distill.training.checkpoint import copy_weights
 from isthmus.distill.training.loop import Training
 from isthmus.features.errors import Stopped
 from tests.distill.pausing import STEPS, STRAINED, Clock, Spent, hearing, squares, training
@@ -123,7 +123,7 @@ def each_look(seconds: float, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 def weights(run: Training) -> dict[str, bytes]:
-    return {name: value.numpy().tobytes() for name, value in copied(run.module).items()}
+    return {name: value.numpy().tobytes() for name, value in copy_weights(run.module).items()}
 
 
 def trained(
@@ -260,9 +260,7 @@ def test_without_a_server_nothing_is_lowered(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_pause_is_no_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with each_look(6, monkeypatch):
-        run = training("table", hearing([True] * 40), tmp_path)
-        run.run()
-    found = run.standing
+        found = training("table", hearing([True] * 40), tmp_path).train().state
     assert found.paused > 20 * 6
     assert found.slowed > 0
     # Only what passed by the wall is work, which those seconds did not; and they were taken off it.
@@ -283,13 +281,12 @@ def test_what_is_done_before_a_pause_is_work(monkeypatch: pytest.MonkeyPatch, tm
         return {"error": 1.0}
 
     run = training("table", hearing([True] * 60), tmp_path, step=stepping, evaluate=evaluate)
-    run.settings = replace(run.settings, evaluate_every=1)
-    run.run()
-    found, worked = run.standing, STEPS * (10 + 100)
+    _, found, paused = replace(run, settings=replace(run.settings, evaluate_every=1)).train()
+    worked = STEPS * (10 + 100)
     assert found.paused > 50
     assert found.seconds == pytest.approx(worked)
     assert found.paused == pytest.approx(clock.now - worked)
-    assert run.waited == pytest.approx(found.paused)
+    assert paused == pytest.approx(found.paused)
     assert 0 < found.slowed < worked
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from isthmus.distill.training.checkpoint import Checkpoints, RunState, captured, copied, discard, restored
+from isthmus.distill.training.checkpoint import Checkpoints, RunState, copy_weights, discard, pack, restore
 from isthmus.features.errors import DependencyError
 from tests.distill import tiny
 
@@ -174,15 +174,15 @@ def test_all_of_a_module_and_its_optimizer_comes_back(tmp_path: Path) -> None:
 
     module, optimizer = new()
     trained(module, optimizer, 3)
-    best = copied(module)
+    best = copy_weights(module)
     trained(module, optimizer, 3)
     kept = checkpoints(tmp_path, [])
-    kept.write(RunState(6), captured(module, optimizer, best))
+    kept.write(RunState(6), pack(module, optimizer, best))
     trained(module, optimizer, 3)
     again, other = new()
     found = checkpoints(tmp_path, []).latest()
     assert found is not None
-    assert all(torch.equal(value, best[name]) for name, value in restored(found[1], again, other).items())
+    assert all(torch.equal(value, best[name]) for name, value in restore(found[1], again, other).items())
     assert again.second.weight is again.first.weight
     trained(again, other, 3)
     assert all(torch.equal(value, module.state_dict()[name]) for name, value in again.state_dict().items())
@@ -210,7 +210,7 @@ def test_killed_at_any_step_the_weights_are_the_same_to_the_bit(tmp_path: Path) 
     assert starts[0] == 0
     assert all(first >= last for last, first in zip(kills, starts[1:], strict=True))
     alone = tiny.run(None, steps)
-    assert killed.standing.history == alone.standing.history
+    assert killed.state.history == alone.state.history
     assert same(killed.module, alone.module)
     assert not same(alone.module, tiny.Tiny())
     left = {file.name for file in (tmp_path / "killed").iterdir() if not file.name.startswith("events.out")}

@@ -24,7 +24,7 @@ from torch import nn
 
 from isthmus.distill.device import accelerator
 from isthmus.distill.settings import Settings
-from isthmus.distill.training.loop import Step, Training
+from isthmus.distill.training.loop import Outcome, Step, Training
 from isthmus.features.errors import ConfigurationError, DependencyError, GateFailed, Stopped
 from isthmus.features.profiles import TrainingProfile
 from tests.distill import tiny
@@ -35,11 +35,10 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 Stepped = tuple[torch.Tensor, Mapping[str, torch.Tensor]]
 
 
-def train(how: Settings, *, step: Step = step, dropout: float = 0.3, **more: Any) -> Training:
-    given = {"data": line(), "evaluate": evaluate, **more}
-    training = Training(Tiny(dropout), step=step, settings=how, accelerator=cpu(), **given)
-    training.run()
-    return training
+def train(how: Settings, *, step: Step = step, dropout: float = 0.3, **more: Any) -> Outcome:
+    options = {"data": line(), "evaluate": evaluate, **more}
+    training = Training(Tiny(dropout), step=step, settings=how, accelerator=cpu(), **options)
+    return training.train()
 
 
 class Killed(Exception):
@@ -86,7 +85,7 @@ def test_parts_of_a_batch_are_the_batch(batch: int, parts: int) -> None:
     how = replace(SETTINGS, steps=8, batch=batch)
     whole, divided = (train(replace(how, accumulation=number), dropout=0.0) for number in (1, parts))
     close(whole.module, divided.module)
-    for one, other in zip(whole.standing.history, divided.standing.history, strict=True):
+    for one, other in zip(whole.state.history, divided.state.history, strict=True):
         assert one == pytest.approx(other, rel=1e-3)
 
 
@@ -109,7 +108,7 @@ def test_a_run_that_died_anywhere_ends_as_if_it_had_not(how: Settings, kills: li
                 train(how, step=killing(at), folder=Path(folder))
         again = train(how, folder=Path(folder))
         # What was done twice took its time twice, and memory is the process's.
-        found, expected = (structs.replace(run.standing, seconds=0, peak=0) for run in (again, alone))
+        found, expected = (structs.replace(run.state, seconds=0, peak=0) for run in (again, alone))
         assert found == expected
         assert same(again.module, alone.module)
         # Over is over: nothing is trained again.
@@ -215,15 +214,15 @@ def test_the_weights_of_the_best_evaluation_are_kept(
         return asked(module)
 
     found = train(how, evaluate=score)
-    assert [entry["step"] for entry in found.standing.history] == [5 * (n + 1) for n in range(stops)]
+    assert [entry["step"] for entry in found.state.history] == [5 * (n + 1) for n in range(stops)]
     assert all(torch.equal(value, seen[kept - 1][name]) for name, value in found.module.state_dict().items())
 
 
 def test_without_a_gate_the_last_weights_are_kept_and_the_last_step_is_evaluated() -> None:
     found = train(replace(SETTINGS, gate=None, steps=10, evaluate_every=4))
-    assert [entry["step"] for entry in found.standing.history] == [4, 8, 10]
-    assert evaluate(found.module)["error"] == found.standing.history[-1]["error"]
-    assert found.standing.history[0].keys() == {"step", "squares", "loss", "gradient", "error"}
+    assert [entry["step"] for entry in found.state.history] == [4, 8, 10]
+    assert evaluate(found.module)["error"] == found.state.history[-1]["error"]
+    assert found.state.history[0].keys() == {"step", "squares", "loss", "gradient", "error"}
 
 
 # --- what is not finite
@@ -361,7 +360,7 @@ def test_an_ignored_signal_stays_ignored() -> None:
 
 def test_beside_the_main_thread_signals_are_not_touched() -> None:
     handlers: set[Any] = set()
-    found: list[Training] = []
+    found: list[Outcome] = []
 
     def looking(module: nn.Module, batch: Batch, done: float) -> Stepped:
         handlers.add(signal.getsignal(signal.SIGTERM))

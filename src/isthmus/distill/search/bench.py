@@ -28,7 +28,7 @@ from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.restore import origins
 from isthmus.distill.search.trials import Budget, Tried
 from isthmus.distill.tasks.task import Task, graph_answers
-from isthmus.distill.training.checkpoint import copied, discard
+from isthmus.distill.training.checkpoint import copy_weights, discard
 from isthmus.distill.training.studentrun import train_student
 from isthmus.distill.types import spread
 from isthmus.features.contract.contract import sha256
@@ -180,7 +180,9 @@ class Bench:
                     task, student, objective, self._outputs, self._settings, accelerator(task.material.profile),
                     self._runs / key, progress,
                 )  # fmt: skip
-                write_atomically(file, save({name: value.contiguous() for name, value in copied(student).items()}))
+                write_atomically(
+                    file, save({name: value.contiguous() for name, value in copy_weights(student).items()})
+                )
                 discard(self._runs / key)
         return student.eval().requires_grad_(requires_grad=False)
 

@@ -1,8 +1,8 @@
-"""How a training gives way to the servers of its machine, degree by degree, and takes back what it gave.
+"""How a training gives way to the servers of its machine, degree by degree, and recovers.
 
-The degrees: 0 is a low priority, which any training beside a server has; 1 is the lowest; then come ever fewer cores,
-down to one; the last is a pause. None of them changes what is computed. The lowest priority is not taken back: it has
-all that is idle, and on Linux only who has the right to can raise it again.
+Degree 0 is a low priority, which any training beside a server has; 1 is the lowest; then come ever fewer cores, down to
+a single core; the last degree is a pause. None of them changes what is computed. The lowest priority is not raised
+again: it still gets all idle time, and on Linux only a privileged user may raise it.
 """
 
 import time
@@ -19,24 +19,24 @@ LOWEST = 1
 """The degree of the lowest priority."""
 LOOK_SECONDS = 1.0
 SETTLE_SECONDS = WINDOW_SECONDS + WRITE_SECONDS
-"""Until a degree shows in what servers say."""
+"""Until a degree shows in the latency of servers."""
 SHORTEST_SECONDS, LONGEST_SECONDS = 30.0, 960.0
-"""How long the p99 must keep its objective before a degree is taken back: at first, and after that has failed often."""
+"""How long the p99 must meet its objective before the degree falls: at first, and after repeated failures."""
 STARVED_SECONDS = 600.0
-"""Of pauses with hardly a step between them, after which somebody is told."""
-_NAP_SECONDS, _TELL_SECONDS = 0.1, 60.0
+"""Of pauses with hardly a step between them, after which the training warns."""
+_NAP_SECONDS, _REPORT_SECONDS = 0.1, 60.0
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How far a training gives way, in seconds of some clock.
+    """How far a training gives way; times are seconds of any clock.
 
     Attributes:
         degree: of giving way.
-        changed: when it became so.
-        strained: when the p99 was last above its objective, or the degree was changed.
-        hold: how long it must keep it before the next degree is taken back.
-        rose: whether the last change took a degree back.
+        changed: when the degree last changed.
+        strained: when the p99 was last above its objective, or the degree changed.
+        hold: how long the p99 must meet its objective before the degree falls.
+        rose: whether the last change was a fall of the degree.
     """
 
     degree: int = 0
@@ -46,18 +46,12 @@ class Policy:
     rose: bool = False
 
     def then(self, strained: bool, now: float, deepest: int) -> "Policy":
-        """What follows.
-
-        Args:
-            strained: whether the p99 is above its objective.
-            now: the time.
-            deepest: the last degree.
-        """
+        """The next state, if the p99 is above its objective (`strained`) and `deepest` is the last degree."""
         if strained:
             settles = not self.rose and now - self.changed < SETTLE_SECONDS
             if settles or self.degree == deepest:
                 return replace(self, strained=now)
-            # What was taken back too early is taken back later the next time.
+            # A degree that fell too early falls later the next time.
             hold = min(2 * self.hold, LONGEST_SECONDS) if self.rose else self.hold
             return Policy(self.degree + 1, now, now, hold)
         if now - self.strained < self.hold:
@@ -68,95 +62,96 @@ class Policy:
 
 
 class Throttle:
-    """A training that gives way.
+    """Applies the policy to this process.
 
     Args:
-        heard: what servers of this machine answered of late; None if there is none.
-        tell: is told what is done.
+        latency: reads the recent latency of servers on this machine; None if there is no server.
+        report: called with a line about each change.
         threads: that compute: more cores than these are not missed.
         pauses: whether it may pause.
-        slowed: seconds that an earlier run of it had fewer cores.
-        paused: seconds that it paused for.
+        slowed: seconds on fewer cores in earlier runs of the training.
+        paused: seconds of pauses in earlier runs.
 
     Attributes:
-        slowed: and `paused`: with those since then.
+        slowed: seconds on fewer cores, with those of earlier runs.
+        paused: seconds of pauses, with those of earlier runs.
     """
 
     def __init__(
-        self, heard: Callable[[], Latency | None], tell: Callable[[str], None], threads: int, *, pauses: bool = True,
-        slowed: float = 0.0, paused: float = 0.0,
+        self, latency: Callable[[], Latency | None], report: Callable[[str], None], threads: int, *,
+        pauses: bool = True, slowed: float = 0.0, paused: float = 0.0,
     ) -> None:  # fmt: skip
-        self._heard, self._tell = heard, tell
+        self._latency, self._report = latency, report
         self._priority, self._beside = Priority(), False
         self._cores = [self._priority.cores] * 2
         while self._cores[-1] > 1:
             self._cores.append(max(1, min(self._cores[-1], threads) // 2))
         self._deepest = len(self._cores) if pauses else len(self._cores) - 1
-        # Listens at once: what comes first may take long.
-        self._courtesy, self._looked = Policy(), time.monotonic() - LOOK_SECONDS
+        # Looks at once: the first step may take long.
+        self._policy, self._looked = Policy(), time.monotonic() - LOOK_SECONDS
         self.slowed, self.paused = slowed, paused
         self._free, self._warned = (self._looked, paused), False
 
     @property
     def pausing(self) -> bool:
-        """Whether it is to do nothing."""
-        return self._courtesy.degree == len(self._cores)
+        """Whether the training is to pause."""
+        return self._policy.degree == len(self._cores)
 
     def look(self) -> bool:
-        """Listens, if it is time, and gives way or takes back; returns whether to pause."""
+        """Reads the latency, if it is time, and changes the degree; returns whether to pause."""
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:
             return self.pausing
         since, self._looked = now - self._looked, now
-        before = self._courtesy
+        before = self._policy
         if self.pausing:
             self.paused += since
         elif before.degree > LOWEST:
             self.slowed += since
-        latency = self._heard()
+        latency = self._latency()
         if latency is not None and not self._beside:
             self._beside = True
-            self._take()
+            self._apply()
         strained = latency is not None and latency.strained
-        self._courtesy = before.then(strained, now, self._deepest)
-        if self._courtesy.degree != before.degree:
-            self._take()
-            what = f"gives way to serving ({latency})" if strained else "takes back what serving does not need"
-            self._tell(f"{what}: {self._shown()}")
-        self._watch(now, latency)
+        self._policy = before.then(strained, now, self._deepest)
+        if self._policy.degree != before.degree:
+            self._apply()
+            change = f"gives way to serving ({latency})" if strained else "takes back what serving does not need"
+            self._report(f"{change}: {self._shown()}")
+        self._warn_if_starved(now, latency)
         return self.pausing
 
     def pause(self, ended: Sequence[int]) -> float:
-        """Does nothing until there is room again, or something has `ended` it; returns the seconds that took."""
-        before, told = self.paused, time.monotonic()
-        self._looked = told  # what was done since the pause was decided on, is work
+        """Sleeps until the degree falls, or `ended` is not empty; returns the seconds that took."""
+        before, reported = self.paused, time.monotonic()
+        self._looked = reported  # the time since the pause was decided on is work
         while self.look() and not ended:
             time.sleep(_NAP_SECONDS)
-            if self._looked - told >= _TELL_SECONDS:
-                told = self._looked
-                self._tell(f"gives way to serving: paused for {self.paused - before:,.0f} s")
+            if self._looked - reported >= _REPORT_SECONDS:
+                reported = self._looked
+                self._report(f"gives way to serving: paused for {self.paused - before:,.0f} s")
         return self.paused - before
 
     def end(self) -> None:
-        """Gives nothing any more."""
+        """Gives the process its priority and cores back."""
         self._priority.restore()
 
-    def _take(self) -> None:
-        """What the degree leaves it. A pause takes nothing, and whoever ends it shall not have to wait for a turn."""
-        degree = 0 if self.pausing else self._courtesy.degree
+    def _apply(self) -> None:
+        # A paused process uses no core, and must not wait for its turn when the pause ends.
+        degree = 0 if self.pausing else self._policy.degree
         self._priority.lower(self._cores[degree], idle=degree >= LOWEST)
 
     def _shown(self) -> str:
-        degree, (most, *_) = self._courtesy.degree, self._cores
+        degree, (most, *_) = self._policy.degree, self._cores
         if self.pausing:
             return "paused"
         if degree > LOWEST and most > 1:
             return f"{self._cores[degree]} of {most} cores"
         return "lowest priority"
 
-    def _watch(self, now: float, latency: Latency | None) -> None:
+    def _warn_if_starved(self, now: float, latency: Latency | None) -> None:
         """Warns, once, of a training that would never end."""
-        if self._courtesy.degree <= LOWEST:
+        if self._policy.degree <= LOWEST:
             self._free = now, self.paused
         began, paused = self._free
         if not self._warned and now - began >= STARVED_SECONDS and self.paused - paused >= 0.9 * (now - began):
@@ -166,37 +161,37 @@ class Throttle:
                 "raise server.latency_objective_ms and start the API again, train where nothing is served, or set "
                 "profiles.training.give_way = false"
             )
-            self._tell(text)
+            self._report(text)
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 @contextmanager
 def throttled(
-    heard: Callable[[], Latency | None] | None, progress: Progress, threads: int, paused: Callable[[float], None]
+    latency: Callable[[], Latency | None] | None, progress: Progress, threads: int, paused: Callable[[float], None]
 ) -> Iterator[Progress]:
-    """Within the block, something that tells its progress gives way each time it does.
+    """Within the block, work that reports to the yielded progress gives way at each report.
 
     Args:
-        heard: as `Giving` hears it; None gives nothing.
-        progress: is told the same, and what is given.
+        latency: as in `Throttle`; None never gives way.
+        progress: receives the reports, and a line about each change.
         threads: that compute.
-        paused: is told each pause's seconds.
+        paused: called with the seconds of each pause.
     """
-    if heard is None:
+    if latency is None:
         yield progress
         return
     share = 0.0
 
-    def told(text: str, done: float) -> None:
+    def look(text: str, done: float) -> None:
         nonlocal share
         share = done
         progress(text, done)
-        if giving.look():
-            paused(giving.pause(()))
+        if throttle.look():
+            paused(throttle.pause(()))
 
-    giving = Throttle(heard, lambda text: progress(text, share), threads)
+    throttle = Throttle(latency, lambda text: progress(text, share), threads)
     try:
-        giving.look()
-        yield told
+        throttle.look()
+        yield look
     finally:
-        giving.end()
+        throttle.end()

@@ -1,7 +1,7 @@
-"""What a process takes of its machine: scheduling policy, nice and cores, which on Linux each thread has for itself.
+"""Scheduling policy, nice value and cores of this process, which on Linux each thread has for itself.
 
-torch's number of threads is left alone: sums are split among threads, and other parts give other last bits. On fewer
-cores the same threads compute the same.
+torch's number of threads does not change: sums are split among threads, and another split gives other last bits. On
+fewer cores the same threads compute the same.
 """
 
 import os
@@ -12,51 +12,49 @@ from pathlib import Path
 from typing import NamedTuple
 
 NICE = 10
-"""Of what runs beside a server: a tenth of what a process without it gets."""
+"""Of a process beside a server: it gets a tenth of the time of a process with nice 0."""
 
 
-class _Held(NamedTuple):
-    """What a thread has."""
-
+class _Scheduling(NamedTuple):
     policy: int
     nice: int
     cores: frozenset[int]
 
 
 class Priority:
-    """Of all threads of this process. Where the system is not Linux, nothing is changed.
+    """The priority of all threads of this process. Outside Linux, nothing changes.
 
     Attributes:
-        cores: that it may use at first.
+        cores: number of cores that the process may use at first.
     """
 
     def __init__(self) -> None:
-        self._before: Mapping[int, _Held] = {}
+        self._before: Mapping[int, _Scheduling] = {}
         self.cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
 
     def lower(self, cores: int, *, idle: bool = False) -> None:
-        """Lets other processes go first.
+        """Lets the rest of the machine go first.
 
         Args:
-            cores: how many of its cores it may use, the last ones.
-            idle: only what nobody else wants of them.
+            cores: number of its cores that it may still use, the last ones.
+            idle: use only idle time of them.
         """
         if sys.platform == "linux":
-            self._before = self._before or _all_held()
+            self._before = self._before or _current()
             for thread in _threads():
                 before = self._of(thread)
                 policy = os.SCHED_IDLE if idle or before.policy == os.SCHED_IDLE else os.SCHED_BATCH
-                _set(thread, _Held(policy, max(before.nice, NICE), frozenset(sorted(before.cores)[-cores:])))
+                _set(thread, _Scheduling(policy, max(before.nice, NICE), frozenset(sorted(before.cores)[-cores:])))
 
     def restore(self) -> None:
-        """What it was before; but a user who may not raise a priority leaves it low (sched(7), RLIMIT_NICE)."""
+        """Undoes `lower`; without the right to raise a priority, it stays low (sched(7), RLIMIT_NICE)."""
         if sys.platform == "linux" and self._before:
             for thread in _threads():
                 _set(thread, self._of(thread))
             self._before = {}
 
-    def _of(self, thread: int) -> _Held:
-        """A thread that came later would have had what the first one had."""
+    def _of(self, thread: int) -> _Scheduling:
+        # A thread started since would have inherited from the first.
         return self._before.get(thread) or self._before[os.getpid()]
 
 
@@ -65,19 +63,21 @@ if sys.platform == "linux":
     def _threads() -> list[int]:
         return [int(entry.name) for entry in Path("/proc/self/task").iterdir()]
 
-    def _all_held() -> Mapping[int, _Held]:
-        found = {}
+    def _current() -> Mapping[int, _Scheduling]:
+        threads = {}
         for thread in _threads():
             with suppress(ProcessLookupError):  # it has ended
                 nice = os.getpriority(os.PRIO_PROCESS, thread)
-                found[thread] = _Held(os.sched_getscheduler(thread), nice, frozenset(os.sched_getaffinity(thread)))
-        return found
+                threads[thread] = _Scheduling(
+                    os.sched_getscheduler(thread), nice, frozenset(os.sched_getaffinity(thread))
+                )
+        return threads
 
-    def _set(thread: int, held: _Held) -> None:
+    def _set(thread: int, scheduling: _Scheduling) -> None:
         """As far as this user may."""
         with suppress(ProcessLookupError):  # it has ended
-            os.sched_setaffinity(thread, held.cores)
+            os.sched_setaffinity(thread, scheduling.cores)
             with suppress(PermissionError):
-                os.setpriority(os.PRIO_PROCESS, thread, held.nice)
+                os.setpriority(os.PRIO_PROCESS, thread, scheduling.nice)
             with suppress(PermissionError):
-                os.sched_setscheduler(thread, held.policy, os.sched_param(0))
+                os.sched_setscheduler(thread, scheduling.policy, os.sched_param(0))

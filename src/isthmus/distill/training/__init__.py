@@ -1,1 +1,1 @@
-"""The training loop, its checkpoints and what it learns from."""
+"""The training loop, its checkpoints, and its batches with teacher outputs."""

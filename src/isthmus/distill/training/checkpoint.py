@@ -1,4 +1,4 @@
-"""Checkpoints of a training run: tensors and a record, whole or not at all, the last two."""
+"""The last two checkpoints of a training run: tensors and a record, each on disk complete or not at all."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -21,20 +21,20 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class RunState(msgspec.Struct, forbid_unknown_fields=True):
-    """Where a run stands, beside its tensors. The place in the data and the learning rate follow from the step.
+    """The state of a run besides its tensors. Position in the data and learning rate follow from the step.
 
     Attributes:
-        step: steps that are done.
+        step: number of steps done.
         over: whether training has ended, by its last step or by its gate.
         best: the best value of the gate so far; None before the first evaluation.
         waited: evaluations since then.
         sums: sum of the loss and of its terms since the last evaluation, over `summed` steps.
-        summed: how many steps that are.
-        history: what each evaluation gave: its step, means of loss and terms since the one before, and the metrics.
-        seconds: that all these steps took, those of stopped runs too, without pauses.
-        slowed: seconds of these on fewer cores, for servers.
-        paused: seconds in which it did nothing for them.
-        peak: bytes of memory, of the first process; the largest of all runs that went on (`device.peak`).
+        summed: number of those steps.
+        history: of each evaluation its step, means of loss and terms since the evaluation before, and the metrics.
+        seconds: spent in all these steps, also by runs that were stopped, without pauses.
+        slowed: seconds of these on fewer cores, because of servers.
+        paused: seconds of pauses because of servers.
+        peak: bytes of memory of the first process, the largest of all runs that resumed (`device.peak`).
     """
 
     step: int = 0
@@ -52,25 +52,24 @@ class RunState(msgspec.Struct, forbid_unknown_fields=True):
 
 class _Record(msgspec.Struct, forbid_unknown_fields=True):
     identity: str
-    standing: RunState
+    state: RunState = msgspec.field(name="standing")
 
 
 class Checkpoints:
-    """The checkpoints of one run, in two folders that take turns: one of them is always whole."""
+    """The checkpoints of one run, in two folders that take turns: at least one is always complete.
+
+    Args:
+        folder: of the run.
+        identity: digest of everything the weights depend on; checkpoints of another run are skipped.
+        note: called with each checkpoint that is skipped, and why.
+    """
 
     def __init__(self, folder: Path, identity: str, note: Callable[[str], None]) -> None:
-        """A run's checkpoints.
-
-        Args:
-            folder: of the run.
-            identity: digest of everything the weights depend on; the checkpoints of another run are passed over.
-            note: is told of those that are passed over, and why.
-        """
         self._folder, self._identity, self._note = folder, identity, note
         self._next = _PLACES[0]
 
     def latest(self) -> tuple[RunState, dict[str, torch.Tensor]] | None:
-        """Where the run stands by its last whole checkpoint, and the tensors there; None if there is none."""
+        """State and tensors of the last complete checkpoint; None if there is none."""
         records: dict[str, RunState] = {}
         for place in filter(lambda place: (self._folder / place).exists(), _PLACES):
             try:
@@ -87,25 +86,25 @@ class Checkpoints:
             return records[place], tensors
         return None
 
-    def write(self, standing: RunState, tensors: Tensors) -> None:
-        """Writes a checkpoint in place of the older one.
+    def write(self, state: RunState, tensors: Tensors) -> None:
+        """Writes a checkpoint in place of the older of the two.
 
         Raises:
-            DependencyError: the disk is full, or the folder cannot be written; the earlier checkpoints are there still.
+            DependencyError: the disk is full, or the folder cannot be written; earlier checkpoints stay.
         """
         try:
-            publish(self._folder / self._next, lambda fresh: self._fill(fresh, standing, tensors))
+            publish(self._folder / self._next, lambda fresh: self._fill(fresh, state, tensors))
         except (OSError, SafetensorError) as error:
             raise DependencyError(
                 str(self._folder),
-                f"the checkpoint of step {standing.step} cannot be written: {error}",
-                remedy="make room there; earlier checkpoints are kept, and the same command goes on from the last",
+                f"the checkpoint of step {state.step} cannot be written: {error}",
+                remedy="make room there; the same command goes on from the last checkpoint",
             ) from error
         self._next = _PLACES[1 - _PLACES.index(self._next)]
 
-    def _fill(self, folder: Path, standing: RunState, tensors: Tensors) -> None:
+    def _fill(self, folder: Path, state: RunState, tensors: Tensors) -> None:
         save_file(dict(tensors), folder / _TENSORS)
-        record = _Record(self._identity, standing)
+        record = _Record(self._identity, state)
         (folder / _RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(record)))
         (folder / _SUMS).write_text(_sums(folder), encoding="ascii")
 
@@ -115,42 +114,42 @@ class Checkpoints:
         record = msgspec.json.decode((folder / _RECORD).read_bytes(), type=_Record)
         if record.identity != self._identity:
             raise ValueError("it is of a run with other settings, data, shapes or number of processes")
-        return record.standing
+        return record.state
 
 
-def copied(module: nn.Module) -> dict[str, torch.Tensor]:
-    """A module's weights, as they are now."""
+def copy_weights(module: nn.Module) -> dict[str, torch.Tensor]:
+    """A copy of a module's weights."""
     return {name: weights.detach().clone() for name, weights in module.state_dict().items()}
 
 
-def captured(module: nn.Module, optimizer: torch.optim.Optimizer, kept: Tensors) -> dict[str, torch.Tensor]:
-    """The weights of a module, the state of its optimizer and the best weights, on the CPU, as a file takes them."""
-    tensors = {f"module.{name}": value for name, value in copied(module).items()}
-    tensors |= {f"best.{name}": value for name, value in kept.items()}
+def pack(module: nn.Module, optimizer: torch.optim.Optimizer, best: Tensors) -> dict[str, torch.Tensor]:
+    """The weights of a module, the state of its optimizer and the best weights, on the CPU, ready for a file."""
+    tensors = {f"module.{name}": value for name, value in copy_weights(module).items()}
+    tensors |= {f"best.{name}": value for name, value in best.items()}
     for place, values in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{place}.{key}": value for key, value in values.items()}
     return {name: value.cpu().contiguous() for name, value in tensors.items()}
 
 
-def restored(tensors: Tensors, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Puts back what was captured; returns the best weights."""
+def restore(tensors: Tensors, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The reverse of `pack`; returns the best weights."""
     weights = {name.removeprefix("module."): value for name, value in tensors.items() if name.startswith("module.")}
     module.load_state_dict(weights)
-    kept = copied(module)
-    for name, value in kept.items():
+    best = copy_weights(module)
+    for name, value in best.items():
         value.copy_(tensors[f"best.{name}"])
     state: dict[int, dict[str, torch.Tensor]] = {}
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for name, value in tensors.items():
         if name.startswith("optimizer."):
             _, place, key = name.split(".")
             like = parameters[int(place)]
-            # Laid out as the parameter is, which a file does not keep.
+            # With the memory layout of the parameter, which a file does not store.
             state.setdefault(int(place), {})[key] = (
                 torch.empty_like(like).copy_(value) if value.shape == like.shape else value.clone()
             )
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-    return kept
+    return best
 
 
 def discard(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM, taken in order: noted first, and obeyed where it suits."""
+"""SIGINT and SIGTERM are noted when they come, and obeyed between two steps."""
 
 import signal
 import threading
@@ -12,10 +12,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def interruption() -> Iterator[list[int]]:
-    """Within the block, the first SIGINT or SIGTERM is put into the list; a second one does what it did before.
+    """Within the block, the first SIGINT or SIGTERM goes into the list; the second does what it did before.
 
-    Only the main thread may take signals: in another one the list stays empty. A signal that is ignored stays so, as
-    SIGINT is in what a shell has put into the background.
+    Only the main thread may handle signals: in any other thread the list stays empty. An ignored signal stays ignored,
+    as SIGINT is in a shell's background jobs.
     """
     caught: list[int] = []
     before: dict[signal.Signals, Any] = {}

@@ -1,4 +1,4 @@
-"""What a student learns from: batches with what the teacher says of them. And how one is trained on it."""
+"""Batches with teacher outputs, and the run of a student that learns from them."""
 
 import math
 from collections.abc import Mapping
@@ -23,12 +23,12 @@ from isthmus.features.contract.contract import sha256
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.progress import Progress
 
-HELD_BYTES = 256 << 20
-"""Outputs of a teacher that are not larger are held in memory while a student learns from them."""
+IN_MEMORY_BYTES = 256 << 20
+"""Teacher outputs up to this size stay in memory while a student learns from them."""
 
 
 class TeacherBatch(NamedTuple):
-    """A batch on the training's device."""
+    """A batch on the training's device, with the teacher's outputs."""
 
     inputs: tuple[Tensor, ...]
     labels: Tensor | None
@@ -36,14 +36,14 @@ class TeacherBatch(NamedTuple):
 
 
 class TeacherBatches:
-    """Rows to learn from, in the order of their numbers.
+    """The training rows, in the order of their numbers.
 
     Args:
-        task: gives the batches.
+        task: creates the batches.
         rows: numbers of the rows.
         outputs: of the teacher.
-        device: where a batch must be.
-        with_teacher: whether the teacher's outputs are wanted at all.
+        device: of the batches.
+        with_teacher: whether batches have the teacher's outputs.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class TeacherBatches:
     ) -> None:
         self._task, self._rows, self._outputs, self._device = task, torch.from_numpy(rows), outputs, device
         self._with_teacher = with_teacher
-        self._held: dict[str, Tensor] | None = None
+        self._in_memory: dict[str, Tensor] | None = None
         if with_teacher and len(rows):
-            one = sum(tensor.nbytes for tensor in outputs[rows[:1]].values())
-            self._held = outputs[rows] if one * len(rows) <= HELD_BYTES else None
+            row_bytes = sum(tensor.nbytes for tensor in outputs[rows[:1]].values())
+            self._in_memory = outputs[rows] if row_bytes * len(rows) <= IN_MEMORY_BYTES else None
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -62,50 +62,50 @@ class TeacherBatches:
     def __getitem__(self, places: Tensor) -> TeacherBatch:
         rows = self._rows[places]
         inputs, labels = self._task.batch(rows)
-        taught: Mapping[str, Tensor] = {}
-        if self._held is not None:
-            taught = {key: tensor.index_select(0, places) for key, tensor in self._held.items()}
+        teacher: Mapping[str, Tensor] = {}
+        if self._in_memory is not None:
+            teacher = {key: tensor.index_select(0, places) for key, tensor in self._in_memory.items()}
         elif self._with_teacher:
-            taught = self._outputs[rows.numpy()]
+            teacher = self._outputs[rows.numpy()]
         return TeacherBatch(
-            tuple(self._there(tensor) for tensor in inputs),
-            None if labels is None else self._there(labels),
-            {key: self._there(tensor) for key, tensor in taught.items()},
+            tuple(self._to_device(tensor) for tensor in inputs),
+            None if labels is None else self._to_device(labels),
+            {key: self._to_device(tensor) for key, tensor in teacher.items()},
         )
 
-    def _there(self, tensor: Tensor) -> Tensor:
+    def _to_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._device, non_blocking=True)
 
 
 class _Student(nn.Module):
-    """A student with the parts of its objective that learn, too: one optimizer has the weights of both."""
+    """A student with its objective, whose losses may have weights too: one optimizer trains both."""
 
     def __init__(self, student: nn.Module, objective: Objective) -> None:
         super().__init__()
         self.student, self.objective = student, objective
 
     def forward(self, *inputs: Tensor) -> Any:
-        """What the student answers."""
+        """The student's outputs."""
         return self.student(*inputs)
 
 
 @dataclass(frozen=True)
 class StudentRun:
-    """A training that is over.
+    """The record of a finished training.
 
     Attributes:
-        history: of each evaluation the step, the mean loss and terms since the one before, and the metric.
-        best: the metric of the weights that were kept, on the validation part.
+        history: of each evaluation the step, the mean loss and terms since the evaluation before, and the metric.
+        best: the metric of the best weights, on the validation part.
         steps: of the optimizer.
-        rows: that were learned from, each as often as it was.
+        rows: learned from, each as often as it was used.
         flops: floating-point operations of all forward and backward passes, as torch counts them: those of products of
             matrices and convolutions.
-        seconds: that all these steps took, without pauses.
-        slowed: seconds of these on fewer cores, for servers.
-        paused: seconds in which it did nothing for them.
-        waited: seconds of these since it last went on.
-        peak: bytes of memory (`device.peak`), whenever that was.
-        threads: of the CPU, that it used.
+        seconds: of all these steps, without pauses.
+        slowed: seconds of these on fewer cores, because of servers.
+        paused: seconds of pauses because of servers.
+        waited: seconds of these pauses since the run last resumed.
+        peak: the most bytes of memory (`device.peak`).
+        threads: CPU threads.
     """
 
     history: list[dict[str, float]]
@@ -128,89 +128,86 @@ def train_student(
     """Trains a student in place, and leaves it with the best weights on the CPU.
 
     Raises:
-        ConfigurationError: settings, objective, student and teacher do not fit each other; said before the first step.
+        ConfigurationError: settings, objective, student and teacher do not fit; checked before the first step.
         DependencyError: memory or the disk is full.
-        GateFailed: a loss, a gradient or an answer is not finite; the student keeps the best weights it had.
+        GateFailed: a loss, a gradient or an output is not finite; the student has its best weights so far.
         Stopped: by SIGINT or SIGTERM.
     """
     parts, device = task.material.parts, accelerator.device
     where = task.material.declaration.where
     data_id = sha256({"content": task.content(), "outputs": outputs.path.name, "terms": [*objective.terms]})
-    lessons = TeacherBatches(task, parts.train, outputs, device, with_teacher=objective.asks_teacher)
+    batches = TeacherBatches(task, parts.train, outputs, device, with_teacher=objective.asks_teacher)
     name = f"validation_{task.metric}"
 
-    def step(module: nn.Module, lesson: TeacherBatch, done: float) -> tuple[Tensor, Mapping[str, Tensor]]:
-        found = answers(task, module(*lesson.inputs))
-        loss, terms = objective(found, lesson.teacher, lesson.labels, done)
+    def step(module: nn.Module, batch: TeacherBatch, done: float) -> tuple[Tensor, Mapping[str, Tensor]]:
+        loss, terms = objective(answers(task, module(*batch.inputs)), batch.teacher, batch.labels, done)
         return loss, terms
 
     expected = {key: tensor.float().numpy() for key, tensor in outputs[parts.validation].items()}
 
     def evaluate(module: nn.Module) -> dict[str, float]:
-        found = student_answers(task, module, parts.validation, device)
-        finite = all(np.isfinite(array).all() for array in found.values())
-        return {name: task.score(found, parts.validation, expected) if finite else math.nan}
+        outputs = student_answers(task, module, parts.validation, device)
+        finite = all(np.isfinite(array).all() for array in outputs.values())
+        return {name: task.score(outputs, parts.validation, expected) if finite else math.nan}
 
-    pupil = _Student(student, objective)
-    flops = _checked(pupil, lessons, objective, task, settings, device)
+    module = _Student(student, objective)
+    flops = _checked(module, batches, objective, task, settings, device)
     used = min(task.material.profile.threads, 1 + settings.batch // task.rows_per_thread)
     try:
         with threads(used):
             training = Training(
-                pupil, lessons, step, settings, accelerator, evaluate, folder, data_id, where, progress,
+                module, batches, step, settings, accelerator, evaluate, folder, data_id, where, progress,
                 task.material.latency,
             )  # fmt: skip
-            history = training.run()
+            _, state, waited = training.train()
     finally:
-        pupil.cpu()
-    metrics = [entry[name] for entry in history]
-    best, steps = max(metrics) if task.more else min(metrics), int(history[-1]["step"])
-    epochs, left = divmod(steps, math.ceil(len(lessons) / settings.batch))
-    rows = epochs * len(lessons) + left * settings.batch
-    took = training.standing
-    seconds, slowed, paused = (round(one, 3) for one in (took.seconds, took.slowed, took.paused))
-    return StudentRun(
-        history, best, steps, rows, flops * rows, seconds, slowed, paused, training.waited, took.peak, used
-    )
+        module.cpu()
+    metrics = [entry[name] for entry in state.history]
+    best, steps = max(metrics) if task.more else min(metrics), int(state.history[-1]["step"])
+    epochs, left = divmod(steps, math.ceil(len(batches) / settings.batch))
+    rows = epochs * len(batches) + left * settings.batch
+    seconds, slowed, paused = (round(value, 3) for value in (state.seconds, state.slowed, state.paused))
+    return StudentRun(state.history, best, steps, rows, flops * rows, seconds, slowed, paused, waited, state.peak, used)
 
 
 def _checked(
-    pupil: _Student,
-    lessons: TeacherBatches,
+    module: _Student,
+    batches: TeacherBatches,
     objective: Objective,
     task: Task,
     settings: TrainingSettings,
     device: torch.device,
 ) -> float:
-    """Floating-point operations of learning from one row, counted halfway on the first rows, where all fits each other.
+    """Refuses parts that do not fit; returns the floating-point operations of learning from a row.
 
-    The smallest part of an epoch is tried, too: a batch norm takes no single row, some losses need neighbors.
+    These are counted with the first rows, halfway through the training. The smallest part of an epoch must pass too: a
+    batch norm takes no single row, and losses may need neighbors.
     """
     where = task.material.declaration.where
-    full, rest = min(settings.batch, len(lessons)), len(lessons) % settings.batch or settings.batch
+    full, rest = min(settings.batch, len(batches)), len(batches) % settings.batch or settings.batch
     rows = math.ceil(full / min(settings.accumulation, full))
     least = min(count // min(settings.accumulation, count) for count in (full, min(rest, full)))
-    pupil.to(device)
-    state = {name: tensor.clone() for name, tensor in pupil.state_dict().items()}
+    module.to(device)
+    state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     with torch.random.fork_rng(), enough_memory(f"{where}: step 1", device, settings, rows):
-        first = lessons[torch.arange(rows)]
+        first = batches[torch.arange(rows)]
         with torch.no_grad():
-            objective.check(answers(task, pupil(*first.inputs)), first.teacher, first.labels)
+            objective.check(answers(task, module(*first.inputs)), first.teacher, first.labels)
         with FlopCounterMode(display=False) as counter:
-            objective(answers(task, pupil(*first.inputs)), first.teacher, first.labels, 0.5)[0].backward()
+            objective(answers(task, module(*first.inputs)), first.teacher, first.labels, 0.5)[0].backward()
         if least < rows:
-            _require_least(pupil, lessons[torch.arange(least)], objective, task, least)
-    pupil.zero_grad()
-    pupil.load_state_dict(state)  # a batch norm counts what it sees
+            _require_least(module, batches[torch.arange(least)], objective, task, least)
+    module.zero_grad()
+    module.load_state_dict(state)  # a batch norm counts what it sees
     return float(counter.get_total_flops()) / rows
 
 
-def _require_least(pupil: _Student, lesson: TeacherBatch, objective: Objective, task: Task, rows: int) -> None:
-    """Refuses a part of an epoch that is too small, where a larger one has been found to fit."""
+def _require_least(module: _Student, batch: TeacherBatch, objective: Objective, task: Task, rows: int) -> None:
+    """Refuses a part of an epoch that is too small, after a larger part has passed."""
     place, remedy = f"parts of an epoch: the smallest, of {rows}", "set another batch or accumulation"
     try:
         with torch.no_grad():
-            objective.check(answers(task, pupil(*lesson.inputs)), lesson.teacher, lesson.labels)
+            objective.check(answers(task, module(*batch.inputs)), batch.teacher, batch.labels)
     except ConfigurationError as error:
         raise ConfigurationError(f"{error.where}: {place}", error.problems, remedy=remedy) from error
     except (ValueError, RuntimeError) as error:  # of the student's modules

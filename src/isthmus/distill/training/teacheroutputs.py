@@ -1,4 +1,4 @@
-"""What a teacher says of the rows of a task, kept, and what it costs to ask it."""
+"""A teacher's cached outputs for the rows of a task, and the cost of a teacher."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,18 +19,18 @@ from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.files import write_atomically
 from isthmus.features.progress import Progress
 
-FACTS = "facts.json"
+_FILE = "facts.json"
 
 
 class TeacherCost(msgspec.Struct, frozen=True):
-    """What a teacher costs.
+    """The cost of a teacher.
 
     Attributes:
-        parameters: and `bytes`, where they can be counted.
-        bytes: of the parameters.
-        p50_us: median time of one row on one thread, in microseconds.
+        parameters: their number, if they can be counted.
+        bytes: of the parameters, if they can be counted.
+        p50_us: median time of a single row on a single thread, in microseconds.
         p99_us: 99th percentile of it.
-        runtime: what computed.
+        runtime: library and threads.
     """
 
     parameters: int | None
@@ -41,12 +41,12 @@ class TeacherCost(msgspec.Struct, frozen=True):
 
 
 def open_outputs(task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress) -> TeacherOutputs:
-    """The outputs of a teacher for some rows, by their place among them: those that are kept, and it for the others.
+    """The outputs of a teacher for these rows, by their position: from the cache, or computed when first read.
 
-    Where the task names its classes, they are in that order.
+    Classes are in the order of the task's, if it names any.
 
     Raises:
-        ConfigurationError: what should be asked is no `Teacher`, or its labels are not the task's classes.
+        ConfigurationError: it is no `Teacher`, or its labels are not the task's classes.
     """
     if not isinstance(teacher, Teacher):
         raise ConfigurationError(
@@ -67,36 +67,36 @@ def complete_outputs(
     task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress, outputs: TeacherOutputs | None = None,
     *, paused: Callable[[float], None] = lambda _seconds: None,
 ) -> tuple[TeacherOutputs, TeacherCost]:  # fmt: skip
-    """The outputs of a teacher for some rows, all of them, and what it costs.
+    """The complete outputs of a teacher for these rows, and its cost.
 
-    Both are kept: what is kept is not computed again, and a teacher of which all is kept is not even loaded.
+    Both are cached: nothing is computed twice, and a teacher with complete outputs is not even loaded.
 
     Args:
         task: of the rows.
-        teacher: who is asked.
+        teacher: computes what the cache lacks.
         rows: their numbers.
-        cache: of outputs.
-        progress: told what is done, and the share.
-        outputs: what `outputs_of` gave for the same.
-        paused: is told the seconds of each pause for servers.
+        cache: folder of all outputs.
+        progress: called with a line of text and the share that is done.
+        outputs: the result of `open_outputs` for the same arguments, if there is one.
+        paused: called with the seconds of each pause for servers.
 
     Raises:
-        ConfigurationError: what should be asked is no `Teacher`.
+        ConfigurationError: it is no `Teacher`.
     """
     outputs = outputs or open_outputs(task, teacher, rows, cache, progress)
     if outputs.missing:
-        with throttled(task.material.latency, progress, torch.get_num_threads(), paused) as told:
-            outputs.fill(told)
+        with throttled(task.material.latency, progress, torch.get_num_threads(), paused) as on_progress:
+            outputs.fill(on_progress)
     else:
         progress(f"kept outputs {outputs.path.name[:12]}", 1.0)
-    file = outputs.path / FACTS
+    file = outputs.path / _FILE
     with suppress(OSError, msgspec.MsgspecError):
         return outputs, msgspec.json.decode(file.read_bytes(), type=TeacherCost)
     with threadpool_limits(1), threads(1):
-        one = task.asked(rows[:1])
+        row = task.asked(rows[:1])
         # Large teachers take seconds for a row: fewer calls then.
-        (times,) = interleaved({"": lambda: teacher.ask(one)}, calls=200, rounds=1, seconds=0.5).values()
+        (times,) = interleaved({"": lambda: teacher.ask(row)}, calls=200, rounds=1, seconds=0.5).values()
     parameters, size = teacher.size() or (None, None)
-    facts = TeacherCost(parameters, size, times["p50_us"], times["p99_us"], f"{teacher.runtime}, 1 thread")
-    write_atomically(file, msgspec.json.encode(facts))
-    return outputs, facts
+    cost = TeacherCost(parameters, size, times["p50_us"], times["p99_us"], f"{teacher.runtime}, 1 thread")
+    write_atomically(file, msgspec.json.encode(cost))
+    return outputs, cost
