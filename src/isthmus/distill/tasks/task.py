@@ -4,12 +4,13 @@ All else is the same for all: the split, the cache of the teacher's outputs, see
 """
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -34,10 +35,6 @@ from isthmus.features.profiles import TrainingProfile
 from isthmus.features.progress import Progress
 from isthmus.features.types import UnixTimestamp
 from isthmus.transforms.preparation.fit import Preparation
-
-if TYPE_CHECKING:
-    pass
-
 
 Learn = Callable[[Plan, int], Preparation]
 """Learns what a plan says from the rows before a moment, in microseconds, whose labels were known by then."""
@@ -148,6 +145,14 @@ class Task(ABC):
     pipeline: str | None = None
     shape: Mapping[str, Any] = MappingProxyType({})
     max_sizes: Mapping[str, int] = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        # Names of version 0.1, which leave with 0.3: without this, a user's check for leaks would silently not run.
+        for old, new in (("told", "leaks"), ("most", "max_sizes")):
+            if old in vars(cls):
+                warnings.warn(f"{cls.__name__}.{old} is called {new} now", DeprecationWarning, stacklevel=2)
+                setattr(cls, new, vars(cls)[old])
 
     def __init__(self, material: Material) -> None:
         self.material = material
