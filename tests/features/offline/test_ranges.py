@@ -43,7 +43,7 @@ def put(store: OfflineStore, rows: pa.Table, within: Days | None = None, view: A
 
 def read(store: OfflineStore, view: Any = VIEW) -> tuple[pa.Table, str]:
     history = store.history(view)
-    return history.table(), store.fingerprint(history)
+    return history.table(), history.fingerprint
 
 
 def day_files(store: OfflineStore, view: Any = VIEW) -> dict[date, list[str]]:
@@ -227,7 +227,7 @@ def test_a_table_from_before_there_were_days_can_be_read_and_is_rebuilt_once(sto
 def test_a_foreign_optimize_and_vacuum_change_nothing(store: OfflineStore) -> None:
     put(store, rows_of(range(3)))
     put(store, rows_of(range(3), 2.0), Days(1, 2))
-    before, built = read(store), store.built(store.history(VIEW))
+    before, built = read(store), store.history(VIEW).commit.written
     foreign = DeltaTable(store.path(VIEW.table))
     for day in range(3):
         foreign.optimize.compact(partition_filters=[("event_day", "=", f"1970-01-0{day + 1}")])
@@ -238,7 +238,7 @@ def test_a_foreign_optimize_and_vacuum_change_nothing(store: OfflineStore) -> No
     assert read(store)[0].sort_by([("event_timestamp", "ascending")]) == before[0].sort_by(
         [("event_timestamp", "ascending")]
     )
-    assert store.built(store.history(VIEW)) == built
+    assert store.history(VIEW).commit.written == built
     assert not put(store, rows_of(range(3), 2.0), Days(1, 2)).changed
     assert put(store, rows_of(range(3), 3.0), Days(1, 2)).changed
 

@@ -47,7 +47,7 @@ def stored(shop: Shop, project: Open, view: str = ORDERS_VIEW) -> tuple[pa.Table
     opened = project(shop)
     store = OfflineStore(opened.offline)
     history = store.history(opened.definitions.contract.views[view])
-    return history.table(), store.fingerprint(history)
+    return history.table(), history.fingerprint
 
 
 def change_orders(shop: Shop, first: int, end: int) -> None:

@@ -7,16 +7,26 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from isthmus.features.contract.contract import SEPARATOR, STATUS, ViewContract
+from isthmus.features.offline.commits import Commit
 from isthmus.features.values.columns import ARROW
+
+_NO_COMMIT = Commit("", None)
+"""The commit of rows that are in no table."""
 
 
 @dataclass(frozen=True)
 class ViewHistory:
-    """The full history of one view, and the version of the table it was read from."""
+    """The full history of one view, with the version of the table it was read from and that version's commit."""
 
     view: ViewContract
     data: ds.Dataset | pa.Table
     version: int
+    commit: Commit = _NO_COMMIT
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the rows. A table that was removed and built again counts its versions from 0 again."""
+        return self.commit.fingerprint
 
     def table(self) -> pa.Table:
         """All rows, in memory."""

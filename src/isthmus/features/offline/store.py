@@ -260,22 +260,12 @@ class OfflineStore:
         if table is None:
             raise DataError(f"offline table of {view.table}", f"nothing at {self.path(view.table)}",
                             remedy="run `isthmus build` first")  # fmt: skip
-        built = self._commit(view.table, table).contract
-        if built != view.hash:
-            raise ContractMismatch(f"offline table of {view.table}", f"built under {built[:12]}",
+        commit = self._commit(view.table, table)
+        if commit.contract != view.hash:
+            raise ContractMismatch(f"offline table of {view.table}", f"built under {commit.contract[:12]}",
                                    expected=view.hash[:12], remedy="run `isthmus build`")  # fmt: skip
         with _damage(view.table, self.path(view.table)):
-            return ViewHistory(view, dataset(table, self.path(view.table)), table.version())
-
-    def fingerprint(self, history: ViewHistory) -> str:
-        """SHA-256 of the rows of a history, by its commit: in a table that was removed, versions begin anew."""
-        commit = self.commit(history.view, history.version)
-        return commit.fingerprint if commit else ""
-
-    def built(self, history: ViewHistory) -> int:
-        """When the table of a history was written, in milliseconds since 1970 UTC."""
-        commit = self.commit(history.view, history.version)
-        return commit.written if commit else 0
+            return ViewHistory(view, dataset(table, self.path(view.table)), table.version(), commit)
 
     def retyped(self, view: ViewContract) -> list[Problem]:
         """The columns of a view's table that have another type than the view declares."""

@@ -140,7 +140,7 @@ def served(offline: OfflineStore, view: ViewContract, until: int | None = None) 
     readable = -(1 << 63)
     for entry in entries:
         history = offline.history(view, entry.version)
-        if offline.fingerprint(history) != entry.fingerprint:
+        if history.fingerprint != entry.fingerprint:
             raise DataError(
                 f"offline table of {view.name}", f"version {entry.version} is not the one that was materialized",
                 remedy="it was removed and built again: what was served before is not known any more",

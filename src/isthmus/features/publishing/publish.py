@@ -227,12 +227,12 @@ class _Run:
         view, before = self._view, self._before
         with self._offline.reading(view.table):
             state = Snapshot.of(self._history, self._at)
-        built = self._offline.built(self._history)
+        built = self._history.commit.written
         if before is not None and before.built > built and not full:
             # Redis has rows of a table that was built later, where this one decides nothing.
             return self._counted(state, self._send(state, np.arange(len(state.content)), None), 0)
         horizon = max(state.horizon, before.horizon) if before is not None else state.horizon
-        fingerprint = self._offline.fingerprint(self._history)
+        fingerprint = self._history.fingerprint
         record = Published(
             contract=view.hash, version=self._history.version, fingerprint=fingerprint, built=built, at=self._at,
             horizon=horizon, servers=self._servers, stamp=published.stamp_of(view, before), pending=True,
@@ -298,7 +298,7 @@ class _Run:
         if before.version != self._history.version or before.at != self._at:
             try:
                 history = self._offline.history(view, before.version)
-                if self._offline.fingerprint(history) != before.fingerprint:
+                if history.fingerprint != before.fingerprint:
                     return None
                 with self._offline.reading(view.table):
                     base = Snapshot.of(history, before.at)

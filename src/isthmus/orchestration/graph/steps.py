@@ -101,7 +101,7 @@ def _tables(
         metadata = {"dagster/row_count": history.rows()}
         if (written := built.get(_name(node))) is not None:
             metadata |= reported(written.as_dict(), began)
-        yield Materialized(node, store.fingerprint(history), metadata)
+        yield Materialized(node, history.fingerprint, metadata)
 
 
 def _check_tables(project: "Project", request: Request, progress: Progress) -> Iterator[Checked]:
@@ -159,7 +159,7 @@ def _materialize(project: "Project", request: Request, progress: Progress) -> It
     store, contract = OfflineStore(project.offline), project.definitions.contract
     for node in request.nodes:
         report = reports[_name(node)]
-        version = store.fingerprint(store.history(contract.views[_name(node)]))
+        version = store.history(contract.views[_name(node)]).fingerprint
         # Every key has a row online, including the keys that did not change.
         yield Materialized(node, version, {"dagster/row_count": report.compared, **reported(report.as_dict(), began)})
 

@@ -74,7 +74,7 @@ def deploy(project: Project, name: str | None = None, *, share: float | None = N
         contract,
         serving_profile(project, package),
         project.deployment_file,
-        tables={view.name: store.fingerprint(store.history(view)) for view in views},
+        tables={view.name: store.history(view).fingerprint for view in views},
         at=clock.now(),
         public_key=project.public_key,
         share=share,

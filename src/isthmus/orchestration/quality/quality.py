@@ -120,7 +120,7 @@ def quality(
         progress(f"measuring {name}", n / len(chosen))
         history = offline.history(contract.views[name])
         with offline.reading(history.view.table):
-            measured = view_statistics(history.view, history.data, history.version, offline.fingerprint(history))
+            measured = view_statistics(history.view, history.data, history.version, history.fingerprint)
             drifts = [_drift(history, then, after, end) for then in references(project, history.view) if drift]
             found[name] = ViewQuality(
                 statistics=measured, findings=gate.findings(project, name, history.data), drift=drifts

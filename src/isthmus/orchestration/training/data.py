@@ -177,7 +177,7 @@ class TrainingData:
             "views": {history.view.name: history.view.as_dict() for history in self._histories},
             "features": {name: list(features) for name, features in self._features.items()},
             "tables": {history.view.name: history.version for history in self._histories},
-            "tables_sha256": {history.view.name: self._offline.fingerprint(history) for history in self._histories},
+            "tables_sha256": {history.view.name: history.fingerprint for history in self._histories},
             "options": {"status": self._status},
             "served": self._join.until if isinstance(self._join, ServedJoin) else None,
         }

@@ -72,7 +72,7 @@ def history_then(offline: OfflineStore, made: TrainingSet, name: str) -> ViewHis
     where, remedy = f"training set {made.id}", "make a new training set: this one cannot be made again"
     try:
         history = offline.history(view, version)
-        found = offline.fingerprint(history)
+        found = history.fingerprint
     except DataError as error:
         gone = f"version {version} of the offline table of {name} is gone ({error.found})"
         raise DataError(where, gone, remedy=remedy) from error

@@ -140,7 +140,7 @@ def verify(project: Project, name: str | None = None, *, every: bool = False, pr
                 progress("comparing what the package is fed", 0.95)
                 fed = _feed(project, declared, package, histories, api, at, CHECKED_ROWS if every else SAMPLE, newer)
                 files[PREDICT], inputs = fed.predicted, fed.inputs
-    tables = {history.view.name: offline.fingerprint(history) for history in histories}
+    tables = {history.view.name: history.fingerprint for history in histories}
     digest, model = (package_digest(package), merged(list(files.values()))) if package else (None, None)
     verdict = Verdict(contract.hash, at, views, tables, ahead, digest, model, files, inputs, skipped)
     write_atomically(page_file(project, name), page(verdict, project.name).encode())
