@@ -32,13 +32,35 @@ MOVED = {
 }
 """Old path to new path. Leaves with version 0.3."""
 
-_FORMER = {new: old for old, new in MOVED.items()}
+_FORMER = {new: old for old, new in MOVED.items()} | {
+    "isthmus.distill.tabular.student": "isthmus.distill.student",
+    "isthmus.distill.tabular.task": "isthmus.distill.tabular",
+    "isthmus.distill.tabular.teacher": "isthmus.distill.boosting",
+    "isthmus.distill.tasks.requestinputs": "isthmus.distill.head",
+    "isthmus.distill.tasks.samples": "isthmus.distill.golden",
+    "isthmus.distill.teachers.compatibility": "isthmus.distill.teachers.agreement",
+    "isthmus.distill.teachers.taps": "isthmus.distill.transfer.taps",
+    "isthmus.features.contract.contract": "isthmus.features.contract",
+    "isthmus.features.package.golden": "isthmus.features.golden",
+    "isthmus.features.values.columns": "isthmus.features.columns",
+    "isthmus.transforms.preparation.steps": "isthmus.transforms.steps",
+}
+_RENAMED = {
+    "isthmus.distill.settings.TrainingSettings": "isthmus.distill.settings.Settings",
+    "isthmus.distill.tasks.requestinputs.RequestInputs": "isthmus.distill.head.Head",
+    "isthmus.distill.tasks.task.graph_answers": "isthmus.distill.task.replied_all",
+    "isthmus.distill.tasks.task.student_answers": "isthmus.distill.task.asked_all",
+    "isthmus.distill.teachers.compatibility.compatible": "isthmus.distill.teachers.agreement.agreed",
+    "isthmus.distill.types.spread": "isthmus.distill.golden.spread",
+}
 
 
-def former(module: str) -> str:
-    """The path that a module had in version 0.1, by which fingerprints name its classes ever since."""
+def former(module: str, name: str) -> str:
+    """The dotted name in version 0.1, by which fingerprints name a class or function ever since."""
+    if renamed := _RENAMED.get(f"{module}.{name}"):
+        return renamed
     head, _, rest = module.rpartition(".")
-    return _FORMER.get(module) or (f"{_FORMER[head]}.{rest}" if head in _FORMER else module)
+    return f"{_FORMER.get(module) or (f'{_FORMER[head]}.{rest}' if head in _FORMER else module)}.{name}"
 
 
 class _Moved(MetaPathFinder, Loader):

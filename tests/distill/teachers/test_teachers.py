@@ -19,6 +19,9 @@ from sklearn.svm import LinearSVC
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer, ViTConfig, ViTModel
 
+from isthmus._moved import former
+from isthmus.distill.settings import Settings
+from isthmus.distill.tasks.task import Task
 from isthmus.distill.teachers import (
     EstimatorTeacher,
     FunctionTeacher,
@@ -29,7 +32,11 @@ from isthmus.distill.teachers import (
     fingerprint,
     pretrained,
 )
+from isthmus.distill.teachers.taps import tapped
+from isthmus.distill.types import spread
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
+from isthmus.features.package.manifest import ModelInput
+from isthmus.transforms.preparation.steps import Log1p
 
 LABELS = ("no", "perhaps", "yes")
 BATCH = {
@@ -671,3 +678,20 @@ def test_tokenizers_that_differ_on_hard_texts_are_found(tmp_path: Path, more: di
     with pytest.raises(ConfigurationError) as error:
         compatible(teacher, torch.ones(2, 3), {}, tokenizers=(plain, other))
     assert text in problems(error)
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (Settings, "isthmus.distill.settings.Settings"),
+        (compatible, "isthmus.distill.teachers.agreement.agreed"),
+        (tapped, "isthmus.distill.transfer.taps.tapped"),
+        (spread, "isthmus.distill.golden.spread"),
+        (Log1p, "isthmus.transforms.steps.Log1p"),
+        (ModelInput, "isthmus.features.manifest.ModelInput"),
+        (Task, "isthmus.distill.task.Task"),
+        (NetworkTeacher, "isthmus.distill.teachers.network.NetworkTeacher"),
+    ],
+)
+def test_fingerprints_have_the_names_of_version_0_1(value: Any, name: str) -> None:
+    assert former(value.__module__, value.__qualname__) == name

@@ -209,4 +209,4 @@ def _name(value: Any) -> bytes:
     module = getattr(value, "__module__", None) or ""
     library = sys.modules.get(module.split(".")[0])
     version = getattr(library, "__version__", "")
-    return f"{former(module)}.{getattr(value, '__qualname__', value.__name__)} {version}".encode()
+    return f"{former(module, getattr(value, '__qualname__', value.__name__))} {version}".encode()
