@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A graph and what goes in and comes out of it, in the form that `rowgraph` tells.
+    """A graph and what goes in and comes out of it, in the form of `features.request.layout`.
 
     Attributes:
         model: the graph.
@@ -65,9 +65,9 @@ class _Compiler:
     def __init__(self, inputs: Mapping[str, SqlType], plain: Collection[str]) -> None:
         self._inputs = inputs
         self._graph = Graph()
-        self._given = _by_element(inputs)
+        self._scalars = _by_element(inputs)
         rows = {name: given_array(name) for name, kind in inputs.items() if kind.element}
-        for element, names in self._given.items():
+        for element, names in self._scalars.items():
             rows |= dict(zip(names, self._graph.split(given(element), len(names)), strict=True))
         masks = self._graph.split(given(VALID), len(inputs))
         self._graph.begin(masks[0])
@@ -83,7 +83,7 @@ class _Compiler:
         self._bound: dict[str, Value] = {}
 
     def value(self, node: Node) -> Value:
-        """The value of an expression; the same one is computed once."""
+        """The value of an expression; equal expressions are computed once."""
         if self._bound:
             return self._computed(node)
         number = self._number(node)
@@ -92,15 +92,15 @@ class _Compiler:
         return self._known[number]
 
     def _number(self, node: Node) -> int:
-        """The same for expressions that are the same: where one stands does not change what it is.
+        """A number that equal expressions share, wherever they occur in the source.
 
-        A number for each keeps it short: hashes of whole expressions take as long again for every one around them.
+        Numbers keep this linear: a hash of a whole expression would be computed again for each expression around it.
         """
         if id(node) not in self._numbers:
             # To Python, 0.0 and -0.0 are equal.
             value = repr(node.value) if node.name == "literal" else node.value
-            said = (node.name, value, node.kind, *map(self._number, node.arguments))
-            self._numbers[id(node)] = self._distinct.setdefault(said, len(self._distinct))
+            key = (node.name, value, node.kind, *map(self._number, node.arguments))
+            self._numbers[id(node)] = self._distinct.setdefault(key, len(self._distinct))
         return self._numbers[id(node)]
 
     def _computed(self, node: Node) -> Value:
@@ -130,9 +130,9 @@ class _Compiler:
         return apply(graph, node, [self.value(argument) for argument in node.arguments])
 
     def _array(self, name: str, value: Value) -> Value:
-        """A column of arrays, taken apart once however often it is used."""
+        """A column of arrays, split into elements once."""
         if name not in self._arrays:
-            self._arrays[name] = arrays.given(self._graph, value)
+            self._arrays[name] = arrays.from_input(self._graph, value)
         return self._arrays[name]
 
     def _higher(self, node: Node) -> Value:
@@ -173,7 +173,7 @@ class _Compiler:
                 raise NotCompilableError(nodes[name], f"gives {value.kind}", "a value of one of Isthmus' plain types")
         kinds = {name: value.kind for name, value in values.items()}
         results = _by_element(kinds)
-        inputs = [_described(given(element), _TENSORS[element], len(names)) for element, names in self._given.items()]
+        inputs = [_described(given(element), _TENSORS[element], len(names)) for element, names in self._scalars.items()]
         sized = {name: kind for name, kind in self._inputs.items() if kind.element}
         inputs += [_described(given_array(name), kind.tensor, kind.size) for name, kind in sized.items()]
         inputs.append(_described(given(VALID), BOOLEAN.tensor, len(self._inputs)))
@@ -185,7 +185,7 @@ class _Compiler:
         raises = [value.raises or graph.constant(False, BOOLEAN) for value in values.values()]
         graph.packed([*valid, *raises], MASKS)
         sizes = {name: (element_of(kind), kind.size) for name, kind in sized.items()}
-        layout = Layout(self._given, tuple(self._inputs), results, tuple(values), sizes)
+        layout = Layout(self._scalars, tuple(self._inputs), results, tuple(values), sizes)
         model = graph.model(inputs, outputs, "rowwise", {NOTES: layout.dumps()})
         return Compiled(model, dict(self._inputs), kinds)
 
@@ -194,7 +194,7 @@ _TENSORS = {element_of(kind): kind.tensor for kind in (BOOLEAN, INT, LONG, FLOAT
 
 
 def _by_element(kinds: Mapping[str, SqlType]) -> dict[str, tuple[str, ...]]:
-    """The names of columns by what a graph holds them as, without arrays."""
+    """The names of the columns of each element type, without arrays."""
     elements = dict.fromkeys(element_of(kind) for kind in kinds.values() if not kind.element)
     return {element: tuple(name for name, kind in kinds.items() if not kind.element and element_of(kind) == element)
             for element in elements}  # fmt: skip
@@ -226,7 +226,7 @@ _NEAREST = {
                     "collect_list", "collect_set", "percentile_approx")),
     "chance": ("a request field", ("rand", "randn", "uuid", "uniform")),
 }  # fmt: skip
-"""What stands in for what graphs lack, where it is not called alike."""
+"""The nearest replacement for functions that graphs lack, where the name does not suggest it."""
 
 
 def _nearest(name: str) -> str:

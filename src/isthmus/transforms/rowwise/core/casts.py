@@ -1,4 +1,4 @@
-"""From one type to another: what Spark does by itself, and what `cast` does in ANSI mode."""
+"""Conversions between types: what Spark does implicitly, and what `cast` does in ANSI mode."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ DAY, SECOND = 86_400_000_000, 1_000_000
 
 
 def widened(graph: Graph, value: Value, kind: SqlType) -> Value:
-    """A value in a type that holds all of it, or in a floating-point type that comes nearest."""
+    """A value in a wider type, or in the floating-point type that comes nearest."""
     if value.kind == kind:
         return value
     if value.kind == VOID:
@@ -28,10 +28,10 @@ def widened(graph: Graph, value: Value, kind: SqlType) -> Value:
 
 
 def floor_divided(graph: Graph, data: str, divisor: int) -> tuple[str, str]:
-    """int64 numbers divided by a positive one, rounded down, and what remains."""
+    """int64 numbers divided by a positive constant, rounded down, and the remainder."""
     by = graph.constant(divisor, LONG)
-    # Of a negative number, the bits are turned before and after: nothing overflows, as it would with the remainder.
-    # Not by Clip, Min, Max or Sign: of int64 beyond 32 bits, ONNX Runtime's are wrong where processors have AVX-512.
+    # The bits of a negative number are flipped before and after: subtracting the remainder could overflow.
+    # Not by Clip, Min, Max or Sign: of int64 beyond 32 bits, ONNX Runtime's are wrong on processors with AVX-512.
     minus, zero = graph.constant(-1, LONG), graph.constant(0, LONG)
     sign = graph.add("Where", graph.add("Less", data, zero), minus, zero)
     quotient = graph.add("BitwiseXor", graph.add("Div", graph.add("BitwiseXor", data, sign), by), sign)
@@ -83,7 +83,7 @@ def _number(graph: Graph, value: Value, kind: SqlType) -> Value:
 
 
 def _truncated(graph: Graph, value: Value, kind: SqlType) -> Value:
-    """A double as a whole number: refused where, rounded towards zero, it is none of the type's."""
+    """A double rounded towards zero; refused where the type does not hold the result."""
     low, high = graph.constant(float(kind.low), DOUBLE), graph.constant(float(kind.high), DOUBLE)
     fits = graph.both(
         graph.add("LessOrEqual", graph.add("Floor", value.data), high),
@@ -91,7 +91,7 @@ def _truncated(graph: Graph, value: Value, kind: SqlType) -> Value:
     )
     assert fits is not None  # noqa: S101 - of two masks
     zero = graph.constant(0.0, DOUBLE)
-    # What a cast makes of a number that does not fit depends on the processor.
+    # The result of casting a number that does not fit depends on the processor.
     data = graph.cast(graph.add("Where", fits, value.data, zero), kind)
     if kind == LONG:
         # 2^63 is the double nearest to the greatest number: Java ends there.

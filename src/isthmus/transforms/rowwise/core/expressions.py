@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql.connect.proto import Origin
 
 MOST = 50_000
-"""Expressions of one field: two seconds to compile. A cosine of arrays of 1,000 elements has half of them."""
-
+"""Expressions of a field: two seconds to compile. A cosine of arrays of 1,000 elements has half as many."""
 
 _SHOWN = 400
 """Characters of an expression that a message shows."""
@@ -29,7 +28,7 @@ _SHOWN = 400
 
 @dataclass(frozen=True)
 class Node:
-    """One expression.
+    """An expression.
 
     Attributes:
         name: Spark's name of the function, or "column", "literal", "cast", "lambda" or "variable".
@@ -37,7 +36,7 @@ class Node:
         value: of a column or a variable its name, of a literal its value as a tensor holds it, of a lambda function the
             names of its variables, of a cast to what graphs lack that.
         kind: of a literal or a cast, its type.
-        place: where in the user's file it stands, "" if nobody knows.
+        place: the line of the user's file, "" if unknown.
     """
 
     name: str
@@ -66,31 +65,31 @@ class NotCompilableError(Exception):
 
     Args:
         node: the expression.
-        found: why.
+        reason: why not.
         instead: the nearest thing that can be compiled.
     """
 
-    def __init__(self, node: Node, found: str, instead: str = "") -> None:
-        super().__init__(found)
-        self.node, self.found, self.instead = node, found, instead
+    def __init__(self, node: Node, reason: str, instead: str = "") -> None:
+        super().__init__(reason)
+        self.node, self.reason, self.instead = node, reason, instead
 
     def problem(self, where: str) -> Problem:
-        """It as one of the problems of a project."""
+        """The error as a problem of a project."""
         place = f"{where} ({self.node.place})" if self.node.place else where
-        said = str(self.node)
-        if len(said) > _SHOWN:
-            said = f"{said[: _SHOWN // 2]} … {said[-_SHOWN // 2 :]}"
-        return Problem(place, f"{said}: {self.found}", self.instead)
+        text = str(self.node)
+        if len(text) > _SHOWN:
+            text = f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
+        return Problem(place, f"{text}: {self.reason}", self.instead)
 
 
 @contextmanager
 def traced() -> Iterator[None]:
-    """Within the block every expression notes where in the user's code it was made."""
+    """Within the block every expression records the line of the user's code that created it."""
     # Columns of Spark Connect, also where no session has been yet.
     os.environ.setdefault("SPARK_CONNECT_MODE_ENABLED", "1")
     from pyspark.sql.connect import expressions
 
-    # PySpark itself notes it of what methods of columns make, and not of what functions do.
+    # PySpark records that for methods of columns only, not for functions.
     before = expressions.current_origin  # type: ignore[attr-defined]  # imported there
     expressions.current_origin = _here  # type: ignore[attr-defined, assignment]
     try:
@@ -126,23 +125,23 @@ def node_of(column: "Column", name: str = "column") -> Node:
     expression: Any = column._expr  # a column of Spark Connect
     try:
         _written_out(expression, name, {})
-        found = expression.to_plan(None)
-        # As an engine is sent it, which takes messages in messages to a depth of 100.
+        message = expression.to_plan(None)
+        # Engines accept messages nested to a depth of 100.
         plan = proto.Plan()
-        plan.root.project.expressions.add().alias.expr.CopyFrom(found)
+        plan.root.project.expressions.add().alias.expr.CopyFrom(message)
         proto.Plan.FromString(plan.SerializeToString())
     except (DecodeError, RecursionError):
         raise NotCompilableError(
             Node("column", value=name), "too many expressions stand within each other: engines take some 45",
             "halves of halves: (a + b) + (c + d) for a + b + c + d",
         ) from None  # fmt: skip
-    return _node(found)
+    return _node(message)
 
 
 def _written_out(expression: Any, name: str, known: dict[int, int]) -> int:
-    """How many expressions an engine is sent: one that is used twice in Python, twice.
+    """How many expressions an engine receives: an expression that Python uses twice is sent twice.
 
-    Counted on PySpark's objects, which are shared, before they are written out: what doubles 25 times would not end.
+    Counted on PySpark's objects, which are shared, before they are serialized: 25 doublings would not end.
     """
     if id(expression) not in known:
         count = 1 + sum(_written_out(child, name, known) for child in expression.children)
@@ -158,7 +157,7 @@ def _written_out(expression: Any, name: str, known: dict[int, int]) -> int:
 
 
 def _node(proto: "Proto", around: str = "") -> Node:
-    # Not every expression knows where it was made; the one around it may.
+    # An expression without an origin takes that of the expression around it.
     place = _place(proto) or around
     kind = str(proto.WhichOneof("expr_type"))
     match kind:

@@ -1,4 +1,4 @@
-"""ONNX nodes under fresh names, and SQL values made of them: data, where they are null, where Spark would refuse."""
+"""ONNX nodes under fresh names, and SQL values built from them: data, a validity mask, a mask of rows Spark refuses."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from isthmus.transforms.rowwise.core.types import BOOLEAN, LONG, SqlType
 
 OPSET, ML_OPSET, IR_VERSION = 20, 2, 9
-"""The first ones with text functions; and with vocabularies."""
+"""The first opset with text functions, and the first with vocabularies."""
 
 _FRACTIONAL = (TensorProto.FLOAT, TensorProto.DOUBLE)
 _SIGNLESS = frozenset({"Abs", "Exp"})
@@ -24,14 +24,14 @@ _FOLDED: dict[str, Callable[..., "np.ndarray[Any, Any]"]] = {
     "LessOrEqual": np.less_equal, "Greater": np.greater, "And": np.logical_and, "Or": np.logical_or,
     "Add": np.add, "Sub": np.subtract, "Mul": np.multiply,
 }  # fmt: skip
-"""What is computed at once, of constants, and gives the same bits everywhere."""
+"""Folded when all inputs are constants: these give the same bits everywhere."""
 _DECIDED = {"And": True, "Or": False}
-"""A truth that decides nothing in a function of two."""
+"""The neutral constant of each operator."""
 _TOGETHER = "Together"
-"""Stands for a call of a function of many arguments at once, until all are known."""
+"""A placeholder for a call of a stacked function, until all its arguments are known."""
 
 Stacked = Callable[["Graph", str, Sequence[int]], str]
-"""A function of k arguments at once: from a tensor of shape (k, n), and a number for each, to one of that shape."""
+"""A function of k arguments at once: from a tensor of shape (k, n) and k numbers to a tensor of that shape."""
 
 Mask = str | None
 """A tensor of booleans, or None where all are as usual: every value valid, no row refused."""
@@ -39,7 +39,7 @@ Mask = str | None
 
 @dataclass(frozen=True)
 class Value:
-    """The value of an expression in every row. Tensors have shape (1, n), or () where all rows have the same.
+    """The value of an expression in every row. Tensors have shape (1, n), or () where all rows are equal.
 
     Attributes:
         kind: its type.
@@ -55,7 +55,7 @@ class Value:
 
 
 class Graph:
-    """Nodes and constants. The same node on the same inputs is there once."""
+    """Nodes and constants. A node with the same operator, inputs and attributes exists once."""
 
     def __init__(self) -> None:
         self._nodes: list[onnx.NodeProto] = []
@@ -63,9 +63,9 @@ class Graph:
         self._constants: list[onnx.TensorProto] = []
         self._known: dict[object, str] = {}
         self._fixed: dict[str, bool] = {}
-        """What does not depend on any row, and whether it is a floating-point number."""
+        """Tensors that do not depend on any row, and whether they hold floating-point numbers."""
         self._values: dict[str, np.ndarray[Any, Any]] = {}
-        """Constants other than texts."""
+        """Constants that are not texts."""
         self._tensors: dict[object, str] = {}
         self._positive: set[str] = set()
         """What is no -0.0."""
@@ -73,29 +73,25 @@ class Graph:
         """What is no NaN."""
         self._negated: dict[str, str] = {}
         self._parts: dict[str, frozenset[str]] = {}
-        """Of a mask that is true where several others are, those."""
+        """A conjunction of masks to its parts."""
         self._joint: dict[frozenset[str], str] = {}
-        """The reverse."""
+        """The parts to their conjunction."""
         self.lookups: dict[tuple[str, Mask], tuple[Value, Sequence[tuple[Any, Any]]]] = {}
-        """Data and mask of what was found in a map: the key, and the map's pairs."""
+        """Data and mask of a lookup in a map, to its key and the pairs of the map."""
         self._together: list[Stacked] = []
         self.shape = ""
 
     def begin(self, rows: str) -> None:
-        """Says how many rows there are.
-
-        Args:
-            rows: a tensor of shape (1, n).
-        """
+        """Takes the number of rows from a tensor of shape (1, n)."""
         self.shape = self.add("Shape", rows)
 
     def plain(self, tensors: Iterable[str]) -> None:
-        """Says of which tensors it is known that they hold neither NaN nor -0.0."""
+        """Declares tensors that hold neither NaN nor -0.0."""
         self._numbers.update(tensors)
         self._positive |= self._numbers
 
     def add(self, operator: str, *inputs: str, **attributes: Any) -> str:
-        """The output of a node, or a tensor that is there already and holds the same."""
+        """The output of a node: a new node, or a tensor that already holds the same."""
         if (known := self._without(operator, inputs)) is not None:
             return known
         # ONNX Runtime takes x + 0.0 for x, which a -0.0 is not, and (1 / x) * y for y / x, also of whole numbers.
@@ -117,15 +113,15 @@ class Graph:
         return self._known[key]
 
     def _without(self, operator: str, inputs: Sequence[str]) -> str | None:
-        """What a node would give, if that can be said without it."""
+        """The result of a node that need not be added."""
         if operator in _FOLDED and self._values.keys() >= set(inputs):
             with np.errstate(all="ignore"):
                 array = np.asarray(_FOLDED[operator](*(self._values[name] for name in inputs)))
             return self.tensor(array, helper.np_dtype_to_tensor_dtype(array.dtype))
         if operator in _DECIDED:
-            for one, other in (inputs, inputs[::-1]):
-                if self.is_number(one):
-                    return other if self.number(one) == _DECIDED[operator] else one
+            for constant, mask in (inputs, inputs[::-1]):
+                if self.is_number(constant):
+                    return mask if self.number(constant) == _DECIDED[operator] else constant
         return None
 
     def split(self, data: str, count: int) -> list[str]:
@@ -140,19 +136,19 @@ class Graph:
         return names
 
     def together(self, function: Stacked, argument: str, number: int) -> str:
-        """A function of many nodes, which is computed of all the arguments at once that are there by then.
+        """A call of a function of many nodes, computed together with all calls at the same depth.
 
         Args:
             function: the function.
             argument: the tensor that it is applied to.
-            number: what the function is told of this argument.
+            number: a parameter that goes with this argument.
         """
         if function not in self._together:
             self._together.append(function)
         return self.add(_TOGETHER, self.row(argument), function=self._together.index(function), number=number)
 
     def constant(self, value: Any, kind: SqlType) -> str:
-        """A tensor of shape (), or as the value has it."""
+        """A tensor with the shape of the value."""
         array = np.asarray(value, kind.numpy)
         return self.tensor(array, kind.tensor)
 
@@ -187,85 +183,87 @@ class Graph:
     # --- masks
 
     def both(self, *masks: Mask) -> Mask:
-        """Where all masks are true; None is true everywhere. What others imply is left out."""
+        """Where all masks are true; None is true everywhere. A mask that another implies is left out."""
         parts = {mask: self._parts.get(mask, frozenset((mask,))) for mask in masks if mask is not None}
-        found: Mask = None
+        joint: Mask = None
         covered: frozenset[str] = frozenset()
         for mask, part in sorted(parts.items(), key=lambda item: -len(item[1])):
             if not part <= covered:
                 covered |= part
                 if covered not in self._joint:
-                    self._joint[covered] = mask if found is None else self.add("And", found, mask)
-                found = self._joint[covered]
-                self._parts[found] = covered
-        return found
+                    self._joint[covered] = mask if joint is None else self.add("And", joint, mask)
+                joint = self._joint[covered]
+                self._parts[joint] = covered
+        return joint
 
     def either(self, *masks: Mask) -> Mask:
         """Where any mask is true; None is false everywhere."""
         named = dict.fromkeys(mask for mask in masks if mask is not None)
-        return reduce(lambda one, other: self.add("Or", one, other), named) if named else None
+        return reduce(lambda left, right: self.add("Or", left, right), named) if named else None
 
     def negated(self, mask: str) -> str:
         """Where a mask is false. No Not: ONNX Runtime turns Where(Not(x), a, b) around, see `where`."""
         if mask not in self._negated:
-            found = self.add("Equal", mask, self.constant(False, BOOLEAN))
-            self._negated |= {mask: found, found: mask}
+            negated = self.add("Equal", mask, self.constant(False, BOOLEAN))
+            self._negated |= {mask: negated, negated: mask}
         return self._negated[mask]
 
-    def where(self, mask: str, one: str, other: str, kind: SqlType) -> str:
-        """One tensor where a mask is true, another one elsewhere, to the last bit.
+    def where(self, mask: str, then: str, otherwise: str, kind: SqlType) -> str:
+        """`then` where a mask is true, `otherwise` elsewhere, to the last bit.
 
-        Runtimes have no such kernel for booleans, and ONNX Runtime's gives 0.0 for a -0.0 of its first choice; of its
-        second one as well, if that and the mask are the same for all rows.
+        Runtimes have no such kernel for booleans. ONNX Runtime's returns 0.0 for a -0.0 of its first choice, and also
+        of its second choice if that and the mask are the same for all rows.
         """
         if self.is_number(mask):
-            return one if self.number(mask) else other
+            return then if self.number(mask) else otherwise
         mask = self.row(mask)
         if kind.tensor == TensorProto.BOOL:
-            if self.is_number(other):
-                return self.add("Or", self.negated(mask), one) if self.number(other) else self.add("And", mask, one)
-            if self.is_number(one):
-                return self.add("Or", mask, other) if self.number(one) else self.add("And", self.negated(mask), other)
-            return self._chosen(mask, one, other, kind)
-        if not kind.fractional or one in self._positive:
-            return self.add("Where", mask, one, other)
-        if other in self._positive:
-            return self.add("Where", self.negated(mask), other, one)
-        return self._chosen(mask, one, other, kind)
+            if self.is_number(otherwise):
+                truth = self.number(otherwise)
+                return self.add("Or", self.negated(mask), then) if truth else self.add("And", mask, then)
+            if self.is_number(then):
+                truth = self.number(then)
+                return self.add("Or", mask, otherwise) if truth else self.add("And", self.negated(mask), otherwise)
+            return self._select(mask, then, otherwise, kind)
+        if not kind.fractional or then in self._positive:
+            return self.add("Where", mask, then, otherwise)
+        if otherwise in self._positive:
+            return self.add("Where", self.negated(mask), otherwise, then)
+        return self._select(mask, then, otherwise, kind)
 
-    def _chosen(self, mask: str, one: str, other: str, kind: SqlType) -> str:
+    def _select(self, mask: str, then: str, otherwise: str, kind: SqlType) -> str:
         unlike = self.negated(mask)
         if kind.tensor == TensorProto.BOOL:
-            return self.add("Or", self.add("And", mask, one), self.add("And", unlike, other))
-        # Of each, the second choice keeps its bits, and so does what is multiplied by 1.
-        none = self.constant(1, kind)
-        return self.add("Mul", self.add("Where", mask, none, other), self.add("Where", unlike, none, one))
+            return self.add("Or", self.add("And", mask, then), self.add("And", unlike, otherwise))
+        # The second choice of each `Where` keeps its bits, and a product with 1 does, too.
+        unit = self.constant(1, kind)
+        return self.add("Mul", self.add("Where", mask, unit, otherwise), self.add("Where", unlike, unit, then))
 
     def guarded(self, raises: Mask, mask: Mask) -> Mask:
-        """What raises, but only where a mask (None: everywhere) is true."""
+        """`raises`, restricted to where a mask (None: everywhere) is true."""
         return raises if mask is None or raises is None else self.add("And", raises, mask)
 
     def row(self, data: str) -> str:
-        """A tensor with shape (1, n) also where all rows have the same value, for kernels that take no scalar."""
+        """The tensor with shape (1, n), for kernels that take no scalar."""
         return self.add("Expand", data, self.shape) if data in self._fixed else data
 
     def is_number(self, data: str) -> bool:
-        """Whether a tensor is one constant, and that no NaN."""
+        """Whether a tensor is a scalar constant that is not NaN."""
         return (
             data in self._values and self._values[data].shape == () and bool(self._values[data] == self._values[data])
         )
 
     def never_nan(self, data: str) -> bool:
-        """Whether it is known that no value of a tensor is NaN."""
+        """Whether no value of a tensor can be NaN."""
         return data in self._numbers or self.is_number(data)
 
     def number(self, data: str) -> float:
-        """A constant that is one number."""
-        found: float = self._values[data].item()
-        return found
+        """The number of a scalar constant."""
+        number: float = self._values[data].item()
+        return number
 
     def _may_be(self, fixed: str, number: float) -> bool:
-        """Whether what does not depend on any row may be a number: what is computed of constants may be any."""
+        """Whether a fixed tensor may be a number: the result of a computation on constants may be any."""
         return fixed not in self._values or bool(np.any(self._values[fixed] == number))
 
     # --- values
@@ -278,9 +276,9 @@ class Graph:
         return Value(kind, self.constant(value, kind))
 
     def strict(self, values: Sequence[Value]) -> tuple[Mask, Mask]:
-        """What is valid and what raises of a function that is null where an argument is.
+        """The masks of a function that is null where an argument is.
 
-        Spark evaluates from left to right and stops at the first null: what comes after it raises nothing.
+        Spark evaluates from left to right and stops at the first null: nothing after it raises.
         """
         valid: Mask = None
         raises: Mask = None
@@ -307,17 +305,18 @@ class Graph:
             valid = self.both(valid, self.negated(null))
         return Value(kind, data, valid, raises)
 
-    def merged(self, mask: str, one: Value, other: Value) -> Value:
-        """One value where a mask is true, another one of the same type elsewhere. Only what is taken raises."""
+    def merged(self, mask: str, then: Value, otherwise: Value) -> Value:
+        """`then` where a mask is true, `otherwise`, of the same type, elsewhere. Only the branch in use raises."""
         unlike = self.negated(mask)
-        raises = self.either(self.guarded(one.raises, mask), self.guarded(other.raises, unlike))
-        if self._is_null(other):  # under which anything may stand
-            return replace(one, valid=self.both(mask, one.valid), raises=raises)
-        if self._is_null(one):
-            return replace(other, valid=self.both(unlike, other.valid), raises=raises)
-        data = one.data if one.data == other.data else self.where(mask, one.data, other.data, one.kind)
-        valid = self.both(self._implies(mask, one.valid), self._implies(unlike, other.valid))
-        return replace(one, data=data, valid=valid, raises=raises)
+        raises = self.either(self.guarded(then.raises, mask), self.guarded(otherwise.raises, unlike))
+        if self._is_null(otherwise):  # the data below a null may be anything
+            return replace(then, valid=self.both(mask, then.valid), raises=raises)
+        if self._is_null(then):
+            return replace(otherwise, valid=self.both(unlike, otherwise.valid), raises=raises)
+        same = then.data == otherwise.data
+        data = then.data if same else self.where(mask, then.data, otherwise.data, then.kind)
+        valid = self.both(self._implies(mask, then.valid), self._implies(unlike, otherwise.valid))
+        return replace(then, data=data, valid=valid, raises=raises)
 
     def _is_null(self, value: Value) -> bool:
         return value.valid is not None and self.is_number(value.valid) and not self.number(value.valid)
@@ -326,7 +325,7 @@ class Graph:
         return None if then is None else self.add("Or", self.negated(mask), then)
 
     def packed(self, parts: Sequence[str], name: str) -> None:
-        """Puts tensors of shape (1, n) under each other, into one that has a name of its own."""
+        """Stacks tensors of shape (1, n) into an output of the graph."""
         rows = [self.row(part) for part in parts]
         operator = "Concat" if len(rows) > 1 else "Identity"
         node = helper.make_node(operator, rows, [name], name=f"output_{name}")
@@ -341,7 +340,7 @@ class Graph:
         name: str,
         notes: Mapping[str, str],
     ) -> onnx.ModelProto:
-        """The whole, checked, without what no output needs."""
+        """The model, checked, without nodes and constants that no output needs."""
         wanted = [output.name for output in outputs]
         nodes = needed(self._scheduled(wanted), wanted)
         used = {name for node in nodes for name in node.input}
@@ -351,9 +350,9 @@ class Graph:
         return model
 
     def _scheduled(self, wanted: Sequence[str]) -> list[onnx.NodeProto]:
-        """All nodes, each function of many arguments once for all that are there at the same time.
+        """All nodes, with the calls of a stacked function at the same depth merged into a single call.
 
-        That is: for all before which the same number of such functions stands in a row.
+        The depth of a call is the largest number of stacked calls in a row before it.
         """
         plain: dict[int, list[onnx.NodeProto]] = defaultdict(list)
         calls: dict[tuple[int, int], list[onnx.NodeProto]] = defaultdict(list)
@@ -375,8 +374,8 @@ class Graph:
         return order
 
     def _called(self, function: Stacked, calls: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
-        """The nodes of one function of several arguments."""
-        # Nothing that is known already: no output may need it, and then it is not there.
+        """The nodes of a stacked call."""
+        # Without the known tensors: if no output needs such a tensor, it is missing from the model.
         before = (self._nodes, self._known, self._negated, self._joint)
         self._nodes, self._known, self._negated, self._joint = [], {}, {}, {}
         arguments, names = [call.input[0] for call in calls], [call.output[0] for call in calls]
@@ -384,9 +383,9 @@ class Graph:
         if len(calls) > 1:
             self._split(function(self, self.add("Concat", *arguments, axis=0), numbers), names)
         else:
-            found = function(self, arguments[0], numbers)
+            result = function(self, arguments[0], numbers)
             for node in self._nodes:
-                node.output[:] = [names[0] if name == found else name for name in node.output]
+                node.output[:] = [names[0] if name == result else name for name in node.output]
         nodes, (self._nodes, self._known, self._negated, self._joint) = self._nodes, before
         return nodes
 
@@ -398,7 +397,7 @@ def assembled(
     outputs: Sequence[onnx.ValueInfoProto],
     constants: Sequence[onnx.TensorProto],
 ) -> onnx.ModelProto:
-    """A model of these parts, checked."""
+    """A checked model."""
     domains = {"": OPSET} | {node.domain: ML_OPSET for node in nodes if node.domain}
     model = helper.make_model(
         helper.make_graph(nodes, name, inputs, outputs, constants),
@@ -410,10 +409,10 @@ def assembled(
 
 
 def needed(nodes: Sequence[onnx.NodeProto], wanted: Sequence[str]) -> list[onnx.NodeProto]:
-    """The nodes on which some tensors depend."""
-    awaited, kept = set(wanted), []
+    """The nodes on which the wanted tensors depend."""
+    awaited, backwards = set(wanted), []
     for node in reversed(nodes):
         if awaited.intersection(node.output):
             awaited.update(node.input)
-            kept.append(node)
-    return kept[::-1]
+            backwards.append(node)
+    return backwards[::-1]

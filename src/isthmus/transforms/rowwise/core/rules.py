@@ -6,7 +6,7 @@ from isthmus.transforms.rowwise.core.expressions import Node
 from isthmus.transforms.rowwise.core.graph import Graph, Value
 
 Rule = Callable[[Graph, Node, Sequence[Value]], Value]
-"""Puts a function's nodes into a graph, given the values of its arguments."""
+"""Adds the nodes of a function to a graph, from the values of its arguments."""
 
 RULES: dict[str, tuple[Rule, int, int]] = {}
 """By the name that Spark Connect sends: the rule, and how few and how many arguments it takes."""

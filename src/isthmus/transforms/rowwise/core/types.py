@@ -1,4 +1,4 @@
-"""Spark's types as a graph holds them, and the one type that Spark gives to several expressions in ANSI mode."""
+"""Spark's types as a graph holds them, and the common type that Spark's ANSI mode gives to several expressions."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ class SqlType:
             runtimes have kernels.
         rank: of numbers, how wide they are; -1 for others.
         low: the least whole number.
-        high: the greatest one.
-        element: of an array, the type of its elements, all of which are there.
-        size: of an array, how many they are in every row.
+        high: the greatest whole number.
+        element: of an array, the type of its elements, none of which is null.
+        size: of an array, its length, the same in every row.
     """
 
     name: str
@@ -80,32 +80,32 @@ TYPES = {kind.name: kind for kind in (BOOLEAN, BYTE, SHORT, INT, LONG, FLOAT, DO
 
 
 def element_of(kind: SqlType) -> str:
-    """What a graph holds values of a type as, in one word."""
+    """The lower-case name of the ONNX element type that holds a type."""
     return str(TensorProto.DataType.Name(kind.tensor)).lower()
 
 
 def array_of(element: SqlType, size: int) -> SqlType:
-    """Arrays of that many elements in every row."""
+    """Arrays of a fixed length."""
     return SqlType(f"array<{element}>", element.tensor, element=element, size=size)
 
 
 def common(kinds: Iterable[SqlType]) -> SqlType | None:
-    """The type that values of several types are cast to; None if Spark has none, or only one that parses text."""
-    found: SqlType | None = VOID
+    """The type that values of several types are cast to; None if Spark has none, or only by parsing text."""
+    result: SqlType | None = VOID
     for kind in kinds:
-        found = None if found is None else _pair(found, kind)
-    return found
+        result = None if result is None else _pair(result, kind)
+    return result
 
 
-def _pair(one: SqlType, other: SqlType) -> SqlType | None:
-    if one == other or other == VOID:
-        return one
-    if one == VOID:
-        return other
-    if one.numeric and other.numeric:
-        wide = max(one, other, key=lambda kind: kind.rank)
+def _pair(left: SqlType, right: SqlType) -> SqlType | None:
+    if left == right or right == VOID:
+        return left
+    if left == VOID:
+        return right
+    if left.numeric and right.numeric:
+        wide = max(left, right, key=lambda kind: kind.rank)
         # A float does not hold every whole number: Spark's ANSI mode takes a double.
-        return DOUBLE if wide == FLOAT and one.rank != other.rank else wide
-    if {one, other} == {DATE, TIMESTAMP}:
+        return DOUBLE if wide == FLOAT and left.rank != right.rank else wide
+    if {left, right} == {DATE, TIMESTAMP}:
         return TIMESTAMP
     return None

@@ -1,4 +1,4 @@
-"""Whole numbers that Spark refuses to let overflow, floating-point numbers as IEEE 754 has them, and bits."""
+"""Arithmetic: integers, which Spark refuses to let overflow, IEEE 754 floating-point numbers, and bits."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,11 +11,11 @@ from isthmus.transforms.rowwise.core.types import BYTE, DOUBLE, INT, LONG, SHORT
 
 
 def numbers(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
-    """The arguments in their common type, which must be a number's."""
+    """The arguments in their common type, which must be numeric."""
     kind = common(value.kind for value in values)
     if kind is None or not kind.numeric:
         shown = ", ".join(str(value.kind) for value in values)
-        raise NotCompilableError(node, f"takes numbers, not {shown}", "a cast to the type that is meant")
+        raise NotCompilableError(node, f"takes numbers, not {shown}", "a cast to the intended type")
     return [casts.widened(graph, value, kind) for value in values]
 
 
@@ -43,11 +43,11 @@ def _whole(graph: Graph, operator: str, kind: SqlType, left: str, right: str) ->
 
 
 def _product_overflows(graph: Graph, left: str, right: str, result: str) -> str:
-    one, zero, minus = (graph.constant(number, LONG) for number in (1, 0, -1))
+    unit, zero, minus = (graph.constant(number, LONG) for number in (1, 0, -1))
     least = graph.constant(LONG.low, LONG)
-    # Runtimes die of a division by zero, and of the least number by -1.
+    # Runtimes crash on a division by zero, and of the least number by -1.
     special = graph.add("Or", graph.add("Equal", right, zero), graph.add("Equal", right, minus))
-    back = graph.add("Div", result, graph.add("Where", special, one, right))
+    back = graph.add("Div", result, graph.add("Where", special, unit, right))
     differs = graph.negated(graph.add("Equal", back, left))
     flipped = graph.add("And", graph.add("Equal", right, minus), graph.add("Equal", left, least))
     return graph.add("Or", graph.add("And", graph.negated(special), differs), flipped)
@@ -75,16 +75,16 @@ rule("try_multiply", 2)(_sum("Mul", lenient=True))
 
 
 def _by(graph: Graph, kind: SqlType, data: str, left: Value, right: Value, zero: Mask, *, lenient: bool) -> Value:
-    """The result of a division. Spark looks at the divisor first: by null, nothing else is computed.
+    """The result of a division. Spark evaluates the divisor first: if it is null, nothing else is computed.
 
     Args:
         graph: the graph.
         kind: the type of the result.
         data: the result.
-        left: what is divided.
+        left: the dividend.
         right: the divisor.
         zero: where it is 0; None if it never is.
-        lenient: whether a division by 0 is null, without a look at what is divided.
+        lenient: whether a division by 0 is null, whatever the dividend.
     """
     if lenient and zero is not None:
         left = replace(left, raises=graph.guarded(left.raises, graph.negated(zero)))
@@ -109,19 +109,19 @@ rule("try_divide", 2)(_divided(lenient=True))
 
 
 def _remainder(graph: Graph, kind: SqlType, left: str, right: str) -> str:
-    """As Java has it, with the sign of the left side. `right` is nowhere 0."""
+    """Java's remainder, with the sign of the left side. `right` is never 0."""
     if kind.fractional:
         return graph.add("Mod", left, right, fmod=1)
     if graph.is_number(right) and graph.number(right) not in (0, -1):
         return graph.add("Sub", left, graph.add("Mul", graph.add("Div", left, right), right))
-    # Mod with fmod goes through floating-point numbers; by -1 nothing remains, and the least number dies of it.
-    minus, one = graph.constant(-1, kind), graph.constant(1, kind)
-    safe = graph.add("Where", graph.add("Equal", right, minus), one, right)
+    # Mod with fmod goes through floating-point numbers. By -1 the remainder is 0, and the least number would crash.
+    minus, unit = graph.constant(-1, kind), graph.constant(1, kind)
+    safe = graph.add("Where", graph.add("Equal", right, minus), unit, right)
     return graph.add("Sub", left, graph.add("Mul", graph.add("Div", left, safe), safe))
 
 
 def _nonzero(graph: Graph, kind: SqlType, data: str) -> tuple[str, Mask]:
-    """A divisor without zeros, and where they were."""
+    """A divisor with its zeros replaced, and where they were."""
     if graph.is_number(data) and graph.number(data) != 0:
         return data, None
     zero = graph.add("Equal", data, graph.constant(0, kind))
@@ -208,7 +208,7 @@ def _shifted(move: Callable[[Graph, SqlType, str, str], str]) -> Rule:
 
 
 def _power_of_two(graph: Graph, places: str) -> str:
-    """2 to the power of 0 to 62, int64, from a table; of 63 the least number, which is what wraps around."""
+    """2 to the power of 0 to 62, int64, from a table; for 63 the least number, as wrap-around gives."""
     import numpy as np
     from onnx import TensorProto
 
@@ -228,7 +228,7 @@ def _left(graph: Graph, kind: SqlType, data: str, places: str) -> str:
 
 def _right(graph: Graph, kind: SqlType, data: str, places: str) -> str:
     wide = graph.cast(data, LONG)
-    # Rounded down: of a negative number, the bits of its complement are moved.
+    # Rounded down: for a negative number, the bits of its complement are shifted.
     negative = graph.add("Less", wide, graph.constant(0, LONG))
     bits = graph.add("Where", negative, graph.add("BitwiseNot", wide), wide)
     last = graph.add("Equal", places, graph.constant(63, LONG))

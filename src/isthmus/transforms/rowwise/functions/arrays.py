@@ -1,4 +1,4 @@
-"""Arrays that have the same size in every row: their elements one by one, as Spark's functions take them."""
+"""Arrays that have the same size in every row, as separate elements."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from isthmus.transforms.rowwise.core.types import BOOLEAN, INT, VOID, array_of, 
 from isthmus.transforms.rowwise.functions import logic, maps
 
 Body = Callable[..., Value]
-"""What a lambda function makes of its arguments."""
+"""A lambda function: from its arguments to its value."""
 
 
 @dataclass(frozen=True)
@@ -20,18 +20,18 @@ class ArrayValue(Value):
     """An array.
 
     Attributes:
-        elements: its elements, whose own nulls and refusals are those of an array that is there.
+        elements: its elements; their nulls and refusals count only where the array is not null.
     """
 
     elements: tuple[Value, ...] = ()
 
 
-def given(graph: Graph, kind_of: Value) -> ArrayValue:
-    """An array that comes in as a tensor of shape (size, n)."""
-    kind = kind_of.kind
+def from_input(graph: Graph, value: Value) -> ArrayValue:
+    """An array from an input tensor of shape (size, n)."""
+    kind = value.kind
     assert kind.element is not None  # noqa: S101 - of an array
-    places = graph.split(kind_of.data, kind.size)
-    return ArrayValue(kind, "", kind_of.valid, None, tuple(Value(kind.element, place) for place in places))
+    places = graph.split(value.data, kind.size)
+    return ArrayValue(kind, "", value.valid, None, tuple(Value(kind.element, place) for place in places))
 
 
 def array(node: Node, value: Value) -> ArrayValue:
@@ -42,15 +42,15 @@ def array(node: Node, value: Value) -> ArrayValue:
 
 
 def _of(elements: Sequence[Value], array: Value) -> ArrayValue:
-    """An array of new elements where another one is there."""
+    """An array of new elements, null where `array` is null."""
     kind = elements[0].kind
-    # Spark computes all elements, also those that nobody asks for.
+    # Spark computes all elements, whether they are used or not.
     return ArrayValue(array_of(kind, len(elements)), "", array.valid, array.raises, tuple(elements))
 
 
 def _inside(graph: Graph, of: ArrayValue, element: Value) -> Value:
-    """An element as a value of its own: of an array that is null, null. All are computed before one is taken."""
-    computed = graph.either(*(one.raises for one in of.elements), element.raises)
+    """A value from within an array, null where the array is. Spark computes all elements first."""
+    computed = graph.either(*(part.raises for part in of.elements), element.raises)
     raises = graph.either(of.raises, graph.guarded(computed, of.valid))
     return replace(element, valid=graph.both(of.valid, element.valid), raises=raises)
 
@@ -59,7 +59,7 @@ def _literal_index(node: Node, argument: Node) -> int:
     if argument.name == "negative" and argument.arguments[0].name == "literal":
         return -_literal_index(node, argument.arguments[0])
     if argument.name != "literal" or not isinstance(argument.value, int):
-        raise NotCompilableError(node, "its index is no literal", "a number that is written out")
+        raise NotCompilableError(node, "its index is no literal", "a literal number")
     return argument.value
 
 
@@ -116,19 +116,19 @@ def transform(of: ArrayValue, body: Body) -> Value:
     return _of([body(element) for element in of.elements], of)
 
 
-def zip_with(graph: Graph, node: Node, one: ArrayValue, other: ArrayValue, body: Body) -> Value:
+def zip_with(graph: Graph, node: Node, left: ArrayValue, right: ArrayValue, body: Body) -> Value:
     """A function of the elements of two arrays."""
-    if len(one.elements) != len(other.elements):
+    if len(left.elements) != len(right.elements):
         raise NotCompilableError(
-            node, f"arrays of {len(one.elements)} and {len(other.elements)} elements", "the same size"
+            node, f"arrays of {len(left.elements)} and {len(right.elements)} elements", "the same size"
         )
-    valid, raises = graph.strict([one, other])
-    both = ArrayValue(one.kind, "", valid, raises, ())
-    return _of([body(*pair) for pair in zip(one.elements, other.elements, strict=True)], both)
+    valid, raises = graph.strict([left, right])
+    both = ArrayValue(left.kind, "", valid, raises, ())
+    return _of([body(*pair) for pair in zip(left.elements, right.elements, strict=True)], both)
 
 
 def aggregate(graph: Graph, node: Node, of: ArrayValue, zero: Value, merge: Body, finish: Body | None = None) -> Value:
-    """The elements merged into one, from first to last."""
+    """The elements folded into a single value, from first to last."""
     total = zero
     for element in of.elements:
         merged = merge(total, element)
@@ -143,9 +143,9 @@ def aggregate(graph: Graph, node: Node, of: ArrayValue, zero: Value, merge: Body
 def quantified(graph: Graph, of: ArrayValue, body: Body, *, every: bool) -> Value:
     """Whether a condition holds of any or of every element."""
     node = Node("forall" if every else "exists")
-    found = [body(element) for element in of.elements]
+    truths = [body(element) for element in of.elements]
     join = logic.both if every else logic.either
-    return _inside(graph, of, reduce(lambda one, other: join(graph, node, [one, other]), found))
+    return _inside(graph, of, reduce(lambda left, right: join(graph, node, [left, right]), truths))
 
 
 def _extreme(name: str, *, greatest: bool) -> None:
@@ -166,9 +166,7 @@ def _contains(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     kind = common([of.elements[0].kind, wanted.kind])
     if kind is None or kind == VOID:
         raise NotCompilableError(node, f"{of.kind} holds no {wanted.kind}", "a cast")
-    sides = [casts.widened(graph, one, kind) for one in (wanted, *of.elements)]
-    pairs = [
-        graph.result(BOOLEAN, logic.equal(graph, kind, sides[0].data, one.data), [sides[0], one]) for one in sides[1:]
-    ]
-    found = _inside(graph, of, reduce(lambda one, other: logic.either(graph, node, [one, other]), pairs))
-    return replace(found, valid=graph.both(found.valid, wanted.valid))
+    item, *elements = (casts.widened(graph, value, kind) for value in (wanted, *of.elements))
+    pairs = [graph.result(BOOLEAN, logic.equal(graph, kind, item.data, part.data), [item, part]) for part in elements]
+    any_equal = _inside(graph, of, reduce(lambda left, right: logic.either(graph, node, [left, right]), pairs))
+    return replace(any_equal, valid=graph.both(any_equal.valid, wanted.valid))

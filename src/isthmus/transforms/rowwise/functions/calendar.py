@@ -32,8 +32,8 @@ def _int(graph: Graph, value: int) -> str:
 
 def _sum(graph: Graph, *parts: str | int) -> str:
     first, *others = (_int(graph, part) if isinstance(part, int) else part for part in parts)
-    for other in others:
-        first = graph.add("Add", first, other)
+    for part in others:
+        first = graph.add("Add", first, part)
     return first
 
 
@@ -46,7 +46,7 @@ def _over(graph: Graph, data: str, divisor: int) -> str:
 
 
 def _parts(graph: Graph, data: str, divisor: int) -> str:
-    """Of what is not negative, which needs no rounding."""
+    """The quotient of a non-negative number, which needs no rounding."""
     return graph.add("Div", data, _int(graph, divisor))
 
 
@@ -60,7 +60,7 @@ def civil(graph: Graph, days: str) -> tuple[str, str, str]:
     before = _sum(graph, _times(graph, year_of_era, 365), _parts(graph, year_of_era, 4),
                   _times(graph, _parts(graph, year_of_era, 100), -1))  # fmt: skip
     of_year = graph.add("Sub", of_era, before)
-    # Years begin in March here, so that a leap day is their last one.
+    # Years begin in March here, so that a leap day is their last day.
     march = _parts(graph, _sum(graph, _times(graph, of_year, 5), 2), 153)
     day = _sum(graph, of_year, _times(graph, _parts(graph, _sum(graph, _times(graph, march, 153), 2), 5), -1), 1)
     late = graph.add("Greater", march, _int(graph, 9))
@@ -118,7 +118,7 @@ _part("quarter", _quarter)
 
 
 def _of_week(name: str, epoch: int, first: int) -> None:
-    """The place of a day in its week: that of the first day of 1970, and that from which places are counted."""
+    """The place of a day in its week, from the place of the first day of 1970 and the first place."""
 
     def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
         if values[0].kind == TIMESTAMP:
@@ -209,7 +209,7 @@ def _date_from_unix(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 
 
 def _date(graph: Graph, node: Node, value: Value) -> Value:
-    """A date, or that of a moment."""
+    """A date, or the date of a moment."""
     days, value = _days(graph, node, value)
     return value if value.kind == DATE else graph.result(DATE, graph.cast(days, DATE), [value])
 
@@ -248,12 +248,12 @@ rule("date_sub", 2)(_moved("Sub"))
 
 
 def _month_days(graph: Graph, year: str, month: str) -> str:
-    """How many days a month has: from its first to that of the next one."""
-    one = _int(graph, 1)
+    """The length of a month: from its first day to that of the next month."""
+    unit = _int(graph, 1)
     last = graph.add("Equal", month, _int(graph, 12))
-    after = graph.add("Where", last, one, graph.add("Add", month, one))
-    following = graph.add("Add", year, graph.add("Where", last, one, _int(graph, 0)))
-    begin, end = days_from_civil(graph, year, month, one), days_from_civil(graph, following, after, one)
+    after = graph.add("Where", last, unit, graph.add("Add", month, unit))
+    following = graph.add("Add", year, graph.add("Where", last, unit, _int(graph, 0)))
+    begin, end = days_from_civil(graph, year, month, unit), days_from_civil(graph, following, after, unit)
     return graph.add("Sub", end, begin)
 
 
@@ -267,7 +267,7 @@ def _last_day(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 
 @rule("add_months", 2)
 def _add_months(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-    """The same day of another month, or its last one."""
+    """The same day of another month, or the last day of that month."""
     start, count = _date(graph, node, values[0]), _whole(graph, node, values[1])
     year, month, day = civil(graph, graph.cast(start.data, LONG))
     months = _sum(graph, _times(graph, year, 12), month, -1, graph.cast(count.data, LONG))
@@ -295,16 +295,16 @@ def _make_date(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 def _first_of(graph: Graph, unit: str, days: str) -> str | None:
     """The first day of the period that holds a day."""
     year, month, _ = civil(graph, days)
-    one = _int(graph, 1)
+    unit = _int(graph, 1)
     match unit:
         case "year" | "yyyy" | "yy":
-            return days_from_civil(graph, year, one, one)
+            return days_from_civil(graph, year, unit, unit)
         case "quarter":
             return days_from_civil(
-                graph, year, _sum(graph, _times(graph, _sum(graph, _quarter(graph, days), -1), 3), 1), one
+                graph, year, _sum(graph, _times(graph, _sum(graph, _quarter(graph, days), -1), 3), 1), unit
             )
         case "month" | "mon" | "mm":
-            return days_from_civil(graph, year, month, one)
+            return days_from_civil(graph, year, month, unit)
         case "week":
             return graph.add("Sub", days, _modulo(graph, _sum(graph, days, 3), 7))
     return None
@@ -321,10 +321,10 @@ _UNITS = {
 }
 
 
-def _unit(node: Node, asked: Node) -> str:
-    if asked.name != "literal" or not isinstance(asked.value, str):
+def _unit(node: Node, argument: Node) -> str:
+    if argument.name != "literal" or not isinstance(argument.value, str):
         raise NotCompilableError(node, "its unit is no literal", "a unit like 'month'")
-    return asked.value.lower()
+    return argument.value.lower()
 
 
 @rule("date_trunc", 2)
@@ -333,12 +333,12 @@ def _date_trunc(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     value = _moment(graph, node, values[1])
     if unit in _UNITS:
         data = graph.add("Sub", value.data, _modulo(graph, value.data, _UNITS[unit]))
-        # Before the first whole unit there is, the difference begins anew at the other end: of long units, Spark minds.
+        # Before the first whole unit of all time the subtraction wraps around; Spark refuses that for long units only.
         wrong = graph.add("Greater", data, value.data) if _UNITS[unit] >= _MINUTE else None
         return graph.result(TIMESTAMP, data, [value], wrong=wrong)
     first = _first_of(graph, unit, _over(graph, value.data, DAY))
     if first is None:
-        raise NotCompilableError(node, f"there is no unit {unit!r}", "year, quarter, month, week, or a smaller one")
+        raise NotCompilableError(node, f"there is no unit {unit!r}", "year, quarter, month, week, or a smaller unit")
     wrong = graph.add("Less", first, _int(graph, -(LONG.high // DAY)))
     return graph.result(TIMESTAMP, _times(graph, first, DAY), [value], wrong=wrong)
 

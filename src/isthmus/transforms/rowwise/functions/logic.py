@@ -1,4 +1,4 @@
-"""Comparisons, three-valued logic, and what chooses between values. NaN equals NaN and is greater than all others."""
+"""Comparisons, three-valued logic and conditionals. NaN equals NaN and is greater than any number."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ def alike(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
     kind = common(value.kind for value in values)
     if kind is None:
         shown = ", ".join(dict.fromkeys(str(value.kind) for value in values))
-        raise NotCompilableError(node, f"there is no common type of {shown}", "a cast to the type that is meant")
+        raise NotCompilableError(node, f"there is no common type of {shown}", "a cast to the intended type")
     return [casts.widened(graph, value, BOOLEAN if kind == VOID else kind) for value in values]
 
 
@@ -32,7 +32,7 @@ def equal(graph: Graph, kind: SqlType, left: str, right: str) -> str:
 
 
 def less(graph: Graph, node: Node, kind: SqlType, left: str, right: str) -> str:
-    """Where one tensor is less than another."""
+    """Where `left` is less than `right`."""
     if kind.tensor == TensorProto.STRING:
         raise NotCompilableError(node, "graphs do not order texts", "== or isin")
     if kind == BOOLEAN:
@@ -69,8 +69,8 @@ def _ordered(*, swapped: bool, negated: bool) -> Rule:
     def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
         sides = alike(graph, node, values)
         left, right = (side.data for side in (reversed(sides) if swapped else sides))
-        found = less(graph, node, sides[0].kind, left, right)
-        return graph.result(BOOLEAN, graph.negated(found) if negated else found, sides)
+        below = less(graph, node, sides[0].kind, left, right)
+        return graph.result(BOOLEAN, graph.negated(below) if negated else below, sides)
 
     return apply
 
@@ -84,24 +84,24 @@ rule(">=", 2)(_ordered(swapped=False, negated=True))
 @rule("in", 2, 10_000)
 def _in(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     first, *others = alike(graph, node, values)
-    literals = [asked.value for asked in node.arguments[1:] if asked.name == "literal" and asked.value is not None]
+    literals = [part.value for part in node.arguments[1:] if part.name == "literal" and part.value is not None]
     if len(literals) == len(others) and (first.kind == STRING or first.kind.integral):
         return _listed(graph, first, literals)
-    pairs = [graph.result(BOOLEAN, equal(graph, first.kind, first.data, one.data), [first, one]) for one in others]
-    found = reduce(lambda one, other: _either(graph, one, other), pairs)
-    return Value(BOOLEAN, found.data, found.valid, graph.either(*(value.raises for value in (first, *others))))
+    pairs = [graph.result(BOOLEAN, equal(graph, first.kind, first.data, item.data), [first, item]) for item in others]
+    result = reduce(lambda left, right: _either(graph, left, right), pairs)
+    return Value(BOOLEAN, result.data, result.valid, graph.either(*(value.raises for value in (first, *others))))
 
 
 def _listed(graph: Graph, value: Value, literals: Sequence[str | int]) -> Value:
-    """Whether a text or a whole number is one of many: one look into a table, whatever their number."""
+    """Whether a text or a whole number is in a list: a single lookup in a table."""
     text = value.kind == STRING
     keys = sorted(set(literals), key=str)
     attributes: dict[str, object] = {
         "keys_strings" if text else "keys_int64s": keys, "values_int64s": [1] * len(keys), "default_int64": 0,
     }  # fmt: skip
     data = graph.row(value.data if text else graph.cast(value.data, LONG))
-    found = graph.add("LabelEncoder", data, domain="ai.onnx.ml", **attributes)
-    return graph.result(BOOLEAN, graph.add("Equal", found, graph.constant(1, LONG)), [value])
+    code = graph.add("LabelEncoder", data, domain="ai.onnx.ml", **attributes)
+    return graph.result(BOOLEAN, graph.add("Equal", code, graph.constant(1, LONG)), [value])
 
 
 # --- three-valued logic
@@ -180,7 +180,7 @@ def _isnotnull(graph: Graph, _node: Node, values: Sequence[Value]) -> Value:
 
 @rule("isnan", 1)
 def _isnan(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-    """Of null, false."""
+    """False for null."""
     value = _fraction(graph, node, values[0])
     data = graph.add("IsNaN", value.data)
     return Value(BOOLEAN, data if value.valid is None else graph.add("And", data, value.valid), None, value.raises)
@@ -195,62 +195,62 @@ def _fraction(graph: Graph, node: Node, value: Value) -> Value:
 @rule("coalesce", 1, 100)
 def _coalesce(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     *others, last = alike(graph, node, values)
-    return reduce(lambda rest, one: _first(graph, one, rest), reversed(others), last)
+    return reduce(lambda rest, value: _first(graph, value, rest), reversed(others), last)
 
 
 rule("ifnull", 2)(_coalesce)
 rule("nvl", 2)(_coalesce)
 
 
-def _first(graph: Graph, one: Value, rest: Value) -> Value:
-    """A value where it is not null, else another one. That it cannot be computed is no null."""
-    if one.valid is None:
-        return one
-    if rest.valid is None and (data := maps.found_or(graph, one, rest.data)):
-        return Value(one.kind, data, None, one.raises)
-    chosen = graph.merged(one.valid, Value(one.kind, one.data), rest)
-    return Value(one.kind, chosen.data, chosen.valid, graph.either(one.raises, chosen.raises))
+def _first(graph: Graph, value: Value, fallback: Value) -> Value:
+    """A value where it is not null, else the fallback. A refused row is not null."""
+    if value.valid is None:
+        return value
+    if fallback.valid is None and (data := maps.lookup_or(graph, value, fallback.data)):
+        return Value(value.kind, data, None, value.raises)
+    merged = graph.merged(value.valid, Value(value.kind, value.data), fallback)
+    return Value(value.kind, merged.data, merged.valid, graph.either(value.raises, merged.raises))
 
 
 @rule("nullif", 2)
 def _nullif(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-    one = values[0]
+    value = values[0]
     same = _equal(graph, node, values)
-    kept = graph.negated(_surely(graph, same))
-    raises = graph.either(one.raises, same.raises)
-    return Value(one.kind, one.data, graph.both(one.valid, kept), raises)
+    differs = graph.negated(_surely(graph, same))
+    raises = graph.either(value.raises, same.raises)
+    return Value(value.kind, value.data, graph.both(value.valid, differs), raises)
 
 
 @rule("nvl2", 3)
 def _nvl2(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-    asked = values[0]
-    one, other = alike(graph, node, values[1:])
-    chosen = graph.merged(_there(graph, asked), one, other)
-    return Value(chosen.kind, chosen.data, chosen.valid, graph.either(asked.raises, chosen.raises))
+    tested = values[0]
+    then, otherwise = alike(graph, node, values[1:])
+    merged = graph.merged(_there(graph, tested), then, otherwise)
+    return Value(merged.kind, merged.data, merged.valid, graph.either(tested.raises, merged.raises))
 
 
 @rule("nanvl", 2)
 def _nanvl(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-    one, other = alike(graph, node, [_fraction(graph, node, value) for value in values])
-    nan = graph.add("IsNaN", one.data)
-    if one.valid is not None:
-        nan = graph.add("And", nan, one.valid)
-    chosen = graph.merged(nan, other, Value(one.kind, one.data, one.valid))
-    return Value(chosen.kind, chosen.data, chosen.valid, graph.either(one.raises, chosen.raises))
+    value, fallback = alike(graph, node, [_fraction(graph, node, value) for value in values])
+    nan = graph.add("IsNaN", value.data)
+    if value.valid is not None:
+        nan = graph.add("And", nan, value.valid)
+    merged = graph.merged(nan, fallback, Value(value.kind, value.data, value.valid))
+    return Value(merged.kind, merged.data, merged.valid, graph.either(value.raises, merged.raises))
 
 
 # --- choice
 
 
 def when(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-    """CASE WHEN: conditions and values by turns, at the end perhaps what stands for all others."""
+    """CASE WHEN: conditions and values in turn, and an optional ELSE at the end."""
     conditions = _truth(graph, node, values[0 : len(values) - len(values) % 2 : 2])
     results = [*values[1::2], *(values[-1:] if len(values) % 2 else [graph.literal(None, VOID)])]
-    *taken, rest = alike(graph, node, results)
-    for condition, value in zip(reversed(conditions), reversed(taken), strict=True):
-        chosen = graph.merged(_surely(graph, condition), value, rest)
-        # What comes after a condition that cannot be computed does not matter.
-        rest = Value(chosen.kind, chosen.data, chosen.valid, graph.either(condition.raises, chosen.raises))
+    *branches, rest = alike(graph, node, results)
+    for condition, value in zip(reversed(conditions), reversed(branches), strict=True):
+        merged = graph.merged(_surely(graph, condition), value, rest)
+        # Nothing after a refused condition matters.
+        rest = Value(merged.kind, merged.data, merged.valid, graph.either(condition.raises, merged.raises))
     return rest
 
 
@@ -264,31 +264,31 @@ def _if(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 
 @rule("raise_error", 1)
 def _raise_error(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-    """Refused wherever it is computed. What is said does not leave the graph."""
+    """Refused wherever it is computed. The message does not leave the graph."""
     if values[0].kind not in (STRING, VOID):
-        raise NotCompilableError(node, f"takes a text, not {values[0].kind}", "what to say, in words")
+        raise NotCompilableError(node, f"takes a text, not {values[0].kind}", "a message")
     return replace(graph.literal(None, VOID), raises=graph.constant(True, BOOLEAN))
 
 
 def extreme(graph: Graph, node: Node, values: Sequence[Value], *, greatest: bool) -> Value:
     """The greatest or smallest of the values that are not null."""
     sides = alike(graph, node, values)
-    found = reduce(lambda one, other: _better(graph, node, one, other, greatest=greatest), sides)
-    return Value(found.kind, found.data, found.valid, graph.either(*(side.raises for side in sides)))
+    result = reduce(lambda left, right: _better(graph, node, left, right, greatest=greatest), sides)
+    return Value(result.kind, result.data, result.valid, graph.either(*(side.raises for side in sides)))
 
 
-def _better(graph: Graph, node: Node, one: Value, other: Value, *, greatest: bool) -> Value:
-    """The greater or smaller of two values, or the one that is not null; the first where they are equal."""
-    sides = (one.data, other.data) if greatest else (other.data, one.data)
-    take: str = less(graph, node, one.kind, *sides)
-    if other.valid is not None:
-        take = graph.add("And", take, other.valid)
+def _better(graph: Graph, node: Node, left: Value, right: Value, *, greatest: bool) -> Value:
+    """The greater or smaller of two values, ignoring nulls; the left value where they are equal."""
+    sides = (left.data, right.data) if greatest else (right.data, left.data)
+    take: str = less(graph, node, left.kind, *sides)
+    if right.valid is not None:
+        take = graph.add("And", take, right.valid)
     valid: Mask = None
-    if one.valid is not None:
-        missing = graph.negated(one.valid)
-        take = graph.add("Or", take, missing if other.valid is None else graph.add("And", missing, other.valid))
-        valid = None if other.valid is None else graph.add("Or", one.valid, other.valid)
-    return Value(one.kind, graph.where(take, other.data, one.data, one.kind), valid)
+    if left.valid is not None:
+        missing = graph.negated(left.valid)
+        take = graph.add("Or", take, missing if right.valid is None else graph.add("And", missing, right.valid))
+        valid = None if right.valid is None else graph.add("Or", left.valid, right.valid)
+    return Value(left.kind, graph.where(take, right.data, left.data, left.kind), valid)
 
 
 rule("greatest", 2, 100)(partial(extreme, greatest=True))

@@ -1,4 +1,4 @@
-"""Maps that are written out: vocabularies, of which rows look up one key each."""
+"""Literal maps: vocabularies in which each row looks up a key."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,19 +30,21 @@ class MapValue(Value):
 
 @rule("map", 2, 200_000)
 def _map(_graph: Graph, node: Node, _values: Sequence[Value]) -> Value:
-    """Nothing of it is in the graph before a key is looked up."""
+    """Adds nothing to the graph before a key is looked up."""
     if len(node.arguments) % 2:
         raise NotCompilableError(node, "has a key without a value", "pairs")
     arguments = [_written(argument) for argument in node.arguments]
     keys, values = arguments[::2], arguments[1::2]
-    key, value = (common(one.kind for one in part if one.kind is not None) for part in (keys, values))
+    key, value = (common(item.kind for item in part if item.kind is not None) for part in (keys, values))
     if key is None or value is None:
-        raise NotCompilableError(node, "its keys or its values are of several types", "one type each")
+        raise NotCompilableError(
+            node, "its keys or its values are of several types", "a single type for all keys, and for all values"
+        )
     if key != STRING and not key.integral:
         raise NotCompilableError(node, f"its keys are of type {key}", "texts or whole numbers")
-    if len({one.value for one in keys}) < len(keys):
+    if len({item.value for item in keys}) < len(keys):
         raise NotCompilableError(node, "has a key twice", "each key once")
-    pairs = tuple((one.value, other.value) for one, other in zip(keys, values, strict=True))
+    pairs = tuple((item.value, value.value) for item, value in zip(keys, values, strict=True))
     kind = replace(value, name=f"map<{key},{value}>", element=value)
     return MapValue(kind, "", key=key, pairs=pairs)
 
@@ -59,40 +61,35 @@ def lookup(graph: Graph, node: Node, of: MapValue, key: Value) -> Value:
     nowhere = graph.add("Less", place, graph.constant(0, LONG))
     table = graph.tensor(np.array([value for _, value in of.pairs], kind.numpy), kind.tensor)
     data = graph.add("Gather", table, graph.add("Max", place, graph.constant(0, LONG)))
-    found = graph.result(kind, data, [wide], null=nowhere)
-    graph.lookups[found.data, found.valid] = (wide, of.pairs)
-    return found
+    result = graph.result(kind, data, [wide], null=nowhere)
+    graph.lookups[result.data, result.valid] = (wide, of.pairs)
+    return result
 
 
-def found_or(graph: Graph, value: Value, other: str) -> str | None:
-    """What a map has for a key, or a constant where it has nothing; None if a value was not found so, or is no number.
-
-    Args:
-        graph: the graph.
-        value: the value.
-        other: the constant.
-    """
-    if value.kind not in (INT, LONG) or (value.data, value.valid) not in graph.lookups or not graph.is_number(other):
+def lookup_or(graph: Graph, value: Value, default: str) -> str | None:
+    """A lookup with a default in a single node; None if `value` is no lookup of integers, or the default varies."""
+    if value.kind not in (INT, LONG) or (value.data, value.valid) not in graph.lookups or not graph.is_number(default):
         return None
     key, pairs = graph.lookups[value.data, value.valid]
-    data = _encoded(graph, key, pairs, int(graph.number(other)))
+    data = _encoded(graph, key, pairs, int(graph.number(default)))
     data = data if value.kind == LONG else graph.cast(data, value.kind)
-    return data if key.valid is None else graph.where(key.valid, data, other, value.kind)
+    return data if key.valid is None else graph.where(key.valid, data, default, value.kind)
 
 
-def _encoded(graph: Graph, key: Value, pairs: Sequence[tuple[Any, int]], other: int) -> str:
-    """What a table of pairs makes of a key."""
+def _encoded(graph: Graph, key: Value, pairs: Sequence[tuple[Any, int]], default: int) -> str:
     names = {"keys_strings" if key.kind == STRING else "keys_int64s": [name for name, _ in pairs]}
     values = [value for _, value in pairs]
-    return graph.add("LabelEncoder", graph.row(key.data), domain=ML, values_int64s=values, default_int64=other, **names)
+    return graph.add(
+        "LabelEncoder", graph.row(key.data), domain=ML, values_int64s=values, default_int64=default, **names
+    )
 
 
 def _written(node: Node) -> Node:
     """A literal, which may be cast to a wider whole number."""
     if node.name == "cast" and node.kind is not None and node.kind.integral:
-        found = _written(node.arguments[0])
-        if found.kind is not None and found.kind.integral and found.kind.rank <= node.kind.rank:
-            return replace(found, kind=node.kind)
+        literal = _written(node.arguments[0])
+        if literal.kind is not None and literal.kind.integral and literal.kind.rank <= node.kind.rank:
+            return replace(literal, kind=node.kind)
     if node.name != "literal" or node.value is None:
-        raise NotCompilableError(node, "stands in a map and is no literal", "values that are written out")
+        raise NotCompilableError(node, "is in a map and is no literal", "literal keys and values")
     return node

@@ -1,4 +1,4 @@
-"""Functions of real numbers. Those that no runtime has for doubles are made of those that it has."""
+"""Functions of real numbers. Functions that no runtime has for doubles are composed of those that it has."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from isthmus.transforms.rowwise.core.rules import rule
 from isthmus.transforms.rowwise.core.types import BOOLEAN, DOUBLE, LONG, VOID
 
 Real = Callable[[Graph, str], str]
-"""From a tensor of doubles to one."""
+"""A function from a tensor of doubles to a tensor of doubles."""
 
 
 def doubles(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
@@ -42,14 +42,14 @@ def _kernel(operator: str) -> Real:
 
 
 def _not_above(bound: float) -> Real:
-    """Where a number is no greater; NaN is."""
+    """Where a number is not above a limit; NaN counts as above."""
     return lambda graph, x: graph.add("LessOrEqual", x, number(graph, bound))
 
 
 def _log(scale: float = 1.0) -> Real:
     def apply(graph: Graph, x: str) -> str:
-        found = graph.add("Log", x)
-        return found if scale == 1.0 else graph.add("Div", found, number(graph, scale))
+        result = graph.add("Log", x)
+        return result if scale == 1.0 else graph.add("Div", result, number(graph, scale))
 
     return apply
 
@@ -61,38 +61,38 @@ def exp(graph: Graph, x: str) -> str:
 
 def _log1p(graph: Graph, x: str) -> str:
     """Kahan's: the rounding error of 1 + x divides out of log(1 + x) / ((1 + x) - 1)."""
-    one = number(graph, 1.0)
-    plus = graph.add("Add", x, one)
-    back = graph.add("Sub", plus, one)
+    unit = number(graph, 1.0)
+    plus = graph.add("Add", x, unit)
+    back = graph.add("Sub", plus, unit)
     tiny = graph.add("Equal", back, number(graph, 0.0))
-    safe = graph.add("Where", tiny, one, back)
+    safe = graph.add("Where", tiny, unit, back)
     factor = graph.add("Div", graph.add("Log", plus), safe)
     whole = graph.add("IsInf", x)
     return _but_zero(graph, graph.add("Mul", factor, x), x, graph.add("Or", tiny, whole))
 
 
 def expm1(graph: Graph, x: str) -> str:
-    """Kahan's: (u - 1) x / log(u) for u = exp(x), where that is neither 1 nor all there is."""
-    one, zero = number(graph, 1.0), number(graph, 0.0)
+    """Kahan's: (u - 1) x / log(u) for u = exp(x), unless u is 1, or x is far below 0."""
+    unit, zero = number(graph, 1.0), number(graph, 0.0)
     u = exp(graph, x)
-    less = graph.add("Sub", u, one)
+    less = graph.add("Sub", u, unit)
     log = graph.add("Log", u)
     tiny = graph.add("Equal", less, zero)
     far = graph.add("Greater", graph.add("Abs", x), number(graph, 30.0))
-    safe = graph.add("Where", graph.add("Or", tiny, far), one, log)
+    safe = graph.add("Where", graph.add("Or", tiny, far), unit, log)
     near = graph.add("Mul", graph.add("Div", less, safe), x)
     return _but_zero(graph, graph.add("Where", far, less, near), x, tiny)
 
 
 _NEARLY_ALL = 709.0
-"""From here on e^x soon overflows, of which half does not yet."""
+"""Above this e^x soon overflows, although half of it does not yet."""
 
 
 def _sinh(graph: Graph, x: str) -> str:
     size = graph.add("Abs", x)
     e = expm1(graph, size)
-    one, half = number(graph, 1.0), number(graph, 0.5)
-    near = graph.add("Mul", half, graph.add("Add", e, graph.add("Div", e, graph.add("Add", e, one))))
+    unit, half = number(graph, 1.0), number(graph, 0.5)
+    near = graph.add("Mul", half, graph.add("Add", e, graph.add("Div", e, graph.add("Add", e, unit))))
     return _signed_like(graph, _half_exp_or(graph, size, near), x)
 
 
@@ -103,7 +103,7 @@ def _cosh(graph: Graph, x: str) -> str:
 
 
 def _half_exp_or(graph: Graph, size: str, near: str) -> str:
-    """What was found, but from where e^x may overflow on half of it, by way of its root."""
+    """`result`, but half of e^x by way of its root where e^x may overflow."""
     half = number(graph, 0.5)
     root = exp(graph, graph.add("Mul", half, size))
     far = graph.add("Mul", graph.add("Mul", half, root), root)
@@ -115,10 +115,10 @@ def _signed_like(graph: Graph, size: str, x: str) -> str:
     return _but_zero(graph, graph.add("Where", below, graph.add("Neg", size), size), x)
 
 
-def _but_zero(graph: Graph, found: str, x: str, tiny: str | None = None) -> str:
-    """What was found, but x itself where it is a zero, of either sign, or tiny. See `Graph.where` for the order."""
+def _but_zero(graph: Graph, result: str, x: str, tiny: str | None = None) -> str:
+    """`result`, but x itself where it is a zero of either sign or tiny. See `Graph.where` for the order."""
     zero = tiny or graph.add("Equal", x, number(graph, 0.0))
-    return graph.add("Where", graph.negated(zero), found, x)
+    return graph.add("Where", graph.negated(zero), result, x)
 
 
 _ATAN_P = (-8.750608600031904122785e-1, -1.615753718733365076637e1, -7.500855792314704667340e1,
@@ -139,30 +139,30 @@ def atan(graph: Graph, x: str) -> str:
 def _atan(graph: Graph, x: str, _numbers: Sequence[int]) -> str:
     """The rational function of Cephes (Moshier 1989), after the argument is brought between -0.66 and 0.66."""
     size = graph.add("Abs", x)
-    one, zero = number(graph, 1.0), number(graph, 0.0)
+    unit, zero = number(graph, 1.0), number(graph, 0.0)
     far = graph.add("Greater", size, number(graph, 2.414213562373095))
     near = graph.add("LessOrEqual", size, number(graph, 0.66))
-    # The numerator and the denominator of what is left of the slope; of a small one, the slope itself.
-    top = graph.add("Where", far, number(graph, -1.0), graph.add("Where", near, size, graph.add("Sub", size, one)))
-    under = graph.add("Where", far, size, graph.add("Where", near, one, graph.add("Add", size, one)))
+    # The numerator and the denominator of what is left of the slope; of a small unit, the slope itself.
+    top = graph.add("Where", far, number(graph, -1.0), graph.add("Where", near, size, graph.add("Sub", size, unit)))
+    under = graph.add("Where", far, size, graph.add("Where", near, unit, graph.add("Add", size, unit)))
     small = graph.add("Div", top, under)
     z = graph.add("Mul", small, small)
     series = polynomial(graph, z, [pair(graph, *both) for both in zip((0.0, *_ATAN_P), (1.0, *_ATAN_Q), strict=True)])
     p, q = (graph.add("Gather", series, graph.constant(place, LONG), axis=0) for place in (0, 1))
-    found = graph.add("Add", graph.add("Mul", small, graph.add("Div", graph.add("Mul", z, p), q)), small)
+    result = graph.add("Add", graph.add("Mul", small, graph.add("Div", graph.add("Mul", z, p), q)), small)
     base, more = (
         graph.add("Where", far, number(graph, part), graph.add("Where", near, zero, number(graph, part / 2)))
         for part in (math.pi / 2, _HALF_PI_REST)
     )
-    return _signed_like(graph, graph.add("Add", base, graph.add("Add", found, more)), x)
+    return _signed_like(graph, graph.add("Add", base, graph.add("Add", result, more)), x)
 
 
 def polynomial(graph: Graph, x: str, coefficients: Sequence[str]) -> str:
     """By Horner's rule, the coefficient of the highest power first."""
-    found = coefficients[0]
+    result = coefficients[0]
     for coefficient in coefficients[1:]:
-        found = graph.add("Add", graph.add("Mul", found, x), coefficient)
-    return found
+        result = graph.add("Add", graph.add("Mul", result, x), coefficient)
+    return result
 
 
 _ASIN_P = (3.47933107596021167570e-5, 7.91534994289814532176e-4, -4.00555345006794114027e-2, 2.01212532134862925881e-1,
@@ -175,25 +175,25 @@ def _asin(graph: Graph, x: str) -> str:
 
 
 def _arcsine(graph: Graph, x: str, _numbers: Sequence[int]) -> str:
-    """The rational function of fdlibm below 0.5, from there on that of half of what is left to a right angle."""
+    """The rational function of fdlibm below 0.5; above, that of half of the rest of a right angle."""
     size = graph.add("Abs", x)
-    half, one, two = (number(graph, value) for value in (0.5, 1.0, 2.0))
+    half, unit, two = (number(graph, value) for value in (0.5, 1.0, 2.0))
     steep = graph.add("GreaterOrEqual", size, half)
-    z = graph.add("Where", steep, graph.add("Mul", half, graph.add("Sub", one, size)), graph.add("Mul", size, size))
-    # The small ones with their sign, a zero with its own; see `Graph.where` for the order.
+    z = graph.add("Where", steep, graph.add("Mul", half, graph.add("Sub", unit, size)), graph.add("Mul", size, size))
+    # Small arguments keep their sign, and so does a zero; see `Graph.where` for the order.
     base = graph.add("Where", steep, graph.add("Sqrt", z), x)
     series = polynomial(graph, z, [pair(graph, *both) for both in zip(_ASIN_P, (0.0, *_ASIN_Q, 1.0), strict=True)])
     p, q = (graph.add("Gather", series, graph.constant(place, LONG), axis=0) for place in (0, 1))
-    found = graph.add("Add", base, graph.add("Mul", base, graph.add("Div", graph.add("Mul", z, p), q)))
-    rest = graph.add("Sub", graph.add("Mul", two, found), number(graph, _HALF_PI_REST))
+    result = graph.add("Add", base, graph.add("Mul", base, graph.add("Div", graph.add("Mul", z, p), q)))
+    rest = graph.add("Sub", graph.add("Mul", two, result), number(graph, _HALF_PI_REST))
     turned = graph.add("Sub", number(graph, math.pi / 2), rest)
-    return graph.add("Where", steep, graph.add("Mul", turned, graph.add("Sign", x)), found)
+    return graph.add("Where", steep, graph.add("Mul", turned, graph.add("Sign", x)), result)
 
 
 def _acos(graph: Graph, x: str) -> str:
     """By way of 2 atan(sqrt((1 - x) / (1 + x)))."""
-    one = number(graph, 1.0)
-    ratio = graph.add("Div", graph.add("Sub", one, x), graph.add("Add", one, x))
+    unit = number(graph, 1.0)
+    ratio = graph.add("Div", graph.add("Sub", unit, x), graph.add("Add", unit, x))
     return graph.add("Mul", number(graph, 2.0), atan(graph, graph.add("Sqrt", ratio)))
 
 
@@ -212,11 +212,11 @@ def atan2(graph: Graph, y: str, x: str) -> str:
 
 
 def _cbrt(graph: Graph, x: str) -> str:
-    """|x|^(1/3), made better by two steps of Halley's, with the sign of x."""
+    """|x|^(1/3), refined by two steps of Halley's method, with the sign of x."""
     size = graph.add("Abs", x)
     odd = graph.add("Or", graph.add("Equal", size, number(graph, 0.0)), graph.add("IsInf", size))
     safe = graph.add("Where", odd, number(graph, 1.0), size)
-    # Brought to where nothing overflows or vanishes: 2^600 is the cube of 2^200.
+    # Scaled so that nothing overflows or vanishes: 2^600 is the cube of 2^200.
     large, small = (
         graph.add(sign, safe, number(graph, bound)) for sign, bound in (("Greater", 1e200), ("Less", 1e-200))
     )
@@ -251,49 +251,49 @@ _SIN = (2.7314439779805667e-15, -7.643970233520291e-13, 1.6058977310482129e-10, 
 _PI = (3.1415926534682512, 1.2154201012607932e-10, 4.044532497591901e-21)
 """Pi in three parts, the first two of 33 bits."""
 _FAR = 2.0**20
-"""From here on the kernel of the runtime is as good as what follows."""
+"""Above this the runtime's kernel is as good as the polynomial."""
 
 
 def _circular(graph: Graph, x: str, turns: Sequence[int]) -> str:
-    """Sine, or with a quarter turn more cosine, of what is left when half turns are taken away.
+    """Sine, or with an additional quarter turn cosine, after reduction by half turns.
 
-    Kernels of runtimes lose the last bits near a zero of the function, and not the same ones in batches of other sizes.
+    Kernels of runtimes lose the last bits near a zero of the function, and which bits depends on the batch size.
 
     Args:
         graph: the graph.
         x: angles, of shape (k, n).
         turns: for each of the k, 0 for its sine and 1 for its cosine.
     """
-    one = number(graph, 1.0)
+    unit = number(graph, 1.0)
     quarter = graph.tensor(np.array(turns)[:, None] / 2, DOUBLE.tensor)
-    # Not Round, which makes -0.0 of it, and the differences below 0.0 of a -0.0.
+    # Not Round, which returns -0.0, from which the differences below would become 0.0.
     angle = graph.add("Mul", x, number(graph, 1 / math.pi))
     half_turns = graph.add(
         "Floor", graph.add("Add", angle, graph.tensor(np.array(turns)[:, None] / 2 + 0.5, DOUBLE.tensor))
     )
-    taken = graph.add("Sub", half_turns, quarter) if any(turns) else half_turns
+    reduced = graph.add("Sub", half_turns, quarter) if any(turns) else half_turns
     # The first product is exact.
-    high = graph.add("Sub", x, graph.add("Mul", taken, number(graph, _PI[0])))
-    step = graph.add("Mul", taken, number(graph, _PI[1]))
+    high = graph.add("Sub", x, graph.add("Mul", reduced, number(graph, _PI[0])))
+    step = graph.add("Mul", reduced, number(graph, _PI[1]))
     rest = graph.add("Sub", high, step)
     lost = graph.add("Sub", graph.add("Sub", high, rest), step)
-    r = graph.add("Sub", rest, graph.add("Sub", graph.add("Mul", taken, number(graph, _PI[2])), lost))
+    r = graph.add("Sub", rest, graph.add("Sub", graph.add("Mul", reduced, number(graph, _PI[2])), lost))
     z = graph.add("Mul", r, r)
     series = polynomial(graph, z, [number(graph, value) for value in _SIN])
-    sine = graph.add("Mul", r, graph.add("Add", one, graph.add("Mul", z, series)))
+    sine = graph.add("Mul", r, graph.add("Add", unit, graph.add("Mul", z, series)))
     odd = graph.add("BitwiseAnd", graph.cast(half_turns, LONG), graph.constant(1, LONG))
-    found = graph.add("Mul", sine, graph.add("Gather", graph.tensor(np.array([1.0, -1.0]), DOUBLE.tensor), odd))
+    result = graph.add("Mul", sine, graph.add("Gather", graph.tensor(np.array([1.0, -1.0]), DOUBLE.tensor), odd))
     kernels = [graph.add(kernel, x) for turn, kernel in enumerate(("Sin", "Cos")) if turn in turns]
     if len(kernels) == 2:
         cosines = graph.tensor(np.array(turns, bool)[:, None], BOOLEAN.tensor)
         kernels = [graph.add("Where", cosines, kernels[1], kernels[0])]
     far = graph.add("GreaterOrEqual", graph.add("Abs", x), number(graph, _FAR))
-    return graph.add("Where", far, kernels[0], found)
+    return graph.add("Where", far, kernels[0], result)
 
 
-def pair(graph: Graph, one: float, other: float) -> str:
-    """Two constants, for two tensors of shape (k, n) that lie behind each other."""
-    return graph.tensor(np.array([one, other]).reshape(2, 1, 1), DOUBLE.tensor)
+def pair(graph: Graph, left: float, right: float) -> str:
+    """Two constants, for two tensors of shape (k, n) that lie behind each right."""
+    return graph.tensor(np.array([left, right]).reshape(2, 1, 1), DOUBLE.tensor)
 
 
 def _sin(graph: Graph, x: str) -> str:
@@ -354,25 +354,25 @@ def _pair(name: str, function: Callable[[Graph, str, str], str]) -> None:
 
 
 def _pow(graph: Graph, x: str, y: str) -> str:
-    """Java's: what is raised to NaN is NaN, and 1 or -1 to infinity as well."""
+    """Java's power: NaN for an exponent of NaN, and for 1 or -1 to infinity."""
     if graph.is_number(y) and math.isfinite(graph.number(y)):
-        # A kernel multiplies for a square or a cube of many rows, and not of one. Java multiplies for a square.
+        # A kernel multiplies for a square or a cube of many rows, and not of unit. Java multiplies for a square.
         return graph.add("Mul", x, x) if graph.number(y) == 2 else graph.add("Pow", x, graph.row(y))
-    one = number(graph, 1.0)
-    edge = graph.add("And", graph.add("Equal", graph.add("Abs", x), one), graph.add("IsInf", y))
+    unit = number(graph, 1.0)
+    edge = graph.add("And", graph.add("Equal", graph.add("Abs", x), unit), graph.add("IsInf", y))
     nan = graph.add("Or", edge, graph.add("IsNaN", y))
     return graph.add("Where", nan, number(graph, math.nan), graph.add("Pow", x, y))
 
 
 def _hypot(graph: Graph, x: str, y: str) -> str:
-    """By the greater side, which overflows only where the result does."""
+    """Scaled by the greater side, so that it overflows only where the result does."""
     x, y = graph.add("Abs", x), graph.add("Abs", y)
     big, small = graph.add("Max", x, y), graph.add("Min", x, y)
-    zero, one = number(graph, 0.0), number(graph, 1.0)
-    ratio = graph.add("Div", small, graph.add("Where", graph.add("Equal", big, zero), one, big))
-    found = graph.add("Mul", big, graph.add("Sqrt", graph.add("Add", one, graph.add("Mul", ratio, ratio))))
+    zero, unit = number(graph, 0.0), number(graph, 1.0)
+    ratio = graph.add("Div", small, graph.add("Where", graph.add("Equal", big, zero), unit, big))
+    result = graph.add("Mul", big, graph.add("Sqrt", graph.add("Add", unit, graph.add("Mul", ratio, ratio))))
     infinite = graph.add("Or", graph.add("IsInf", x), graph.add("IsInf", y))
-    return graph.add("Where", infinite, number(graph, math.inf), found)
+    return graph.add("Where", infinite, number(graph, math.inf), result)
 
 
 _pair("power", _pow)
@@ -388,7 +388,7 @@ def _power(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 
 @rule("log", 1, 2)
 def _logarithm(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-    """To the base e, or to that of the first argument."""
+    """To base e, or to the base in the first argument."""
     sides = doubles(graph, node, values)
     logs = [graph.add("Log", side.data) for side in sides]
     null = graph.either(*(_not_above(0.0)(graph, side.data) for side in sides))

@@ -1,4 +1,4 @@
-"""To whole numbers, and to decimal digits, as Spark rounds."""
+"""Rounding to whole numbers and to decimal digits, as Spark does."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ def _to_whole(operator: str) -> Rule:
         if value.kind.integral:
             return casts.widened(graph, value, LONG)
         value = casts.widened(graph, value, DOUBLE)
-        # Java's conversion: NaN is 0, and what is too great the greatest.
+        # Java's conversion: NaN is 0, and numbers out of range become the nearest limit.
         down = graph.add(operator, value.data)
         low, high = number(graph, float(LONG.low)), number(graph, float(LONG.high))
         over, under = graph.add("GreaterOrEqual", down, high), graph.add("LessOrEqual", down, low)
@@ -42,10 +42,10 @@ def _rounded(*, even: bool) -> Rule:
         (value,) = numbers(graph, node, values[:1])
         digits = 0
         if len(values) == 2:
-            asked = node.arguments[1]
-            if asked.name != "literal" or not isinstance(asked.value, int) or not 0 <= asked.value <= 9:
-                raise NotCompilableError(node, f"rounds to {asked} digits", "a number of digits from 0 to 9")
-            digits = asked.value
+            argument = node.arguments[1]
+            if argument.name != "literal" or not isinstance(argument.value, int) or not 0 <= argument.value <= 9:
+                raise NotCompilableError(node, f"rounds to {argument} digits", "a number of digits from 0 to 9")
+            digits = argument.value
         if value.kind.integral:
             return value
         wide = casts.widened(graph, value, DOUBLE)
@@ -58,8 +58,8 @@ def _rounded(*, even: bool) -> Rule:
     return apply
 
 
-def _apart(digits: int) -> float:
-    """From where on doubles are at least as far apart as decimals of so many digits."""
+def _coarse_from(digits: int) -> float:
+    """The number from which neighboring doubles differ by at least a decimal of that many digits."""
     return float(2.0 ** math.ceil(52 - digits * math.log2(10)))
 
 
@@ -67,15 +67,15 @@ def _decimal(graph: Graph, x: str, digits: int, narrow: bool, *, even: bool) -> 
     """Rounded as Spark does: the shortest decimal number that reads as x, rounded half up or half even.
 
     That decimal is the tie itself where x is the double nearest to the tie, and lies on the same side of it as x
-    elsewhere. Where doubles are further apart than such decimals, x is rounded already. Where they are further apart
-    than decimals of one digit more, Java takes that nearest to x, unless one with less digits reads as x.
+    elsewhere. Where doubles are coarser than such decimals, x is rounded already. Where they are coarser
+    than decimals with an additional digit, Java takes the nearest of those to x, unless a shorter decimal reads as x.
     """
     size = graph.add("Abs", x)
-    scale, half, one = (number(graph, value) for value in (10.0**digits, 0.5, 1.0))
+    scale, half, unit = (number(graph, value) for value in (10.0**digits, 0.5, 1.0))
     least = graph.add("Floor", graph.add("Mul", size, scale))
-    # Of a product that was rounded up to a whole number, one less.
+    # If the product was rounded up to a whole number, subtract 1.
     least = graph.add(
-        "Where", graph.add("Greater", graph.add("Div", least, scale), size), graph.add("Sub", least, one), least
+        "Where", graph.add("Greater", graph.add("Div", least, scale), size), graph.add("Sub", least, unit), least
     )
     tie = graph.add("Div", graph.add("Add", least, half), scale)
     above, equal = graph.add("Greater", size, tie), graph.add("Equal", size, tie)
@@ -85,27 +85,27 @@ def _decimal(graph: Graph, x: str, digits: int, narrow: bool, *, even: bool) -> 
             "Round", graph.add("Mul", graph.add("Sub", place, graph.add("Floor", place)), number(graph, 10))
         )
         low, high = (
-            graph.add("Equal", size, graph.add("Div", whole, scale)) for whole in (least, graph.add("Add", least, one))
+            graph.add("Equal", size, graph.add("Div", whole, scale)) for whole in (least, graph.add("Add", least, unit))
         )
-        coarse = graph.add("GreaterOrEqual", size, number(graph, _apart(digits + 1)))
-        other = graph.negated(low)
-        beyond = graph.add("Or", high, graph.add("And", other, graph.add("Greater", last, number(graph, 5.0))))
-        middle = graph.add("And", other, graph.add("Equal", last, number(graph, 5.0)))
+        coarse = graph.add("GreaterOrEqual", size, number(graph, _coarse_from(digits + 1)))
+        unlike = graph.negated(low)
+        beyond = graph.add("Or", high, graph.add("And", unlike, graph.add("Greater", last, number(graph, 5.0))))
+        middle = graph.add("And", unlike, graph.add("Equal", last, number(graph, 5.0)))
         above, equal = graph.where(coarse, beyond, above, BOOLEAN), graph.where(coarse, middle, equal, BOOLEAN)
     up = equal
     if even:
-        odd = graph.add("Equal", graph.add("Mod", least, number(graph, 2.0), fmod=1), one)
+        odd = graph.add("Equal", graph.add("Mod", least, number(graph, 2.0), fmod=1), unit)
         up = graph.add("And", equal, odd)
     up = graph.add("Or", above, up)
-    rounded = graph.add("Div", graph.add("Add", least, graph.add("Where", up, one, number(graph, 0.0))), scale)
-    large = graph.add("GreaterOrEqual", size, number(graph, _apart(digits)))
+    rounded = graph.add("Div", graph.add("Add", least, graph.add("Where", up, unit, number(graph, 0.0))), scale)
+    large = graph.add("GreaterOrEqual", size, number(graph, _coarse_from(digits)))
     as_is = graph.add("Or", large, graph.add("Or", graph.add("IsNaN", x), graph.add("IsInf", x)))
     signed = graph.add("Where", graph.add("Less", x, number(graph, 0.0)), graph.add("Neg", rounded), rounded)
-    # A decimal number knows no negative zero.
+    # Decimals have no negative zero.
     zero = graph.add("Equal", signed, number(graph, 0.0))
     signed = graph.add("Where", zero, number(graph, 0.0), signed)
-    found = graph.add("Where", as_is, x, signed)
-    return graph.cast(found, FLOAT) if narrow else found
+    result = graph.add("Where", as_is, x, signed)
+    return graph.cast(result, FLOAT) if narrow else result
 
 
 rule("round", 1, 2)(_rounded(even=False))

@@ -23,15 +23,15 @@ def _texts(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
 
 
 def _case(action: str) -> Rule:
-    """Letters of ASCII. A text with any other character is refused: runtimes do not agree on those."""
+    """Case of ASCII letters. A text with any further character is refused: runtimes do not agree on those."""
 
     def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
         (value,) = _texts(graph, node, values)
         # In the locale C, which every system has, only letters of ASCII have a case.
-        # The kernel takes no empty tensor, so there is one text more.
+        # The kernel takes no empty tensor, so a text is appended.
         more = graph.add("Concat", graph.row(value.data), graph.tensor(np.array([[""]], object), STRING.tensor), axis=1)
-        found = graph.add("StringNormalizer", more, case_change_action=action, locale="C")
-        data = graph.add("Slice", found, graph.tensor(np.zeros(2, np.int64), LONG.tensor), graph.shape)
+        converted = graph.add("StringNormalizer", more, case_change_action=action, locale="C")
+        data = graph.add("Slice", converted, graph.tensor(np.zeros(2, np.int64), LONG.tensor), graph.shape)
         plain = graph.add("RegexFullMatch", value.data, pattern=_ASCII)
         return graph.result(STRING, data, [value], wrong=graph.negated(plain))
 
@@ -47,8 +47,8 @@ rule("ucase", 1)(_case("UPPER"))
 @rule("concat", 1, 100)
 def _concat(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     texts = _texts(graph, node, values)
-    data = reduce(lambda one, other: graph.add("StringConcat", one, other), [text.data for text in texts])
-    # All are computed before one is looked at: what comes after a null is refused as well.
+    data = reduce(lambda left, right: graph.add("StringConcat", left, right), [text.data for text in texts])
+    # Spark computes all parts first: what comes after a null is refused as well.
     return Value(STRING, data, graph.both(*(text.valid for text in texts)),
                  graph.either(*(text.raises for text in texts)))  # fmt: skip
 
@@ -56,10 +56,10 @@ def _concat(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 def _matching(pattern: Callable[[str], str]) -> Rule:
     def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
         texts = _texts(graph, node, values)
-        asked = node.arguments[1]
-        if asked.name != "literal" or not isinstance(asked.value, str):
-            raise NotCompilableError(node, "what it looks for is no literal", "a text that is written out")
-        data = graph.add("RegexFullMatch", texts[0].data, pattern=f"(?s){pattern(asked.value)}")
+        argument = node.arguments[1]
+        if argument.name != "literal" or not isinstance(argument.value, str):
+            raise NotCompilableError(node, "the text it looks for is no literal", "a literal text")
+        data = graph.add("RegexFullMatch", texts[0].data, pattern=f"(?s){pattern(argument.value)}")
         return graph.result(BOOLEAN, data, texts)
 
     return apply
@@ -75,15 +75,15 @@ rule("contains", 2)(_matching(lambda text: f".*{_escaped(text)}.*"))
 
 
 def _like(pattern: str) -> str:
-    """SQL's: _ is any character, % any number of them, and a backslash takes the next one as it is."""
-    found, letters = [], iter(pattern)
+    """SQL's LIKE: _ is any character, % any number of characters, and a backslash escapes the next character."""
+    parts, letters = [], iter(pattern)
     for letter in letters:
         if letter == "\\":
             letter = next(letters, "\\")
-            found.append(_escaped(letter))
+            parts.append(_escaped(letter))
         else:
-            found.append({"_": ".", "%": ".*"}.get(letter) or _escaped(letter))
-    return "".join(found)
+            parts.append({"_": ".", "%": ".*"}.get(letter) or _escaped(letter))
+    return "".join(parts)
 
 
 rule("like", 2)(_matching(_like))
