@@ -8,7 +8,7 @@ import secrets
 import time
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -130,12 +130,17 @@ class LatencyReader:
             for bound, count in zip((*last.bounds, float("inf")), answered, strict=True):
                 counts[bound] += count
         objective = min(sample.objective_ms for sample in fresh.values())
-        return Latency(p99(counts) * 1000, objective, counts.total(), slow)
+        return Latency(quantile(counts, 0.99) * 1000, objective, counts.total(), slow)
 
 
-def p99(counts: "Counter[float]") -> float:
-    """From counts of durations by upper bound, linear within a bound (Prometheus, `histogram_quantile`)."""
-    rank, below = 0.99 * counts.total(), 0
+def quantile(counts: Mapping[float, float], share: float) -> float:
+    """What a share of durations took at most: linear within a bucket, as Prometheus does it in `histogram_quantile`.
+
+    Args:
+        counts: upper bound of a bucket to how many durations fell into it; beyond the last bound, that bound counts.
+        share: 0.99 for the p99.
+    """
+    rank, below = share * sum(counts.values()), 0.0
     for lower, upper in pairwise((0.0, *sorted(counts))):
         if below + counts[upper] >= rank and counts[upper]:
             return lower if upper == float("inf") else lower + (upper - lower) * (rank - below) / counts[upper]

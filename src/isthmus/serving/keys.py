@@ -1,4 +1,4 @@
-"""API keys: who may ask for what. The server knows their hashes alone."""
+"""API keys: who may do what. The server knows only their hashes."""
 
 import hmac
 import re
@@ -14,7 +14,7 @@ from isthmus.features.errors import DataError, Problem
 from isthmus.serving.wire.errors import ForbiddenError
 
 PREFIX = "isthmus_"
-"""What every key begins with: scanners of repositories and logs find a leaked one by it."""
+"""What every key begins with: scanners of repositories and logs find a leaked key by it."""
 
 PATTERN = re.compile(rb"isthmus_[A-Za-z0-9_-]{43}")
 ACTIONS = ("read", "push", "predict")
@@ -28,7 +28,7 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A key as it is stored.
 
     Attributes:
-        name: whose it is; it stands in the log, the key never does.
+        name: whose it is; it is logged, the key never is.
         sha256: SHA-256 of the key, in hexadecimal. A password would need a slow, salted hash because it can be guessed.
             A key is 32 random bytes: with 2^256 of them there is nothing to try, so a fast hash loses nothing, and
             checking one costs each request a microsecond.
@@ -43,10 +43,10 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Grants(msgspec.Struct, frozen=True):
-    """What one request may do.
+    """What a request may do.
 
     Attributes:
-        name: the name of its key; empty where the API asks for none.
+        name: the name of its key; empty where the API demands none.
         scopes: `action:name` or `action:*`.
     """
 
@@ -70,7 +70,7 @@ class Grants(msgspec.Struct, frozen=True):
             )  # fmt: skip
 
     def require_lookup(self, service: str | None, features: Sequence[str] | None) -> None:
-        """Refuses a lookup that the key has no scope for: features that are named one by one may be any.
+        """Refuses a lookup that the key has no scope for: a list of features may name any.
 
         Raises:
             ForbiddenError: the scope is missing.
@@ -85,7 +85,7 @@ class Grants(msgspec.Struct, frozen=True):
 
 
 EVERYTHING = Grants("", frozenset(f"{action}:*" for action in ACTIONS))
-"""What a request may do where the API asks for no key."""
+"""What a request may do where the API demands no key."""
 
 
 class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -115,37 +115,36 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise DataError(str(path), f"is no file of API keys ({error})", remedy=remedy) from error
         if ring.format_version != _FORMAT:
-            found = f"has format {ring.format_version}"
-            raise DataError(str(path), found, expected=str(_FORMAT), remedy=remedy)
+            problem = f"has format {ring.format_version}"
+            raise DataError(str(path), problem, expected=str(_FORMAT), remedy=remedy)
         return ring
 
     def find(self, presented: bytes) -> Key | None:
-        """The stored key of a key that is presented.
+        """The stored key that matches a presented key.
 
-        Every stored hash is compared, each in a time that does not depend on where the two differ: how long the answer
-        takes tells nothing about the keys.
+        Every stored hash is compared, each in constant time: how long the answer takes reveals nothing about the keys.
         """
         digest = sha256(presented).hexdigest()
-        found = None
+        match = None
         for key in self.keys:
             if hmac.compare_digest(key.sha256, digest):
-                found = key
-        return found
+                match = key
+        return match
 
 
 def make(name: str, scopes: Sequence[str], at: int) -> tuple[Key, str]:
-    """A new key: as it is stored, and as its owner gets it, which is the only time that it can be seen."""
+    """A new key: as it is stored, and its secret, which nobody can read again."""
     secret = PREFIX + secrets.token_urlsafe(32)
     return Key(name, sha256(secret.encode()).hexdigest(), tuple(dict.fromkeys(scopes)), at), secret
 
 
 def problems(name: str, scopes: Sequence[str]) -> list[Problem]:
-    """What is wrong with the name and the scopes of a key to be made."""
-    found = []
+    """What is wrong with the name and the scopes of a new key."""
+    wrong = []
     if not _NAME.fullmatch(name):
-        found.append(Problem("name", repr(name), "letters, digits, ., _ and -, a letter or digit first, 64 at most"))
+        wrong.append(Problem("name", repr(name), "letters, digits, ., _ and -, a letter or digit first, 64 at most"))
     if not scopes:
-        found.append(Problem("scope", "there is none", "at least one"))
+        wrong.append(Problem("scope", "there is none", "at least one"))
     expected = "read:SERVICE, push:VIEW, predict:MODEL, or * for the name"
-    found += [Problem("scope", repr(scope), expected) for scope in scopes if not _SCOPE.fullmatch(scope)]
-    return found
+    wrong += [Problem("scope", repr(scope), expected) for scope in scopes if not _SCOPE.fullmatch(scope)]
+    return wrong

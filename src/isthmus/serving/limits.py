@@ -1,4 +1,4 @@
-"""What one request, and all requests together, may ask of a server process."""
+"""The limits of a server process: for a request, and for all requests together."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -16,11 +16,11 @@ class Limits:
 
     Attributes:
         body_bytes: length of a request's body.
-        rows: rows that one request may ask for.
-        values: rows times features that one request may ask for.
-        concurrency: requests that one worker answers at the same time; more are refused at once.
+        rows: rows of a request.
+        values: rows times features of a request.
+        concurrency: requests that a worker answers at the same time; more are refused at once.
         deadline_seconds: from a request's head to its answer, the reading of its body included.
-        requests_per_second: requests of one API key to one worker, in the mean; None for any number.
+        requests_per_second: requests of an API key to a worker, on average; None for any number.
     """
 
     body_bytes: _Count = 1 << 20
@@ -31,11 +31,7 @@ class Limits:
     requests_per_second: _Count | None = None
 
     def require_values(self, where: str, rows: int, features: int) -> None:
-        """Refuses an answer that would have too many values.
-
-        Raises:
-            TooLargeError: it would.
-        """
+        """Raises a TooLargeError if an answer would have too many values."""
         if rows * features > self.values:
-            found = f"{rows:,} rows of {features:,} features are {rows * features:,} values"
-            raise TooLargeError(where, found, expected=f"{self.values:,} at most", remedy="ask in several requests")
+            size = f"{rows:,} rows of {features:,} features are {rows * features:,} values"
+            raise TooLargeError(where, size, expected=f"{self.values:,} at most", remedy="ask in several requests")

@@ -35,7 +35,7 @@ def configure() -> None:
 
 
 def request(line: Mapping[str, Any]) -> None:
-    """The line of a request, as structlog would write it, without its processors: there is one for every request."""
+    """Logs a request. Without the processors of structlog, since there is a line for every request."""
     text = _line({**line, "event": "request", "level": "info", "timestamp": datetime.now(UTC)})
     sys.stderr.buffer.write(text + b"\n")
     sys.stderr.buffer.flush()
@@ -50,7 +50,7 @@ def place(error: Exception) -> str:
 
 
 def _line(event: Any, **_: object) -> bytes:
-    """A line of the log. What a caller sends as path or request id stands in it, and that may be a key by mistake."""
+    """A line of the log. It holds the path and the request id of the caller, and either may be a key by mistake."""
     return keys.PATTERN.sub(b"isthmus_...", orjson.dumps(event, option=orjson.OPT_UTC_Z))
 
 

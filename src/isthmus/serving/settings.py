@@ -1,4 +1,4 @@
-"""What a server process is told: one frozen record, handed over as JSON in one environment variable."""
+"""The settings of a server process: a frozen record, passed as JSON in an environment variable."""
 
 import ipaddress
 import os
@@ -20,7 +20,7 @@ from isthmus.serving.limits import Limits
 VARIABLE = "ISTHMUS_SERVER"
 
 METRICS_FOLDER = "ISTHMUS_METRICS"
-"""The variable that tells workers who share a port where they count together."""
+"""The variable with the folder in which workers that share a port share their counts."""
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,16 +30,16 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         contract: path of `contract.json`; the file may appear and change while the server runs.
         deployment: path of the deployment file; likewise.
         redis: URL of the online store, see `Address`.
-        keys: path of the file of API keys; likewise. None for a server that asks for none. Without keys the API is
-            open, so it listens on loopback only.
+        keys: path of the file of API keys; likewise. None for a server without keys: the API is open, so it listens on
+            loopback only.
         host: address to listen on.
         port: port to listen on; 0 for any free one.
         workers: server processes that share the port.
-        limits: what requests may ask of a worker.
+        limits: of a worker.
         batch: rows of several requests that a slow model predicts together.
         public_key: whose owner must have signed every package that is deployed, as PEM; None if nobody must.
-        latency: folder where it tells a training beside it how fast it answers; None for a server that does not.
-        latency_objective_ms: what the p99 of its answers shall not be above.
+        latency: folder where it writes its latency for a training beside it; None to write nothing.
+        latency_objective_ms: the objective for the p99 of its answers.
         now: the present time in microseconds since 1970 UTC for projects that replay history; None for the clock.
     """
 
@@ -64,7 +64,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         try:
             Address.of(self.redis)
         except ValueError:
-            # What the parser says quotes the URL, and with it the password.
+            # The parser quotes the URL, and with it the password.
             shown = without_credentials(self.redis)
             accepted = f"{', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}"
             problems.append(Problem("redis", f"{shown!r} is not the URL of a Redis", accepted))
@@ -88,21 +88,22 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             return False
 
     def _open_to_others(self) -> list[Problem]:
-        """What is missing before other machines may be listened to."""
+        """What must be done before the server listens to the network."""
         try:
             if self.keys is not None and Keyring.read(Path(self.keys)).keys:
                 return []
-            found = f"{self.host!r} is open to other machines, and there is no API key"
+            why = "there is no API key"
         except DataError as error:
-            found = f"{self.host!r} is open to other machines, and {error}"
-        return [Problem("host", found, "127.0.0.1, ::1 or localhost, or a key made with `isthmus keys create`")]
+            why = str(error)
+        problem = f"{self.host!r} is open to other machines, and {why}"
+        return [Problem("host", problem, "127.0.0.1, ::1 or localhost, or a key of `isthmus keys create`")]
 
     @classmethod
     def from_environment(cls) -> "ServerSettings":
         """The settings this process was started with.
 
         Raises:
-            ConfigurationError: there are none, or they are not settings.
+            ConfigurationError: the variable is missing, or holds no settings.
         """
         text = os.environ.get(VARIABLE)
         if text is None:
@@ -115,7 +116,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def command(settings: ServerSettings) -> tuple[list[str], dict[str, str]]:
-    """The arguments and the whole environment that start a server with these settings in a child process."""
+    """The arguments and the complete environment that start a server with these settings in a child process."""
     # A server signs nothing.
     inherited = {name: value for name, value in os.environ.items() if name != PASSWORD}
     environment = {**inherited, VARIABLE: msgspec.json.encode(settings).decode()}

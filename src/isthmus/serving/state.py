@@ -1,4 +1,4 @@
-"""What a server answers from: the contract and the model, replaced together and never changed in place."""
+"""The state of a server: its contract and its model, replaced together and never changed in place."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
@@ -11,22 +11,22 @@ from isthmus.serving.lookup.lookup import Lookup, resolve, service_features
 from isthmus.serving.lookup.push import Form, PushedView
 from isthmus.serving.predict.model import Model
 from isthmus.serving.predict.predictor import Predictor
-from isthmus.serving.rollout.candidate import Trial
-from isthmus.serving.wire.errors import NotFoundError, NotReadyError
+from isthmus.serving.rollout.candidate import CandidateRun
+from isthmus.serving.wire.errors import NotFoundError, NotReadyError, any_of
 
 LOOKUPS = 256
-"""Lists of features that are kept compiled."""
+"""Lists of features whose compiled lookups are cached."""
 
 
 class State:
-    """A contract and a model, if they are there, and what is compiled from them.
+    """A contract and a model, if any, and what is compiled from them.
 
     Args:
         contract: the contract, or why there is none.
         model: the model, or why there is none; None if nothing is deployed.
-        refused: why the deployment that is there now was not taken up.
-        before: the contract before this one, if the server has seen one.
-        trial: what is tried beside the model; None if nothing is.
+        refused: why the current deployment file was refused.
+        before: the contract that the server had before, if any.
+        candidate_run: the candidate beside the model, if any.
         batch: rows of several requests that are predicted together.
     """
 
@@ -36,16 +36,16 @@ class State:
         model: Model | IsthmusError | None = None,
         refused: IsthmusError | None = None,
         before: Contract | None = None,
-        trial: Trial | None = None,
+        candidate_run: CandidateRun | None = None,
         batch: int = BATCH_ROWS,
     ) -> None:
         self._batch = batch
         self._contract = contract
         self._model = model
-        self.trial = trial
-        # Of rows that were written under one of these it can be told what has changed since.
-        made = None if self.model is None else self.model.contract
-        self._earlier = [one for one in (before, made) if one is not None]
+        self.candidate_run = candidate_run
+        # Rows that were written under an earlier contract are refused by saying what has changed since.
+        exported = None if self.model is None else self.model.contract
+        self._earlier = [contract for contract in (before, exported) if contract is not None]
         self.refused = None if refused is None else str(refused)
         self.lookup = lru_cache(LOOKUPS)(self._compile)
         self.service_lookup = lru_cache(LOOKUPS)(self._compile_service)
@@ -65,7 +65,7 @@ class State:
 
     @property
     def model(self) -> Model | None:
-        """The model, if there is one."""
+        """The model, if any."""
         return self._model if isinstance(self._model, Model) else None
 
     @cached_property
@@ -75,23 +75,23 @@ class State:
 
     @property
     def outdated(self) -> IsthmusError | None:
-        """Why the model cannot answer; None if it can, or if there is none."""
+        """Why the model cannot answer; None if it can, or if nothing is deployed."""
         return self._predictor if self.model is not None and isinstance(self._predictor, IsthmusError) else None
 
     @cached_property
     def _predictor(self) -> Predictor | IsthmusError:
-        # What is refused is compared once, not for every request.
+        # A refusal is worked out once, not for every request.
         try:
             return Predictor(self.contract, self.deployed(None), self.graph, self._earlier, self._batch)
         except IsthmusError as error:
             return error
 
     def deployed(self, name: str | None) -> Model:
-        """The named model, or the only one.
+        """The model of this name; None for the only model.
 
         Raises:
             NotReadyError: no model is deployed.
-            NotFoundError: there is a model, but not this one.
+            NotFoundError: the model has another name.
         """
         if not isinstance(self._model, Model):
             raise _not_ready(self._model, "model", "none is deployed", "run `isthmus deploy`")
@@ -101,58 +101,56 @@ class State:
         return self._model
 
     def predictor(self) -> Predictor:
-        """What answers the predictions of the deployed model.
+        """The predictor of the deployed model.
 
         Raises:
             NotReadyError: there is no contract, or no model.
-            ContractMismatch: what the model reads has changed since its package was made.
+            ContractMismatch: what the model reads has changed since its package was exported.
         """
-        found = self._predictor
-        if isinstance(found, IsthmusError):
+        predictor = self._predictor
+        if isinstance(predictor, IsthmusError):
             # Without the frames of the refusals before it, which would pile up.
-            raise found.with_traceback(None)
-        return found
+            raise predictor.with_traceback(None)
+        return predictor
 
     @property
     def candidate(self) -> Predictor | None:
-        """What answers the predictions of the candidate; None if there is none, or it has been given up."""
-        if self.trial is None or self.trial.refused is not None:
+        """The predictor of the candidate; None if there is none, or it has been given up."""
+        if self.candidate_run is None or self.candidate_run.refused is not None:
             return None
         return self._candidate
 
     @cached_property
     def _candidate(self) -> Predictor | None:
-        trial = self.trial
-        if trial is None or not isinstance(trial.model, Model):
+        run = self.candidate_run
+        if run is None or not isinstance(run.model, Model):
             return None
         try:
-            return Predictor(self.contract, trial.model, self.graph, self._earlier, self._batch)
+            return Predictor(self.contract, run.model, self.graph, self._earlier, self._batch)
         except ContractMismatch as error:
-            trial.refused = str(error)
+            run.refused = str(error)
         except IsthmusError:
-            # There is no contract: neither of the two can be asked.
+            # There is no contract: neither model can answer.
             pass
         return None
 
     def _compile(self, references: tuple[str, ...], full_names: bool) -> Lookup:
-        return self._looking_up(resolve(self.contract, references), full_names)
+        return self._lookup_of(resolve(self.contract, references), full_names)
 
     def _compile_service(self, service: str, full_names: bool) -> Lookup:
-        return self._looking_up(service_features(self.contract, service), full_names)
+        return self._lookup_of(service_features(self.contract, service), full_names)
 
-    def _looking_up(self, features: Sequence[tuple[str, str]], full_names: bool) -> Lookup:
+    def _lookup_of(self, features: Sequence[tuple[str, str]], full_names: bool) -> Lookup:
         return Lookup(self.contract, features, full_names=full_names, graphs=self.graph, earlier=self._earlier)
 
     def _compile_pushed(self, view: str, form: Form) -> PushedView:
-        known = self.contract.views.get(view)
-        if known is None:
-            expected = "one of " + (", ".join(sorted(self.contract.views)) or "none")
-            raise NotFoundError(form.view, f"no view {view!r}", expected=expected)
-        return PushedView(self.contract, known, form)
+        if view not in self.contract.views:
+            raise NotFoundError(form.view, f"no view {view!r}", expected=any_of(self.contract.views))
+        return PushedView(self.contract, self.contract.views[view], form)
 
 
-def _not_ready(problem: IsthmusError | None, where: str, found: str, remedy: str) -> NotReadyError:
-    """What to say when a file is broken, or when there is none."""
+def _not_ready(problem: IsthmusError | None, where: str, missing: str, remedy: str) -> NotReadyError:
+    """The error for a broken file, or for a missing file."""
     if problem is None:
-        return NotReadyError(where, found, remedy=remedy)
+        return NotReadyError(where, missing, remedy=remedy)
     return NotReadyError(problem.where, problem.found, expected=problem.expected, remedy=problem.remedy)

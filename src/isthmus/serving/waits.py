@@ -1,13 +1,12 @@
-"""How long requests wait for a connection or a batch, as counters that every worker shares."""
+"""How long a request waits for the online store, and the class of its error: notes for the metrics."""
 
 import time
 from contextvars import ContextVar
 
 REFUSAL = "isthmus.refusal"
-"""Where a request's scope has the class of the error that it was answered with."""
+"""The key in a request's scope for the class of the error that it was answered with."""
 
-
-_waits: ContextVar[list[float]] = ContextVar("waits")
+waits: ContextVar[list[float]] = ContextVar("waits")
 
 
 class Waiting:
@@ -19,4 +18,4 @@ class Waiting:
         self._start = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        _waits.get([]).append(time.perf_counter() - self._start)
+        waits.get([]).append(time.perf_counter() - self._start)

@@ -1,4 +1,4 @@
-"""Takes up a new contract or a new deployment while the server runs."""
+"""Loads a new contract or a new deployment while the server runs."""
 
 import asyncio
 from dataclasses import dataclass
@@ -15,33 +15,33 @@ from isthmus.features.profiles import BATCH_ROWS
 from isthmus.serving.deployment.deployment import Candidate, Deployment
 from isthmus.serving.log import place
 from isthmus.serving.predict.model import Model
-from isthmus.serving.rollout.candidate import Decision, Trial, decided, decision_file
+from isthmus.serving.rollout.candidate import CandidateRun, Decision, decision_file, read_decision
 from isthmus.serving.state import State
-from isthmus.serving.watchedfile import File
+from isthmus.serving.watchedfile import WatchedFile
 
 POLL_SECONDS = 0.5
 
 
 class Watch:
-    """The state of a server, kept up with two files, and with what its workers decide about a candidate.
+    """Follows the contract, the deployment, and the decision of the workers about a candidate.
 
     Args:
-        contract: the one file.
-        deployment: the other.
+        contract: path of the contract.
+        deployment: path of the deployment.
         public_key: whose owner must have signed what is deployed, as PEM; None if nobody must.
         batch: rows of several requests that are predicted together.
 
     Attributes:
-        state: what to answer from. A request takes it once and keeps it: the next state is another object.
+        state: what to answer from. A request reads it once: the next state is a new object.
     """
 
     def __init__(
         self, contract: Path, deployment: Path, public_key: str | None = None, batch: int = BATCH_ROWS
     ) -> None:
-        self._contract = File(contract, _contract)
-        self._deployment = File(deployment, self._loaded)
-        self._decision = File(decision_file(deployment), _decision)
-        self._told: Trial | None = None
+        self._contract = WatchedFile(contract, _contract)
+        self._deployment = WatchedFile(deployment, self._loaded)
+        self._decision = WatchedFile(decision_file(deployment), _decision)
+        self._reported: CandidateRun | None = None
         self._public_key = public_key
         self._batch = batch
         self.state = State(batch=batch)
@@ -56,14 +56,12 @@ class Watch:
         if isinstance(contract, Contract) and self._contract.content != contract:
             self._before = contract
         if changed:
-            found = self._deployment.content
-            model, trial = (found.model, found.trial) if isinstance(found, _Deployed) else (found, None)
+            deployed = self._deployment.content
+            model, run = (deployed.model, deployed.run) if isinstance(deployed, _Deployed) else (deployed, None)
             decision = self._decision.content
-            if trial is not None and isinstance(decision, Decision) and decision.about(trial.candidate):
-                trial.refused = decision.why
-            state = State(
-                self._contract.content, model, self._deployment.problem, self._before, trial, batch=self._batch
-            )
+            if run is not None and isinstance(decision, Decision) and decision.about(run.candidate):
+                run.refused = decision.why
+            state = State(self._contract.content, model, self._deployment.problem, self._before, run, self._batch)
             if state.outdated is not None:
                 structlog.get_logger().warning("model refused", problem=str(state.outdated))
             # Compiled here, and not while a request waits.
@@ -74,9 +72,9 @@ class Watch:
         """Follows the files until it is canceled."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            trial = self.state.trial
-            if trial is not None and trial.refused is not None and trial is not self._told:
-                await asyncio.to_thread(self._tell, trial, trial.refused)
+            run = self.state.candidate_run
+            if run is not None and run.refused is not None and run is not self._reported:
+                await asyncio.to_thread(self._report, run, run.refused)
             if any(file.changed() for file in self._files):
                 # A model takes a while to load, and the event loop has requests to answer.
                 try:
@@ -85,7 +83,7 @@ class Watch:
                     structlog.get_logger().warning("reload failed", exception=type(error).__name__, at=place(error))
 
     @property
-    def _files(self) -> "tuple[File[Contract], File[_Deployed], File[Decision]]":
+    def _files(self) -> "tuple[WatchedFile[Contract], WatchedFile[_Deployed], WatchedFile[Decision]]":
         return self._contract, self._deployment, self._decision
 
     def _loaded(self, path: Path) -> "_Deployed":
@@ -93,27 +91,27 @@ class Watch:
         candidate = deployment.candidate
         deployment = msgspec.structs.replace(deployment, candidate=None)
         before = self._deployment.content
-        trial = candidate or (isinstance(before, _Deployed) and before.trial)
-        if isinstance(before, _Deployed) and before.model.deployment == deployment and trial:
-            # It is the candidate that has changed.
+        with_candidate = candidate or (isinstance(before, _Deployed) and before.run)
+        if isinstance(before, _Deployed) and before.model.deployment == deployment and with_candidate:
+            # Only the candidate has changed.
             model = before.model
         else:
             model = Model(deployment, self._public_key)
-        return _Deployed(model, None if candidate is None else self._tried(candidate))
+        return _Deployed(model, None if candidate is None else self._run(candidate))
 
-    def _tried(self, candidate: Candidate) -> Trial:
+    def _run(self, candidate: Candidate) -> CandidateRun:
         try:
-            return Trial(candidate, Model(candidate.deployment, self._public_key))
+            return CandidateRun(candidate, Model(candidate.deployment, self._public_key))
         except IsthmusError as error:
             structlog.get_logger().warning("candidate refused", problem=str(error))
-            return Trial(candidate, error)
+            return CandidateRun(candidate, error)
 
-    def _tell(self, trial: Trial, why: str) -> None:
-        """Writes down that a candidate was given up here, once, for the other workers and for who asks later."""
-        self._told = trial
-        if decided(self._deployment.path, trial.candidate) is not None:
+    def _report(self, run: CandidateRun, why: str) -> None:
+        """Writes down, once, that a candidate was given up here: for all workers, and for the command line."""
+        self._reported = run
+        if read_decision(self._deployment.path, run.candidate) is not None:
             return
-        deployment = trial.candidate.deployment
+        deployment = run.candidate.deployment
         log = structlog.get_logger()
         log.warning("candidate given up", package=deployment.digest, problem=why)
         decision = Decision(deployment.digest, deployment.deployed_at, clock.now(), why)
@@ -125,10 +123,10 @@ class Watch:
 
 @dataclass(frozen=True)
 class _Deployed:
-    """What a deployment file stands for: its model, and what is tried beside it."""
+    """The model of a deployment file, and the candidate beside it."""
 
     model: Model
-    trial: Trial | None
+    run: CandidateRun | None
 
 
 def _contract(path: Path) -> Contract:

@@ -11,10 +11,10 @@ from isthmus.features.errors import IsthmusError
 T = TypeVar("T")
 
 
-class File(Generic[T]):
-    """A file and what it holds: its content, or what is wrong with it, or None if there is no such file.
+class WatchedFile(Generic[T]):
+    """A file and its parsed content: or what is wrong with it, or None if there is no such file.
 
-    A broken file does not replace a good one: `content` stays, and `problem` says what is wrong with the file.
+    A broken file does not replace good content: `content` stays, and `problem` says what is wrong with the file.
     """
 
     def __init__(self, path: Path, parse: Callable[[Path], T]) -> None:
@@ -25,13 +25,13 @@ class File(Generic[T]):
         self.problem: IsthmusError | None = None
 
     def changed(self) -> bool:
-        """Whether it is another file than the one that was read last."""
+        """Whether the file differs from what was read last."""
         return _stamp(self.path) != self._stamp
 
     def load(self) -> None:
         """Reads the file."""
         log = structlog.get_logger()
-        # Taken first: a file that changes while it is read is read again.
+        # First: a file that changes while it is read is read again.
         self._stamp = _stamp(self.path)
         if self._stamp is None:
             log.warning("file is gone", path=str(self.path))
@@ -40,21 +40,21 @@ class File(Generic[T]):
         try:
             self.content, self.problem = self._parse(self.path), None
         except IsthmusError as error:
-            kept = self.content is not None and not isinstance(self.content, IsthmusError)
-            log.warning("file refused", path=str(self.path), problem=str(error), previous="kept" if kept else "none")
+            good = self.content is not None and not isinstance(self.content, IsthmusError)
+            log.warning("file refused", path=str(self.path), problem=str(error), previous="kept" if good else "none")
             self.problem = error
-            if not kept:
+            if not good:
                 self.content = error
             return
         log.info("file loaded", path=str(self.path))
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """What changes with a file; None only if it is certain that there is none."""
+    """Changes with the file; None only if it is certain that there is none."""
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return None
     except OSError as error:
         return 0, 0, -(error.errno or 1)
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino

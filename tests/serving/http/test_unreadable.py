@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.serving.wire.unreadable import FAILURES, unreadable
+from isthmus.serving.wire.body import FAILURES, unreadable
 from tests.serving.support import Server
 
 COLUMNS = msgspec.json.Decoder(dict[str, dict[str, msgspec.Raw]])

@@ -20,14 +20,14 @@ from isthmus.features.package.manifest import package_digest
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Float64, String
 from isthmus.serving.deployment.deployment import Approval, Candidate, Deployment
-from isthmus.serving.deployment.history import History
+from isthmus.serving.deployment.history import DeploymentHistory
 from isthmus.serving.http.predict import Asking, Predictions
 from isthmus.serving.limits import Limits
 from isthmus.serving.metrics.metrics import Metrics
 from isthmus.serving.predict.batches import Batches, Columns, Outputs
 from isthmus.serving.predict.model import Model
 from isthmus.serving.redis.store import Store
-from isthmus.serving.rollout.candidate import FAILURES, LEAST, TOLERANCE, WINDOW, Decision, Trial, decision_file
+from isthmus.serving.rollout.candidate import FAILURES, LEAST, TOLERANCE, WINDOW, CandidateRun, Decision, decision_file
 from isthmus.serving.rollout.rollout import deploy, happened, promote, rollback
 from isthmus.serving.state import State
 from isthmus.serving.wire.messages import PredictRequest
@@ -49,37 +49,37 @@ CARRIERS = [f"carrier {n}" for n in range(120)]
 INPUTS = [("distance", Float64), ("carrier", String)]
 
 
-def trial(share: float = 0.1, digest: str = "a" * 64, objective: float = 1.0) -> Trial:
+def run(share: float = 0.1, digest: str = "a" * 64, objective: float = 1.0) -> CandidateRun:
     deployment = Deployment(
         model="late", package="/nowhere", digest=digest, contract="c", service="late", precision="int8", threads=1,
         deployed_at=NOW, verdict=Approval(NOW, 1),
     )  # fmt: skip
     candidate = Candidate(deployment=deployment, share=share, latency_objective_ms=objective)
-    made = Trial(candidate, PackageError("a test", "has no model"))
+    made = CandidateRun(candidate, PackageError("a test", "has no model"))
     made.refused = None
     return made
 
 
 @given(st.floats(0, 0.999), st.lists(st.one_of(st.text(), st.integers()), min_size=1), st.binary(max_size=8))
 def test_the_same_keys_are_always_answered_by_the_same_model(share: float, keys: list[Any], body: bytes) -> None:
-    first = trial(share).takes(["carrier"], {"carrier": keys, "other": [body]}, body)
+    first = run(share).picks(["carrier"], {"carrier": keys, "other": [body]}, body)
     # The naive way: a number in [0, 1) of the digest and the first row's keys, held against the share.
     named = ("a" * 64 + repr([("carrier", keys[0])])).encode()
     place = int(hashlib.blake2b(named, digest_size=8).hexdigest(), 16) / 2**64
     assert first == (place < share)
-    assert first == trial(share).takes(["carrier"], {"carrier": keys[:1]}, b"another body")
-    assert trial(0.9999).takes(["carrier"], {"carrier": keys}, body) >= first, "a larger share keeps those it has"
+    assert first == run(share).picks(["carrier"], {"carrier": keys[:1]}, b"another body")
+    assert run(0.9999).picks(["carrier"], {"carrier": keys}, body) >= first, "a larger share keeps those it has"
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 0.5])
 def test_a_share_of_the_keys_goes_to_the_candidate(share: float) -> None:
-    found = sum(trial(share).takes(["id"], {"id": [n]}, b"") for n in range(20_000)) / 20_000
+    found = sum(run(share).picks(["id"], {"id": [n]}, b"") for n in range(20_000)) / 20_000
     assert found == pytest.approx(share, abs=4 * math.sqrt(share * (1 - share) / 20_000))
-    assert {trial(share).takes([], {}, b"%d" % n) for n in range(2000)} == ({False, True} if share else {False})
+    assert {run(share).picks([], {}, b"%d" % n) for n in range(2000)} == ({False, True} if share else {False})
 
 
 def compared(first: list[float], tried: list[float]) -> tuple[int, int, float]:
-    made = trial(0.0)
+    made = run(0.0)
     same = made.compare(np.array(first, np.float32), np.array(tried, np.float32))
     assert same == (made.differing == 0)
     return made.compared, made.differing, made.worst
@@ -99,12 +99,12 @@ def test_answers_are_compared_as_one_by_one(pairs: list[tuple[float, float]]) ->
 
 
 def test_a_canary_that_fails_more_often_is_given_up() -> None:
-    made = trial()
+    made = run()
     for _ in range(20):
-        made.first.count(1, 1e-4)
+        made.deployed.count(1, 1e-4)
     for n in range(FAILURES):
         assert made.refused is None
-        made.tried.count(1, None)
+        made.counts.count(1, None)
         made.judge()
         assert (made.refused is not None) == (n == FAILURES - 1)
     assert made.refused == "3 of 3 of its predictions failed, and 0 of 20 of those of the deployed model"
@@ -113,34 +113,34 @@ def test_a_canary_that_fails_more_often_is_given_up() -> None:
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 0.95])
 @pytest.mark.parametrize("single", [1, 2, 5])
 def test_a_canary_with_any_share_is_given_up_for_being_slow(share: float, single: int) -> None:
-    made = trial(objective=1.0)
+    made = run(objective=1.0)
     due = 0.0
     for number in range(2 * single * int(LEAST / min(share, 1 - share))):
         # Of so many requests one asks for a single row.
         rows = 1 if number // 20 % single == 0 else 3
         due += share
         if due < 1:
-            made.first.count(rows, 1e-4)
+            made.deployed.count(rows, 1e-4)
             continue
         due -= 1
-        made.tried.count(rows, 2e-3)
+        made.counts.count(rows, 2e-3)
         made.judge()
     assert made.refused is not None
 
 
 def test_failures_of_a_large_canary_are_counted_anew() -> None:
-    made = trial()
+    made = run()
     for n in range(10 * WINDOW):
-        made.tried.count(1, None if n % WINDOW == 7 else 1e-4)
+        made.counts.count(1, None if n % WINDOW == 7 else 1e-4)
         made.judge()
     assert made.refused is None
 
 
 def test_a_canary_that_fails_no_more_often_goes_on() -> None:
-    made = trial()
+    made = run()
     for n in range(1000):
-        made.first.count(1, None if n % 10 == 0 else 1e-4)
-        made.tried.count(1, None if n % 10 == 5 else 1e-4)
+        made.deployed.count(1, None if n % 10 == 0 else 1e-4)
+        made.counts.count(1, None if n % 10 == 5 else 1e-4)
         made.judge()
     assert made.refused is None
 
@@ -149,12 +149,12 @@ def test_a_canary_that_fails_no_more_often_goes_on() -> None:
 def test_a_canary_above_the_objective_is_given_up_unless_the_deployed_model_is_too(
     first: float, tried: float, given_up: bool
 ) -> None:
-    made = trial(objective=1.0)
+    made = run(objective=1.0)
     for n in range(LEAST):
-        made.first.count(1, first)
+        made.deployed.count(1, first)
         # A thousand rows may take their time.
-        made.first.count(1000, 1.0)
-        made.tried.count(1, tried if n % 50 == 0 else 1e-4)
+        made.deployed.count(1000, 1.0)
+        made.counts.count(1, tried if n % 50 == 0 else 1e-4)
         made.judge()
         assert made.refused is None or n == LEAST - 1
     assert (made.refused is not None) == given_up
@@ -192,7 +192,7 @@ def test_a_candidate_is_promoted_or_dropped(packages: list[Path], tmp_path: Path
     promoted = promote(file, CONTRACT, at=NOW + 5).deployment
     assert (promoted.digest, promoted.candidate) == (package_digest(packages[1]), None)
     assert rollback(file, CONTRACT, at=NOW + 6).deployment.digest == first.digest
-    actions = [event.action for event in History(file).read()]
+    actions = [event.action for event in DeploymentHistory(file).read()]
     assert actions == ["deploy", "canary", "drop", "shadow", "promote", "rollback"]
 
 
@@ -207,7 +207,7 @@ def test_what_was_given_up_is_not_promoted_and_is_in_the_history(packages: list[
     rollback(file, CONTRACT, at=NOW + 4)
     events = happened(file)
     assert [(event.action, event.why) for event in events[2:]] == [("refuse", "it was slow"), ("drop", "")]
-    assert events == History(file).read()
+    assert events == DeploymentHistory(file).read()
     put(packages[1], file, NOW + 5, 0.5)
     promote(file, CONTRACT, at=NOW + 6)
 
@@ -306,7 +306,7 @@ def test_a_canary_that_hangs_is_given_up_without_a_lost_request(packages: list[P
     put(packages[0], file, NOW)
     beside = put(packages[1], file, NOW + 1, 0.999)
     assert beside.candidate is not None
-    tried = Trial(beside.candidate, Model(beside.candidate.deployment))
+    tried = CandidateRun(beside.candidate, Model(beside.candidate.deployment))
     state = State(CONTRACT, Model(beside), trial=tried)
     assert state.candidate is not None
 

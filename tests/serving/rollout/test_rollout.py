@@ -15,7 +15,7 @@ from isthmus.features.package.manifest import package_digest, read_package
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Int64
 from isthmus.serving.deployment.deployment import Deployment
-from isthmus.serving.deployment.history import History
+from isthmus.serving.deployment.history import DeploymentHistory
 from isthmus.serving.rollout import rollout
 from isthmus.serving.rollout.rollout import KEPT, STAGES, Rollout
 from tests.serving.support import (
@@ -85,7 +85,7 @@ def test_what_cannot_be_loaded_never_becomes_the_deployment(tmp_path: Path, file
     with pytest.raises(PackageError, match="does not reproduce"):
         deploy(bad, file)
     assert in_force(file) == package_digest(good)
-    assert [event.deployment.digest for event in History(file).read()] == [package_digest(good)]
+    assert [event.deployment.digest for event in DeploymentHistory(file).read()] == [package_digest(good)]
 
 
 def test_a_rollback_goes_back_one_by_one(tmp_path: Path, file: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_rollback_goes_back_one_by_one(tmp_path: Path, file: Path) -> None:
         back(file, "xyz")
     with pytest.raises(GateFailed, match="3 packages of the history begin with ''"):
         back(file, "")
-    events = [event.as_dict() for event in History(file).read()]
+    events = [event.as_dict() for event in DeploymentHistory(file).read()]
     assert [event["action"] for event in events] == ["deploy"] * 3 + ["rollback"] * 4
     assert events[0] == {
         "at": NOW, "action": "deploy", "model": "late", "digest": digests[0], "contract": CONTRACT.hash,
@@ -149,7 +149,7 @@ def test_the_cache_has_what_the_last_lines_name(tmp_path: Path, file: Path) -> N
 def test_two_deployments_at_once_are_refused(tmp_path: Path, file: Path) -> None:
     package = made(tmp_path, 1)
     deploy(package, file)
-    with History(file).held():
+    with DeploymentHistory(file).held():
         with pytest.raises(DependencyError, match="another deployment is under way here") as caught:
             deploy(package, file)
         assert caught.value.exit_code == 3
@@ -163,16 +163,16 @@ def test_a_torn_line_is_dropped_and_a_broken_one_named(tmp_path: Path, file: Pat
     lines = file.with_name("deployments.jsonl")
     with lines.open("ab") as torn:
         torn.write(b'{"at": 1, "act')
-    assert len(History(file).read()) == 1
+    assert len(DeploymentHistory(file).read()) == 1
     deploy(made(tmp_path, 2), file)
-    assert [event.action for event in History(file).read()] == ["deploy", "deploy"]
+    assert [event.action for event in DeploymentHistory(file).read()] == ["deploy", "deploy"]
     lines.write_bytes(b"[]\n" + lines.read_bytes())
     with pytest.raises(DataError, match=r"deployments.jsonl, line 1: cannot be read"):
         back(file)
     lines.unlink()
     lines.mkdir()
     with pytest.raises(DataError, match=r"deployments.jsonl: cannot be read \(Is a directory\)"):
-        History(file).read()
+        DeploymentHistory(file).read()
 
 
 def test_a_damaged_deployment_file_is_said_and_the_way_back_is_there(tmp_path: Path, file: Path) -> None:
@@ -203,7 +203,7 @@ def kill(*_, **__):
 step, package, file = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 owner, name = {
     "fetch": (cache.shutil, "copyfile"), "verify": (cache, "require"), "load": (rollout.Rollout, "load"),
-    "switch": (rollout, "write_atomically"), "history": (history.History, "add"),
+    "switch": (rollout, "write_atomically"), "history": (history.DeploymentHistory, "add"),
 }[step]
 if step == "verify":
     # What is asked of the cache first is refused; the copy is asked next.
@@ -228,7 +228,7 @@ def test_a_run_that_is_killed_leaves_one_of_the_two(tmp_path: Path, file: Path, 
     if step == "history":
         # The next command finds what was not noted, and the way back is there.
         assert back(file).deployment.digest == package_digest(first)
-        assert [event.why for event in History(file).read()][1] == "found in force"
+        assert [event.why for event in DeploymentHistory(file).read()][1] == "found in force"
     else:
         assert deploy(second, file).deployment.digest == in_force(file)
     assert kept(file) == {package_digest(first), package_digest(second)}, "nothing of the killed one is left"

@@ -1,4 +1,4 @@
-"""The cache of a server: every package that was deployed lately, beside the deployment, under its digest."""
+"""The cache of a server: the packages that were deployed lately, beside the deployment, by digest."""
 
 import shutil
 from collections.abc import Callable, Collection
@@ -20,17 +20,17 @@ def folder_of(file: Path) -> Path:
 def fetch(
     package: Path, digest: str, folder: Path, public_key: str | None, done: Callable[[str], None]
 ) -> tuple[Path, int]:
-    """Moves a package into a cache, unless it is there whole; returns where it is, and the bytes that were moved.
+    """Copies a package into a cache, unless it is complete there; returns where it is, and the bytes copied.
 
-    It appears there when its sums and its signature have been checked on that side, and not before. What is there but
-    damaged, or signed otherwise, is replaced.
+    It appears there once its checksums and its signature have been checked on that side, and not before. A damaged
+    copy, or a copy with a different signature, is replaced.
 
     Args:
         package: its folder.
         digest: what it must be.
         folder: the cache.
         public_key: whose owner must have signed it, as PEM; None if nobody must.
-        done: told the stage, fetch or verify, that a part of the work belonged to, when that has ended.
+        done: called with the stage, fetch or verify, whenever a part of it has ended.
 
     Raises:
         PackageError: the copy is not what `digest` says, or is not signed by whom it must be.
@@ -58,14 +58,14 @@ def fetch(
 
 
 def require(package: Path, digest: str, public_key: str | None) -> None:
-    """Refuses a folder that is not the package of a digest, whole and signed by whom it must be.
+    """Refuses a folder that is not the complete package of a digest, signed by whom it must be.
 
     Raises:
         PackageError: it is not.
     """
     manifest = read_package(package)
-    if (found := package_digest(package)) != digest:
-        raise PackageError(f"package {manifest.name}", f"has digest {found[:12]}", expected=digest[:12],
+    if (actual := package_digest(package)) != digest:
+        raise PackageError(f"package {manifest.name}", f"has digest {actual[:12]}", expected=digest[:12],
                            remedy="run `isthmus deploy` again")  # fmt: skip
     if public_key is not None:
         require_signature(package, public_key)
@@ -77,8 +77,8 @@ def _signature(package: Path) -> bytes | None:
     return file.read_bytes() if file.exists() else None
 
 
-def prune(folder: Path, kept: Collection[str]) -> None:
-    """Removes the packages of a cache but those with these digests."""
+def prune(folder: Path, keep: Collection[str]) -> None:
+    """Removes all packages of a cache but those with these digests."""
     for entry in folder.glob("[0-9a-f]" * 64):
-        if entry.name not in kept:
+        if entry.name not in keep:
             shutil.rmtree(entry, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The deployment: which package answers `/predict`, on whose verdict, in one small file."""
+"""The deployment: which package answers `/predict`, on whose verdict, in a small file."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,14 +31,14 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         model: name by which `/predict` knows it.
         package: path of the package folder, in the cache beside the file.
         digest: digest of the package.
-        contract: hash of the contract the package was made under.
+        contract: hash of the contract the package was exported under.
         service: feature service whose values the model reads.
         precision: variant of the package that runs.
         threads: CPU threads of one prediction.
         deployed_at: microseconds since 1970 UTC.
         verdict: what the deployment rests on.
         public_key: whose owner must have signed the package, as PEM; None if nobody must.
-        candidate: what is tried beside it; None if nothing is.
+        candidate: the package beside it, if any.
     """
 
     model: str
@@ -55,7 +55,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def runs(self) -> tuple[str, str, int]:
-        """What runs: the digest of the package, the precision, and the threads."""
+        """Digest of the package, precision and threads: the same for deployments that run the same."""
         return self.digest, self.precision, self.threads
 
     def dumps(self) -> bytes:
@@ -67,7 +67,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """The inverse of `dumps`.
 
         Raises:
-            PackageError: the text is no deployment.
+            PackageError: the text is not a deployment.
         """
         try:
             return msgspec.json.decode(text, type=cls)
@@ -76,12 +76,12 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A package that is tried beside the deployed one.
+    """A package beside the deployed package.
 
     Attributes:
-        deployment: it, as if it were deployed.
+        deployment: the package, as if it were deployed.
         share: of requests that it answers, below 1; 0 for a shadow, whose answers are compared and never returned.
-        latency_objective_ms: the largest p99 of a prediction of one row that a canary may have, in milliseconds.
+        latency_objective_ms: the largest p99 that a canary may have for a prediction of a single row, in milliseconds.
     """
 
     deployment: Deployment
@@ -89,7 +89,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     latency_objective_ms: float
 
 
-def approved(
+def approve(
     package: Path,
     verdict: Verdict | None,
     contract: Contract,
@@ -108,7 +108,7 @@ def approved(
     require_service(where, read_contract(package, manifest), contract, manifest.service)
     manifest.variant(profile.precision)
     require_rows(manifest)
-    verdict = _approve(where, digest, contract, verdict)
+    verdict = _require_passed(where, digest, contract, verdict)
     _require_coverage(where, contract, manifest.service, verdict, tables)
     return Deployment(
         model=manifest.name,
@@ -125,10 +125,10 @@ def approved(
 
 
 def require_rows(manifest: Manifest) -> str:
-    """What a model of rows is asked for: its only output.
+    """The only output of a model of rows.
 
     Raises:
-        PackageError: features alone do not make what the package is fed, or it gives no one number for a row.
+        PackageError: the package reads more than features, or does not answer with a single number for a row.
     """
     where = f"package {manifest.name}"
     if not manifest.inputs:
@@ -136,8 +136,8 @@ def require_rows(manifest: Manifest) -> str:
         raise PackageError(where, f"is fed {fed}, which no feature of {manifest.service} holds",
                            expected="a package of rows of features", remedy="run it on a device")  # fmt: skip
     if len(manifest.outputs) != 1 or len(manifest.outputs[0].shape) != 1:
-        found = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in manifest.outputs)
-        raise PackageError(where, f"gives {found}", expected="one number for a row", remedy="run it on a device")
+        outputs = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in manifest.outputs)
+        raise PackageError(where, f"gives {outputs}", expected="one number for a row", remedy="run it on a device")
     return manifest.outputs[0].name
 
 
@@ -149,7 +149,7 @@ def _require_coverage(
     missing = []
     for view, feature in features:
         compared = verdict.views.get(view, {}).get(feature)
-        # More left out than compared, because it was pushed since, is no comparison either.
+        # If more rows were pushed since than compared, that is no comparison either.
         if compared is None or compared.compared <= verdict.ahead.get(view, 0):
             missing.append(f"{view}.{feature}")
     if missing:
@@ -169,8 +169,7 @@ def _require_coverage(
         )
 
 
-def _approve(where: str, digest: str, contract: Contract, verdict: Verdict | None) -> Verdict:
-    """The verdict on a package; every way in which it does not speak for it is refused."""
+def _require_passed(where: str, digest: str, contract: Contract, verdict: Verdict | None) -> Verdict:
     if verdict is None:
         raise GateFailed(where, "has no verdict", expected="a verdict that passed", remedy=_VERIFY)
     if verdict.contract != contract.hash:

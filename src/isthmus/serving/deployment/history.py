@@ -10,7 +10,7 @@ from isthmus.features.files import Journal
 from isthmus.serving.deployment.deployment import Deployment
 
 Action = Literal["deploy", "promote", "rollback", "shadow", "canary", "drop", "refuse"]
-"""The first three put something in force; the others are about a candidate."""
+"""The first three put something in force; the rest are about a candidate."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,15 +29,15 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     why: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """What is told of it."""
-        one = self.deployment
+        """The event as `/status` and the command line show it."""
+        deployment = self.deployment
         return {
-            "at": self.at, "action": self.action, "model": one.model, "digest": one.digest,
-            "contract": one.contract, "precision": one.precision, "why": self.why,
+            "at": self.at, "action": self.action, "model": deployment.model, "digest": deployment.digest,
+            "contract": deployment.contract, "precision": deployment.precision, "why": self.why,
         }  # fmt: skip
 
 
-class History(Journal[Event]):
+class DeploymentHistory(Journal[Event]):
     """The file beside a deployment file: a line for each event."""
 
     def __init__(self, deployment: Path) -> None:
@@ -48,16 +48,16 @@ class History(Journal[Event]):
         )  # fmt: skip
 
 
-def standing(events: Sequence[Event]) -> list[Deployment]:
-    """What a rollback may go back through, the newest last: what was rolled back from is no longer among it."""
-    found: list[Deployment] = []
+def succession(events: Sequence[Event]) -> list[Deployment]:
+    """The deployments that a rollback may go back through, the newest last, without those rolled back from."""
+    deployments: list[Deployment] = []
     for event in events:
         if event.action not in ("deploy", "promote", "rollback"):
             continue
-        places = [n for n, one in enumerate(found) if one.runs == event.deployment.runs]
+        places = [n for n, deployment in enumerate(deployments) if deployment.runs == event.deployment.runs]
         if event.action == "rollback" and places:
-            del found[places[-1] :]
-        elif found and found[-1].runs == event.deployment.runs:
-            found.pop()
-        found.append(event.deployment)
-    return found
+            del deployments[places[-1] :]
+        elif deployments and deployments[-1].runs == event.deployment.runs:
+            deployments.pop()
+        deployments.append(event.deployment)
+    return deployments

@@ -27,9 +27,9 @@ from isthmus.serving import log
 from isthmus.serving.http import push, status, statuspage
 from isthmus.serving.http.guard import Guarded, Limited, granted, refused
 from isthmus.serving.http.middleware import Observed
-from isthmus.serving.http.predict import Asking, Predictions, told
+from isthmus.serving.http.predict import Predictions, PredictRequestInState, candidate_state
 from isthmus.serving.lookup import compact
-from isthmus.serving.lookup.lookup import Lookup, Made
+from isthmus.serving.lookup.lookup import Lookup, TransformOutputs
 from isthmus.serving.metrics.metrics import Metrics
 from isthmus.serving.predict.predictor import require_keys
 from isthmus.serving.redis.store import Store
@@ -38,8 +38,9 @@ from isthmus.serving.state import State
 from isthmus.serving.threads import BYTES, VALUES, offload
 from isthmus.serving.waits import REFUSAL
 from isthmus.serving.watch import Watch
-from isthmus.serving.wire import decode, documentation, errors, members, openapi
-from isthmus.serving.wire.formats import Format, chosen
+from isthmus.serving.wire import decode, errors, openapi
+from isthmus.serving.wire.body import FAILURES, require_distinct, unreadable
+from isthmus.serving.wire.formats import Format, negotiate
 from isthmus.serving.wire.messages import (
     LookupRequest,
     ModelInput,
@@ -50,7 +51,6 @@ from isthmus.serving.wire.messages import (
     Ready,
     WriteRequest,
 )
-from isthmus.serving.wire.unreadable import FAILURES, unreadable
 
 _LOOKUP = msgspec.json.Decoder(LookupRequest)
 _PREDICT = msgspec.json.Decoder(PredictRequest)
@@ -67,7 +67,7 @@ _UP = orjson.dumps({"status": "up"})
 T = TypeVar("T")
 
 
-class Api:
+class Handlers:
     """The handlers of one server process, over its store and its state."""
 
     def __init__(self, settings: ServerSettings) -> None:
@@ -79,22 +79,22 @@ class Api:
         folder = os.environ.get(METRICS_FOLDER) if settings.workers > 1 else None
         objective = settings.latency_objective_ms
         self.metrics = Metrics(lambda: self._watch.state, self._at, Path(folder) if folder else None, objective)
-        told = settings.latency
-        self._teller = None if told is None else LatencyWriter(Path(told), objective, self.metrics.bounds)
+        latency = settings.latency
+        self._latency = None if latency is None else LatencyWriter(Path(latency), objective, self.metrics.bounds)
         self._predictions = Predictions(self._store, settings.limits, self.metrics, self._at)
         self._document = orjson.dumps(openapi.document())
 
     @asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        """Loads what is there, follows what changes, and closes the connections at the end."""
+        """Loads the contract and the model, follows their files, and closes the connections at the end."""
         self._watch.load()
-        # What has been loaded stays: without this, each full collection looks through all of it, for 30 ms.
+        # Without this, each full collection looks through everything that was loaded, for 30 ms.
         gc.collect()
         gc.freeze()
         gc.set_threshold(10_000)
         tasks = [
             asyncio.create_task(work)
-            for work in (self._watch.run(), self.metrics.share(), self._predictions.shadow.run(), self._tell())
+            for work in (self._watch.run(), self.metrics.share(), self._predictions.shadow.run(), self._write_latency())
         ]
         try:
             yield
@@ -104,17 +104,17 @@ class Api:
                 with suppress(asyncio.CancelledError):
                     await task
             self.metrics.close()
-            if self._teller:
-                self._teller.close()
+            if self._latency:
+                self._latency.close()
             await self._store.close()
 
-    async def _tell(self) -> None:
-        """Says every second how fast this process answers, until it is canceled."""
+    async def _write_latency(self) -> None:
+        """Writes down every second how fast this process answers, until it is canceled."""
         failed = False
-        while self._teller:
+        while self._latency:
             try:
-                # In a thread: a file system may take its time, and the event loop has requests to answer.
-                await asyncio.to_thread(self._teller.write, self.metrics.answered())
+                # In a thread: a file system may be slow, and the event loop has requests to answer.
+                await asyncio.to_thread(self._latency.write, self.metrics.answered())
                 failed = False
             except OSError as error:
                 if not failed:
@@ -124,17 +124,17 @@ class Api:
 
     async def lookup(self, request: Request) -> Response:
         """Feast's online lookup."""
-        form = chosen(request.headers.get("accept", ""))
+        answer_format = negotiate(request.headers.get("accept", ""))
         body = await _body(request)
-        asked = _decode(body, _LOOKUP)
-        granted(request).require_lookup(asked.feature_service, asked.features)
+        wanted = _decode(body, _LOOKUP)
+        granted(request).require_lookup(wanted.feature_service, wanted.features)
         state = self._watch.state
-        lookup = _find(state, asked)
+        lookup = _compiled(state, wanted)
         keys, fields = await offload(
-            len(body) > BYTES, decode.entities, asked.entities, state.join_keys, lookup.request, lookup.optional
+            len(body) > BYTES, decode.entities, wanted.entities, state.join_keys, lookup.request, lookup.optional
         )
         require_keys(lookup.plan, keys)
-        lookup.require_apart(keys)
+        lookup.require_no_clash(keys)
         rows = decode.rows("entities", {**fields, **keys}, self._limits.rows)
         self._limits.require_values("entities and features", rows, len(lookup.names))
         answers: Mapping[str, ViewAnswer] = {}
@@ -142,44 +142,44 @@ class Api:
             answers = await self._store.read(lookup.plan, keys, rows, self._at())
             self.metrics.read(answers, lookup.bits)
         large = rows * len(lookup.names) > VALUES
-        made: Made = {}
+        computed: TransformOutputs = {}
         if lookup.computes:
             absent = [None] * rows
-            given = {
+            inputs = {
                 name: decode.values(fields.get(name, absent), column, "entities")
                 for name, column in lookup.request.items()
             }
-            made = await offload(large, lookup.compute, given, answers)
-        match form:
+            computed = await offload(large, lookup.compute, inputs, answers)
+        match answer_format:
             case Format.JSON:
-                answer = await offload(large, lookup.encode, keys, rows, answers, made)
+                answer = await offload(large, lookup.encode, keys, rows, answers, computed)
             case Format.VALUES:
-                answer = await offload(large, compact.values, lookup, keys, answers, made)
+                answer = await offload(large, compact.values, lookup, keys, answers, computed)
             case Format.ARROW:
-                answer = await offload(large, compact.arrow, lookup, state.join_keys, keys, answers, made)
-        return _answer(answer, state.contract.hash, form.value)
+                answer = await offload(large, compact.arrow, lookup, state.join_keys, keys, answers, computed)
+        return _answer(answer, state.contract.hash, answer_format.value)
 
     async def push(self, request: Request) -> Response:
         """Feast's push of rows to the online store."""
         return await self._push(request, _decode(await _body(request), _PUSH))
 
     async def write(self, request: Request) -> Response:
-        """The same as Feast's remote online store sends it."""
+        """A push as Feast's remote online store sends it."""
         return await self._push(request, _decode(await _body(request), _WRITE))
 
-    async def _push(self, request: Request, asked: PushRequest | WriteRequest) -> Response:
-        granted(request).require("push", push.viewed(asked)[0])
+    async def _push(self, request: Request, rows: PushRequest | WriteRequest) -> Response:
+        granted(request).require("push", push.view_of(rows)[0])
         state = self._watch.state
-        answer = await push.push(asked, state, self._store, self._limits, self._at())
+        answer = await push.push(rows, state, self._store, self._limits, self._at())
         return _answer(answer, state.contract.hash)
 
     async def predict(self, request: Request) -> Response:
-        """A prediction for each row of join keys and request fields."""
+        """Predictions for rows of join keys and request fields."""
         body = await _body(request)
-        asked = _decode(body, _PREDICT)
+        wanted = _decode(body, _PREDICT)
         state = self._watch.state
-        granted(request).require("predict", state.deployed(asked.model).deployment.model)
-        answer = await self._predictions.answer(Asking(state, asked, body))
+        granted(request).require("predict", state.deployed(wanted.model).deployment.model)
+        answer = await self._predictions.answer(PredictRequestInState(state, wanted, body))
         return _answer(answer, state.contract.hash)
 
     async def models(self, _request: Request) -> Response:
@@ -188,15 +188,15 @@ class Api:
         return _answer(msgspec.json.encode(Models(_models(state), state.refused)))
 
     async def status(self, request: Request) -> Response:
-        """Where the server and its project stand: a page for a browser, JSON for everybody else."""
+        """The status of the server and its project: a page for a browser, JSON for everybody else."""
         state = self._watch.state
-        found = await status.status(self._settings, state, self._store, self.metrics, _models(state), self._at())
+        answer = await status.status(self._settings, state, self._store, self.metrics, _models(state), self._at())
         if "text/html" not in request.headers.get("accept", ""):
-            return _answer(msgspec.json.encode(found), state.contract.hash)
-        return Response(statuspage.page(found), headers={**_HTML, "isthmus-contract": state.contract.hash})
+            return _answer(msgspec.json.encode(answer), state.contract.hash)
+        return Response(statuspage.page(answer), headers={**_HTML, "isthmus-contract": state.contract.hash})
 
     async def health(self, _request: Request) -> Response:
-        """The process is up."""
+        """Answers as long as the process is up."""
         return _answer(_UP)
 
     async def ready(self, _request: Request) -> Response:
@@ -228,22 +228,22 @@ def create(settings: ServerSettings | None = None) -> ASGIApp:
     """
     log.configure()
     settings = settings or ServerSettings.from_environment()
-    api = Api(settings)
+    handlers = Handlers(settings)
     app = Starlette(
         routes=[
-            Route("/get-online-features", api.lookup, methods=["POST"]),
-            Route("/push", api.push, methods=["POST"]),
-            Route("/write-to-online-store", api.write, methods=["POST"]),
-            Route("/predict", api.predict, methods=["POST"]),
-            Route("/models", api.models),
-            Route("/status", api.status),
-            Route("/healthz", api.health),
-            Route("/readyz", api.ready),
-            Route("/metrics", api.exposition),
-            Route("/openapi.json", api.openapi),
-            *documentation.routes(),
+            Route("/get-online-features", handlers.lookup, methods=["POST"]),
+            Route("/push", handlers.push, methods=["POST"]),
+            Route("/write-to-online-store", handlers.write, methods=["POST"]),
+            Route("/predict", handlers.predict, methods=["POST"]),
+            Route("/models", handlers.models),
+            Route("/status", handlers.status),
+            Route("/healthz", handlers.health),
+            Route("/readyz", handlers.ready),
+            Route("/metrics", handlers.exposition),
+            Route("/openapi.json", handlers.openapi),
+            *openapi.docs_routes(),
         ],
-        lifespan=api.lifespan,
+        lifespan=handlers.lifespan,
         exception_handlers={IsthmusError: _refuse, HTTPException: _no_route, Exception: _fail},
     )
     app.router.redirect_slashes = False
@@ -252,15 +252,15 @@ def create(settings: ServerSettings | None = None) -> ASGIApp:
     rate = settings.limits.requests_per_second
     keys = None if settings.keys is None else Path(settings.keys)
     guarded = Guarded(limited, keys, unguarded=settings.loopback, rate=rate)
-    return Observed(guarded, api.metrics, [route.path for route in routes])
+    return Observed(guarded, handlers.metrics, [route.path for route in routes])
 
 
 class _Direct:
-    """The routes that are asked all the time, without what Starlette does on the way to any.
+    """The busy routes, without what Starlette does on the way to them.
 
     Args:
         app: the application with all routes.
-        routes: some of them, each for POST.
+        routes: the busy ones, each for POST.
     """
 
     def __init__(self, app: ASGIApp, routes: Iterable[Route]) -> None:
@@ -268,7 +268,6 @@ class _Direct:
         self._routes = {route.path: route for route in routes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
         route = self._routes.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
         if route is None:
             await self._app(scope, receive, send)
@@ -282,14 +281,13 @@ class _Direct:
         except ClientDisconnect:
             raise
         except Exception as error:
-            # A defect of ours, whatever it is: the caller has an answer, and `Observed` logs the place.
+            # A defect of ours: the caller gets an answer, and `Observed` logs the place.
             await (await _fail(request, error))(scope, receive, send)
             raise
         await response(scope, receive, send)
 
 
 def _models(state: State) -> list[ModelState]:
-    """What is deployed."""
     model = state.model
     if model is None:
         return []
@@ -304,28 +302,27 @@ def _models(state: State) -> list[ModelState]:
             threads=deployment.threads,
             deployed_at=deployment.deployed_at,
             current=outdated is None,
-            # What the model reads itself and a request transform takes, too, is one input to who asks.
+            # An input that both the model and a request transform read is listed once.
             inputs=list(dict.fromkeys(ModelInput(item.name, item.dtype.name) for item in model.inputs)),
             outdated=None if outdated is None else str(outdated),
-            candidate=msgspec.UNSET if state.trial is None else told(state.trial),
+            candidate=msgspec.UNSET if state.candidate_run is None else candidate_state(state.candidate_run),
         )
     ]
 
 
-def _find(state: State, asked: LookupRequest) -> Lookup:
-    """The compiled lookup of a request."""
-    if (asked.features is None) == (asked.feature_service is None):
-        found = "neither is given" if asked.features is None else "both are given"
-        raise RequestError("features and feature_service", found, expected="one of the two")
-    if asked.feature_service is not None:
-        return state.service_lookup(asked.feature_service, asked.full_feature_names)
-    return state.lookup(tuple(asked.features or ()), asked.full_feature_names)
+def _compiled(state: State, wanted: LookupRequest) -> Lookup:
+    if (wanted.features is None) == (wanted.feature_service is None):
+        problem = "neither is given" if wanted.features is None else "both are given"
+        raise RequestError("features and feature_service", problem, expected="one of the two")
+    if wanted.feature_service is not None:
+        return state.service_lookup(wanted.feature_service, wanted.full_feature_names)
+    return state.lookup(tuple(wanted.features or ()), wanted.full_feature_names)
 
 
 def _decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         decoded = decoder.decode(body)
-        members.require_distinct(body)
+        require_distinct(body)
     except msgspec.ValidationError as error:
         raise RequestError("body", str(error).replace("$", "body"), expected="what /docs describes") from error
     except FAILURES as error:
@@ -364,7 +361,7 @@ async def _body(request: Request) -> bytes:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    assert isinstance(error, IsthmusError)  # noqa: S101 - Starlette passes what was asked for
+    assert isinstance(error, IsthmusError)  # noqa: S101 - Starlette passes what this handler is registered for
     request.scope[REFUSAL] = type(error).__name__
     return refused(error)
 
@@ -375,7 +372,7 @@ async def _fail(request: Request, _error: Exception) -> Response:
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)  # noqa: S101 - Starlette passes what was asked for
+    assert isinstance(error, HTTPException)  # noqa: S101 - Starlette passes what this handler is registered for
     path = request.url.path
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")

@@ -1,4 +1,4 @@
-"""What a request has to pass before it is answered: its API key, and the limits of the server."""
+"""What a request must pass before it is answered: the check of its API key, and the limits of the server."""
 
 import asyncio
 import time
@@ -13,13 +13,13 @@ from isthmus.features.errors import IsthmusError
 from isthmus.serving.keys import EVERYTHING, Grants, Keyring
 from isthmus.serving.limits import Limits
 from isthmus.serving.waits import REFUSAL
-from isthmus.serving.watchedfile import File
+from isthmus.serving.watchedfile import WatchedFile
 from isthmus.serving.wire import errors
 
 OPEN = frozenset({"/healthz", "/docs", "/openapi.json"})
-"""Asked without a key. Who starts and restarts processes must not need a secret for it, and learns nothing but that the
-process is up. A browser has no key until its page has asked for one, and page and document are those of this version of
-Isthmus: they name no project, no view and no model."""
+"""Answered without a key. Whoever starts and restarts processes must not need a secret for it, and learns nothing but
+that the process is up. A browser has no key until its page asks for it, and page and document are those of this version
+of Isthmus: they name no project, no view and no model."""
 
 OPEN_FOLDER = "/docs/assets/"
 
@@ -30,7 +30,7 @@ _REMEDY = "send `Authorization: Bearer KEY`, with a key that `isthmus keys creat
 
 
 class Guarded:
-    """An ASGI application that asks for API keys where there are some.
+    """An ASGI application that demands API keys once there are any.
 
     It looks at the key file at each request, which costs two microseconds: a revoked key is refused from the next
     request on, whatever else the server is loading.
@@ -38,19 +38,19 @@ class Guarded:
     Args:
         app: the application behind it.
         file: the key file, which may appear and change; None for an application without keys.
-        unguarded: whether the application may be used by anyone while there is no key. If not, nobody may.
-        rate: requests per second of one key, or None for any number.
+        unguarded: whether anyone may use the application while there is no key. If not, nobody may.
+        rate: requests per second of a key, or None for any number.
     """
 
     def __init__(self, app: ASGIApp, file: Path | None, *, unguarded: bool, rate: int | None) -> None:
         self._app = app
-        self._file = None if file is None else File(file, Keyring.read)
+        self._file = None if file is None else WatchedFile(file, Keyring.read)
         self._unguarded = unguarded
         self._rate = rate
         self._buckets: dict[str, tuple[float, float]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request, or refuses it."""
+        """Checks the key and its rate, and passes the request on."""
         if scope["type"] == "http":
             try:
                 if scope["path"] not in OPEN and not scope["path"].startswith(OPEN_FOLDER):
@@ -67,8 +67,8 @@ class Guarded:
         """What a request may do.
 
         Raises:
-            UnauthenticatedError: it has no key, or none that is known.
-            NotReadyError: the key file is broken, so that nobody can be told from anybody.
+            UnauthenticatedError: it has no key, or an unknown key.
+            NotReadyError: the key file is broken, so nobody can be identified.
         """
         ring = self._ring()
         if self._unguarded and (ring is None or not ring.keys):
@@ -88,26 +88,17 @@ class Guarded:
         return Grants(key.name, frozenset(key.scopes))
 
     def _ring(self) -> Keyring | None:
-        """The keys of today; None if there is no file.
-
-        Raises:
-            NotReadyError: the file is broken.
-        """
         if self._file is None:
             return None
         if self._file.changed():
             self._file.load()
-        found = self._file.content
-        if isinstance(found, IsthmusError):
-            raise errors.NotReadyError(found.where, found.found, expected=found.expected, remedy=found.remedy)
-        return found
+        content = self._file.content
+        if isinstance(content, IsthmusError):
+            raise errors.NotReadyError(content.where, content.found, expected=content.expected, remedy=content.remedy)
+        return content
 
     def _take(self, name: str, rate: int) -> None:
-        """A token from the bucket of a key, which holds those of one second.
-
-        Raises:
-            TooManyError: it is empty.
-        """
+        # A token bucket of a second per key.
         now = time.monotonic()
         tokens, before = self._buckets.get(name, (float(rate), now))
         tokens = min(tokens + (now - before) * rate, rate)
@@ -119,7 +110,7 @@ class Guarded:
 
 
 class Limited:
-    """An ASGI application with a bound on what is under way, on the time that each request takes, and on its body."""
+    """An ASGI application that bounds the number of requests under way, the time of each, and its body."""
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
         self._app = app
@@ -127,15 +118,15 @@ class Limited:
         self._under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request, or refuses it."""
+        """Passes a request on unless the server is busy."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         counted = scope["path"] not in UNCOUNTED
         if counted and self._under_way >= self._limits.concurrency:
-            found = f"{self._under_way:,} requests are under way"
+            busy = f"{self._under_way:,} requests are under way"
             remedy = "try again, or raise server.limits.concurrency or server.workers"
-            await _refuse(errors.BusyError("server", found, remedy=remedy), scope, receive, send)
+            await _refuse(errors.BusyError("server", busy, remedy=remedy), scope, receive, send)
             return
         self._under_way += counted
         try:
@@ -144,7 +135,6 @@ class Limited:
             self._under_way -= counted
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request until its deadline."""
         seconds = self._limits.deadline_seconds
         announced = int(_header(scope, b"content-length") or 0)
         if announced > self._limits.body_bytes:
@@ -170,7 +160,7 @@ class Limited:
 
 
 class _Exchange:
-    """The two directions of one request: how long its body is, and how far it has come."""
+    """The two directions of a request: how much of its body has come, and whether its answer has begun."""
 
     def __init__(self, receive: Receive, send: Send, most: int) -> None:
         self._receive = receive
@@ -181,11 +171,7 @@ class _Exchange:
         self.started = False
 
     async def receive(self) -> Message:
-        """The next part of the body.
-
-        Raises:
-            TooLargeError: the body is longer than it may be.
-        """
+        """The next part of the body; a TooLargeError if that makes it too long."""
         self.reading = True
         message = await self._receive()
         self.reading = False
@@ -201,7 +187,7 @@ class _Exchange:
 
 
 def granted(request: Request) -> Grants:
-    """What a request may do, as `Guarded` has found it out."""
+    """What a request may do, according to `Guarded`."""
     grants: Grants = request.scope["state"]["grants"]
     return grants
 
@@ -217,17 +203,15 @@ async def _refuse(error: IsthmusError, scope: Scope, receive: Receive, send: Sen
     await refused(error)(scope, receive, send)
 
 
-def _too_long(found: str, most: int) -> errors.TooLargeError:
-    return errors.TooLargeError("body", found, expected=f"{most:,} at most", remedy="ask in several requests")
+def _too_long(length: str, most: int) -> errors.TooLargeError:
+    return errors.TooLargeError("body", length, expected=f"{most:,} at most", remedy="ask in several requests")
 
 
 def _bearer(scope: Scope) -> bytes | None:
-    """The key in a request's head, if there is one."""
     scheme, _, token = (_header(scope, b"authorization") or b"").partition(b" ")
     return token.strip() if scheme.lower() == b"bearer" and token else None
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:
-    """The first header of a name."""
     value: bytes | None = next((value for header, value in scope["headers"] if header == name), None)
     return value

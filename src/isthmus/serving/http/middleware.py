@@ -21,7 +21,7 @@ class Observed:
     Args:
         app: the application.
         metrics: what counts its requests.
-        paths: its paths. They name a request also if it was refused before it came to its route.
+        paths: its paths. They also name requests that are refused before they reach their route.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, paths: Iterable[str]) -> None:
@@ -30,7 +30,7 @@ class Observed:
         self._paths = frozenset(paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
+        """Passes a request on, counts it and logs it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -60,7 +60,7 @@ class Observed:
         if (grants := scope.get("state", {}).get("grants")) and grants.name:
             details["key"] = grants.name
         seconds = time.perf_counter() - start
-        # What was sent to a client that had left is no answer.
+        # What a client no longer reads is no answer.
         route = scope.get("route")
         path = route.path if route else scope["path"] if scope["path"] in self._paths else "unmatched"
         self._metrics.end(path, scope, 0 if left else status, seconds)
@@ -77,9 +77,8 @@ class Observed:
 
 
 def _request_id(scope: Scope) -> bytes:
-    """The caller's id if it is one that can stand in a log, else a new one."""
+    """The caller's id if it may be written to a log, else a new id."""
     for name, value in scope["headers"]:
         if name == b"x-request-id" and _ID.match(value):
-            given: bytes = value
-            return given
+            return bytes(value)
     return os.urandom(8).hex().encode()

@@ -1,4 +1,4 @@
-"""Answers of `/predict`: by the deployed model, or while a candidate is on trial by one of the two."""
+"""Answers of `/predict`: by the deployed model, or by the candidate beside it."""
 
 import asyncio
 import math
@@ -20,27 +20,27 @@ from isthmus.serving.metrics.metrics import Metrics
 from isthmus.serving.predict.batches import Outputs
 from isthmus.serving.predict.predictor import Predictor
 from isthmus.serving.redis.store import Store
-from isthmus.serving.rollout.candidate import TOLERANCE, Trial
+from isthmus.serving.rollout.candidate import TOLERANCE, CandidateRun
 from isthmus.serving.state import State
 from isthmus.serving.threads import BYTES, VALUES, offload
 from isthmus.serving.wire.messages import CandidateState, PredictRequest, RoleCounts
 
-_Given = tuple[dict[str, list[Any]], dict[str, Values], int]
+_Inputs = tuple[dict[str, list[Any]], dict[str, Values], int]
 """Join keys, request fields and the number of rows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class PredictRequestInState:
     """A request for predictions, the state it is answered from, and its body."""
 
     state: State
-    asked: PredictRequest
+    message: PredictRequest
     body: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class _Predicted:
-    """Outputs, what the views had to say, and how many seconds the model ran."""
+    """Outputs, the answers of the views, and how many seconds the model ran."""
 
     outputs: Outputs
     answers: Mapping[str, ViewAnswer]
@@ -48,12 +48,12 @@ class _Predicted:
 
 
 class Predictions:
-    """What one process predicts.
+    """The predictions of a server process.
 
     Args:
         store: where the features are.
-        limits: what a request may ask.
-        metrics: what is counted.
+        limits: of a request.
+        metrics: of the process.
         now: the present time in microseconds since 1970 UTC.
     """
 
@@ -61,71 +61,71 @@ class Predictions:
         self._store, self._limits, self._metrics, self._now = store, limits, metrics, now
         self.shadow = Shadow(metrics)
 
-    async def answer(self, asking: Asking) -> bytes:
+    async def answer(self, request: PredictRequestInState) -> bytes:
         """The JSON answer. No request fails because a candidate does.
 
         Raises:
-            IsthmusError: what was asked, the store or the state does not allow one.
+            IsthmusError: the request is refused, or the store or the state cannot answer it.
         """
-        state = asking.state
-        first, trial, candidate = state.predictor(), state.trial, state.candidate
-        given = await self._given(first, asking)
-        if trial is None:
-            return await _encoded(first, await self._predicted(first, given))
-        keys, _, rows = given
+        state = request.state
+        deployed, run, candidate = state.predictor(), state.candidate_run, state.candidate
+        inputs = await self._read(deployed, request)
+        if run is None:
+            return await _encoded(deployed, await self._predicted(deployed, inputs))
+        keys, _, rows = inputs
         failed = False
-        if candidate is not None and trial.takes(first.plan.keys, keys, asking.body):
+        if candidate is not None and run.picks(deployed.plan.keys, keys, request.body):
             try:
-                # The other half of the time is for the deployed model, if this one hangs.
+                # The rest of the time is for the deployed model, if the candidate hangs.
                 async with asyncio.timeout(self._limits.deadline_seconds / 2):
-                    found = await self._predicted(candidate, await self._given(candidate, asking))
-            except Exception as error:  # noqa: BLE001 - whatever it is, the deployed model is asked
+                    predicted = await self._predicted(candidate, await self._read(candidate, request))
+            except Exception as error:  # noqa: BLE001 - whatever it is, the deployed model answers
                 failed = True
                 structlog.get_logger().warning("candidate failed", exception=type(error).__name__, at=place(error))
             else:
-                self._count(trial, "canary", rows, found.seconds)
-                return await _encoded(candidate, found)
+                self._count(run, "canary", rows, predicted.seconds)
+                return await _encoded(candidate, predicted)
         try:
-            found = await self._predicted(first, given)
+            predicted = await self._predicted(deployed, inputs)
         except IsthmusError:
-            # What was asked, or the store: neither of the two is to blame.
+            # The request or the store is to blame, and neither model.
             raise
         except Exception:
-            self._count(trial, "deployed", rows, None)
+            self._count(run, "deployed", rows, None)
             raise
         if failed:
-            self._count(trial, "canary", rows, None)
+            self._count(run, "canary", rows, None)
         else:
-            self._count(trial, "deployed", rows, found.seconds)
-        body = await _encoded(first, found)
-        if candidate is not None and trial.role == "shadow":
-            self.shadow.ask(trial, partial(self._shadowed, trial, candidate, asking), found.outputs)
+            self._count(run, "deployed", rows, predicted.seconds)
+        body = await _encoded(deployed, predicted)
+        if candidate is not None and run.role == "shadow":
+            self.shadow.enqueue(run, partial(self._shadow_outputs, run, candidate, request), predicted.outputs)
         return body
 
-    async def _given(self, predictor: Predictor, asking: Asking) -> _Given:
-        asked, join_keys = asking.asked, asking.state.join_keys
-        large = len(asking.body) > BYTES
-        return await offload(large, predictor.read, asked.entities, asked.request, join_keys, self._limits)
+    async def _read(self, predictor: Predictor, request: PredictRequestInState) -> _Inputs:
+        message, join_keys = request.message, request.state.join_keys
+        large = len(request.body) > BYTES
+        return await offload(large, predictor.read, message.entities, message.request, join_keys, self._limits)
 
-    async def _predicted(self, predictor: Predictor, given: _Given) -> _Predicted:
-        keys, fields, rows = given
+    async def _predicted(self, predictor: Predictor, inputs: _Inputs) -> _Predicted:
+        keys, fields, rows = inputs
         answers: Mapping[str, ViewAnswer] = {}
         if predictor.plan.views:
             answers = await self._store.read(predictor.plan, keys, rows, self._now())
             self._metrics.read(answers, predictor.bits)
-        inputs = predictor.inputs(fields, answers)
+        columns = predictor.inputs(fields, answers)
         began = time.perf_counter()
         with self._metrics.run(predictor.model.deployment.model, rows):
-            outputs = await predictor.batches.predict(inputs, rows)
+            outputs = await predictor.batches.predict(columns, rows)
         seconds = time.perf_counter() - began
-        predictor.require(outputs, inputs)
+        predictor.require(outputs, columns)
         return _Predicted(outputs, answers, seconds)
 
-    async def _shadowed(self, trial: Trial, candidate: Predictor, asking: Asking) -> Outputs:
-        """The outputs of a shadow, which are made in a thread: requests do not wait for it."""
+    async def _shadow_outputs(self, run: CandidateRun, candidate: Predictor, request: PredictRequestInState) -> Outputs:
+        """The outputs of a shadow, computed in a thread: requests do not wait for it."""
         rows = 1
         try:
-            keys, fields, rows = await self._given(candidate, asking)
+            keys, fields, rows = await self._read(candidate, request)
             read = candidate.plan.views
             answers = await self._store.read(candidate.plan, keys, rows, self._now()) if read else {}
             inputs = candidate.inputs(fields, answers)
@@ -134,42 +134,43 @@ class Predictions:
             seconds = time.perf_counter() - began
             candidate.require(outputs, inputs)
         except Exception:
-            self._count(trial, "shadow", rows, None)
+            self._count(run, "shadow", rows, None)
             raise
-        trial.tried.count(rows, seconds)
-        self._metrics.timed(trial, seconds, "shadow")
+        run.counts.count(rows, seconds)
+        self._metrics.time_candidate(run, seconds, "shadow")
         return outputs
 
-    def _count(self, trial: Trial, role: str, rows: int, seconds: float | None) -> None:
-        counts = trial.first if role == "deployed" else trial.tried
+    def _count(self, run: CandidateRun, role: str, rows: int, seconds: float | None) -> None:
+        counts = run.deployed if role == "deployed" else run.counts
         counts.count(rows, seconds)
-        self._metrics.tried(trial, "failed" if seconds is None else "answered", role)
+        self._metrics.count_candidate(run, "failed" if seconds is None else "answered", role)
         if seconds is not None:
-            self._metrics.timed(trial, seconds, role)
+            self._metrics.time_candidate(run, seconds, role)
         if role == "canary":
-            trial.judge()
+            run.judge()
 
 
-def told(trial: Trial) -> CandidateState:
-    """What `/models` says of a candidate."""
-    deployment = trial.candidate.deployment
+def candidate_state(run: CandidateRun) -> CandidateState:
+    """A candidate as `/models` shows it."""
+    deployment = run.candidate.deployment
     return CandidateState(
         package=deployment.digest,
         contract=deployment.contract,
         precision=deployment.precision,
-        role=trial.role,
-        share=trial.candidate.share,
+        role=run.role,
+        share=run.candidate.share,
         deployed_at=deployment.deployed_at,
-        deployed=RoleCounts(trial.first.requests, trial.first.failures, trial.first.p99_ms),
-        tried=RoleCounts(trial.tried.requests, trial.tried.failures, trial.tried.p99_ms),
-        compared=trial.compared,
-        differing=trial.differing,
-        worst=trial.worst if math.isfinite(trial.worst) else "Infinity",
+        deployed=RoleCounts(run.deployed.requests, run.deployed.failures, run.deployed.p99_ms),
+        tried=RoleCounts(run.counts.requests, run.counts.failures, run.counts.p99_ms),
+        compared=run.compared,
+        differing=run.differing,
+        worst=run.worst if math.isfinite(run.worst) else "Infinity",
         tolerance=TOLERANCE,
-        dropped=trial.dropped,
-        refused=trial.refused,
+        dropped=run.dropped,
+        refused=run.refused,
     )
 
 
-async def _encoded(predictor: Predictor, found: _Predicted) -> bytes:
-    return await offload(len(found.outputs) > VALUES, predictor.encode, found.outputs, found.answers)
+async def _encoded(predictor: Predictor, predicted: _Predicted) -> bytes:
+    outputs = predicted.outputs
+    return await offload(len(outputs) > VALUES, predictor.encode, outputs, predicted.answers)

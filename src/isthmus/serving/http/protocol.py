@@ -1,12 +1,12 @@
-"""A connection: uvicorn's, but one that does not get on with its request is closed.
+"""A connection: uvicorn's, but a connection that stalls is closed.
 
-A request has a deadline from the moment that its head is there. What comes before and after is not the application's to
-see: a connection without a request, a head that dribbles in, the rest of a body whose request has been refused, an
-answer that nobody takes, requests that come faster than their answers. Each would hold its place for as long as it
-likes, and places are memory, and files, of which a process has a limited number.
+A request has a deadline from the moment that its head is complete. The application does not see what comes before and
+after: a connection without a request, a head that dribbles in, the rest of a body whose request has been refused, an
+answer that nobody reads, requests that come faster than their answers. Each would stay for as long as it likes, and
+costs memory, and a file, of which a process has a limited number.
 
-The head and the body of an answer, which uvicorn writes one after the other, leave in one packet: each write wakes the
-other side, and that is most of what a small answer costs.
+The head and the body of an answer, which uvicorn writes separately, leave in the same packet: each write wakes the
+client, and that is most of what a small answer costs.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 WAIT_SECONDS = 5.0
-"""How long each of them may take; also how long uvicorn keeps a connection between two requests."""
+"""How long each of these may take; also how long uvicorn keeps a connection between two requests."""
 
-TAKEN = 1 << 16
-"""Bytes of an answer that have to be taken in that time, or the rest of it."""
+ACKNOWLEDGED = 1 << 16
+"""Bytes of an answer that the client must acknowledge in that time, or the rest of the answer."""
 
 LEAVING_SECONDS = 0.25
-"""How long a server that ends looks for a request that was sent before its client could know."""
+"""How long a server that ends waits for a request that was sent before its client could know."""
 
 
 class Connection(HttpToolsProtocol):
@@ -37,43 +37,43 @@ class Connection(HttpToolsProtocol):
     _leaving = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """The first request has to come."""
+        """Starts to wait for the first request."""
         super().connection_made(cast("asyncio.Transport", _Corked(transport, self.loop)))
         self.flow = _Flow(self.transport, self.pipeline)
         self._expect()
 
     def data_received(self, data: bytes) -> None:
-        """The rest of a head has to come, if there is one: most heads come as a whole."""
+        """Waits for the rest of a head, if any: most heads come complete."""
         super().data_received(data)
         if self._in_head and self._late is None:
             self._expect()
 
     def on_message_begin(self) -> None:
-        """A head begins. What was waited for has come."""
+        """A head begins: the wait is over."""
         super().on_message_begin()
         self._arrived()
         self._in_head = True
 
     def on_headers_complete(self) -> None:
-        """From here on the deadline of the request counts."""
+        """From here on, the deadline of the request counts."""
         self._in_head = False
         super().on_headers_complete()
         if self._leaving:
             self.cycle.keep_alive = False
 
     def on_response_complete(self) -> None:
-        """The rest of a body that nobody has waited for has to come, so that the next request can begin."""
+        """Waits for the rest of a body that nobody has read, so that the next request can begin."""
         super().on_response_complete()
         if self.cycle.more_body:
             self._expect()
 
     def on_message_complete(self) -> None:
-        """A request is there as a whole."""
+        """A request is complete."""
         super().on_message_complete()
         self._arrived()
 
     def shutdown(self) -> None:
-        """The server ends: a request that is under way is answered, also if nothing of it has been read yet."""
+        """The server ends: a request under way is answered, even if nothing of it has been read yet."""
         if self.cycle is None or self.cycle.response_complete:
             self._leaving = True
             self.loop.call_later(LEAVING_SECONDS, self._leave)
@@ -85,7 +85,7 @@ class Connection(HttpToolsProtocol):
         self.loop.call_later(0, super().shutdown)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing comes any more."""
+        """Stops waiting."""
         self._arrived()
         super().connection_lost(exc)
 
@@ -100,11 +100,11 @@ class Connection(HttpToolsProtocol):
 
 
 class _Flow(FlowControl):
-    """Uvicorn's, but nothing is read while whole requests wait: it would read on after each answer, and keep all of it.
+    """Uvicorn's, but nothing is read while requests wait: it would read on after each answer, and store all of it.
 
     Args:
         transport: the transport.
-        waiting: the requests that wait for the one before them.
+        waiting: the requests that wait for earlier ones.
     """
 
     def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
@@ -118,7 +118,7 @@ class _Flow(FlowControl):
 
 
 class _Corked:
-    """A transport that sends at once what is written in one turn of the event loop, and is closed if nobody takes it.
+    """A transport that joins the writes of a turn of the event loop, and is closed if the client does not read.
 
     Args:
         transport: the transport, which does everything else.
@@ -156,20 +156,20 @@ class _Corked:
                 self._watch()
 
     def _watch(self) -> None:
-        """Looks again later, if there is something left that the system does not take."""
+        """Looks again later, if the system's buffer is full."""
         left = self._transport.get_write_buffer_size()
         self._watched = left > 0
         if left:
-            self._loop.call_later(WAIT_SECONDS, self._look, self._taken(left) + min(left, TAKEN))
+            self._loop.call_later(WAIT_SECONDS, self._look, self._acknowledged(left) + min(left, ACKNOWLEDGED))
 
     def _look(self, least: int) -> None:
         left = self._transport.get_write_buffer_size()
-        if left and self._taken(left) < least:
+        if left and self._acknowledged(left) < least:
             self._transport.abort()
         else:
             self._watch()
 
-    def _taken(self, left: int) -> int:
-        """Bytes that have arrived on the other side. The system takes megabytes, and the next ones long after."""
+    def _acknowledged(self, left: int) -> int:
+        """Bytes that have arrived at the client: the system buffers megabytes, and the next ones long after."""
         under_way = fcntl.ioctl(self._transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
         return self._written - left - int.from_bytes(under_way, sys.byteorder)

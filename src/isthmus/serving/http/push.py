@@ -11,19 +11,19 @@ from isthmus.serving.threads import BYTES, offload
 from isthmus.serving.wire.messages import PushRequest, WriteRequest
 
 
-async def push(asked: PushRequest | WriteRequest, state: State, store: Store, limits: Limits, now: int) -> bytes:
+async def push(request: PushRequest | WriteRequest, state: State, store: Store, limits: Limits, now: int) -> bytes:
     """Writes the rows of a request, all or none, and answers how many.
 
-    A lookup finds them from then on. A row replaces what is stored if it is newer by (event time, known time, content):
-    pushed twice for one event time, the later push wins, since it became known later. A server with a fixed present
-    knows all pushes at that one time, and where the event times are equal, too, the content decides.
+    A lookup sees them from then on. A row replaces what is stored if it is newer by (event time, known time, content):
+    of two pushes with the same event time the later wins, since it became known later. A server with a fixed present
+    knows all pushes at that time, and if the event times are equal, too, the content decides.
 
     Args:
-        asked: the request.
+        request: the rows and their view.
         state: what the server answers from.
         store: the online store.
         limits: of the server.
-        now: the server's present in microseconds; nothing pushed may be later.
+        now: the server's present in microseconds; no row may be later.
 
     Raises:
         NotFoundError: there is no such view.
@@ -32,21 +32,21 @@ async def push(asked: PushRequest | WriteRequest, state: State, store: Store, li
         TooLargeError: there are too many rows or values.
         DependencyError: Redis does not answer, or refuses.
     """
-    name, form = viewed(asked)
-    view = state.pushed(name, form)
-    if isinstance(asked, PushRequest) and asked.to != "online":
+    name, form = view_of(request)
+    pushed = state.pushed(name, form)
+    if isinstance(request, PushRequest) and request.to != "online":
         raise RequestError(
-            "to", f"{asked.to!r}, and the server has no offline store", expected="online",
+            "to", f"{request.to!r}, and the server has no offline store", expected="online",
             remedy="let a source of the view hold the rows, and run `isthmus build`",
         )  # fmt: skip
-    held = state.contract.view(name)
-    large = sum(len(memoryview(raw)) for raw in asked.df.values()) > BYTES
-    names, rows = await offload(large, view.pack, asked.df, limits, now)
-    return orjson.dumps({"rows": len(rows), "written": await store.write(state.contract.project, held, names, rows)})
+    view = state.contract.view(name)
+    large = sum(len(memoryview(raw)) for raw in request.df.values()) > BYTES
+    names, rows = await offload(large, pushed.pack, request.df, limits, now)
+    return orjson.dumps({"rows": len(rows), "written": await store.write(state.contract.project, view, names, rows)})
 
 
-def viewed(asked: PushRequest | WriteRequest) -> tuple[str, Form]:
-    """The name of the view that rows are pushed to, and how they are written down."""
-    if isinstance(asked, PushRequest):
-        return asked.push_source_name, PUSH
-    return asked.feature_view_name, FEAST
+def view_of(request: PushRequest | WriteRequest) -> tuple[str, Form]:
+    """The name of the view that rows are pushed to, and their form."""
+    if isinstance(request, PushRequest):
+        return request.push_source_name, PUSH
+    return request.feature_view_name, FEAST

@@ -55,7 +55,7 @@ def run(settings: ServerSettings) -> None:
         http=Connection,
         ws="none",
         timeout_keep_alive=int(WAIT_SECONDS),
-        # Longer than any request may take: what is under way is answered, what hangs is not waited for.
+        # Longer than any request may take: what is under way is answered, what hangs is abandoned.
         timeout_graceful_shutdown=math.ceil(settings.limits.deadline_seconds) + 1,
     )
     if settings.workers == 1:
@@ -78,9 +78,9 @@ class _Server(uvicorn.Server):
 
 
 class _Workers(Multiprocess):
-    """Uvicorn's workers, but at the end the listener is closed first, and what a dead one was busy with counts no more.
+    """Uvicorn's workers, but at the end the listener is closed first, and the gauges of a dead worker are dropped.
 
-    Workers close their listener when they end. As long as this process had its own, the system would go on taking
+    Workers close their listener when they end. As long as this process had its own, the system would go on accepting
     connections that nobody ever answers.
     """
 

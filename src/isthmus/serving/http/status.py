@@ -1,4 +1,4 @@
-"""`/status`: where the server stands, and where its project stood when somebody looked last."""
+"""`/status`: the state of the server, and of its project when somebody looked last."""
 
 import asyncio
 from pathlib import Path
@@ -18,29 +18,29 @@ from isthmus.serving.state import State
 from isthmus.serving.wire.messages import HistoryState, ModelState, PublishedState, StatusAnswer
 
 HISTORY = 20
-"""Events that are told."""
+"""Latest events in the answer."""
 
 
 async def status(
     settings: ServerSettings, state: State, store: Store, metrics: Metrics, models: list[ModelState], now: int
 ) -> StatusAnswer:
-    """All that the server knows. What it cannot read stands in `problems`, and hides nothing else.
+    """The complete status. What cannot be read is listed in `problems`, and hides nothing else.
 
     Args:
         settings: of the server.
         state: what it answers from.
         store: its Redis.
-        metrics: what it has counted.
-        models: those that are deployed.
+        metrics: its counters.
+        models: the deployed models.
         now: the present time in microseconds since 1970 UTC.
 
     Raises:
         NotReadyError: there is no contract.
     """
     contract, problems = state.contract, []
-    told: dict[str, Published | None] = {}
+    records: dict[str, Published | None] = {}
     try:
-        told = await store.records(contract)
+        records = await store.records(contract)
     except DependencyError as error:
         problems.append(str(error))
     file = Path(settings.deployment)
@@ -49,7 +49,7 @@ async def status(
         name=contract.project,
         contract=contract.hash,
         now=now,
-        views={name: _published(contract, name, told.get(name), now) for name in contract.views} if told else {},
+        views={name: _published(contract, name, records.get(name), now) for name in contract.views} if records else {},
         models=models,
         refused=state.refused,
         latency=metrics.latency(),
@@ -61,7 +61,6 @@ async def status(
 
 
 def _read(deployment: Path, problems: list[str]) -> tuple[list[Event], Status | None]:
-    """The history, and what is kept of the project."""
     events: list[Event] = []
     project = None
     try:

@@ -1,9 +1,9 @@
-"""The compact forms of a lookup's answer: values without Feast's word for each of them.
+"""The compact formats of a lookup's answer: values without a status for each of them.
 
-Both hold the join keys and the features in the order of the JSON answer. What a view says about a row stands there
+Both hold the join keys and the features in the order of the JSON answer. The status of a view for a row is written
 once, not with every feature: a feature that is null where its view is PRESENT is null in its row.
 
-The Arrow columns are made from their buffers: `pyarrow.array` imports pandas where that is installed, which takes half
+The Arrow columns are built from their buffers: `pyarrow.array` imports pandas where that is installed, which takes half
 a second and a third of a server's memory.
 """
 
@@ -19,11 +19,11 @@ from isthmus.features.contract.contract import RESERVED, SEPARATOR, STATUS, Colu
 from isthmus.features.online.plan import ViewAnswer
 from isthmus.features.types import DataType, String, UnixTimestamp
 from isthmus.features.values.columns import ARROW, Values, from_python
-from isthmus.serving.lookup.lookup import Lookup, Made
+from isthmus.serving.lookup.lookup import Lookup, TransformOutputs
 from isthmus.serving.wire.encode import LABELS, OPTIONS, json_columns, labels
 
 CONTRACT = "isthmus-contract"
-"""Under this name the metadata of the Arrow schema holds the hash of the contract, as the header of the answer does."""
+"""The name of the contract's hash in the metadata of the Arrow schema, like the header of the answer."""
 
 _EVENT = RESERVED[0]
 
@@ -33,23 +33,23 @@ def arrow(
     types: Mapping[str, Column],
     keys: Mapping[str, Sequence[Any]],
     answers: Mapping[str, ViewAnswer],
-    made: Made,
+    computed: TransformOutputs,
 ) -> bytes:
-    """An Arrow IPC stream of one record batch.
+    """An Arrow IPC stream of a single record batch.
 
     Keys and features have the Arrow types of the contract. Then follow `<view>__status`, a dictionary of Feast's words,
     and `<view>__event_timestamp`, null where the view has no row.
 
     Args:
-        lookup: what was asked for.
+        lookup: the compiled lookup.
         types: every join key of the contract by its name.
-        keys: the join keys given.
+        keys: the join keys of the request.
         answers: the answers of the views.
-        made: what request transforms gave.
+        computed: the outputs of request transforms.
     """
     columns = {name: _array(from_python(key, types[name].dtype), types[name].dtype) for name, key in keys.items()}
     for name, (view, feature, dtype) in zip(lookup.names, lookup.features, strict=True):
-        columns[name] = _array(made[view][feature] if view in made else answers[view].columns[feature], dtype)
+        columns[name] = _array(computed[view][feature] if view in computed else answers[view].columns[feature], dtype)
     for view, answer in answers.items():
         codes = pa.Array.from_buffers(pa.int8(), len(answer.status), [None, pa.py_buffer(answer.status.tobytes())])
         columns[f"{view}{SEPARATOR}{STATUS}"] = pa.DictionaryArray.from_arrays(codes, _WORDS)
@@ -65,18 +65,20 @@ def arrow(
     return body
 
 
-def values(lookup: Lookup, keys: Mapping[str, Sequence[Any]], answers: Mapping[str, ViewAnswer], made: Made) -> bytes:
-    """JSON with one list of values per column, in the notation of the full answer."""
+def values(
+    lookup: Lookup, keys: Mapping[str, Sequence[Any]], answers: Mapping[str, ViewAnswer], computed: TransformOutputs
+) -> bytes:
+    """JSON with a list of values per column, in the notation of the full answer."""
     columns: list[Any] = [None] * len(lookup.names)
     for _, places, dtype, data, null in lookup.parts(answers):
         for place, column in zip(places, json_columns(dtype, data, null), strict=True):
             columns[place] = column
-    for place, _, dtype, data, null in lookup.computed(made):
+    for place, _, dtype, data, null in lookup.computed(computed):
         (columns[place],) = json_columns(dtype, data, null)
     return orjson.dumps(
         {
             "metadata": {"feature_names": [*keys, *lookup.names], "contract": lookup.contract.hash},
-            "values": lookup.given(keys) + columns,
+            "values": lookup.encode_keys(keys) + columns,
             "statuses": {view: labels(answer.status) for view, answer in answers.items()},
         },
         option=OPTIONS,
@@ -84,7 +86,7 @@ def values(lookup: Lookup, keys: Mapping[str, Sequence[Any]], answers: Mapping[s
 
 
 def _array(values: Values, dtype: DataType) -> pa.Array:
-    """The Arrow form of a column, as `features.columns.to_arrow` makes it."""
+    """The Arrow form of a column, the same as by `features.values.columns.to_arrow`."""
     valid = None if values.valid.all() else pa.py_buffer(np.packbits(values.valid, bitorder="little"))
     if dtype.element is not None:
         lists = [() if x is None else x for x in values.data]

@@ -1,4 +1,4 @@
-"""A lookup: which columns an answer has, and how stored values become Feast's JSON."""
+"""A compiled lookup: which columns an answer has, and how stored values become Feast's JSON."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -24,19 +24,19 @@ from isthmus.serving.wire.encode import (
     repeated,
     status_words,
 )
-from isthmus.serving.wire.errors import NotFoundError
+from isthmus.serving.wire.errors import NotFoundError, any_of
 
-Made = Mapping[str, Mapping[str, Values]]
+TransformOutputs = Mapping[str, Mapping[str, Values]]
 """Request transform to its fields."""
 
 _PRESENT, _NULL, _NOT_FOUND = (np.uint8(code) for code in (Status.PRESENT, Status.NULL, Status.NOT_FOUND))
 
 _ORDERS = 16
-"""Sets and orders of join keys whose metadata are kept."""
+"""Sets and orders of join keys whose metadata are cached."""
 
 
 class Lookup:
-    """One list of features, compiled once and used by every request that asks for it.
+    """A list of features, compiled once and used by every request for it.
 
     Args:
         contract: the project's contract.
@@ -46,12 +46,12 @@ class Lookup:
         earlier: contracts whose rows may still be there.
 
     Attributes:
-        request: the request fields that request transforms take, by name.
-        optional: those of them that may be left out.
-        computes: whether there are any.
+        request: the request fields that request transforms read, by name.
+        optional: request fields that may be left out.
+        computes: whether there are request transforms.
 
     Raises:
-        RequestError: two columns would have one name, or a request field two types.
+        RequestError: two columns would have the same name, or a request field two types.
     """
 
     def __init__(
@@ -68,24 +68,24 @@ class Lookup:
         self._graphs = [
             graphs(name) for name in dict.fromkeys(name for name, _ in features if name in contract.transforms)
         ]
-        taken = [graph.transform for graph in self._graphs]
+        transforms = [graph.transform for graph in self._graphs]
         stored = [pair for pair in features if pair[0] in contract.views]
-        read = dict.fromkeys((*stored, *(pair for transform in taken for pair in transform.stored)))
+        read = dict.fromkeys((*stored, *(pair for transform in transforms for pair in transform.stored)))
         self.plan = LookupPlan(contract, [view for view, _ in read], earlier)
         self.bits = self.plan.bits(read)
         self.request: dict[str, Column] = {}
-        asking: dict[str, str] = {}
-        for transform in taken:
+        readers: dict[str, str] = {}
+        for transform in transforms:
             for column in transform.request:
                 known = self.request.setdefault(column.name, column)
-                first = asking.setdefault(column.name, transform.name)
+                first = readers.setdefault(column.name, transform.name)
                 if known != column:
                     raise RequestError(
                         "features", f"request field {column.name} is {known.dtype} to {first} and {column.dtype} to "
-                        f"{transform.name}", remedy="ask for them in requests of their own",
+                        f"{transform.name}", remedy="ask for them in separate requests",
                     )  # fmt: skip
-        self.optional = optional(taken)
-        self.computes = bool(taken)
+        self.optional = optional(transforms)
+        self.computes = bool(transforms)
         self.names = [f"{view}{SEPARATOR}{feature}" if full_names else feature for view, feature in features]
         seen: set[str] = set(self.plan.keys)
         for name in self.names:
@@ -114,31 +114,32 @@ class Lookup:
         self._metadata = lru_cache(_ORDERS)(self._describe)
         self._coded = {column.name for column in keys if column.dtype == Bytes}
 
-    def compute(self, given: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> Made:
-        """What the request transforms give, by their names.
+    def compute(self, request: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> TransformOutputs:
+        """The outputs of the request transforms, by their names.
 
         Args:
-            given: the request fields.
+            request: the request fields.
             answers: the answers of the views.
 
         Raises:
-            RequestError: a row for which one of them is not defined, or with a field that is not as expected.
+            RequestError: a transform is not defined for a row, or a field is not as expected.
         """
-        made = {}
+        computed = {}
         for graph in self._graphs:
             transform = graph.transform
             columns = {SEPARATOR.join(pair): answers[pair[0]].columns[pair[1]] for pair in transform.stored}
-            columns |= {column.name: given[column.name] for column in transform.request}
-            made[transform.name] = graph.require(columns, self._graph, "entities.{}".format)
-        return made
+            columns |= {column.name: request[column.name] for column in transform.request}
+            computed[transform.name] = graph.require(columns, self._graph, "entities.{}".format)
+        return computed
 
     def encode(
-        self, keys: Mapping[str, Sequence[Any]], rows: int, answers: Mapping[str, ViewAnswer], made: Made
+        self,
+        keys: Mapping[str, Sequence[Any]],
+        rows: int,
+        answers: Mapping[str, ViewAnswer],
+        computed: TransformOutputs,
     ) -> bytes:
-        """The JSON answer for `rows` rows.
-
-        It is put together from the texts of its columns: what columns share is written once.
-        """
+        """The JSON answer for `rows` rows, joined from the texts of its columns: what they share is encoded once."""
         present = repeated(b'"PRESENT"', rows)
         end = _end(present, repeated(EPOCH, rows))
         columns = [b""] * len(self.names)
@@ -148,21 +149,17 @@ class Lookup:
             for place, text, ending in zip(places, texts, shared[view].ends(null, len(places)), strict=True):
                 columns[place] = text + ending
         times = repeated(EPOCH, rows)
-        for place, _, dtype, data, null in self.computed(made):
+        for place, _, dtype, data, null in self.computed(computed):
             (text,) = _texts(dtype, json_columns(dtype, data, null))
             columns[place] = text + _end(
                 present if null is None else status_words(null[0].view(np.uint8) * _NULL), times
             )
-        given = [orjson.dumps(column)[1:-1] + end for column in self.given(keys)]
-        listed = b',{"values":['.join(given + columns)
+        encoded = [orjson.dumps(column)[1:-1] + end for column in self.encode_keys(keys)]
+        listed = b',{"values":['.join(encoded + columns)
         return b'{"metadata":' + self._metadata(tuple(keys)) + b',"results":[{"values":[' + listed + b"]}"
 
-    def require_apart(self, keys: Mapping[str, Sequence[Any]]) -> None:
-        """Refuses join keys that the lookup does not need and that have the name of a column of its answer.
-
-        Raises:
-            RequestError: there is one.
-        """
+    def require_no_clash(self, keys: Mapping[str, Sequence[Any]]) -> None:
+        """Raises a RequestError for a join key that the lookup does not need and that is named like a feature."""
         for name in keys:
             if name in self._columns:
                 raise RequestError(
@@ -170,7 +167,7 @@ class Lookup:
                     remedy="leave it out, or set full_feature_names to true",
                 )  # fmt: skip
 
-    def given(self, keys: Mapping[str, Sequence[Any]]) -> list[Any]:
+    def encode_keys(self, keys: Mapping[str, Sequence[Any]]) -> list[Any]:
         """The join keys of a request as orjson writes them."""
         return [base64_texts(column) if name in self._coded else column for name, column in keys.items()]
 
@@ -182,10 +179,12 @@ class Lookup:
             for selection, places in parts:
                 yield view, places, selection.dtype, *answers[view].columns.read(selection)
 
-    def computed(self, made: Made) -> Iterator[tuple[int, str, DataType, np.ndarray[Any, Any], Nulls | None]]:
+    def computed(
+        self, outputs: TransformOutputs
+    ) -> Iterator[tuple[int, str, DataType, np.ndarray[Any, Any], Nulls | None]]:
         """For each field of a request transform: place in the answer, name, type, values (1, n) and what is null."""
         for place, transform, field, dtype in self._computed:
-            values = made[transform][field]
+            values = outputs[transform][field]
             yield place, transform, dtype, values.data[None], None if values.valid.all() else ~values.valid[None]
 
     def _describe(self, keys: tuple[str, ...]) -> bytes:
@@ -194,7 +193,7 @@ class Lookup:
 
 
 class _Shared:
-    """What the columns of one view share in an answer."""
+    """What the columns of a view share in an answer."""
 
     def __init__(self, answer: ViewAnswer, present: bytes) -> None:
         self._status = answer.status
@@ -205,7 +204,7 @@ class _Shared:
         try:
             self._times = orjson.dumps(event.view("<M8[us]"), option=OPTIONS)
         except TypeError:
-            # A year that a date cannot have: one such row must not cost the answer.
+            # A year that a date cannot have: such a row must not cost the whole answer.
             self._times = orjson.dumps(np.clip(event, *CALENDAR).view("<M8[us]"), option=OPTIONS)
 
     def ends(self, null: Nulls | None, count: int) -> list[bytes]:
@@ -214,7 +213,7 @@ class _Shared:
             return [_end(self._present, self._times)] * count
         there = self._status == _PRESENT
         common = _end(status_words(self._status), self._times)
-        # A row that is not present is null in every column: most columns have no other null.
+        # A row that is not present is null in every column: most columns have no further null.
         gone = there.size - np.count_nonzero(there)
         return [
             common if nulls == gone else _end(status_words(np.where(row & there, _NULL, self._status)), self._times)
@@ -227,10 +226,10 @@ def _end(statuses: bytes, times: bytes) -> bytes:
 
 
 def _texts(dtype: DataType, columns: list[Any]) -> list[bytes]:
-    """The JSON of each column of one type, without the brackets around it."""
+    """The JSON of columns of the same type, without the brackets around each."""
     if dtype.numpy is None:
         return [orjson.dumps(column, option=OPTIONS)[1:-1] for column in columns]
-    # Numbers hold no brackets: all columns are written at once, and cut where one ends and the next begins.
+    # Numbers hold no brackets: all columns are written at once, and cut between them.
     return orjson.dumps(columns, option=OPTIONS)[2:-2].split(b"],[")
 
 
@@ -239,7 +238,7 @@ def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, st
 
     Raises:
         NotFoundError: a view or a feature is not in the contract.
-        RequestError: something is no reference, or there is none.
+        RequestError: a text is no reference, or there is none.
     """
     if not references:
         raise RequestError("features", "there is none", expected="at least one, as view:feature")
@@ -250,11 +249,11 @@ def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, st
             raise RequestError(f"features, {reference!r}", "is no feature reference", expected="view:feature")
         known = contract.views.get(view) or contract.transforms.get(view)
         if known is None:
-            expected = _one_of([*contract.views, *contract.transforms])
+            expected = any_of([*contract.views, *contract.transforms])
             raise NotFoundError(f"features, {reference!r}", f"no view {view!r}", expected=expected)
         names = [column.name for column in known.fields]
         if feature not in names:
-            raise NotFoundError(f"features, {reference!r}", f"no feature {feature!r}", expected=_one_of(names))
+            raise NotFoundError(f"features, {reference!r}", f"no feature {feature!r}", expected=any_of(names))
         pairs.append((view, feature))
     return pairs
 
@@ -264,15 +263,11 @@ def service_features(contract: Contract, name: str) -> list[tuple[str, str]]:
 
     Raises:
         NotFoundError: it is not in the contract.
-        RequestError: it has request fields only.
+        RequestError: it has only request fields.
     """
     service = contract.services.get(name)
     if service is None:
-        raise NotFoundError("feature_service", f"no service {name!r}", expected=_one_of(contract.services))
+        raise NotFoundError("feature_service", f"no service {name!r}", expected=any_of(contract.services))
     if not service.features and not service.computed:
         raise RequestError("feature_service", f"{name} has request fields only", expected="a service with features")
     return [*service.features, *service.computed]
-
-
-def _one_of(names: Any) -> str:
-    return "one of " + (", ".join(sorted(names)) or "none")

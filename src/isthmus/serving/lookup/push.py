@@ -1,4 +1,4 @@
-"""Rows pushed to a view: checked against the contract, all problems at once, and packed."""
+"""Pushed rows: checked against the contract, all problems at once, and packed."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -18,8 +18,8 @@ from isthmus.features.values.entitykey import entity_keys
 from isthmus.features.values.rows import Int64, RowCodec
 from isthmus.serving.limits import Limits
 from isthmus.serving.wire import decode
+from isthmus.serving.wire.body import FAILURES, unreadable
 from isthmus.serving.wire.errors import RowsError, TooLargeError, UnreadableError
-from isthmus.serving.wire.unreadable import FAILURES, unreadable
 
 EVENT, KNOWN = RESERVED[:2]
 
@@ -48,7 +48,7 @@ _A_SECOND = "a list of whole seconds since 1970 UTC"
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How rows are written down.
+    """The form of the rows in a request.
 
     Attributes:
         view: the field of the request that names their view.
@@ -68,7 +68,7 @@ feature is in whole seconds."""
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows that hold what the contract says."""
+    """Rows that agree with the contract."""
 
     keys: Mapping[str, list[Any]]
     event: Int64
@@ -77,7 +77,7 @@ class _Rows:
 
 
 class PushedView:
-    """How the rows of one view are checked and packed: built once, used by every push to it."""
+    """Checks and packs the rows of a view: built once, used by every push to it."""
 
     def __init__(self, contract: Contract, view: ViewContract, form: Form = PUSH) -> None:
         self._project = contract.project
@@ -93,7 +93,7 @@ class PushedView:
         }
 
     def pack(self, df: Raws, limits: Limits, now: int) -> tuple[list[bytes], list[bytes]]:
-        """The key in Redis of each row, and the packed row.
+        """The Redis key of each row, and the packed row.
 
         Args:
             df: column name to a JSON array.
@@ -103,7 +103,7 @@ class PushedView:
         Raises:
             RowsError: what is wrong with the columns.
             TooLargeError: there are too many rows or values.
-            UnreadableError: a column is no JSON.
+            UnreadableError: a column is not JSON.
         """
         rows = self._read(df, limits, now)
         names = entity_keys(self._project, self._view.keys, rows.keys)
@@ -153,14 +153,14 @@ def _key(column: Column, raw: msgspec.Raw) -> list[Any]:
 
 
 def _reader(column: Column) -> Callable[[msgspec.Raw], list[Any]]:
-    """What reads a feature: its values as a lookup answers with them, and a timestamp also as text."""
+    """The reader of a feature: its values as a lookup answers with them, and a timestamp also as text."""
     if column.dtype.name == "UnixTimestamp":
         return partial(_times, _NULLABLE_TIMES)
     return partial(_field, column)
 
 
 def _seconds(column: Column) -> Callable[[msgspec.Raw], list[Any]]:
-    """What reads a feature as Feast's protos have it: times in whole seconds, of which one stands for null."""
+    """The reader of a feature as in Feast's protos: times are whole seconds, and the earliest means null."""
     match column.dtype.name:
         case "UnixTimestamp":
             return lambda raw: [_micros(value) for value in _decode(raw, _SECONDS, _A_SECOND)]
@@ -191,11 +191,11 @@ def _times(decoder: msgspec.json.Decoder[list[Any]], raw: msgspec.Raw) -> list[A
     """Microseconds since 1970 UTC, and None where the decoder takes null."""
     text = bytes(raw)
     if b"\\" in text:
-        # "\u002b01:00" is how some write "+01:00".
+        # "\u002b01:00" is another way to write "+01:00".
         text = msgspec.json.encode(_decode(raw, _ANYTHING, "a list"))
     values = _decode(msgspec.Raw(text), decoder, f"a list of times: {_A_TIME}")
     if finer := _FINER.search(text):
-        # Nothing is rounded unasked: two rows could become one.
+        # Nothing is rounded silently: two rows could collapse.
         raise RequestError("", f"a second has the fraction {finer[0].decode()}", expected="microseconds at most")
     return [value if value is None or isinstance(value, int) else clock.micros(_zoned(value)) for value in values]
 
@@ -205,23 +205,18 @@ def _zoned(time: datetime) -> datetime:
 
 
 def _column(name: str, raw: msgspec.Raw, read: Callable[[msgspec.Raw], list[Any]], most: int) -> list[Any] | Problem:
-    """The values of one column, or what is wrong with the first of them and with how many more."""
+    """The values of a column, or what is wrong with the first of them and with how many more."""
     try:
         return read(raw)
     except UnreadableError as error:
         raise UnreadableError(f"df.{name}", error.found, expected=error.expected) from error
     except RequestError as error:
         more = _wrong(name, raw, read, most) - 1
-        found = error.found + (f", and {more:,} more rows are wrong" if more > 0 else "")
-        return Problem(f"df.{name}", found, error.expected)
+        also = f", and {more:,} more rows are wrong" if more > 0 else ""
+        return Problem(f"df.{name}", error.found + also, error.expected)
 
 
 def _wrong(name: str, raw: msgspec.Raw, read: Callable[[msgspec.Raw], list[Any]], most: int) -> int:
-    """How many values of a column are wrong.
-
-    Raises:
-        TooLargeError: there are too many values to look at each.
-    """
     try:
         items = _ITEMS.decode(raw)
     except msgspec.ValidationError:
@@ -237,11 +232,6 @@ def _wrong(name: str, raw: msgspec.Raw, read: Callable[[msgspec.Raw], list[Any]]
 
 
 def _lengths(lists: Mapping[str, list[Any]], most: int) -> list[Problem]:
-    """What is wrong with the lengths of some columns.
-
-    Raises:
-        TooLargeError: there are too many rows.
-    """
     try:
         decode.rows("df", lists, most)
     except TooLargeError:
@@ -252,7 +242,7 @@ def _lengths(lists: Mapping[str, list[Any]], most: int) -> list[Problem]:
 
 
 def _outside(name: str, times: list[int], now: int) -> list[Problem]:
-    """The problem of times that a row cannot have: a row of the future would hide the one that is true now."""
+    """The problem of times that a row cannot have: a row of the future would hide the row that is true now."""
     wrong = [row for row, at in enumerate(times) if not _FIRST <= at <= now]
     if not wrong:
         return []

@@ -1,16 +1,16 @@
-"""Numbers that cost a request next to nothing, in the forms that prometheus_client exposes and merges.
+"""Counters that cost a request next to nothing, in the forms that prometheus_client exposes and merges.
 
-Its own counters and histograms pass a lock and half a dozen calls for each observation: with them, a lookup of one key
-took 7 % more CPU time. These are plain attributes, for one thread. Where workers share a port, each writes its numbers
-every second, and when it is asked for them, to prometheus_client's multiprocess files, and only these are read:
-whichever worker answers, no counter goes back.
+The counters and histograms of prometheus_client pass a lock and half a dozen calls for each observation: with them, a
+lookup of a single key took 7 % more CPU time. These are plain attributes, for a single thread. If workers share a port,
+each writes its numbers to the multiprocess files of prometheus_client, every second and before it reads them, and only
+these files are read: whichever worker answers, no counter goes back.
 """
 
 import math
 import os
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Iterator
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from prometheus_client.core import HistogramMetricFamily, Metric
@@ -18,12 +18,14 @@ from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.utils import floatToGoString
 
+from isthmus.features.latency import quantile
+
 BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5)
-"""Upper bounds in seconds: from a lookup of one key to the longest wait for Redis."""
+"""Upper bounds in seconds: from a lookup of a single key to the longest wait for Redis."""
 
 
 class Number:
-    """One number; `key` is its name in a file of prometheus_client."""
+    """A number; `key` is its name in a file of prometheus_client."""
 
     __slots__ = ("key", "value")
 
@@ -33,7 +35,7 @@ class Number:
 
 
 class Seconds:
-    """One histogram of durations: how many fell into each bucket, by its upper bound, and their sum."""
+    """A histogram of durations: how many fell into each bucket, and their sum."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -43,20 +45,20 @@ class Seconds:
         self.total = total
 
     def observe(self, seconds: float) -> None:
-        """Counts one duration."""
+        """Counts a duration."""
         self.counts[bisect_left(self.bounds, seconds)].value += 1
         self.total.value += seconds
 
 
 class Family:
-    """One metric: its numbers or histograms by the values of its labels.
+    """A metric: its numbers or histograms by the values of its labels.
 
     Args:
         kind: `counter`, `gauge` or `histogram`.
         name: its name; a counter's without `_total`.
         text: what it is.
         labels: names of its labels.
-        merge: how the gauges of several workers become one.
+        merge: how the gauges of several workers are merged.
         bounds: of the buckets of a histogram, in seconds.
     """
 
@@ -72,24 +74,24 @@ class Family:
         self._seconds: dict[tuple[str, ...], Seconds] = {}
 
     def number(self, *values: str) -> Number:
-        """The number with some values of the labels."""
-        found = self._numbers.get(values)
-        if found is None:
-            found = self._numbers[values] = self._new("_total" if self.kind == "counter" else "", values)
-        return found
+        """The number with these values of the labels."""
+        number = self._numbers.get(values)
+        if number is None:
+            number = self._numbers[values] = self._new("_total" if self.kind == "counter" else "", values)
+        return number
 
     def seconds(self, *values: str) -> Seconds:
-        """The histogram with some values of the labels."""
-        found = self._seconds.get(values)
-        if found is None:
+        """The histogram with these values of the labels."""
+        seconds = self._seconds.get(values)
+        if seconds is None:
             counts = [self._new("_bucket", values, bound) for bound in self._shown]
-            found = self._seconds[values] = Seconds(self.bounds, counts, self._new("_sum", values))
-        return found
+            seconds = self._seconds[values] = Seconds(self.bounds, counts, self._new("_sum", values))
+        return seconds
 
     def counts(self, *values: str) -> list[int]:
-        """How many durations the histogram with some values of the labels has in each bucket."""
-        found = self._seconds.get(values)
-        return [int(number.value) for number in found.counts] if found else [0] * len(self._shown)
+        """How many durations the histogram with these values of the labels has in each bucket."""
+        seconds = self._seconds.get(values)
+        return [int(number.value) for number in seconds.counts] if seconds else [0] * len(self._shown)
 
     def collect(self) -> Metric:
         """The metric as prometheus_client exposes it."""
@@ -106,29 +108,18 @@ class Family:
         return metric
 
     def _new(self, suffix: str, values: tuple[str, ...], bound: str | None = None) -> Number:
-        labels = self.labels if bound is None else (*self.labels, "le")
-        given = values if bound is None else (*values, bound)
-        number = Number(mmap_key(self.name, self.name + suffix, list(labels), list(given), self.text))
+        labels = [*self.labels] if bound is None else [*self.labels, "le"]
+        all_values = [*values] if bound is None else [*values, bound]
+        number = Number(mmap_key(self.name, self.name + suffix, labels, all_values, self.text))
         self.numbers.append(number)
         return number
-
-
-def _quantile(counts: Sequence[tuple[float, float]], share: float) -> float:
-    """In seconds; what is beyond the last bound is said to be at it."""
-    wanted = share * counts[-1][1]
-    low = before = 0.0
-    for bound, count in counts:
-        if count >= wanted and count > before:
-            return low if math.isinf(bound) else low + (bound - low) * (wanted - before) / (count - before)
-        low, before = bound, count
-    return low
 
 
 class Tally:
     """The metrics of a process, or of all the processes that share a folder.
 
     Args:
-        folder: where the processes write their numbers; None for a process of its own.
+        folder: where the processes write their numbers; None for a single process.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -149,30 +140,30 @@ class Tally:
         return self._add(Family("histogram", name, text, labels, bounds=bounds))
 
     def quantiles(self, family: str, label: str, *shares: float) -> dict[str, tuple[int, list[float]]]:
-        """Of a histogram, by the values of a label: how many were counted, and what each share of them took at most.
-
-        Within a bucket durations are taken to be evenly spread, as Prometheus does it in `histogram_quantile`.
+        """Value of a label to how many durations a histogram has counted, and what each share of them took at most.
 
         Args:
             family: name of the metric.
-            label: of its labels, the one to tell apart by.
-            shares: 0.99 for the p99.
+            label: the label to group by.
+            shares: see `quantile`, in seconds.
         """
-        found: dict[str, dict[float, float]] = {}
+        groups: dict[str, dict[float, float]] = {}
         for metric in self.collect():
             for sample in metric.samples if metric.name == family else ():
                 if sample.name.endswith("_bucket"):
-                    counts = found.setdefault(sample.labels[label], {})
+                    cumulative = groups.setdefault(sample.labels[label], {})
                     bound = float(sample.labels["le"])
-                    counts[bound] = counts.get(bound, 0.0) + sample.value
-        return {
-            value: (int(counts[math.inf]), [_quantile(sorted(counts.items()), share) for share in shares])
-            for value, counts in found.items()
-            if counts[math.inf]
-        }
+                    cumulative[bound] = cumulative.get(bound, 0.0) + sample.value
+        quantiles = {}
+        for value, cumulative in groups.items():
+            bounds = sorted(cumulative)
+            counts = {bound: cumulative[bound] - cumulative.get(lower, 0) for lower, bound in pairwise((-1.0, *bounds))}
+            if total := int(cumulative[math.inf]):
+                quantiles[value] = (total, [quantile(counts, share) for share in shares])
+        return quantiles
 
     def write(self) -> None:
-        """Lets the other processes know this one's numbers, if there are others."""
+        """Shares the numbers with the processes of the same folder, if any."""
         if self._folder is None:
             return
         for family in self._families:

@@ -1,7 +1,7 @@
-"""What a server counts about itself, and how Prometheus reads it.
+"""The metrics of a server, and how Prometheus reads them.
 
 Every label is bounded: routes are the paths of the API, views and models come from the contract and the deployment, and
-errors are the classes of our tree. The numbers of a request are found once and kept.
+errors are the classes of our tree. The counters of a request are looked up once and cached.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from isthmus.features.clock import Status
 from isthmus.features.online.plan import ViewAnswer
 from isthmus.features.profiles import OBJECTIVE_MS
 from isthmus.serving.metrics.counters import BUCKETS, Tally
-from isthmus.serving.rollout.candidate import Trial
+from isthmus.serving.rollout.candidate import CandidateRun
 from isthmus.serving.state import State
-from isthmus.serving.waits import REFUSAL, _waits
+from isthmus.serving.waits import REFUSAL, waits
 from isthmus.serving.wire.encode import LABELS
 from isthmus.serving.wire.errors import NotReadyError
 from isthmus.serving.wire.messages import LatencyState
 
 WRITE_SECONDS = 1.0
-"""How much of a worker's counts is lost if it is killed, and how far the others lag behind it."""
+"""How much of a worker's counts is lost if it is killed, and how far its numbers lag behind elsewhere."""
 
 _ANSWERS = ("/get-online-features", "/predict")
 _NEWEST = "isthmus_view_newest_known_microseconds"
@@ -40,14 +40,13 @@ _NOT_THERE = (int(Status.EXPIRED), int(Status.NOT_FOUND))
 
 
 class Metrics:
-    """The metrics of one server process; where workers share a port, each answers for all of them.
+    """The metrics of a server process; if workers share a port, each answers for all of them.
 
     Args:
-        state: what the server answers from at present.
+        state: the current state of the server.
         now: the present time in microseconds since 1970 UTC.
-        folder: where the workers count together; None if there is but one.
-        objective_ms: what the p99 of answers shall not be above: a bound of the durations of requests, so that how many
-            took longer is exact.
+        folder: where the workers share their counts; None for a single process.
+        objective_ms: the objective for the p99 of answers: a bucket bound, so that the count of slower ones is exact.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class Metrics:
         self._models: dict[str, _Runs] = {}
 
     async def share(self) -> None:
-        """Lets the other workers know what this one has counted, until it is canceled."""
+        """Shares the counts of this worker, until it is canceled."""
         while True:
             self._tally.write()
             await asyncio.sleep(WRITE_SECONDS)
@@ -76,19 +75,19 @@ class Metrics:
         return [*map(sum, zip(*(self._series.request_seconds.counts(route, "2xx") for route in _ANSWERS), strict=True))]
 
     def close(self) -> None:
-        """Lets the other workers know it for the last time."""
+        """Shares the counts for the last time."""
         self._tally.close()
 
     def begin(self) -> None:
         """A request has come in."""
-        _waits.set([])
+        waits.set([])
         self._in_flight.value += 1
 
     def end(self, path: str, scope: Scope, status: int, seconds: float) -> None:
         """A request has been answered.
 
         Args:
-            path: the path of its route, or a word for those without one.
+            path: the path of its route, or a word for unknown paths.
             scope: the request's scope, as its answer has left it.
             status: the HTTP status; 0 if the client left before it.
             seconds: from its beginning to the end of its answer.
@@ -99,18 +98,18 @@ class Metrics:
         if outcome is None:
             method = key[1] if key[1] in _METHODS else "other"
             outcome = self._outcomes[key] = _Outcome(self._series, path, method, status)
-        outcome.count(seconds, _waits.get())
+        outcome.count(seconds, waits.get())
         if status and (refusal := scope.get(REFUSAL)) is not None:
             self._series.errors.number(path, refusal).value += 1
         if not self._first_answer.value and 200 <= status < 300:
             self._first_answer.value = _age_of_the_process()
 
     def read(self, answers: Mapping[str, ViewAnswer], bits: Mapping[str, bytes]) -> None:
-        """Some views of the contract have answered.
+        """Counts the answers of views.
 
         Args:
             answers: view name to its answer.
-            bits: view name to the null bits of the features that were asked for.
+            bits: view name to the null bits of the features of the request.
         """
         for name, answer in answers.items():
             view = self._views.get(name)
@@ -120,7 +119,7 @@ class Metrics:
 
     @contextmanager
     def run(self, model: str, rows: int) -> Iterator[None]:
-        """Surrounds one run of a deployed model over some rows."""
+        """Surrounds a run of a deployed model over rows."""
         runs = self._models.get(model)
         if runs is None:
             runs = self._models[model] = _Runs(self._series, model)
@@ -128,40 +127,40 @@ class Metrics:
         try:
             yield
         except Exception:
-            # Whatever it is, the run has failed; a request that was canceled has not, which is no Exception.
+            # Whatever it is, the run has failed; a canceled request has not, and CancelledError is no Exception.
             runs.failures.value += 1
             raise
         finally:
             runs.seconds.observe(time.perf_counter() - start)
             runs.rows.value += rows
 
-    def tried(self, trial: Trial, outcome: str, role: str) -> None:
-        """A request was put to one of the two while a candidate is on trial.
+    def count_candidate(self, run: CandidateRun, outcome: str, role: str) -> None:
+        """Counts a request to the candidate, or to the deployed model beside it.
 
         Args:
-            trial: the candidate.
+            run: the candidate.
             outcome: answered, failed, dropped or differing.
-            role: of whom: deployed, canary or shadow.
+            role: deployed, canary or shadow.
         """
-        self._series.trials.number(trial.candidate.deployment.model, role, outcome).value += 1
+        self._series.candidate_requests.number(run.candidate.deployment.model, role, outcome).value += 1
 
-    def timed(self, trial: Trial, seconds: float, role: str) -> None:
-        """One of the two has run over the rows of a request."""
-        self._series.trial_seconds.seconds(trial.candidate.deployment.model, role).observe(seconds)
+    def time_candidate(self, run: CandidateRun, seconds: float, role: str) -> None:
+        """Counts a run of the candidate, or of the deployed model beside it, over the rows of a request."""
+        self._series.candidate_seconds.seconds(run.candidate.deployment.model, role).observe(seconds)
 
     def latency(self) -> dict[str, LatencyState]:
-        """How long requests took that were answered well or not, by route, and the runs of models, by their names."""
-        found = self._tally.quantiles("isthmus_request_duration_seconds", "route", 0.5, 0.99)
+        """The durations of requests, whatever their status, by route, and of runs, by model."""
+        measured = self._tally.quantiles("isthmus_request_duration_seconds", "route", 0.5, 0.99)
         runs = self._tally.quantiles("isthmus_model_duration_seconds", "model", 0.5, 0.99)
-        found |= {f"runs of {model}": measured for model, measured in runs.items()}
+        measured |= {f"runs of {model}": quantiles for model, quantiles in runs.items()}
         return {
             name: LatencyState(count, *(round(seconds * 1e3, 4) for seconds in quantiles))
-            for name, (count, quantiles) in found.items()
+            for name, (count, quantiles) in measured.items()
         }
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """All metrics as text, and its content type: OpenMetrics if `accept` names it, else Prometheus's own format."""
-        # The request for them is no work in progress; other workers would read of it long after it has been answered.
+        # The request for the metrics is no work in progress; other workers would show it long after its answer.
         self._in_flight.value -= 1
         try:
             if "application/openmetrics-text" in accept:
@@ -204,26 +203,26 @@ class _Series:
             "Values that a view answered, one per row and feature asked for, by the status of the value.",
             "view", "status",
         )  # fmt: skip
-        # Turned into an age when it is read: an age kept here would stop growing with the traffic, and the smallest of
-        # several workers' ages would be that of whoever was asked least.
+        # Turned into an age when it is read: an age stored here would stop growing without traffic, and the smallest of
+        # several workers' ages would be that of the idlest.
         self.newest = tally.gauge(_NEWEST, "Newest known time served.", "view", merge="max")
         self.model_seconds = tally.histogram(
             "isthmus_model_duration_seconds", "A run of a model over its rows.", "model"
         )
         self.model_rows = tally.counter("isthmus_model_rows_total", "Rows that a model was run over.", "model")
         self.failures = tally.counter("isthmus_prediction_failures_total", "Runs of a model that failed.", "model")
-        self.trials = tally.counter(
+        self.candidate_requests = tally.counter(
             "isthmus_trial_predictions_total",
             "Requests to the deployed model while a candidate is on trial, and to that, as canary or shadow.",
             "model", "role", "outcome",
         )  # fmt: skip
-        self.trial_seconds = tally.histogram(
+        self.candidate_seconds = tally.histogram(
             "isthmus_trial_duration_seconds", "A run of each of the two over its rows.", "model", "role"
         )
 
 
 class _Outcome:
-    """The series of the requests that one route answered with one status."""
+    """The series of the requests that a route answered with a status."""
 
     def __init__(self, series: _Series, route: str, method: str, status: int) -> None:
         self._requests = series.requests.number(route, method, str(status) if status else "none")
@@ -237,14 +236,14 @@ class _Outcome:
         self._duration.observe(seconds)
         if waits:
             waited = sum(waits)
-            # Not kept: a route that never waits has no such histogram.
+            # Looked up only here: a route that never waits has no such histogram.
             self._store.seconds(self._route).observe(waited)
             seconds -= waited
         self._serving.observe(seconds)
 
 
 class _View:
-    """The series of one view."""
+    """The series of a view."""
 
     def __init__(self, series: _Series, name: str) -> None:
         self._values = [series.view_values.number(name, label) for label in LABELS]
@@ -255,8 +254,8 @@ class _View:
         nulls = answer.columns.nulls(bits)
         self._values[Status.PRESENT].value += len(answer.status) * features - nulls
         if nulls:
-            # What is not there is null in every feature; what is null beyond that has a row. One byte per status: up to
-            # a hundred rows, bytes are counted faster than by `np.bincount`.
+            # A missing row is null in every feature; further nulls are in rows that exist. Each status is a byte: up to
+            # a hundred rows, `bytes.count` is faster than `np.bincount`.
             codes = answer.status.tobytes()
             for status in _NOT_THERE:
                 if count := codes.count(status) * features:
@@ -271,7 +270,7 @@ class _View:
 
 
 class _Runs:
-    """The series of one model."""
+    """The series of a model."""
 
     def __init__(self, series: _Series, model: str) -> None:
         self.seconds = series.model_seconds.seconds(model)
@@ -280,7 +279,7 @@ class _Runs:
 
 
 class _Exposed(Collector):
-    """What has been counted, and what is true at the moment of reading."""
+    """The counted metrics, and those that are computed when they are read."""
 
     def __init__(self, counted: Tally, state: Callable[[], State], now: Callable[[], int]) -> None:
         self._counted = counted

@@ -1,8 +1,8 @@
-"""Predictions of one model: several that wait for a slow one are made together.
+"""Predictions of a model: those that wait for a slow model are batched.
 
-A quick model answers in less time than handing its work over takes: ten microseconds against thirty, for the model of
-`examples/flights`. It runs where it is asked. A slow one runs in a thread, and what has been asked meanwhile is its
-next batch. Nothing ever waits for company: there is no timer.
+A quick model answers in less time than handing its work to a thread takes: ten microseconds against thirty, for the
+model of `examples/flights`. It runs on the event loop. A slow model runs in a thread, and the requests that arrive
+meanwhile are its next batch. Nothing ever waits for company: there is no timer.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from isthmus.features.values.columns import Values
 from isthmus.serving.threads import offload
 
 QUICK_SECONDS = 500e-6
-"""How long a prediction of one row may hold up the event loop."""
+"""How long a prediction of a single row may block the event loop."""
 
 QUICK_ROWS = 1000
 """Rows that a quick model predicts on the event loop."""
@@ -36,12 +36,12 @@ class _Waiting:
 
 
 class Batches:
-    """The predictions of one model in one event loop.
+    """The predictions of a model in an event loop.
 
     Args:
         predict: the model: columns of n values to n outputs, which do not depend on each other.
-        seconds: how long it takes for one row.
-        most: rows of a batch; a request with more is a batch of its own, beside the others.
+        seconds: how long it takes for a single row.
+        most: rows of a batch; a larger request is its own batch, beside the queue.
     """
 
     def __init__(self, predict: Callable[[Columns], Outputs], seconds: float, most: int = BATCH_ROWS) -> None:
@@ -52,7 +52,7 @@ class Batches:
         self._runner: asyncio.Task[None] | None = None
 
     async def predict(self, columns: Columns, rows: int) -> Outputs:
-        """The outputs for some rows, shape (rows,)."""
+        """The outputs for the rows of a request, shape (rows,)."""
         if self._quick:
             return await offload(rows > QUICK_ROWS, self._predict, columns)
         if rows > self._most:
@@ -64,56 +64,55 @@ class Batches:
         return await waiting.outputs
 
     async def _run(self) -> None:
-        """Makes batches until nothing waits."""
+        """Runs batches until nothing waits."""
         try:
             while batch := self._next():
                 try:
-                    outputs = await asyncio.to_thread(self._predict, _together([one.columns for one in batch]))
+                    outputs = await asyncio.to_thread(self._predict, _together([waiting.columns for waiting in batch]))
                 except Exception as error:  # noqa: BLE001 - onnxruntime's have no base class of their own
                     if len(batch) == 1:
                         _fail(batch[0], error)
                     else:
-                        await self._apart(batch)
+                        await self._separately(batch)
                     continue
-                ends = np.cumsum([one.rows for one in batch])[:-1]
-                for one, part in zip(batch, np.split(outputs, ends), strict=True):
-                    _answer(one, part)
+                ends = np.cumsum([waiting.rows for waiting in batch])[:-1]
+                for waiting, part in zip(batch, np.split(outputs, ends), strict=True):
+                    _answer(waiting, part)
         finally:
             self._runner = None
 
     def _next(self) -> list[_Waiting]:
-        """Takes from the front what fits into one batch."""
+        """Takes from the front what fits into a batch."""
         rows = count = 0
-        for one in self._waiting:
-            rows += one.rows
+        for waiting in self._waiting:
+            rows += waiting.rows
             if rows > self._most:
                 break
             count += 1
         batch, self._waiting = self._waiting[:count], self._waiting[count:]
         return batch
 
-    async def _apart(self, batch: Sequence[_Waiting]) -> None:
-        """After a batch has failed: nobody's prediction fails for the rows of another."""
-        for one in batch:
+    async def _separately(self, batch: Sequence[_Waiting]) -> None:
+        """After a batch has failed: no prediction fails for the rows of another request."""
+        for waiting in batch:
             try:
-                _answer(one, await asyncio.to_thread(self._predict, one.columns))
-            except Exception as error:  # noqa: BLE001 - whoever asked is told
-                _fail(one, error)
+                _answer(waiting, await asyncio.to_thread(self._predict, waiting.columns))
+            except Exception as error:  # noqa: BLE001 - the request gets the error
+                _fail(waiting, error)
 
 
-def _fail(one: _Waiting, error: Exception) -> None:
-    if not one.outputs.done():
-        one.outputs.set_exception(error)
+def _fail(waiting: _Waiting, error: Exception) -> None:
+    if not waiting.outputs.done():
+        waiting.outputs.set_exception(error)
 
 
-def _answer(one: _Waiting, outputs: Outputs) -> None:
-    # Done already if whoever asked has been canceled.
-    if not one.outputs.done():
-        one.outputs.set_result(outputs)
+def _answer(waiting: _Waiting, outputs: Outputs) -> None:
+    # Done already if the request has been canceled.
+    if not waiting.outputs.done():
+        waiting.outputs.set_result(outputs)
 
 
 def _together(parts: Sequence[Columns]) -> Columns:
-    """The columns of all parts, one after the other."""
     if len(parts) == 1:
         return parts[0]
     return {

@@ -15,7 +15,7 @@ from isthmus.features.package.signature import require_signature
 from isthmus.features.values.columns import Values
 from isthmus.serving.deployment.deployment import Deployment, require_rows
 
-_TRIALS = 5
+_TIMINGS = 5
 
 Float32 = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -28,13 +28,13 @@ class Model:
         public_key: whose owner must have signed the package, whatever the deployment says; None if nobody must.
 
     Attributes:
-        contract: what its package was made under.
-        seconds: how long a prediction of one row takes here, at best.
+        contract: what its package was exported under.
+        seconds: how long a prediction of a single row takes here, at best.
         warming: how many seconds its first predictions took, those of the golden rows.
 
     Raises:
-        PackageError: the package is damaged, is another one, is not signed by whom it must be, or does not reproduce
-            its golden rows.
+        PackageError: the package is damaged, has another digest, is not signed by whom it must be, or does not
+            reproduce its golden rows.
     """
 
     def __init__(self, deployment: Deployment, public_key: str | None = None) -> None:
@@ -48,7 +48,7 @@ class Model:
                 expected=f"{deployment.digest[:12]}, as deployed",
                 remedy="run `isthmus verify` and `isthmus deploy` for this package",
             )  # fmt: skip
-        # Who can write a package can write the deployment beside it, but not what the server was started with.
+        # Whoever can write a package can write the deployment beside it, but not the settings of the server.
         for key in dict.fromkeys((public_key, deployment.public_key)):
             if key is not None:
                 require_signature(folder, key)
@@ -60,8 +60,8 @@ class Model:
         require_fed(f"package {manifest.name}", golden, manifest)
         self._session = opened(folder, manifest, variant, deployment.threads)
         began = time.perf_counter()
-        found = answers(self._session, manifest, variant, [case.feeds for case in golden.cases])
-        require_reproduced(golden, manifest, variant, found)
+        outputs = answers(self._session, manifest, variant, [case.feeds for case in golden.cases])
+        require_reproduced(golden, manifest, variant, outputs)
         self.seconds = self._time(golden.columns(golden.cases[0], self.inputs))
         self.warming = time.perf_counter() - began
 
@@ -87,7 +87,7 @@ class Model:
     def _time(self, columns: Mapping[str, Values]) -> float:
         row = {name: Values(values.data[:1], values.valid[:1]) for name, values in columns.items()}
         durations = []
-        for _ in range(_TRIALS):
+        for _ in range(_TIMINGS):
             start = time.perf_counter()
             self.predict(row)
             durations.append(time.perf_counter() - start)

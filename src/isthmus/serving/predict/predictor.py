@@ -1,4 +1,4 @@
-"""A prediction: from join keys and request fields to the model's output."""
+"""Predicting: from join keys and request fields to the model's output."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -30,12 +30,12 @@ class Predictor:
     Args:
         contract: the contract in use.
         model: the model.
-        graphs: request transforms by name, to say what is wrong with a row that the model cannot answer.
+        graphs: request transforms by name, to explain a row that the model cannot answer.
         earlier: contracts whose rows may still be there.
         batch: rows of several requests that are predicted together.
 
     Raises:
-        ContractMismatch: what the model reads is not what it was when its package was made.
+        ContractMismatch: what the model reads has changed since its package was exported.
     """
 
     def __init__(
@@ -59,8 +59,9 @@ class Predictor:
         ]
         self.plan = LookupPlan(contract, [view for view, _, _ in self._features], earlier)
         self.bits = self.plan.bits((view, feature) for view, feature, _ in self._features)
-        given = contract.given(deployment.service)
-        self._fields = {column.name: column for column in given if column.available == "request"}
+        self._fields = {
+            column.name: column for column in contract.given(deployment.service) if column.available == "request"
+        }
         self._needed = [name for name in self._fields if name in needed]
         read = {column.name for column in contract.service(deployment.service).request}
         self._optional = optional(self._used) - read
@@ -70,10 +71,10 @@ class Predictor:
     ) -> tuple[dict[str, list[Any]], dict[str, Values], int]:
         """The join keys, the request fields and the number of rows of a request.
 
-        A value that is a join key and a request field may be given as either.
+        A value that is both a join key and a request field may come as either.
 
         Raises:
-            RequestError: something is missing, unknown, of another type, or said twice and differently.
+            RequestError: a name is missing or unknown, a value has another type, or two values contradict.
             TooLargeError: there are more rows or values than the limits let through.
         """
         for name in request:
@@ -83,7 +84,7 @@ class Predictor:
         for name in entities:
             if name not in join_keys and name in self._fields:
                 raise RequestError(f"entities.{name}", "is no join key, but a request field of the model",
-                                   remedy="give it in `request`")  # fmt: skip
+                                   remedy="put it into `request`")  # fmt: skip
         entities = {**{name: request[name] for name in self.plan.keys if name in request}, **entities}
         request = {**{name: entities[name] for name in self._needed if name in entities}, **request}
         keys = decode.keys(entities, join_keys)
@@ -102,7 +103,7 @@ class Predictor:
         return keys, needed, rows
 
     def inputs(self, fields: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> dict[str, Values]:
-        """What the model reads: the columns that the views and the request hold."""
+        """The columns that the model reads, from the views and from the request."""
         stored = {full: answers[view].columns[feature] for view, feature, full in self._features}
         return {**stored, **fields}
 
@@ -110,19 +111,19 @@ class Predictor:
         """Refuses rows for which a request transform in the model is not defined: the model has no answer for them.
 
         Raises:
-            RequestError: there is one; the row is named, with the request field that is not as expected, or with the
-                transform and its field.
+            RequestError: names the row, with the request field that is not as expected, or with the transform and its
+                field.
         """
         if np.isnan(output).any():
             for transform in self._used:
-                taken = {name: columns[name] for name in transform.taken}
-                self._graphs(transform.name).require(taken, self._graphs, self._place)
+                inputs = {name: columns[name] for name in transform.taken}
+                self._graphs(transform.name).require(inputs, self._graphs, self._place)
 
     def _place(self, field: str) -> str:
         return f"entities.{field}" if field in self.plan.keys else f"request.{field}"
 
     def encode(self, output: Outputs, answers: Mapping[str, ViewAnswer]) -> bytes:
-        """The JSON answer: the model's output, and what the views had to say."""
+        """The JSON answer: the model's output, and the status of each view."""
         deployment = self.model.deployment
         return orjson.dumps(
             {
@@ -136,12 +137,8 @@ class Predictor:
         )
 
 
-def require_keys(plan: LookupPlan, given: Mapping[str, object]) -> None:
-    """Checks that every join key of a plan is given.
-
-    Raises:
-        RequestError: one is missing.
-    """
+def require_keys(plan: LookupPlan, keys: Mapping[str, object]) -> None:
+    """Raises a RequestError if a join key of the plan is missing."""
     for name, column in plan.keys.items():
-        if name not in given:
+        if name not in keys:
             raise RequestError(f"entities.{name}", "is missing", expected=f"a list of {column.dtype} values")

@@ -1,4 +1,4 @@
-"""A candidate beside the deployed model: which requests it is asked, what is counted of both, when it is given up."""
+"""A candidate beside the deployed model: which requests it gets, what is counted of both, when it is given up."""
 
 import hashlib
 import math
@@ -15,13 +15,13 @@ from isthmus.serving.deployment.deployment import Candidate
 from isthmus.serving.predict.model import Float32, Model
 
 LEAST = 200
-"""Predictions of one row, of each of the two, before their p99 is compared."""
+"""Predictions of a single row, of each model, before their p99 is compared."""
 
 FAILURES = 3
 """Failed predictions before their share is compared."""
 
 WINDOW = 1000
-"""Requests of the candidate after which failures are counted anew, and seconds if there were `LEAST` of both."""
+"""Requests of the candidate after which failures are counted anew, and seconds if both have `LEAST`."""
 
 TOLERANCE = 1e-3
 """By how much an answer of a shadow may differ."""
@@ -31,12 +31,12 @@ _EVERY = 50
 
 
 class Counts:
-    """What one of the two has done.
+    """What a model has done.
 
     Attributes:
-        requests: that it was asked.
-        failures: of these, those that it had no answer for.
-        seconds: of runs over one row, the latest.
+        requests: how many it got.
+        failures: how many of these it could not answer.
+        seconds: the latest runs over a single row.
     """
 
     def __init__(self) -> None:
@@ -63,32 +63,32 @@ class Counts:
 
     @property
     def p99_ms(self) -> float | None:
-        """99th percentile of a run over one row, by nearest rank; None if there was none."""
+        """99th percentile of a run over a single row, by nearest rank; None if there was no run."""
         ordered = sorted(self.seconds)
         return ordered[math.ceil(0.99 * len(ordered)) - 1] * 1000 if ordered else None
 
 
-class Trial:
-    """A candidate on trial.
+class CandidateRun:
+    """A candidate in a worker, beside the deployed model.
 
     Args:
-        candidate: what is tried.
+        candidate: what the deployment says of it.
         model: its model, or why there is none.
 
     Attributes:
-        first: what the deployed model has done meanwhile.
-        tried: what the candidate has done.
+        deployed: what the deployed model has done meanwhile.
+        counts: what the candidate has done.
         compared: answers of a shadow that were compared.
-        differing: of these, those that differ by more than the tolerance.
+        differing: how many of these differ by more than the tolerance.
         worst: the largest difference.
-        dropped: requests that a shadow was not asked, because too many waited.
-        refused: why it is not asked any more; None while it is.
+        dropped: requests that a shadow did not get, because too many waited.
+        refused: why it gets no more requests; None while it does.
     """
 
     def __init__(self, candidate: Candidate, model: Model | IsthmusError) -> None:
         self.candidate = candidate
         self.model = model
-        self.first, self.tried = Counts(), Counts()
+        self.deployed, self.counts = Counts(), Counts()
         self.compared = self.differing = self.dropped = 0
         self.worst = 0.0
         self.refused = str(model) if isinstance(model, IsthmusError) else None
@@ -96,10 +96,10 @@ class Trial:
 
     @property
     def role(self) -> Literal["shadow", "canary"]:
-        """What it is."""
+        """A canary answers requests; a shadow is only compared."""
         return "canary" if self.candidate.share else "shadow"
 
-    def takes(self, names: Iterable[str], keys: Mapping[str, Sequence[Any]], body: bytes) -> bool:
+    def picks(self, names: Iterable[str], keys: Mapping[str, Sequence[Any]], body: bytes) -> bool:
         """Whether the candidate answers a request: always the same for the same join keys of its first row.
 
         Args:
@@ -112,16 +112,16 @@ class Trial:
         place = int.from_bytes(hashlib.blake2b(self._salt + named, digest_size=8).digest()) / 2**64
         return place < self.candidate.share
 
-    def compare(self, first: Float32, tried: Float32) -> bool:
-        """Compares two answers to one request, shape (n,) each; returns whether they are the same within tolerance."""
-        both = np.isnan(first) & np.isnan(tried)
+    def compare(self, deployed: Float32, candidate: Float32) -> bool:
+        """Compares two answers to a request, shape (n,) each; returns whether they are the same within tolerance."""
+        both = np.isnan(deployed) & np.isnan(candidate)
         with np.errstate(invalid="ignore"):
-            apart = np.where(both, 0.0, np.abs(first.astype(np.float64) - tried.astype(np.float64)))
-        # Where one of the two alone has no number, nothing is close to it.
-        apart = np.where(np.isnan(apart) & (first != tried), np.inf, np.nan_to_num(apart, nan=0.0, posinf=np.inf))
-        worst = float(apart.max(initial=0.0))
-        self.compared += len(apart)
-        self.differing += int(np.count_nonzero(apart > TOLERANCE))
+            gap = np.where(both, 0.0, np.abs(deployed.astype(np.float64) - candidate.astype(np.float64)))
+        # Where only a single answer is a number, nothing is close to it.
+        gap = np.where(np.isnan(gap) & (deployed != candidate), np.inf, np.nan_to_num(gap, nan=0.0, posinf=np.inf))
+        worst = float(gap.max(initial=0.0))
+        self.compared += len(gap)
+        self.differing += int(np.count_nonzero(gap > TOLERANCE))
         self.worst = max(self.worst, worst)
         return worst <= TOLERANCE
 
@@ -129,33 +129,33 @@ class Trial:
         """Gives a canary up that fails more often than the deployed model, or is slower than it may be."""
         if self.refused is not None or self.role == "shadow":
             return
-        (asked, failed), (others, theirs) = self.tried.window, self.first.window
-        if failed >= FAILURES and failed * max(others, 1) > theirs * asked:
+        (requests, failures), (deployed, failed) = self.counts.window, self.deployed.window
+        if failures >= FAILURES and failures * max(deployed, 1) > failed * requests:
             self.refused = (
-                f"{failed:,} of {asked:,} of its predictions failed, and {theirs:,} of {others:,} of those of the "
-                "deployed model"
+                f"{failures:,} of {requests:,} of its predictions failed, and {failed:,} of {deployed:,} of those of "
+                "the deployed model"
             )
-        elif asked % _EVERY == 0 and self._timed:
+        elif requests % _EVERY == 0 and self._timed:
             self._judge_latency()
-        if asked >= WINDOW:
-            # Large shares, and requests of many rows, leave one of the two few seconds: kept until there are enough.
+        if requests >= WINDOW:
+            # Large shares, and requests of many rows, time few runs of either model: those stay until there are enough.
             timed = self._timed
-            for one in (self.first, self.tried):
-                one.reopen()
+            for counts in (self.deployed, self.counts):
+                counts.reopen()
                 if timed:
-                    one.seconds.clear()
+                    counts.seconds.clear()
 
     @property
     def _timed(self) -> bool:
-        return min(len(self.tried.seconds), len(self.first.seconds)) >= LEAST
+        return min(len(self.counts.seconds), len(self.deployed.seconds)) >= LEAST
 
     def _judge_latency(self) -> None:
         objective = self.candidate.latency_objective_ms
-        tried, first = self.tried.p99_ms, self.first.p99_ms
-        if tried is not None and first is not None and tried > objective >= first:
+        own, deployed = self.counts.p99_ms, self.deployed.p99_ms
+        if own is not None and deployed is not None and own > objective >= deployed:
             self.refused = (
-                f"the p99 of its predictions of one row is {tried:.3g} ms, above the objective of {objective:g} ms, "
-                f"and that of the deployed model is {first:.3g} ms"
+                f"the p99 of its predictions of one row is {own:.3g} ms, above the objective of {objective:g} ms, "
+                f"and that of the deployed model is {deployed:.3g} ms"
             )
 
 
@@ -175,7 +175,7 @@ class Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     why: str
 
     def about(self, candidate: Candidate) -> bool:
-        """Whether it is about this candidate, and not about an earlier one."""
+        """Whether it is about this candidate, and not about an earlier candidate."""
         deployment = candidate.deployment
         return (self.digest, self.deployed_at) == (deployment.digest, deployment.deployed_at)
 
@@ -201,11 +201,11 @@ def decision_file(deployment: Path) -> Path:
     return deployment.with_name("candidate.refused.json")
 
 
-def decided(deployment: Path, candidate: Candidate) -> Decision | None:
-    """The decision about a candidate; None if there is none that can be read."""
+def read_decision(deployment: Path, candidate: Candidate) -> Decision | None:
+    """The decision about a candidate; None if there is none, or it cannot be read."""
     file = decision_file(deployment)
     try:
-        found = Decision.loads(file.read_bytes(), str(file))
+        decision = Decision.loads(file.read_bytes(), str(file))
     except (OSError, PackageError):
         return None
-    return found if found.about(candidate) else None
+    return decision if decision.about(candidate) else None

@@ -1,4 +1,4 @@
-"""Deploying and rolling back: one at a time, in stages, each step of which may be the last."""
+"""Deploying and rolling back: under a lock, in stages, so that a kill at any point leaves a valid deployment."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -17,14 +17,14 @@ from isthmus.features.package.manifest import read_contract, read_package
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.verdict import Verdict
 from isthmus.serving.deployment import cache
-from isthmus.serving.deployment.deployment import Candidate, Deployment, approved
-from isthmus.serving.deployment.history import Event, History, standing
+from isthmus.serving.deployment.deployment import Candidate, Deployment, approve
+from isthmus.serving.deployment.history import DeploymentHistory, Event, succession
 from isthmus.serving.predict.model import Model
-from isthmus.serving.rollout.candidate import decided
+from isthmus.serving.rollout.candidate import read_decision
 
 STAGES = ("fetch", "verify", "load", "warm", "switch")
 
-KEPT = 10
+CACHED = 10
 """Lines of the history whose packages stay in the cache."""
 
 
@@ -33,7 +33,7 @@ class Rollout:
     """A deployment under way, and then what came of it.
 
     Attributes:
-        bytes: how many were moved into the cache.
+        bytes: how many were copied into the cache.
         seconds: stage to how long it took.
         deployment: what is in force at the end.
     """
@@ -46,17 +46,17 @@ class Rollout:
     @property
     def deployment(self) -> Deployment:
         """What is in force at the end."""
-        assert self._deployment is not None  # noqa: S101 - set before anybody is given it
+        assert self._deployment is not None  # noqa: S101 - set before it is returned
         return self._deployment
 
     def done(self, stage: str) -> None:
-        """What was done since the last call belonged to a stage."""
+        """Counts the time since the last call for a stage."""
         now = time.perf_counter()
         self.seconds[stage] += now - self._since
         self._since = now
 
     def load(self, deployment: Deployment, public_key: str | None) -> None:
-        """Loads and warms the model of a deployment as the server does it.
+        """Loads and warms the model of a deployment like the server.
 
         Raises:
             PackageError: it cannot be loaded, or does not reproduce its golden rows.
@@ -74,7 +74,7 @@ class Rollout:
 
     def as_dict(self) -> dict[str, Any]:
         """The deployment in its machine-readable form, with what it took."""
-        seconds = {stage: round(taken, 4) for stage, taken in self.seconds.items()}
+        seconds = {stage: round(duration, 4) for stage, duration in self.seconds.items()}
         return {**msgspec.to_builtins(self.deployment), "bytes": self.bytes, "seconds": seconds}
 
 
@@ -93,8 +93,8 @@ def deploy(
 ) -> Rollout:
     """Puts a package behind the API: a running server takes it up within a second.
 
-    The package is moved into the cache beside the file, and loaded and warmed from there before it is in force. What
-    was in force stays so until then, whatever happens.
+    The package is copied into the cache beside the file, and loaded and warmed from there before it is in force. Until
+    then, what was in force stays so, whatever happens.
 
     Args:
         package: the package folder.
@@ -106,25 +106,25 @@ def deploy(
         at: the present time in microseconds since 1970 UTC.
         public_key: whose owner must have signed the package, as PEM.
         share: of requests that it answers as a candidate beside what is in force; 0 for a shadow, whose answers are
-            compared and never returned; None if it is to be in force itself.
+            compared and never returned; None to put it in force itself.
         why: the reason, for the history.
 
     Raises:
         PackageError: the package is damaged, not signed by the owner of the key, lacks the profile's precision, or
             does not reproduce its golden rows here.
-        ContractMismatch: what the model reads is not what it was when the package was made.
+        ContractMismatch: what the model reads has changed since the package was exported.
         GateFailed: there is no verdict, or it did not pass, or it is about something else or not about everything; or
-            there is nothing that a candidate could be beside.
+            nothing is deployed that a candidate could be beside.
         DependencyError: another deployment is under way.
         DataError: the history cannot be read.
     """
     with _changing(file) as (history, _):
         rollout = Rollout()
         current = None if share is None else _beside(file)
-        deployment = approved(package, verdict, contract, profile, tables=tables, at=at, public_key=public_key)
+        deployment = approve(package, verdict, contract, profile, tables=tables, at=at, public_key=public_key)
         rollout.done("verify")
-        kept, rollout.bytes = cache.fetch(package, deployment.digest, cache.folder_of(file), public_key, rollout.done)
-        deployment = msgspec.structs.replace(deployment, package=str(kept.resolve()))
+        cached, rollout.bytes = cache.fetch(package, deployment.digest, cache.folder_of(file), public_key, rollout.done)
+        deployment = msgspec.structs.replace(deployment, package=str(cached.resolve()))
         rollout.load(deployment, public_key)
         if current is None or share is None:
             rollout.switch(file, deployment)
@@ -132,7 +132,8 @@ def deploy(
             return rollout
         if deployment.service != current.service:
             raise GateFailed(f"package {deployment.model}", f"reads service {deployment.service}",
-                             expected=f"{current.service}, as what is in force", remedy="deploy it whole")  # fmt: skip
+                             expected=f"{current.service}, as what is in force",
+                             remedy="deploy it without --shadow or --canary")  # fmt: skip
         objective = profile.latency_objective_ms
         candidate = Candidate(deployment=deployment, share=share, latency_objective_ms=objective)
         rollout.switch(file, msgspec.structs.replace(current, candidate=candidate))
@@ -152,9 +153,9 @@ def promote(file: Path, contract: Contract, *, at: int, public_key: str | None =
 
     Raises:
         GateFailed: there is no candidate, or it was given up.
-        PackageError: the deployment file is damaged; or the candidate's package is not there any more, is damaged, or
-            is not signed by the owner of the key.
-        ContractMismatch: what its model reads is not what it was when the package was made.
+        PackageError: the deployment file is damaged; or the candidate's package is gone, damaged, or not signed by the
+            owner of the key.
+        ContractMismatch: what its model reads has changed since the package was exported.
         DependencyError: another deployment is under way.
         DataError: the history cannot be read.
     """
@@ -162,11 +163,11 @@ def promote(file: Path, contract: Contract, *, at: int, public_key: str | None =
         rollout = Rollout()
         candidate = _beside(file).candidate
         if candidate is None:
-            raise GateFailed(str(file), "there is no candidate", expected="one to promote",
+            raise GateFailed(str(file), "there is no candidate", expected="a candidate to promote",
                              remedy="run `isthmus deploy --shadow` or `isthmus deploy --canary SHARE`")  # fmt: skip
-        if decision := decided(file, candidate):
+        if decision := read_decision(file, candidate):
             where = f"package {candidate.deployment.digest[:12]}"
-            raise GateFailed(where, f"was given up: {decision.why}", expected="a candidate that is still tried",
+            raise GateFailed(where, f"was given up: {decision.why}", expected="a candidate that is still running",
                              remedy="run `isthmus rollback`, which drops it")  # fmt: skip
         deployment = _verified(rollout, candidate.deployment, contract, at, public_key)
         rollout.switch(file, deployment)
@@ -177,21 +178,21 @@ def promote(file: Path, contract: Contract, *, at: int, public_key: str | None =
 def rollback(
     file: Path, contract: Contract, *, at: int, to: str | None = None, public_key: str | None = None, why: str = ""
 ) -> Rollout:
-    """Drops the candidate, if there is one; else puts the deployment before the one in force behind the API again.
+    """Drops the candidate, if any; else puts the deployment before the current one in force again.
 
     Args:
         file: the deployment file.
         contract: the contract in use.
         at: the present time in microseconds since 1970 UTC.
-        to: how the digest begins of the one to go back to; by default the one before.
+        to: how the digest of the deployment to go back to begins; by default the deployment before.
         public_key: whose owner must have signed the package, as PEM.
         why: the reason, for the history.
 
     Raises:
         GateFailed: there is nothing to go back to.
-        PackageError: the deployment file is damaged, and `to` says nothing; or the package is not there any more, is
-            damaged, or is not signed by the owner of the key.
-        ContractMismatch: what its model reads is not what it was when the package was made.
+        PackageError: the deployment file is damaged, and `to` is None; or the package is gone, damaged, or not signed
+            by the owner of the key.
+        ContractMismatch: what its model reads has changed since the package was exported.
         DependencyError: another deployment is under way.
         DataError: the history cannot be read.
     """
@@ -213,7 +214,6 @@ def rollback(
 
 
 def _beside(file: Path) -> Deployment:
-    """What is in force, for a candidate to be beside."""
     current = _read(file)
     if current is None:
         raise GateFailed(str(file), "nothing is deployed", expected="a deployment to try a package beside",
@@ -222,12 +222,11 @@ def _beside(file: Path) -> Deployment:
 
 
 def _verified(rollout: Rollout, earlier: Deployment, contract: Contract, at: int, public_key: str | None) -> Deployment:
-    """A deployment of a package in the cache, as of now, if nothing speaks against it any more."""
     where = f"package {earlier.model} {earlier.digest[:12]}"
     folder = Path(earlier.package)
     if not folder.is_dir():
-        raise PackageError(where, f"is no longer in {folder.parent}", expected=f"one of the last {KEPT}",
-                           remedy="make it again, or give another with --to")  # fmt: skip
+        raise PackageError(where, f"is no longer in {folder.parent}", expected=f"one of the last {CACHED}",
+                           remedy="export and deploy it again, or name another with --to")  # fmt: skip
     cache.require(folder, earlier.digest, public_key)
     manifest = read_package(folder)
     require_service(where, read_contract(folder, manifest), contract, manifest.service)
@@ -238,18 +237,13 @@ def _verified(rollout: Rollout, earlier: Deployment, contract: Contract, at: int
 
 
 def in_force(file: Path) -> Deployment | None:
-    """What a deployment file says; None if there is none that can be read."""
+    """What a deployment file says; None if there is none, or it cannot be read."""
     with suppress(OSError, PackageError):
         return _read(file)
     return None
 
 
 def _read(file: Path) -> Deployment | None:
-    """What a deployment file says; None if there is none.
-
-    Raises:
-        PackageError: it is no deployment.
-    """
     try:
         return Deployment.loads(file.read_bytes(), str(file))
     except FileNotFoundError:
@@ -257,18 +251,18 @@ def _read(file: Path) -> Deployment | None:
 
 
 @contextmanager
-def _changing(file: Path) -> Iterator[tuple[History, list[Event]]]:
-    """The history, for as long as nobody else deploys; afterwards the cache has no more than it names."""
-    history = History(file)
+def _changing(file: Path) -> Iterator[tuple[DeploymentHistory, list[Event]]]:
+    """The history, locked against other deployments; afterwards the cache holds no more than it names."""
+    history = DeploymentHistory(file)
     with history.held() as events:
         for event in _unnoted(file, events):
             history.add(event)
             events.append(event)
         yield history, events
-        last = [event.deployment.digest for event in history.read()[-KEPT:]]
+        last = [event.deployment.digest for event in history.read()[-CACHED:]]
         now = in_force(file)
-        tried = () if now is None or now.candidate is None else (now.candidate.deployment.digest,)
-        cache.prune(cache.folder_of(file), {*last, *tried, *(() if now is None else (now.digest,))})
+        running = [] if now is None else [now, *([now.candidate.deployment] if now.candidate else [])]
+        cache.prune(cache.folder_of(file), {*last, *(deployment.digest for deployment in running)})
 
 
 def happened(file: Path) -> list[Event]:
@@ -277,46 +271,46 @@ def happened(file: Path) -> list[Event]:
     Raises:
         DataError: it cannot be read.
     """
-    events = History(file).read()
+    events = DeploymentHistory(file).read()
     return [*events, *_unnoted(file, events)]
 
 
 def _unnoted(file: Path, events: list[Event]) -> Iterator[Event]:
-    """What the files say and the history does not."""
+    """Events that the files show and the history lacks."""
     current = in_force(file)
     if current is None:
         return
-    stood, tried = standing(events), current.candidate
+    deployed, candidate = succession(events), current.candidate
     alone = msgspec.structs.replace(current, candidate=None)
-    if not stood or stood[-1] != alone:
+    if not deployed or deployed[-1] != alone:
         # Its process was killed between the two files; or it is older than the history.
         yield Event(at=alone.deployed_at, action="deploy", deployment=alone, why="found in force")
-    # A server that gives a candidate up does not wait for whoever deploys.
-    if tried is not None and (decision := decided(file, tried)) is not None:
-        event = Event(at=decision.at, action="refuse", deployment=tried.deployment, why=decision.why)
+    # A server that gives a candidate up does not wait for the lock.
+    if candidate is not None and (decision := read_decision(file, candidate)) is not None:
+        event = Event(at=decision.at, action="refuse", deployment=candidate.deployment, why=decision.why)
         if event not in events:
             yield event
 
 
 def _earlier(file: Path, events: list[Event], current: Deployment | None, to: str | None) -> Deployment:
-    """What to go back to."""
     if to is not None:
         known = {event.deployment.digest: event.deployment for event in events}
-        found = [digest for digest in known if digest.startswith(to)]
-        if len(found) != 1:
+        matches = [digest for digest in known if digest.startswith(to)]
+        if len(matches) != 1:
             expected = ", ".join(digest[:12] for digest in known) or "none: nothing was ever deployed"
-            what = f"{len(found)} packages of the history begin" if found else "no package of the history begins"
+            what = f"{len(matches)} packages of the history begin" if matches else "no package of the history begins"
             raise GateFailed(str(file), f"{what} with {to!r}", expected=f"one of {expected}",
                              remedy="see `isthmus history`")  # fmt: skip
-        if current is not None and current.digest == found[0]:
-            raise GateFailed(str(file), f"package {found[0][:12]} is in force already", expected="another package",
+        if current is not None and current.digest == matches[0]:
+            raise GateFailed(str(file), f"package {matches[0][:12]} is in force already", expected="another package",
                              remedy="see `isthmus history`")  # fmt: skip
-        return known[found[0]]
+        return known[matches[0]]
     if current is None:
         raise GateFailed(str(file), "nothing is deployed", expected="a deployment to go back from",
                          remedy="run `isthmus deploy`")  # fmt: skip
-    before = standing(events)[:-1]
+    before = succession(events)[:-1]
     if not before:
         raise GateFailed(str(file), f"there is no deployment before package {current.digest[:12]}",
-                         expected="an earlier one", remedy="run `isthmus deploy` for another package")  # fmt: skip
+                         expected="an earlier deployment",
+                         remedy="run `isthmus deploy` for another package")  # fmt: skip
     return before[-1]

@@ -1,7 +1,7 @@
-"""Columns of a request: decoded by the types of the contract, with no Python work per value."""
+"""Decoding the columns of a request by the types of the contract, with no Python work per value."""
 
 import math
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Set
 from types import GenericAlias
 from typing import Annotated, Any, Literal
 
@@ -12,8 +12,8 @@ from isthmus.features.contract.contract import Column
 from isthmus.features.errors import RequestError
 from isthmus.features.types import SCALARS, Array
 from isthmus.features.values.columns import Values, from_python, other_size
-from isthmus.serving.wire.errors import TooLargeError
-from isthmus.serving.wire.unreadable import FAILURES, unreadable
+from isthmus.serving.wire.body import FAILURES, unreadable
+from isthmus.serving.wire.errors import TooLargeError, any_of
 
 _Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -44,55 +44,55 @@ _KEYS = {name: msgspec.json.Decoder(GenericAlias(list, (python,))) for name, pyt
 _FIELDS = {name: msgspec.json.Decoder(GenericAlias(list, (python | None,))) for name, python in _PYTHON.items()}
 
 
-def keys(given: Mapping[str, msgspec.Raw], known: Mapping[str, Column]) -> dict[str, list[Any]]:
+def keys(raws: Mapping[str, msgspec.Raw], join_keys: Mapping[str, Column]) -> dict[str, list[Any]]:
     """The join keys of a request: name to values, none of them null.
 
     Args:
-        given: name to a JSON array.
-        known: every join key of the contract by its name.
+        raws: name to a JSON array.
+        join_keys: every join key of the contract by its name.
 
     Raises:
-        RequestError: a name is no join key, or a value has another type.
+        RequestError: a name is not a join key, or a value has another type.
     """
     columns = {}
-    for name, raw in given.items():
-        column = known.get(name)
+    for name, raw in raws.items():
+        column = join_keys.get(name)
         if column is None:
-            raise RequestError(f"entities.{name}", "is no join key", expected=_one_of(known))
+            raise RequestError(f"entities.{name}", "is no join key", expected=any_of(join_keys))
         columns[name] = _decode(f"entities.{name}", raw, column, _KEYS)
     return columns
 
 
 def entities(
-    given: Mapping[str, msgspec.Raw], known: Mapping[str, Column], request: Mapping[str, Column], optional: Set[str]
+    raws: Mapping[str, msgspec.Raw], join_keys: Mapping[str, Column], request: Mapping[str, Column], optional: Set[str]
 ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-    """The join keys of a lookup, and the request fields among them. A field named like a join key is that key's value.
+    """The join keys of a lookup, and its request fields. A field named like a join key is that key's value.
 
     Args:
-        given: name to a JSON array.
-        known: every join key of the contract by its name.
+        raws: name to a JSON array.
+        join_keys: every join key of the contract by its name.
         request: the request fields that are needed.
-        optional: those of them that may be left out.
+        optional: request fields that may be left out.
 
     Raises:
-        RequestError: a field is missing, a name is neither of them, or a value has another type.
+        RequestError: a field is missing, a name is neither key nor field, or a value has another type.
     """
     for name, column in request.items():
-        if name not in given and name not in optional:
+        if name not in raws and name not in optional:
             raise RequestError(f"entities.{name}", "is missing, which a request transform takes",
                                expected=f"a list of {_WORDS[column.dtype.name]} ({column.dtype.name})")  # fmt: skip
-    for name in given:
-        if request and name not in known and name not in request:
-            raise RequestError(f"entities.{name}", "is no join key, and no request field of what is asked for",
-                               expected=_one_of({*known, *request}))  # fmt: skip
-    found = keys({name: raw for name, raw in given.items() if name in known or name not in request}, known)
-    fields = {name: found[name] if name in found else field(given[name], column, "entities")
-              for name, column in request.items() if name in given}  # fmt: skip
-    return found, fields
+    for name in raws:
+        if request and name not in join_keys and name not in request:
+            raise RequestError(f"entities.{name}", "is no join key, and no request field of these features",
+                               expected=any_of({*join_keys, *request}))  # fmt: skip
+    columns = keys({name: raw for name, raw in raws.items() if name in join_keys or name not in request}, join_keys)
+    fields = {name: columns[name] if name in columns else field(raws[name], column, "entities")
+              for name, column in request.items() if name in raws}  # fmt: skip
+    return columns, fields
 
 
 def field(raw: msgspec.Raw, column: Column, part: str = "request") -> list[Any]:
-    """The values of one field as a lookup answers with them; None is null.
+    """The values of a field as a lookup answers with them; None is null.
 
     Args:
         raw: a JSON array.
@@ -113,23 +113,23 @@ def field(raw: msgspec.Raw, column: Column, part: str = "request") -> list[Any]:
 
 
 def require_size(where: str, arrays: list[Any], column: Column) -> None:
-    """Checks that arrays have the declared size, if there is one.
+    """Checks that arrays have the declared size, if any.
 
     Raises:
-        RequestError: one has another.
+        RequestError: an array has another size.
     """
-    if column.size is not None and (other := other_size(arrays, column.size)):
-        raise RequestError(where, f"an array of {other[1]} elements at `list[{other[0]}]`",
+    if column.size is not None and (wrong := other_size(arrays, column.size)):
+        raise RequestError(where, f"an array of {wrong[1]} elements at `list[{wrong[0]}]`",
                            expected=f"arrays of {column.size} elements")  # fmt: skip
 
 
 def rows(where: str, columns: Mapping[str, list[Any]], most: int) -> int:
-    """How many rows some columns have.
+    """How many rows the columns have.
 
     Args:
         where: the part of the request that holds the columns.
         columns: column name to its values.
-        most: how many they may have.
+        most: how many rows are allowed.
 
     Raises:
         RequestError: they have none, or not the same number.
@@ -138,8 +138,8 @@ def rows(where: str, columns: Mapping[str, list[Any]], most: int) -> int:
     lengths = {name: len(values) for name, values in columns.items()}
     count = max(lengths.values(), default=0)
     if min(lengths.values(), default=0) != count:
-        found = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise RequestError(where, f"the columns differ in length: {found}", expected="one value per row in each")
+        shown = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise RequestError(where, f"the columns differ in length: {shown}", expected="one value per row in each")
     if count == 0:
         raise RequestError(where, "there is no row", expected="at least one value per column")
     if count > most:
@@ -159,17 +159,17 @@ def values(data: list[Any], column: Column, part: str = "request") -> Values:
         RequestError: a number is too large for its type.
     """
     with np.errstate(over="ignore"):
-        found = from_python(data, column.dtype)
+        values = from_python(data, column.dtype)
     if column.dtype.name == "Array(Float32)":
-        wrong = [row for row, array in enumerate(data) if array is not None and _beyond(found.data[row], array)]
+        wrong = [row for row, array in enumerate(data) if array is not None and _beyond(values.data[row], array)]
     elif column.dtype.name == "Float32":
-        wrong = [row for row in np.flatnonzero(np.isinf(found.data)).tolist() if math.isfinite(data[row])]
+        wrong = [row for row in np.flatnonzero(np.isinf(values.data)).tolist() if math.isfinite(data[row])]
     else:
-        return found
+        return values
     if wrong:
         raise RequestError(f"{part}.{column.name}", f"{data[wrong[0]]} at `list[{wrong[0]}]` is too large",
                            expected="numbers of 32 bits (Float32)")  # fmt: skip
-    return found
+    return values
 
 
 def _beyond(narrow: "np.ndarray[Any, Any]", wide: list[float]) -> bool:
@@ -182,13 +182,9 @@ def _decode(where: str, raw: msgspec.Raw, column: Column, decoders: Mapping[str,
         decoded: list[Any] = decoders[column.dtype.name].decode(raw)
     except msgspec.ValidationError as error:
         expected = f"a list of {_WORDS[column.dtype.name]} ({column.dtype.name})"
-        # msgspec takes the texts that stand for numbers as an enumeration.
-        found = str(error).replace("$", "list").replace("Invalid enum value", "Expected a number, got")
-        raise RequestError(where, found, expected=expected) from error
+        # For msgspec the texts "NaN" and "Infinity" are an enumeration.
+        message = str(error).replace("$", "list").replace("Invalid enum value", "Expected a number, got")
+        raise RequestError(where, message, expected=expected) from error
     except FAILURES as error:
         raise unreadable(where, bytes(raw), error) from error
     return decoded
-
-
-def _one_of(names: Iterable[str]) -> str:
-    return "one of " + (", ".join(sorted(names)) or "none")

@@ -1,4 +1,4 @@
-"""Values as the JSON of an answer."""
+"""Encoding values as the JSON of an answer."""
 
 import math
 from base64 import b64encode
@@ -36,9 +36,9 @@ def labels(codes: np.ndarray[Any, np.dtype[np.uint8]]) -> list[str]:
 
 
 def json_columns(dtype: DataType, data: np.ndarray[Any, Any], null: Nulls | None = None) -> list[Any]:
-    """Columns of one type, shape (m, n), as orjson writes them.
+    """Columns of the same type, shape (m, n), as orjson writes them.
 
-    A float32 is widened to the double it is, a timestamp is seconds (with a fraction where a column has one), as in
+    A float32 is widened to the double it is, a timestamp is seconds (with a fraction where a column has any), as in
     Feast. A number that is not finite is a word, bytes are Base64.
 
     Args:
@@ -76,12 +76,11 @@ def json_columns(dtype: DataType, data: np.ndarray[Any, Any], null: Nulls | None
 
 
 def repeated(item: bytes, count: int) -> bytes:
-    """A JSON array that holds one item `count` times."""
+    """A JSON array that holds an item `count` times."""
     return b"[" + ((item + b",") * count)[:-1] + b"]"
 
 
 def _seconds(column: np.ndarray[Any, Any]) -> Any:
-    """Microseconds as seconds."""
     if not (column % _SECOND).any():
         return column // _SECOND
     if (np.abs(column) >> _EXACT).any():
@@ -97,7 +96,6 @@ def _rows(matrix: np.ndarray[Any, Any]) -> list[Any]:
 
 
 def _masked(columns: list[Any], null: Nulls | None) -> list[Any]:
-    """The columns with None where null."""
     if null is None:
         return columns
     for n in np.flatnonzero(null.any(axis=1)).tolist():
@@ -110,19 +108,19 @@ def _masked(columns: list[Any], null: Nulls | None) -> list[Any]:
 
 def _arrays(element: DataType, column: np.ndarray[Any, Any]) -> list[Any]:
     """A column of arrays: all of their elements are converted together."""
-    found: list[Any] = column.tolist()
-    arrays = [array for array in found if array is not None]
+    rows: list[Any] = column.tolist()
+    arrays = [array for array in rows if array is not None]
     if element.numpy is None or not arrays:
-        return [None if array is None else base64_texts(array) for array in found] if element == Bytes else found
+        return [None if array is None else base64_texts(array) for array in rows] if element == Bytes else rows
     (flat,) = json_columns(element, np.concatenate(arrays)[None])
     if len(flat) < _SHORT * len(arrays) and isinstance(flat, np.ndarray):
         flat = flat.tolist()
-    lengths = [0 if array is None else len(array) for array in found]
-    return list(split(flat, lengths, [array is not None for array in found]))
+    lengths = [0 if array is None else len(array) for array in rows]
+    return list(split(flat, lengths, [array is not None for array in rows]))
 
 
 def base64_texts(values: Sequence[bytes | None]) -> list[str | None]:
-    """Bytes as JSON carries them."""
+    """Bytes as Base64, the way JSON carries them."""
     return [None if value is None else b64encode(value).decode() for value in values]
 
 

@@ -1,6 +1,6 @@
-"""Which HTTP status an error is answered with."""
+"""The errors of the API, and the HTTP status of each."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from isthmus.features.errors import ContractMismatch, DependencyError, IsthmusError, Problem, RequestError
 
@@ -12,15 +12,15 @@ class UnreadableError(RequestError):
 
 
 class UnauthenticatedError(RequestError):
-    """The request carries no API key, or one that is not known."""
+    """The request carries no API key, or an unknown key."""
 
 
 class ForbiddenError(RequestError):
-    """The API key has no scope for what is asked."""
+    """The API key lacks the scope for this request."""
 
 
 class NotFoundError(RequestError):
-    """The request names something that is not there."""
+    """The request names something that does not exist."""
 
 
 class NotAllowedError(RequestError):
@@ -32,20 +32,20 @@ class NotAcceptableError(RequestError):
 
 
 class RowsError(RequestError):
-    """Rows that are not taken: every problem at once, and nothing was written."""
+    """Rows that are refused: every problem at once, and nothing was written."""
 
     def __init__(self, where: str, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         remedy = "nothing was written: correct that and push again"
         if len(self.problems) == 1:
-            (one,) = self.problems
-            super().__init__(one.where, one.found, expected=one.expected, remedy=remedy)
+            (problem,) = self.problems
+            super().__init__(problem.where, problem.found, expected=problem.expected, remedy=remedy)
         else:
-            found = f"{len(self.problems)} problems: " + " | ".join(str(problem) for problem in self.problems)
-            super().__init__(where, found, remedy=remedy)
+            listed = " | ".join(map(str, self.problems))
+            super().__init__(where, f"{len(self.problems)} problems: {listed}", remedy=remedy)
 
     def as_dict(self) -> dict[str, object]:
-        """The error as plain data with one entry per problem."""
+        """The error as plain data, with an entry for each problem."""
         problems = [{"where": p.where, "found": p.found, "expected": p.expected} for p in self.problems]
         return {**super().as_dict(), "problems": problems}
 
@@ -90,13 +90,18 @@ _STATUS: tuple[tuple[type[IsthmusError], int], ...] = (
 )
 
 
+def any_of(names: Iterable[str]) -> str:
+    """The names that would be accepted, in words."""
+    return "one of " + (", ".join(sorted(names)) or "none")
+
+
 def status(error: IsthmusError) -> int:
-    """The HTTP status of an error: 500 for what neither the caller nor time can mend."""
+    """The HTTP status of an error: 500 if neither the caller nor time can mend it."""
     return next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
 
 
 def headers(error: IsthmusError) -> dict[str, str]:
-    """What the answer to an error says beside its body."""
+    """The headers of the answer to an error."""
     match status(error):
         case 401:
             return {"www-authenticate": 'Bearer realm="isthmus"'}

@@ -1,4 +1,4 @@
-"""The forms of a lookup's answer, and which of them a caller accepts (RFC 9110, section 12.5.1)."""
+"""The formats of a lookup's answer, and which of them a caller accepts (RFC 9110, section 12.5.1)."""
 
 from enum import Enum
 from functools import lru_cache
@@ -7,7 +7,7 @@ from isthmus.serving.wire.errors import NotAcceptableError
 
 
 class Format(Enum):
-    """A form of the answer, by its media type; in the order of preference where a caller has none."""
+    """A format by its media type; in the order of preference where a caller has none."""
 
     JSON = "application/json"
     VALUES = "application/vnd.isthmus.values+json"
@@ -15,16 +15,16 @@ class Format(Enum):
 
 
 @lru_cache(256)
-def chosen(accept: str) -> Format:
-    """The form to answer with.
+def negotiate(accept: str) -> Format:
+    """The format to answer in.
 
-    An unknown media type does not count, and who accepts only unknown ones is answered in JSON, as Feast answers.
+    Unknown media types do not count; a caller who accepts nothing else is answered in JSON, as Feast does.
 
     Args:
         accept: the header; empty if there is none.
 
     Raises:
-        NotAcceptableError: every form is refused with `q=0`.
+        NotAcceptableError: every format is refused with `q=0`.
     """
     ranges = dict(_range(part) for part in accept.lower().split(","))
     best, form = (0.0, 0), None
@@ -51,7 +51,7 @@ def _quality(ranges: dict[str, float], media_type: str) -> tuple[int, float]:
 
 
 def _range(part: str) -> tuple[str, float]:
-    """A media range and its quality; of a quality that is none, 1."""
+    """A media range and its quality; 1 if that is not a number."""
     name, *parameters = (piece.strip() for piece in part.split(";"))
     quality = 1.0
     for parameter in parameters:

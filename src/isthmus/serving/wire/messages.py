@@ -1,4 +1,4 @@
-"""What the API takes and gives: the types behind its decoding and its OpenAPI document."""
+"""Requests and answers of the API: the types behind its decoding and its OpenAPI document."""
 
 from typing import Annotated, Literal
 
@@ -52,14 +52,14 @@ class FeatureVector(Struct):
 
 
 class LookupAnswer(Struct):
-    """One column per join key given, then one per feature."""
+    """A column for each join key of the request, then a column for each feature."""
 
     metadata: Metadata
     results: list[FeatureVector]
 
 
 class ValuesAnswer(Struct):
-    """The compact form: one list of values per name, and per view what it had to say about each row."""
+    """The compact format: a list of values per name, and per view its status for each row."""
 
     metadata: Metadata
     values: list[list[Scalar | list[Scalar] | None]]
@@ -85,7 +85,7 @@ class PushRequest(Struct, forbid_unknown_fields=True):
     allow_registry_cache: Annotated[bool, Meta(description="Sent by Feast's client; there is one contract.")] = True
     to: Annotated[
         Literal["online", "offline", "online_and_offline"],
-        Meta(description="Only `online` is taken: the server has no offline store."),
+        Meta(description="Only `online` is accepted: the server has no offline store."),
     ] = "online"
     transform_on_write: Annotated[bool, Meta(description="Sent by Feast's client; rows are written as they are.")] = (
         True
@@ -115,7 +115,7 @@ class WriteRequest(Struct, forbid_unknown_fields=True):
 
 
 class PushAnswer(Struct):
-    """How many rows were taken, and how many of them replaced what was stored: the others were older than that."""
+    """How many rows were accepted, and how many of them replaced what was stored: the rest were older than that."""
 
     rows: int
     written: int
@@ -133,9 +133,9 @@ class PredictRequest(Struct, forbid_unknown_fields=True):
 
 
 class PredictAnswer(Struct):
-    """One prediction per row, and what each view had to say about the row.
+    """A prediction per row, and the status of each view for the row.
 
-    `contract` is what the model's package was made under; the header `isthmus-contract` has that of the server.
+    `contract` is the contract of the model's package; the header `isthmus-contract` has that of the server.
     """
 
     model: str
@@ -153,17 +153,17 @@ class ModelInput(Struct, frozen=True):
 
 
 class RoleCounts(Struct):
-    """What one of two models has done in the worker that answers, since the candidate is there."""
+    """What a model has done in the worker that answers, since the candidate was deployed."""
 
     requests: int
     failures: int
-    p99_ms: Annotated[float | None, Meta(description="Of a run over one row, of the latest ones.")]
+    p99_ms: Annotated[float | None, Meta(description="Of the latest runs over a single row.")]
 
 
 class CandidateState(Struct):
-    """A package that is tried beside the deployed one; `refused` says why it is not asked any more.
+    """A candidate beside the deployed package; `refused` says why it gets no more requests.
 
-    `deployed` and `tried` are what the two have done since; the counts are those of the worker that answers.
+    `deployed` and `tried` count what the two have done since, in the worker that answers.
     """
 
     package: str
@@ -178,14 +178,14 @@ class CandidateState(Struct):
     differing: Annotated[int, Meta(description="Of these, those that differ by more than `tolerance`.")]
     worst: float | Literal["Infinity"]
     tolerance: float
-    dropped: Annotated[int, Meta(description="Requests that a shadow was not asked, because too many waited.")]
+    dropped: Annotated[int, Meta(description="Requests that a shadow did not get, because too many waited.")]
     refused: str | None = None
 
 
 class ModelState(Struct):
-    """A deployed model; `current` is false, and `outdated` says why, when what it reads has changed since it was made.
+    """A deployed model; `current` is false, and `outdated` says why, when what it reads has changed since its export.
 
-    `contract` is what its package was made under.
+    `contract` is the contract of its package.
     """
 
     model: str
@@ -202,14 +202,14 @@ class ModelState(Struct):
 
 
 class Models(Struct):
-    """The deployed models, and why the last deployment was not taken up, if it was not."""
+    """The deployed models, and why the last deployment was refused, if it was."""
 
     models: list[ModelState]
     refused: str | None = None
 
 
 class PublishedState(Struct):
-    """What the online store has been told of a view; `refused` says why nothing is known of it.
+    """The record of a view in the online store; `refused` says why nothing is known of it.
 
     `materialized_at` is the moment whose answers were written, `known_until` the latest known time among them, each in
     microseconds since 1970 UTC.
@@ -269,7 +269,7 @@ class Health(Struct):
 
 
 class Ready(Struct):
-    """The contract is loaded and Redis answers; `model` is the deployed model, if there is one."""
+    """The contract is loaded and Redis answers; `model` is the deployed model, if any."""
 
     status: Literal["ready"]
     project: str

@@ -1,6 +1,7 @@
-"""The OpenAPI document: made from the types that requests are decoded with.
+"""The OpenAPI document, generated from the types that requests are decoded with, and `/docs`, which shows it.
 
 OpenAPI 3.0, because the bundled Swagger UI shows nothing newer. Its schemas have `nullable` in place of a null type.
+The page is Swagger UI from an installed package: nothing is fetched from elsewhere.
 """
 
 from collections.abc import Mapping
@@ -8,6 +9,10 @@ from importlib.metadata import version
 from typing import Any
 
 import msgspec
+from starlette.responses import HTMLResponse
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+from swagger_ui_bundle import swagger_ui_path
 
 from isthmus.serving.wire import messages
 from isthmus.serving.wire.formats import Format
@@ -15,7 +20,7 @@ from isthmus.serving.wire.formats import Format
 _ERRORS = {
     400: "The body is no JSON in UTF-8.",
     401: "There are API keys, and the request carries none of them.",
-    403: "The API key has no scope for what is asked.",
+    403: "The API key lacks the scope for this request.",
     404: "A view, feature, service or model is not there.",
     406: "No form of the answer is accepted.",
     408: "The body did not arrive in time.",
@@ -27,12 +32,12 @@ _ERRORS = {
 }
 
 _ANY = (401, 429, 503)
-"""The errors of any request but that for health."""
+"""The errors of any request but `/healthz`."""
 
 _SENT = (400, 401, 403, 404, 408, 413, 422, 429, 503)
 """The errors of a request with a body."""
 
-_ASKED = (*_SENT, 409)
+_READ = (*_SENT, 409)
 """The errors of a request that reads rows."""
 
 _STREAM = {
@@ -45,9 +50,36 @@ _KINDS = ("boolean", "number", "string")
 _ARRAY = {"type": "array", "nullable": True, "items": {"anyOf": [{"type": kind} for kind in _KINDS]}}
 _VALUE = {"anyOf": [*({"type": kind, "nullable": True} for kind in _KINDS), _ARRAY]}
 
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>Isthmus API</title>
+<link rel="stylesheet" href="docs/assets/swagger-ui.css">
+<link rel="icon" type="image/png" href="docs/assets/favicon-32x32.png">
+</head>
+<body>
+<div id="swagger-ui"></div>
+<script src="docs/assets/swagger-ui-bundle.js"></script>
+<script>
+SwaggerUIBundle({url: "openapi.json", dom_id: "#swagger-ui", validatorUrl: null, deepLinking: true});
+</script>
+</body>
+</html>
+"""
+
+
+async def _page(_request: object) -> HTMLResponse:
+    return HTMLResponse(_PAGE)
+
+
+def docs_routes() -> list[BaseRoute]:
+    """`/docs` and the files it loads."""
+    return [Route("/docs", _page), Mount("/docs/assets", StaticFiles(directory=swagger_ui_path))]
+
 
 def document() -> dict[str, Any]:
-    """The OpenAPI document of the API: the same for every project, since anybody may read it."""
+    """The OpenAPI document: the same for every project, since anybody may read it."""
     types = [
         messages.LookupRequest, messages.LookupAnswer, messages.ValuesAnswer, messages.PushRequest,
         messages.WriteRequest, messages.PushAnswer, messages.PredictRequest, messages.PredictAnswer, messages.Models,
@@ -64,8 +96,8 @@ def document() -> dict[str, Any]:
         "paths": {
             "/get-online-features": {
                 "post": _operation(
-                    "lookUp", "Looks up the latest features of some keys", messages.LookupAnswer,
-                    errors=(*_ASKED, 406), body=messages.LookupRequest, contract=True,
+                    "lookUp", "Looks up the latest features of keys", messages.LookupAnswer,
+                    errors=(*_READ, 406), body=messages.LookupRequest, contract=True,
                     forms={Format.VALUES.value: _reference(messages.ValuesAnswer), Format.ARROW.value: _STREAM},
                 )
             },
@@ -84,7 +116,7 @@ def document() -> dict[str, Any]:
             "/predict": {
                 "post": _operation(
                     "predict", "Predicts from join keys and request fields", messages.PredictAnswer,
-                    errors=_ASKED, body=messages.PredictRequest, contract=True,
+                    errors=_READ, body=messages.PredictRequest, contract=True,
                 )
             },
             "/models": {
@@ -110,7 +142,7 @@ def document() -> dict[str, Any]:
                 "key": {"type": "http", "scheme": "bearer", "description": "A key of `isthmus keys create`."}
             },
         },
-        # One of the two: nothing, which is enough while there are no keys, or a key.
+        # Nothing, which is enough while there are no keys, or a key.
         "security": [{}, {"key": []}],
     }  # fmt: skip
 
@@ -157,8 +189,10 @@ def _error_headers(status: int) -> dict[str, Any]:
     if status == 401:
         headers["WWW-Authenticate"] = {"schema": {"type": "string"}}
     if status in (429, 503):
-        found = "Seconds; left out of a 503 where somebody has to do something first."
-        headers["Retry-After"] = {"description": found, "schema": {"type": "string"}}
+        headers["Retry-After"] = {
+            "description": "Seconds; left out of a 503 where somebody has to do something first.",
+            "schema": {"type": "string"},
+        }
     return headers
 
 
@@ -178,7 +212,7 @@ def _dialect(schema: Any) -> Any:
         return schema
     schema = {name: _dialect(value) for name, value in schema.items()}
     if schema.get("additionalProperties") == {}:
-        # Raw JSON, to msgspec: a column, which is decoded by the contract's type.
+        # To msgspec it is raw JSON: a column, which is decoded by the contract's type.
         schema["additionalProperties"] = {"type": "array", "minItems": 1, "items": _VALUE}
     if schema.get("required") == []:
         del schema["required"]
@@ -188,7 +222,7 @@ def _dialect(schema: Any) -> Any:
     typed = [kind for kind in kinds if kind != {"type": "null"}]
     if len(typed) == len(kinds):
         return schema
-    # `nullable` counts only beside a `type`, so it stands with each alternative.
+    # `nullable` counts only beside a `type`, so each alternative gets it.
     typed = [{**kind, "nullable": True} for kind in typed]
     del schema["anyOf"]
     return {**schema, **typed[0]} if len(typed) == 1 else {**schema, "anyOf": typed}

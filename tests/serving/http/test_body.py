@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.features.errors import RequestError
-from isthmus.serving.wire.members import require_distinct
+from isthmus.serving.wire.body import require_distinct
 
 NAMES = st.sampled_from(["a", "b", "c:d", 'e"f', "é"])
 VALUES = st.sampled_from(["1", "null", '"x:y"', '"\\u003a"', "[1, 2]", '["a:b", ":"]', '"\\"a\\":"'])

@@ -1,0 +1,100 @@
+"""Bodies of requests: bytes that are not JSON are explained, and a name that stands there twice is refused."""
+
+import json
+import re
+from typing import Any
+
+import msgspec
+
+from isthmus.features.errors import RequestError
+from isthmus.serving.wire.errors import UnreadableError
+
+FAILURES = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding raises for bytes that are not JSON, not UTF-8, or nested without end."""
+
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_POSITION = re.compile(r"\(byte (\d+)\)")
+_BARE = re.compile(rb"-?(?:NaN|Infinity)")
+_NAME = re.compile(rb'(?<!\\)"([^"\\]*)"\s*:')
+_FIRST = re.compile(
+    rb"""(?<!\\)(?:\\\\)*                                     # what follows is an escape
+    (\\u d[89ab][0-9a-f]{2})                                  # the first half of a pair
+    (?! \\u d[c-f][0-9a-f]{2} | \\?u?d?[c-f]?[0-9a-f]?\Z)     # without the second, which was not cut off either
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+_SECOND = re.compile(rb"(\\ud[c-f][0-9a-f]{2})", re.IGNORECASE)
+_NEAR = 64
+"""Bytes before the position of an error in which its cause is looked for: a body may be long."""
+
+
+def require_distinct(body: bytes) -> None:
+    """Refuses a request that names a field or a column twice: parsers keep the last in silence.
+
+    Args:
+        body: JSON that has been decoded: an object whose members are plain, lists, or objects of columns.
+
+    Raises:
+        RequestError: a name stands there twice.
+    """
+    accounted = 0
+    for member in _OBJECT.decode(body).values():
+        text = bytes(member)
+        accounted += 1
+        if text[:1] == b"{":
+            columns = _OBJECT.decode(text).values()
+            accounted += len(columns)
+            for column in columns:
+                accounted += bytes(column).count(b":")
+        else:
+            accounted += text.count(b":")
+    # Each member has a colon, and so has a member that decoding has dropped; but there may also be a colon in a name.
+    if body.count(b":") > accounted:
+        json.loads(body, object_pairs_hook=_distinct)
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = set()
+    for name, _ in pairs:
+        if name in names:
+            raise RequestError(f"body, {name!r}", "is given twice", expected="each name once")
+        names.add(name)
+    return dict(pairs)
+
+
+def unreadable(where: str, text: bytes, error: Exception) -> UnreadableError:
+    """The refusal of a part of a request.
+
+    Args:
+        where: the part: the body, or a column of it.
+        text: its JSON, which positions are counted in.
+        error: what decoding raised, of `FAILURES`.
+    """
+    message, expected = str(error), "JSON in UTF-8"
+    position = _POSITION.search(message)
+    at = int(position[1]) if position else len(text)
+    # A minus before NaN has been read as the sign of a number.
+    bare = _BARE.match(text, at - (text[at - 1 : at] == b"-"))
+    if isinstance(error, UnicodeDecodeError):
+        # Its own position is within a string.
+        try:
+            text.decode()
+        except UnicodeDecodeError as first:
+            message = f"byte {first.start} of its text, 0x{text[first.start]:02x}, is not UTF-8"
+    elif bare:
+        word = bare[0].decode()
+        # The last text before a list of numbers is its name.
+        end = text.rfind(b'"', 0, bare.start())
+        if name := _NAME.match(text, text.rfind(b'"', 0, max(end, 0))):
+            where = f"{where}, {name[1].decode(errors='replace')!r}"
+        message = f"{word} is no JSON (byte {bare.start()})"
+        expected = f'a number; "{word}", in quotes, where a Float32 or Float64 is expected'
+    elif isinstance(error, msgspec.DecodeError) and (lone := _lone(message, text, at)) and lone.start(1) < at:
+        message = f"{lone[1].decode()} is half of a surrogate pair (byte {lone.start(1)})"
+    return UnreadableError(where, message, expected=expected)
+
+
+def _lone(message: str, text: bytes, at: int) -> re.Match[bytes] | None:
+    """Half of a pair of surrogates before the position of an error: a second half is right before it."""
+    # A first half near the end is called truncated: the second would not fit.
+    return ("surrogate" in message and _SECOND.match(text, at - 6)) or _FIRST.search(text, at - _NEAR)
