@@ -54,15 +54,7 @@ class Grants(msgspec.Struct, frozen=True):
     scopes: frozenset[str]
 
     def require(self, action: str, name: str) -> None:
-        """Refuses what the key has no scope for.
-
-        Args:
-            action: `read`, `push` or `predict`.
-            name: the feature service, the view or the model.
-
-        Raises:
-            ForbiddenError: the scope is missing.
-        """
+        """Refuses what the key has no scope for."""
         if f"{action}:{name}" not in self.scopes and f"{action}:*" not in self.scopes:
             raise ForbiddenError(
                 f"API key {self.name}", f"lacks the scope {action}:{name}", expected=f"{action}:{name} or {action}:*",
@@ -70,11 +62,7 @@ class Grants(msgspec.Struct, frozen=True):
             )  # fmt: skip
 
     def require_lookup(self, service: str | None, features: Sequence[str] | None) -> None:
-        """Refuses a lookup that the key has no scope for: a list of features may name any.
-
-        Raises:
-            ForbiddenError: the scope is missing.
-        """
+        """Refuses a lookup that the key has no scope for: a list of features may name any."""
         if features is None and service is not None:
             self.require("read", service)
         elif "read:*" not in self.scopes:

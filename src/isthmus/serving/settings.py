@@ -100,11 +100,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @classmethod
     def from_environment(cls) -> "ServerSettings":
-        """The settings this process was started with.
-
-        Raises:
-            ConfigurationError: the variable is missing, or holds no settings.
-        """
+        """The settings this process was started with."""
         text = os.environ.get(VARIABLE)
         if text is None:
             problem = Problem(VARIABLE, "is not set", "the server's settings as JSON")

@@ -54,11 +54,7 @@ class State:
 
     @property
     def contract(self) -> Contract:
-        """The contract.
-
-        Raises:
-            NotReadyError: there is none.
-        """
+        """The contract."""
         if isinstance(self._contract, Contract):
             return self._contract
         raise _not_ready(self._contract, "contract", "there is none yet", "run `isthmus apply`")
@@ -87,12 +83,7 @@ class State:
             return error
 
     def deployed(self, name: str | None) -> Model:
-        """The model of this name; None for the only model.
-
-        Raises:
-            NotReadyError: no model is deployed.
-            NotFoundError: the model has another name.
-        """
+        """The model of this name; None for the only model."""
         if not isinstance(self._model, Model):
             raise _not_ready(self._model, "model", "none is deployed", "run `isthmus deploy`")
         known = self._model.deployment.model

@@ -25,12 +25,6 @@ POLL_SECONDS = 0.5
 class Watch:
     """Follows the contract, the deployment, and the decision of the workers about a candidate.
 
-    Args:
-        contract: path of the contract.
-        deployment: path of the deployment.
-        public_key: whose owner must have signed what is deployed, as PEM; None if nobody must.
-        batch: rows of several requests that are predicted together.
-
     Attributes:
         state: what to answer from. A request reads it once: the next state is a new object.
     """

@@ -21,7 +21,7 @@ from isthmus.serving.lookup import compact
 from isthmus.serving.lookup.lookup import Lookup
 from isthmus.serving.wire.encode import LABELS
 from isthmus.serving.wire.errors import NotAcceptableError
-from isthmus.serving.wire.formats import Format, chosen
+from isthmus.serving.wire.formats import Format, negotiate
 from tests.features.support import bits_of, columns_of, make_contract, make_view, values_of
 from tests.serving.support import CONTRACT, EVERYTHING, FLIGHT, NOW, Server
 
@@ -182,13 +182,13 @@ def test_ten_thousand_rows(server: Server) -> None:
     ],
 )
 def test_the_form_that_is_accepted(accept: str, form: Format) -> None:
-    assert chosen(accept) is form
+    assert negotiate(accept) is form
 
 
 @pytest.mark.parametrize("accept", ["application/json;q=0", "*/*;q=0", "application/*;q=0.0, text/html"])
 def test_who_accepts_no_form_gets_none(server: Server, accept: str) -> None:
     with pytest.raises(NotAcceptableError):
-        chosen(accept)
+        negotiate(accept)
     answer = ask(server, ASKED[0], accept)
     assert answer.status_code == 406
     assert "arrow" in answer.json()["expected"]

@@ -21,7 +21,7 @@ from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Float64, String
 from isthmus.serving.deployment.deployment import Approval, Candidate, Deployment
 from isthmus.serving.deployment.history import DeploymentHistory
-from isthmus.serving.http.predict import Asking, Predictions
+from isthmus.serving.http.predict import PredictCall, Predictions
 from isthmus.serving.limits import Limits
 from isthmus.serving.metrics.metrics import Metrics
 from isthmus.serving.predict.batches import Batches, Columns, Outputs
@@ -307,7 +307,7 @@ def test_a_canary_that_hangs_is_given_up_without_a_lost_request(packages: list[P
     beside = put(packages[1], file, NOW + 1, 0.999)
     assert beside.candidate is not None
     tried = CandidateRun(beside.candidate, Model(beside.candidate.deployment))
-    state = State(CONTRACT, Model(beside), trial=tried)
+    state = State(CONTRACT, Model(beside), candidate_run=tried)
     assert state.candidate is not None
 
     def hang(_columns: Columns) -> Outputs:
@@ -325,7 +325,7 @@ def test_a_canary_that_hangs_is_given_up_without_a_lost_request(packages: list[P
             body = json.dumps({"request": {"distance": [1.0], "carrier": [f"carrier {n}"]}}).encode()
             asked = msgspec.json.decode(body, type=PredictRequest)
             async with asyncio.timeout(limits.deadline_seconds):
-                found.append(json.loads(await predictions.answer(Asking(state, asked, body)))["package"])
+                found.append(json.loads(await predictions.answer(PredictCall(state, asked, body)))["package"])
         never.set()
         return found
 

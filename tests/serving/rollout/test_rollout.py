@@ -17,7 +17,7 @@ from isthmus.features.types import Int64
 from isthmus.serving.deployment.deployment import Deployment
 from isthmus.serving.deployment.history import DeploymentHistory
 from isthmus.serving.rollout import rollout
-from isthmus.serving.rollout.rollout import KEPT, STAGES, Rollout
+from isthmus.serving.rollout.rollout import CACHED, STAGES, Rollout
 from tests.serving.support import (
     CONTRACT,
     EVERYTHING,
@@ -140,10 +140,10 @@ def test_what_is_gone_back_to_is_verified_anew(tmp_path: Path, file: Path) -> No
 
 
 def test_the_cache_has_what_the_last_lines_name(tmp_path: Path, file: Path) -> None:
-    packages = [made(tmp_path, n) for n in range(KEPT + 2)]
+    packages = [made(tmp_path, n) for n in range(CACHED + 2)]
     for package in packages:
         deploy(package, file)
-    assert kept(file) == {package_digest(package) for package in packages[-KEPT:]}
+    assert kept(file) == {package_digest(package) for package in packages[-CACHED:]}
 
 
 def test_two_deployments_at_once_are_refused(tmp_path: Path, file: Path) -> None:

@@ -41,11 +41,6 @@ class ViewAnswer:
 class LookupPlan:
     """Reads views for many entity rows in a single round trip: compiled once, used by every request.
 
-    Args:
-        contract: the project's contract.
-        views: names of the views to read.
-        earlier: contracts whose rows may still be there; they are refused.
-
     Attributes:
         contract: the project's contract.
         views: the views to read, each once.

@@ -57,12 +57,7 @@ class WriteCounts:
 
 
 class OnlineStore:
-    """The rows of a project in a Redis.
-
-    Args:
-        client: a connection that returns bytes.
-        contract: what the rows must have been written under.
-    """
+    """The rows of a project in a Redis."""
 
     def __init__(self, client: Client, contract: Contract) -> None:
         self.client = client

@@ -24,9 +24,6 @@ def connect(url: str, timeout: float = 5.0, setting: str = SETTING) -> Client:
         url: `redis://`, `rediss://`, `unix://`, `redis+cluster://` or `rediss+cluster://`, see `Address`.
         timeout: seconds.
         setting: where the URL is configured, for the remedy of an error.
-
-    Raises:
-        DependencyError: the URL is invalid, or Redis does not answer or refuses.
     """
     waits: dict[str, Any] = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
     with answering(url, setting):
@@ -51,12 +48,7 @@ def connect(url: str, timeout: float = 5.0, setting: str = SETTING) -> Client:
 
 @contextmanager
 def answering(url: str, setting: str = SETTING) -> Iterator[None]:
-    """Turns a refusal of Redis, or its silence, into a DependencyError that does not show the password.
-
-    Args:
-        url: of the Redis.
-        setting: where the URL is configured.
-    """
+    """Turns a refusal of Redis, or its silence, into a DependencyError that does not show the password."""
     try:
         yield
     except (redis.RedisError, RedisClusterException, OSError) as error:

@@ -34,11 +34,7 @@ _STARTED: list[subprocess.Popen[bytes]] = []
 
 
 class EmbeddedRedis:
-    """The server of one folder, shared by all processes that open it.
-
-    Attributes:
-        folder: where the server keeps its data and its log.
-    """
+    """The server of one folder, shared by all processes that open it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()

@@ -81,14 +81,7 @@ def total(counts: Sequence[Sequence[int]]) -> list[int]:
 def by_node(
     commands: Sequence[Command], key: int, owner: Callable[[int], str], places: Iterable[int] | None = None
 ) -> dict[str, list[int]]:
-    """Node to the positions of the commands that go there.
-
-    Args:
-        commands: the commands.
-        key: the position of the key in each.
-        owner: slot to the node that owns it.
-        places: the positions to look at; None for all.
-    """
+    """Node to the positions of the commands that go there."""
     nodes: dict[str, list[int]] = {}
     for place in range(len(commands)) if places is None else places:
         nodes.setdefault(owner(key_slot(commands[place][key])), []).append(place)

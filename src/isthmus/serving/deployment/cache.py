@@ -31,9 +31,6 @@ def fetch(
         folder: the cache.
         public_key: whose owner must have signed it, as PEM; None if nobody must.
         done: called with the stage, fetch or verify, whenever a part of it has ended.
-
-    Raises:
-        PackageError: the copy is not what `digest` says, or is not signed by whom it must be.
     """
     target = folder / digest
     with suppress(PackageError):
@@ -58,11 +55,7 @@ def fetch(
 
 
 def require(package: Path, digest: str, public_key: str | None) -> None:
-    """Refuses a folder that is not the complete package of a digest, signed by whom it must be.
-
-    Raises:
-        PackageError: it is not.
-    """
+    """Refuses a folder that is not the complete package of a digest, signed by whom it must be."""
     manifest = read_package(package)
     if (actual := package_digest(package)) != digest:
         raise PackageError(f"package {manifest.name}", f"has digest {actual[:12]}", expected=digest[:12],

@@ -64,11 +64,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @classmethod
     def loads(cls, text: bytes, where: str = "deployment.json") -> "Deployment":
-        """The inverse of `dumps`.
-
-        Raises:
-            PackageError: the text is not a deployment.
-        """
+        """The inverse of `dumps`."""
         try:
             return msgspec.json.decode(text, type=cls)
         except msgspec.DecodeError as error:

@@ -14,14 +14,7 @@ Action = Literal["deploy", "promote", "rollback", "shadow", "canary", "drop", "r
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line of the history.
-
-    Attributes:
-        at: microseconds since 1970 UTC.
-        action: what was done.
-        deployment: what it was done with.
-        why: the reason, in words.
-    """
+    """A line of the history."""
 
     at: int
     action: Action

@@ -27,7 +27,7 @@ from isthmus.serving import log
 from isthmus.serving.http import push, status, statuspage
 from isthmus.serving.http.guard import Guarded, Limited, granted, refused
 from isthmus.serving.http.middleware import Observed
-from isthmus.serving.http.predict import Predictions, PredictRequestInState, candidate_state
+from isthmus.serving.http.predict import PredictCall, Predictions, candidate_state
 from isthmus.serving.lookup import compact
 from isthmus.serving.lookup.lookup import Lookup, TransformOutputs
 from isthmus.serving.metrics.metrics import Metrics
@@ -179,7 +179,7 @@ class Handlers:
         wanted = _decode(body, _PREDICT)
         state = self._watch.state
         granted(request).require("predict", state.deployed(wanted.model).deployment.model)
-        answer = await self._predictions.answer(PredictRequestInState(state, wanted, body))
+        answer = await self._predictions.answer(PredictCall(state, wanted, body))
         return _answer(answer, state.contract.hash)
 
     async def models(self, _request: Request) -> Response:
@@ -221,11 +221,7 @@ class Handlers:
 
 
 def create(settings: ServerSettings | None = None) -> ASGIApp:
-    """The application; without settings, those of the environment.
-
-    Raises:
-        ConfigurationError: the environment holds no settings.
-    """
+    """The application; without settings, those of the environment."""
     log.configure()
     settings = settings or ServerSettings.from_environment()
     handlers = Handlers(settings)
@@ -256,12 +252,7 @@ def create(settings: ServerSettings | None = None) -> ASGIApp:
 
 
 class _Direct:
-    """The busy routes, without what Starlette does on the way to them.
-
-    Args:
-        app: the application with all routes.
-        routes: the busy ones, each for POST.
-    """
+    """The busy routes, without what Starlette does on the way to them."""
 
     def __init__(self, app: ASGIApp, routes: Iterable[Route]) -> None:
         self._app = app

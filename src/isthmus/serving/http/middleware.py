@@ -16,13 +16,7 @@ _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}\Z")
 
 
 class Observed:
-    """An ASGI application with a request id, an access log, metrics and no stack traces.
-
-    Args:
-        app: the application.
-        metrics: what counts its requests.
-        paths: its paths. They also name requests that are refused before they reach their route.
-    """
+    """An ASGI application with a request id, an access log, metrics and no stack traces."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, paths: Iterable[str]) -> None:
         self._app = app

@@ -30,7 +30,7 @@ _Inputs = tuple[dict[str, list[Any]], dict[str, Values], int]
 
 
 @dataclass(frozen=True, slots=True)
-class PredictRequestInState:
+class PredictCall:
     """A request for predictions, the state it is answered from, and its body."""
 
     state: State
@@ -48,25 +48,14 @@ class _Predicted:
 
 
 class Predictions:
-    """The predictions of a server process.
-
-    Args:
-        store: where the features are.
-        limits: of a request.
-        metrics: of the process.
-        now: the present time in microseconds since 1970 UTC.
-    """
+    """The predictions of a server process."""
 
     def __init__(self, store: Store, limits: Limits, metrics: Metrics, now: Callable[[], int]) -> None:
         self._store, self._limits, self._metrics, self._now = store, limits, metrics, now
         self.shadow = Shadow(metrics)
 
-    async def answer(self, request: PredictRequestInState) -> bytes:
-        """The JSON answer. No request fails because a candidate does.
-
-        Raises:
-            IsthmusError: the request is refused, or the store or the state cannot answer it.
-        """
+    async def answer(self, request: PredictCall) -> bytes:
+        """The JSON answer. No request fails because a candidate does."""
         state = request.state
         deployed, run, candidate = state.predictor(), state.candidate_run, state.candidate
         inputs = await self._read(deployed, request)
@@ -102,7 +91,7 @@ class Predictions:
             self.shadow.enqueue(run, partial(self._shadow_outputs, run, candidate, request), predicted.outputs)
         return body
 
-    async def _read(self, predictor: Predictor, request: PredictRequestInState) -> _Inputs:
+    async def _read(self, predictor: Predictor, request: PredictCall) -> _Inputs:
         message, join_keys = request.message, request.state.join_keys
         large = len(request.body) > BYTES
         return await offload(large, predictor.read, message.entities, message.request, join_keys, self._limits)
@@ -121,7 +110,7 @@ class Predictions:
         predictor.require(outputs, columns)
         return _Predicted(outputs, answers, seconds)
 
-    async def _shadow_outputs(self, run: CandidateRun, candidate: Predictor, request: PredictRequestInState) -> Outputs:
+    async def _shadow_outputs(self, run: CandidateRun, candidate: Predictor, request: PredictCall) -> Outputs:
         """The outputs of a shadow, computed in a thread: requests do not wait for it."""
         rows = 1
         try:

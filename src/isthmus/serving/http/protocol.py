@@ -100,12 +100,7 @@ class Connection(HttpToolsProtocol):
 
 
 class _Flow(FlowControl):
-    """Uvicorn's, but nothing is read while requests wait: it would read on after each answer, and store all of it.
-
-    Args:
-        transport: the transport.
-        waiting: the requests that wait for earlier ones.
-    """
+    """Uvicorn's, but nothing is read while requests wait: it would read on after each answer, and store all of it."""
 
     def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
         super().__init__(transport)
@@ -118,12 +113,7 @@ class _Flow(FlowControl):
 
 
 class _Corked:
-    """A transport that joins the writes of a turn of the event loop, and is closed if the client does not read.
-
-    Args:
-        transport: the transport, which does everything else.
-        loop: its event loop.
-    """
+    """A transport that joins the writes of a turn of the event loop, and is closed if the client does not read."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport

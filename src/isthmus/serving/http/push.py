@@ -17,20 +17,6 @@ async def push(request: PushRequest | WriteRequest, state: State, store: Store, 
     A lookup sees them from then on. A row replaces what is stored if it is newer by (event time, known time, content):
     of two pushes with the same event time the later wins, since it became known later. A server with a fixed present
     knows all pushes at that time, and if the event times are equal, too, the content decides.
-
-    Args:
-        request: the rows and their view.
-        state: what the server answers from.
-        store: the online store.
-        limits: of the server.
-        now: the server's present in microseconds; no row may be later.
-
-    Raises:
-        NotFoundError: there is no such view.
-        RequestError: the rows should go to an offline store.
-        RowsError: a column is missing, unknown, of another type or in the future.
-        TooLargeError: there are too many rows or values.
-        DependencyError: Redis does not answer, or refuses.
     """
     name, form = view_of(request)
     pushed = state.pushed(name, form)

@@ -32,11 +32,7 @@ def main() -> int:
 
 
 def run(settings: ServerSettings) -> None:
-    """Serves until SIGTERM or SIGINT, after which requests under way are still answered.
-
-    Raises:
-        ConfigurationError: the address cannot be listened on.
-    """
+    """Serves until SIGTERM or SIGINT, after which requests under way are still answered."""
     # A connection is an open file, and the usual limit of 1,024 is for programs that use select().
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -30,13 +30,7 @@ class Shadow:
         self._waiting: asyncio.Queue[_Request] = asyncio.Queue(WAITING)
 
     def enqueue(self, run: CandidateRun, predict: Callable[[], Awaitable[Float32]], answer: Float32) -> None:
-        """Has a shadow predict, later, what the deployed model has answered.
-
-        Args:
-            run: the shadow, and what is counted of it.
-            predict: runs the shadow.
-            answer: of the deployed model, shape (n,).
-        """
+        """Has a shadow predict, later, what the deployed model has answered."""
         try:
             self._waiting.put_nowait(_Request(run, predict, answer))
         except asyncio.QueueFull:

@@ -24,19 +24,7 @@ HISTORY = 20
 async def status(
     settings: ServerSettings, state: State, store: Store, metrics: Metrics, models: list[ModelState], now: int
 ) -> StatusAnswer:
-    """The complete status. What cannot be read is listed in `problems`, and hides nothing else.
-
-    Args:
-        settings: of the server.
-        state: what it answers from.
-        store: its Redis.
-        metrics: its counters.
-        models: the deployed models.
-        now: the present time in microseconds since 1970 UTC.
-
-    Raises:
-        NotReadyError: there is no contract.
-    """
+    """The complete status. What cannot be read is listed in `problems`, and hides nothing else."""
     contract, problems = state.contract, []
     records: dict[str, Published | None] = {}
     try:

@@ -39,13 +39,6 @@ def arrow(
 
     Keys and features have the Arrow types of the contract. Then follow `<view>__status`, a dictionary of Feast's words,
     and `<view>__event_timestamp`, null where the view has no row.
-
-    Args:
-        lookup: the compiled lookup.
-        types: every join key of the contract by its name.
-        keys: the join keys of the request.
-        answers: the answers of the views.
-        computed: the outputs of request transforms.
     """
     columns = {name: _array(from_python(key, types[name].dtype), types[name].dtype) for name, key in keys.items()}
     for name, (view, feature, dtype) in zip(lookup.names, lookup.features, strict=True):

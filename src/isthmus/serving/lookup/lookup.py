@@ -115,15 +115,7 @@ class Lookup:
         self._coded = {column.name for column in keys if column.dtype == Bytes}
 
     def compute(self, request: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> TransformOutputs:
-        """The outputs of the request transforms, by their names.
-
-        Args:
-            request: the request fields.
-            answers: the answers of the views.
-
-        Raises:
-            RequestError: a transform is not defined for a row, or a field is not as expected.
-        """
+        """The outputs of the request transforms, by their names."""
         computed = {}
         for graph in self._graphs:
             transform = graph.transform
@@ -234,12 +226,7 @@ def _texts(dtype: DataType, columns: list[Any]) -> list[bytes]:
 
 
 def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, str]]:
-    """(view, feature) pairs of Feast's references `view:feature`; of request transforms as well.
-
-    Raises:
-        NotFoundError: a view or a feature is not in the contract.
-        RequestError: a text is no reference, or there is none.
-    """
+    """(view, feature) pairs of Feast's references `view:feature`; of request transforms as well."""
     if not references:
         raise RequestError("features", "there is none", expected="at least one, as view:feature")
     pairs = []
@@ -259,12 +246,7 @@ def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, st
 
 
 def service_features(contract: Contract, name: str) -> list[tuple[str, str]]:
-    """(view, feature) pairs of a feature service; of request transforms as well.
-
-    Raises:
-        NotFoundError: it is not in the contract.
-        RequestError: it has only request fields.
-    """
+    """(view, feature) pairs of a feature service; of request transforms as well."""
     service = contract.services.get(name)
     if service is None:
         raise NotFoundError("feature_service", f"no service {name!r}", expected=any_of(contract.services))

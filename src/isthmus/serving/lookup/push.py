@@ -93,18 +93,7 @@ class PushedView:
         }
 
     def pack(self, df: Raws, limits: Limits, now: int) -> tuple[list[bytes], list[bytes]]:
-        """The Redis key of each row, and the packed row.
-
-        Args:
-            df: column name to a JSON array.
-            limits: of the server.
-            now: the server's present in microseconds.
-
-        Raises:
-            RowsError: what is wrong with the columns.
-            TooLargeError: there are too many rows or values.
-            UnreadableError: a column is not JSON.
-        """
+        """The Redis key of each row, and the packed row."""
         rows = self._read(df, limits, now)
         names = entity_keys(self._project, self._view.keys, rows.keys)
         return names, self._codec.encode(rows.event, rows.known, rows.features)

@@ -116,11 +116,7 @@ class Family:
 
 
 class Tally:
-    """The metrics of a process, or of all the processes that share a folder.
-
-    Args:
-        folder: where the processes write their numbers; None for a single process.
-    """
+    """The metrics of a process, or of all the processes that share a folder."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder

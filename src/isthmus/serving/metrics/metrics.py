@@ -105,12 +105,7 @@ class Metrics:
             self._first_answer.value = _age_of_the_process()
 
     def read(self, answers: Mapping[str, ViewAnswer], bits: Mapping[str, bytes]) -> None:
-        """Counts the answers of views.
-
-        Args:
-            answers: view name to its answer.
-            bits: view name to the null bits of the features of the request.
-        """
+        """Counts the answers of views."""
         for name, answer in answers.items():
             view = self._views.get(name)
             if view is None:
@@ -135,13 +130,7 @@ class Metrics:
             runs.rows.value += rows
 
     def count_candidate(self, run: CandidateRun, outcome: str, role: str) -> None:
-        """Counts a request to the candidate, or to the deployed model beside it.
-
-        Args:
-            run: the candidate.
-            outcome: answered, failed, dropped or differing.
-            role: deployed, canary or shadow.
-        """
+        """Counts a request to the candidate, or to the deployed model beside it."""
         self._series.candidate_requests.number(run.candidate.deployment.model, role, outcome).value += 1
 
     def time_candidate(self, run: CandidateRun, seconds: float, role: str) -> None:

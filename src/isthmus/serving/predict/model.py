@@ -72,14 +72,7 @@ class Model:
         return threads
 
     def predict(self, columns: Mapping[str, Values]) -> Float32:
-        """The model's output for n rows, shape (n,).
-
-        Args:
-            columns: a column of n values for every input.
-
-        Raises:
-            DataError: a column is missing.
-        """
+        """The model's output for n rows, shape (n,)."""
         (output,) = self._session.run([self._output], feeds(self.inputs, columns))
         result: Float32 = np.asarray(output, np.float32).reshape(-1)
         return result

@@ -72,10 +72,6 @@ class Predictor:
         """The join keys, the request fields and the number of rows of a request.
 
         A value that is both a join key and a request field may come as either.
-
-        Raises:
-            RequestError: a name is missing or unknown, a value has another type, or two values contradict.
-            TooLargeError: there are more rows or values than the limits let through.
         """
         for name in request:
             if name not in self._fields:
@@ -108,12 +104,7 @@ class Predictor:
         return {**stored, **fields}
 
     def require(self, output: Outputs, columns: Mapping[str, Values]) -> None:
-        """Refuses rows for which a request transform in the model is not defined: the model has no answer for them.
-
-        Raises:
-            RequestError: names the row, with the request field that is not as expected, or with the transform and its
-                field.
-        """
+        """Refuses rows for which a request transform in the model is not defined: the model has no answer for them."""
         if np.isnan(output).any():
             for transform in self._used:
                 inputs = {name: columns[name] for name in transform.taken}

@@ -22,11 +22,7 @@ _LEARN_SECONDS = 0.5
 
 
 class Cluster:
-    """The primaries of a cluster, and who owns each slot.
-
-    Args:
-        address: nodes of the cluster.
-    """
+    """The primaries of a cluster, and who owns each slot."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -35,19 +31,11 @@ class Cluster:
         self._learning = asyncio.Lock()
 
     async def ask(self, commands: Sequence[Command]) -> list[Any]:
-        """The replies to commands whose first argument is a key.
-
-        Raises:
-            RedisError: a node does not answer, or has refused a command.
-        """
+        """The replies to commands whose first argument is a key."""
         return await self._ask(commands, 1)
 
     async def run(self, script: Script, arguments: Sequence[bytes], piece: Piece) -> list[Any]:
-        """The replies to the calls that run a script over a piece.
-
-        Raises:
-            RedisError: a node does not answer, or has refused a call.
-        """
+        """The replies to the calls that run a script over a piece."""
         calls = script.calls(arguments, piece, cluster=True)
         replies = await self._ask(calls, FIRST_KEY, divided=True)
         again = [
@@ -61,11 +49,7 @@ class Cluster:
         return [reply for reply in replies if not isinstance(reply, TryAgainError)] + await self._ask(again, FIRST_KEY)
 
     async def ping(self, project: str) -> None:
-        """Asks every primary for a sign of life, see `Node.ping`.
-
-        Raises:
-            RedisError: a primary has none.
-        """
+        """Asks every primary for a sign of life, see `Node.ping`."""
         owners = self._owners or await self._learn(())
         try:
             await asyncio.gather(*(self._node(url).ping(project) for url in set(owners)))
@@ -118,11 +102,7 @@ class Cluster:
         return again
 
     async def _ahead(self, command: Command, refusal: Exception) -> Any:
-        """The reply of the node that a refusal names, or the refusal if a new map of the slots may help.
-
-        Raises:
-            RedisError: nothing of that helps.
-        """
+        """The reply of the node that a refusal names, or the refusal if a new map of the slots may help."""
         if isinstance(refusal, AskError) and not isinstance(refusal, MovedError):
             # The slot is moving, and this key has gone ahead.
             node = self._node(self._address.node(refusal.host, refusal.port))

@@ -35,11 +35,7 @@ _NOTHING = object()
 
 
 class Node:
-    """A server, with a connection for small requests and another for large requests.
-
-    Args:
-        url: `redis://`, `rediss://` or `unix://`.
-    """
+    """A server, with a connection for small requests and another for large requests."""
 
     def __init__(self, url: str) -> None:
         # It only opens connections: it knows what the URL says of TLS, passwords and databases.
@@ -53,9 +49,6 @@ class Node:
         Args:
             commands: the commands.
             refusals: whether an error is returned as the reply to its command, and not raised.
-
-        Raises:
-            RedisError: there is no connection, or Redis has refused a command.
         """
         packed = await offload(len(commands) > KEYS, _pack, commands)
         before = list(self._wires.values())
@@ -72,20 +65,13 @@ class Node:
         return replies
 
     async def run(self, script: Script, arguments: Sequence[bytes], piece: Piece) -> list[Any]:
-        """The replies to the calls that run a script over a piece.
-
-        Raises:
-            RedisError: there is no connection, or Redis has refused a call.
-        """
+        """The replies to the calls that run a script over a piece."""
         return await self.ask(script.calls(arguments, piece, cluster=False))
 
     async def ping(self, project: str) -> None:
         """Asks for a sign of life: whether a lookup of a project would be answered, here or by the node it names.
 
         PING is refused where writes are, and answered where lookups are refused.
-
-        Raises:
-            RedisError: it would not.
         """
         (reply,) = await self.ask([(b"HMGET", f"{project}:tables".encode(), b"")], refusals=True)
         if isinstance(reply, Exception) and not isinstance(reply, AskError):
@@ -147,11 +133,7 @@ class _Wire(asyncio.Protocol):
         self._heard = self._loop.time()
 
     async def ask(self, packed: bytes, count: int) -> list[Any]:
-        """The replies to packed commands, errors among them.
-
-        Raises:
-            ConnectionError: the connection was lost.
-        """
+        """The replies to packed commands, errors among them."""
         if count == 0:
             return []
         sent = self._loop.time()

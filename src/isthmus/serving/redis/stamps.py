@@ -42,11 +42,7 @@ class Stamps:
         self._latest: _Reading | None = None
 
     async def of(self, contract: Contract) -> Mapping[str, Stamp]:
-        """View name to its stamp, if it has one.
-
-        Raises:
-            RedisError: they have never been read under this contract, and Redis does not answer.
-        """
+        """View name to its stamp, if it has one."""
         latest = self._latest
         now = asyncio.get_running_loop().time()
         if latest is None or latest.contract != contract.hash:

@@ -42,11 +42,7 @@ class Store:
     async def read(
         self, plan: LookupPlan, keys: Mapping[str, Sequence[Any]], rows: int, at: int
     ) -> dict[str, ViewAnswer]:
-        """The answers of a plan's views for `rows` rows of keys at time `at`.
-
-        Raises:
-            ContractMismatch: a row was written under another contract.
-        """
+        """The answers of a plan's views for `rows` rows of keys at time `at`."""
         commands = await offload(rows > KEYS, plan.commands, keys)
         with Waiting(), answering(self._url):
             async with asyncio.timeout(self._seconds):

@@ -71,10 +71,6 @@ class Counts:
 class CandidateRun:
     """A candidate in a worker, beside the deployed model.
 
-    Args:
-        candidate: what the deployment says of it.
-        model: its model, or why there is none.
-
     Attributes:
         deployed: what the deployed model has done meanwhile.
         counts: what the candidate has done.
@@ -185,11 +181,7 @@ class Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def loads(cls, text: bytes, where: str) -> "Decision":
-        """The inverse of `dumps`.
-
-        Raises:
-            PackageError: the text is no decision.
-        """
+        """The inverse of `dumps`."""
         try:
             return msgspec.json.decode(text, type=cls)
         except msgspec.DecodeError as error:

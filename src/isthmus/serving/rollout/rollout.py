@@ -56,11 +56,7 @@ class Rollout:
         self._since = now
 
     def load(self, deployment: Deployment, public_key: str | None) -> None:
-        """Loads and warms the model of a deployment like the server.
-
-        Raises:
-            PackageError: it cannot be loaded, or does not reproduce its golden rows.
-        """
+        """Loads and warms the model of a deployment like the server."""
         model = Model(deployment, public_key)
         self.done("load")
         self.seconds["load"] -= model.warming
@@ -143,13 +139,6 @@ def deploy(
 
 def promote(file: Path, contract: Contract, *, at: int, public_key: str | None = None, why: str = "") -> Rollout:
     """Puts the candidate in force.
-
-    Args:
-        file: the deployment file.
-        contract: the contract in use.
-        at: the present time in microseconds since 1970 UTC.
-        public_key: whose owner must have signed the package, as PEM.
-        why: the reason, for the history.
 
     Raises:
         GateFailed: there is no candidate, or it was given up.
@@ -266,11 +255,7 @@ def _changing(file: Path) -> Iterator[tuple[DeploymentHistory, list[Event]]]:
 
 
 def happened(file: Path) -> list[Event]:
-    """The history of a deployment file, the newest last.
-
-    Raises:
-        DataError: it cannot be read.
-    """
+    """The history of a deployment file, the newest last."""
     events = DeploymentHistory(file).read()
     return [*events, *_unnoted(file, events)]
 

@@ -33,9 +33,6 @@ def require_distinct(body: bytes) -> None:
 
     Args:
         body: JSON that has been decoded: an object whose members are plain, lists, or objects of columns.
-
-    Raises:
-        RequestError: a name stands there twice.
     """
     accounted = 0
     for member in _OBJECT.decode(body).values():

@@ -45,15 +45,7 @@ _FIELDS = {name: msgspec.json.Decoder(GenericAlias(list, (python | None,))) for 
 
 
 def keys(raws: Mapping[str, msgspec.Raw], join_keys: Mapping[str, Column]) -> dict[str, list[Any]]:
-    """The join keys of a request: name to values, none of them null.
-
-    Args:
-        raws: name to a JSON array.
-        join_keys: every join key of the contract by its name.
-
-    Raises:
-        RequestError: a name is not a join key, or a value has another type.
-    """
+    """The join keys of a request: name to values, none of them null."""
     columns = {}
     for name, raw in raws.items():
         column = join_keys.get(name)
@@ -73,9 +65,6 @@ def entities(
         join_keys: every join key of the contract by its name.
         request: the request fields that are needed.
         optional: request fields that may be left out.
-
-    Raises:
-        RequestError: a field is missing, a name is neither key nor field, or a value has another type.
     """
     for name, column in request.items():
         if name not in raws and name not in optional:
@@ -92,16 +81,7 @@ def entities(
 
 
 def field(raw: msgspec.Raw, column: Column, part: str = "request") -> list[Any]:
-    """The values of a field as a lookup answers with them; None is null.
-
-    Args:
-        raw: a JSON array.
-        column: the field.
-        part: the part of the request that holds it, for a message.
-
-    Raises:
-        RequestError: a value has another type, or an array another size.
-    """
+    """The values of a field as a lookup answers with them; None is null."""
     values = _decode(f"{part}.{column.name}", raw, column, _FIELDS)
     require_size(f"{part}.{column.name}", values, column)
     match column.dtype.name:
@@ -113,28 +93,14 @@ def field(raw: msgspec.Raw, column: Column, part: str = "request") -> list[Any]:
 
 
 def require_size(where: str, arrays: list[Any], column: Column) -> None:
-    """Checks that arrays have the declared size, if any.
-
-    Raises:
-        RequestError: an array has another size.
-    """
+    """Checks that arrays have the declared size, if any."""
     if column.size is not None and (wrong := other_size(arrays, column.size)):
         raise RequestError(where, f"an array of {wrong[1]} elements at `list[{wrong[0]}]`",
                            expected=f"arrays of {column.size} elements")  # fmt: skip
 
 
 def rows(where: str, columns: Mapping[str, list[Any]], most: int) -> int:
-    """How many rows the columns have.
-
-    Args:
-        where: the part of the request that holds the columns.
-        columns: column name to its values.
-        most: how many rows are allowed.
-
-    Raises:
-        RequestError: they have none, or not the same number.
-        TooLargeError: they have too many.
-    """
+    """How many rows the columns have."""
     lengths = {name: len(values) for name, values in columns.items()}
     count = max(lengths.values(), default=0)
     if min(lengths.values(), default=0) != count:
@@ -148,16 +114,7 @@ def rows(where: str, columns: Mapping[str, list[Any]], most: int) -> int:
 
 
 def values(data: list[Any], column: Column, part: str = "request") -> Values:
-    """The NumPy form of a field.
-
-    Args:
-        data: its values.
-        column: the field.
-        part: the part of the request that holds it, for a message.
-
-    Raises:
-        RequestError: a number is too large for its type.
-    """
+    """The NumPy form of a field."""
     with np.errstate(over="ignore"):
         values = from_python(data, column.dtype)
     if column.dtype.name == "Array(Float32)":

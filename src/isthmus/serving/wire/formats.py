@@ -19,12 +19,6 @@ def negotiate(accept: str) -> Format:
     """The format to answer in.
 
     Unknown media types do not count; a caller who accepts nothing else is answered in JSON, as Feast does.
-
-    Args:
-        accept: the header; empty if there is none.
-
-    Raises:
-        NotAcceptableError: every format is refused with `q=0`.
     """
     ranges = dict(_range(part) for part in accept.lower().split(","))
     best, form = (0.0, 0), None
