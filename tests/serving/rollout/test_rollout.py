@@ -193,7 +193,8 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from isthmus.features import files
-from isthmus.serving import cache, history, rollout
+from isthmus.serving.deployment import cache, history
+from isthmus.serving.rollout import rollout
 from isthmus.features.profiles import ServingProfile
 from tests.serving.support import CONTRACT, NOW, TABLES, verdict_of
 
