@@ -20,7 +20,7 @@ from isthmus.features.package.inspect import inspect
 from isthmus.features.package.manifest import package_digest
 from isthmus.features.redis.connection import connect
 from isthmus.orchestration.api.server import serving
-from isthmus.orchestration.artifacts import last_package, last_training_set
+from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.models.release import history, rollback
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.status import status
@@ -82,7 +82,7 @@ def test_status_tells_where_it_stands(project: Project) -> None:
 
 
 def test_the_training_set_is_what_its_record_says(project: Project, tmp_path: Path) -> None:
-    training_set = last_training_set(project, project.distillation())
+    training_set = Artifacts(project, project.distillation()).current_training_set()
     assert (training_set.id, training_set.rows_out) == (RECORD["training_set"]["id"], RECORD["training_set"]["rows"])
     assert (
         hashlib.sha256((training_set.path / "data.parquet").read_bytes()).hexdigest()
@@ -94,7 +94,7 @@ def test_the_training_set_is_what_its_record_says(project: Project, tmp_path: Pa
 
 
 def test_its_packages_are_whole_and_answer_their_golden_cases(project: Project) -> None:
-    latter = last_package(project, project.distillation())
+    latter = Artifacts(project, project.distillation()).last_package()
     cache = [project.deployment_file.parent / "deployments" / digest for digest in (FORMER, LATTER)]
     for package, digest in zip([*cache, latter], [FORMER, LATTER, LATTER], strict=True):
         inspect(package).require()

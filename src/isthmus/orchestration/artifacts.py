@@ -1,4 +1,4 @@
-"""What the steps of a project leave in its state folder, and which of it is the last."""
+"""The files that the steps write to the state folder, and which of them are the last."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -27,30 +27,30 @@ if TYPE_CHECKING:
 
 
 DATA, RECORD, SPINE, STATISTICS = "data.parquet", "_record.json", "_spine.arrow", "statistics.json"
-"""What a training set's folder holds. Readers of Parquet folders pass over names that begin with an underscore."""
+"""The files of a training set. Readers of Parquet folders skip names that begin with an underscore."""
 
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """A training set and what it was made from.
+    """The record of a training set, as it is in its folder.
 
     Attributes:
-        id: hash of all that decides its content.
+        id: hash of everything that decides its content.
         path: its folder.
         contract: hash of the contract.
-        spine: name of the declared spine, path of the file, or "rows" if they were given in another form.
-        spine_file: the file or folder that holds the spine's rows; None if they are kept beside the record.
+        spine: name of the declared spine, path of a file, "SQL", or "rows" for a spine in memory.
+        spine_file: file or folder with the spine's rows; None if they are beside the record.
         spine_sha256: hash of the spine's rows.
         views: the views, with their contracts.
-        features: view to the names of the features that were asked of it.
+        features: view to the joined features.
         tables: view to the version of its table.
         tables_sha256: view to the hash of that version's rows.
-        options: what else decides the content: `status`, whether it says what each view answered.
+        options: what else decides the content: `status`, whether each view has a status column.
         rows_in: rows of the spine.
         rows_out: rows of the training set.
-        served: of a training set as served, view to the moment at which the last rows that it saw became readable.
-        lag: of a training set as served, view to feature to how it differs from the ideal join.
-        computed: request transform to its hash and the fields that were computed.
+        served: view to the moment up to which its log was replayed, if the join was as served.
+        lag: view to feature to its difference from the ideal join, if the join was as served.
+        computed: request transform to its hash and the computed fields.
     """
 
     id: str
@@ -71,12 +71,12 @@ class TrainingSet:
     computed: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """The machine-readable form, which is also the record beside the data."""
+        """The machine-readable form, which is the record beside the data."""
         return {**asdict(self), "path": str(self.path)}
 
     @classmethod
     def read(cls, folder: Path) -> "TrainingSet":
-        """The training set of a folder. Its place is where it is found, not where it was made: a project can be moved.
+        """The training set in a folder. The folder in the record is ignored: a project can be moved.
 
         Raises:
             FileNotFoundError: there is no record.
@@ -112,74 +112,141 @@ class TrainingSet:
                          remedy=f"remove {self.path} and run `isthmus training-set`")  # fmt: skip
 
 
-def records_of(project: Project) -> Path:
-    """The folder in which an id leads to its training set."""
-    return project.state / "records"
-
-
 _NO_TRAINING_SET = "run `isthmus training-set`"
 
 
-def last_training_set(project: Project, declared: Distillation) -> TrainingSet:
-    """The training set of the last `training-set`, which must have been made under the contract in force.
+def records_of(project: Project) -> Path:
+    """The folder in which the id of a training set leads to its folder."""
+    return project.state / "records"
 
-    Raises:
-        DataError: there is none, or it is damaged, or made under another contract.
+
+@dataclass(frozen=True)
+class Artifacts:
+    """The files that the steps of one distillation write to the state folder.
+
+    Whatever raises DataError names the step that has to run first.
     """
-    folder = project.state / "training" / declared.name
-    result = _training_set_of(declared, folder, lambda: read_pointer(folder / "latest"))
-    contract = project.applied().hash
-    if result.contract != contract:
-        raise DataError(f"training set of {declared.name}", f"made under contract {result.contract[:12]}",
-                        expected=contract[:12], remedy=_NO_TRAINING_SET)  # fmt: skip
-    return result
 
+    project: Project
+    declared: Distillation
 
-def latest_training_set(project: Project, declared: Distillation) -> TrainingSet | None:
-    """The training set of the last `training-set`, under whatever contract it was made; None if there was none.
+    @property
+    def training_sets(self) -> Path:
+        """Folder of the training sets, by id."""
+        return self.project.state / "training" / self.declared.name
 
-    Raises:
-        DataError: it is damaged.
-    """
-    folder = project.state / "training" / declared.name
-    return (
-        _training_set_of(declared, folder, lambda: read_pointer(folder / "latest"))
-        if (folder / "latest").exists()
-        else None
-    )
+    @property
+    def models(self) -> Path:
+        """Folder of the students, by id."""
+        return self.project.state / "models" / self.declared.name
 
+    @property
+    def outputs(self) -> Path:
+        """Cache of the outputs of teachers and references."""
+        return self.project.state / "teacher" / self.declared.name
 
-def made_training_set(project: Project, declared: Distillation, identity: str) -> TrainingSet:
-    """A training set that a student learned from, under whatever contract it was made.
+    @property
+    def searches(self) -> Path:
+        """Folder of the searches."""
+        return self.project.state / "search" / self.declared.name
 
-    Raises:
-        DataError: it is gone or damaged.
-    """
-    folder = project.state / "training" / declared.name
-    return _training_set_of(declared, folder / identity, lambda: folder / identity)
+    @property
+    def package_pointer(self) -> Path:
+        """The file that names the last package."""
+        return self.project.state / "packages" / f"{self.declared.name}.latest"
 
+    def training_set(self, identity: str) -> TrainingSet:
+        """The training set with this id, under whatever contract it was written.
 
-def _training_set_of(declared: Distillation, place: Path, found: Callable[[], Path]) -> TrainingSet:
-    where = f"training set of {declared.name}"
-    try:
-        return TrainingSet.read(found())
-    except FileNotFoundError as error:
-        raise DataError(where, f"there is none in {place}", remedy=_NO_TRAINING_SET) from error
-    except (ValueError, TypeError, KeyError) as error:
-        raise DataError(where, f"its record cannot be read ({error})", remedy=_NO_TRAINING_SET) from error
+        Raises:
+            DataError: it is gone or damaged.
+        """
+        folder = self.training_sets / identity
+        return self._training_set(folder, lambda: folder)
+
+    def latest_training_set(self) -> TrainingSet | None:
+        """The training set of the last `training-set`, under whatever contract it was written; None if there is none.
+
+        Raises:
+            DataError: it is damaged.
+        """
+        pointer = self.training_sets / "latest"
+        return self._training_set(self.training_sets, lambda: read_pointer(pointer)) if pointer.exists() else None
+
+    def current_training_set(self) -> TrainingSet:
+        """The training set of the last `training-set`, under the contract in force.
+
+        Raises:
+            DataError: there is none, or it is damaged, or was written under another contract.
+        """
+        folder = self.training_sets
+        training_set = self._training_set(folder, lambda: read_pointer(folder / "latest"))
+        contract = self.project.applied().hash
+        if training_set.contract != contract:
+            raise DataError(
+                f"training set of {self.declared.name}",
+                f"was written under contract {training_set.contract[:12]}",
+                expected=contract[:12],
+                remedy=_NO_TRAINING_SET,
+            )
+        return training_set
+
+    def _training_set(self, place: Path, folder: Callable[[], Path]) -> TrainingSet:
+        where = f"training set of {self.declared.name}"
+        try:
+            return TrainingSet.read(folder())
+        except FileNotFoundError as error:
+            raise DataError(where, f"there is none in {place}", remedy=_NO_TRAINING_SET) from error
+        except (ValueError, TypeError, KeyError) as error:
+            raise DataError(where, f"its record cannot be read ({error})", remedy=_NO_TRAINING_SET) from error
+
+    def last_model(self) -> Path:
+        """Folder of the last student."""
+        return self._last(self.models / "latest", "student", "distill")
+
+    def last_report(self) -> dict[str, Any]:
+        """What the last distillation reported."""
+        return read_report(self.last_model())
+
+    def last_package(self) -> Path:
+        """Folder of the last package."""
+        return self._last(self.package_pointer, "package", "export")
+
+    def packaged_report(self) -> dict[str, Any]:
+        """The report of the student in the last package."""
+        package = self.last_package()
+        student = self.models / read_package(package).model
+        if not student.exists():
+            raise DataError(
+                str(student), "is gone, with what the package cost", remedy="run `isthmus distill` and export"
+            )
+        return read_report(student, package)
+
+    def is_exported(self, contract: Contract) -> bool:
+        """Whether there is a package that can run under the contract."""
+        return self.package_pointer.exists() and not outdated(self.last_package(), contract)
+
+    def _last(self, pointer: Path, what: str, verb: str) -> Path:
+        where, remedy = f"{what} of {self.declared.name}", f"run `isthmus {verb}`"
+        try:
+            return read_pointer(pointer)
+        except FileNotFoundError as error:
+            raise DataError(where, f"there is none in {pointer.parent}", remedy=remedy) from error
+        except ValueError as error:
+            raise DataError(where, f"{pointer.parent} is damaged ({error})", remedy=remedy) from error
 
 
 REPORT = "report.json"
 
 
 def read_report(model: Path, package: Path | None = None) -> dict[str, Any]:
-    """The report of a student, with the serving half that was measured with a package of it.
+    """A student's report, with the `serving` part that was measured when `package` was exported.
 
     Raises:
-        DataError: one of both is damaged.
+        DataError: one of them is damaged.
     """
     report = read_json(model / REPORT, "distill")
-    measured = None if package is None else serving_file(package)
+    measured = serving_file(package) if package else None
     report["serving"] = read_json(measured, "export") if measured and measured.exists() else None
     return report
 
@@ -197,10 +264,10 @@ def read_json(file: Path, verb: str) -> dict[str, Any]:
 
 
 def serving_profile(project: Project, package: Path) -> ServingProfile:
-    """How a package is served: where the profile asks for the fastest precision, in the one that was when exported.
+    """The profile a package is served with: a fastest precision is the one that `export` measured.
 
     Raises:
-        DataError: what was measured is not there.
+        DataError: the measurement is not there.
     """
     profile = project.settings.profiles.serving
     if profile.precision != FASTEST:
@@ -209,22 +276,12 @@ def serving_profile(project: Project, package: Path) -> ServingProfile:
 
 
 def serving_file(package: Path) -> Path:
-    """Not in the package: figures inside would make its bytes differ from one export to the next."""
+    """What `export` measured. Not in the package: its bytes would differ from one export to the next."""
     return package.parents[1] / "serving" / f"{package.name}.json"
 
 
-def searches(project: Project, declared: "Distillation") -> Path:
-    """The folder of the searches of a distillation."""
-    return project.state / "search" / declared.name
-
-
-def is_exported(project: Project, declared: Distillation, contract: Contract) -> bool:
-    """Whether a package of the distillation is there that can run under the contract."""
-    return latest_package(project, declared).exists() and not outdated(last_package(project, declared), contract)
-
-
 def outdated(package: Path, contract: Contract) -> list[str]:
-    """What of all that a package reads is not what it was when it was made: empty if it can run under the contract.
+    """What changed between a package's contract and this one; empty if the package can run under it.
 
     Raises:
         PackageError: it is damaged.
@@ -233,61 +290,12 @@ def outdated(package: Path, contract: Contract) -> list[str]:
     return service_differences(read_contract(package, manifest), contract, manifest.service)
 
 
-def last_model(project: Project, declared: Distillation) -> Path:
-    """The folder of the last student."""
-    return _last(models_folder(project, declared) / "latest", "student", declared, "distill")
-
-
-def last_report(project: Project, declared: Distillation) -> dict[str, Any]:
-    """What the last distillation reported."""
-    return read_report(last_model(project, declared))
-
-
-def packaged_report(project: Project, declared: Distillation) -> dict[str, Any]:
-    """What was reported of the student in the last package."""
-    package = last_package(project, declared)
-    student = models_folder(project, declared) / read_package(package).model
-    if not student.exists():
-        raise DataError(str(student), "is gone, with what the package cost", remedy="run `isthmus distill` and export")
-    return read_report(student, package)
-
-
-def last_package(project: Project, declared: Distillation) -> Path:
-    """The folder of the last package."""
-    return _last(latest_package(project, declared), "package", declared, "export")
-
-
-def _last(pointer: Path, what: str, declared: Distillation, verb: str) -> Path:
-    where, remedy = f"{what} of {declared.name}", f"run `isthmus {verb}`"
-    try:
-        return read_pointer(pointer)
-    except FileNotFoundError as error:
-        raise DataError(where, f"there is none in {pointer.parent}", remedy=remedy) from error
-    except ValueError as error:
-        raise DataError(where, f"{pointer.parent} is damaged ({error})", remedy=remedy) from error
-
-
-def models_folder(project: Project, declared: Distillation) -> Path:
-    """The folder of all students of a distillation."""
-    return project.state / "models" / declared.name
-
-
-def outputs_folder(project: Project, declared: Distillation) -> Path:
-    """Where the outputs of teachers and references are kept."""
-    return project.state / "teacher" / declared.name
-
-
-def latest_package(project: Project, declared: Distillation) -> Path:
-    """The file that points to the last package."""
-    return project.state / "packages" / f"{declared.name}.latest"
-
-
 def verdict_file(project: Project, declared: Distillation | None) -> Path:
-    """Where the last verdict of a distillation, or of a project without any, is."""
+    """The last verdict of a distillation, or of a project without any."""
     return project.state / "verdicts" / f"{declared.name if declared else 'features'}.json"
 
 
 def page_file(project: Project, name: str | None = None) -> Path:
-    """Where the page of the last verdict is, of a distillation or of a project that has one or none."""
+    """The page of the last verdict, of a distillation or of a project that has one or none."""
     declared = project.distillation(name) if name or project.definitions.distillations else None
     return verdict_file(project, declared).with_suffix(".html")

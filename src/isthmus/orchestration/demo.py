@@ -19,7 +19,7 @@ from isthmus.features.errors import DependencyError, GateFailed, IsthmusError
 from isthmus.features.progress import Progress, silent
 from isthmus.features.values.columns import micros
 from isthmus.orchestration.api.server import serving
-from isthmus.orchestration.artifacts import last_training_set
+from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.graph.events import Materialized
 from isthmus.orchestration.graph.instance import dagster_home
@@ -132,7 +132,7 @@ def _ask(project: Project) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Looks up and predicts the first examples after the project's present through the API, as a client would."""
     declared = project.distillation()
     contract = project.applied()
-    rows = last_training_set(project, declared).table()
+    rows = Artifacts(project, declared).current_training_set().table()
     coming = int(np.searchsorted(micros(rows["event_timestamp"]), project.now()))
     rows = rows.slice(min(coming, len(rows) - EXAMPLES), EXAMPLES)
     service = declared.student.name

@@ -19,7 +19,7 @@ from isthmus.features.progress import Progress, silent
 from isthmus.features.status import ModelStatus, RunStatus, Status, ViewStatus
 from isthmus.features.verdict import Verdict
 from isthmus.orchestration.apply.diff import in_force
-from isthmus.orchestration.artifacts import last_model, last_package, latest_training_set, outdated, verdict_file
+from isthmus.orchestration.artifacts import Artifacts, outdated, verdict_file
 from isthmus.orchestration.build.build import outdated as late
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality.quality import quality
@@ -112,15 +112,15 @@ def _model(project: Project, declared: Distillation) -> ModelStatus:
     stale: list[str] = []
     # Leave out what is missing or cannot be read.
     with suppress(IsthmusError):
-        examples = latest_training_set(project, declared)
+        examples = Artifacts(project, declared).latest_training_set()
         if examples is not None:
             fields["training_set"] = examples.id
             if examples.contract != project.definitions.contract.hash:
                 stale.append("training set: the definitions have changed since")
     with suppress(IsthmusError):
-        fields["student"] = last_model(project, declared).name
+        fields["student"] = Artifacts(project, declared).last_model().name
     with suppress(IsthmusError):
-        package = last_package(project, declared)
+        package = Artifacts(project, declared).last_package()
         fields["package"] = package_digest(package)
         stale += [f"package: {change}" for change in outdated(package, project.definitions.contract)]
         file = verdict_file(project, declared)

@@ -64,7 +64,7 @@ def test_a_package_outlives_what_it_does_not_read(built: Shop, project: Open) ->
     after = deploy(project(built)).deployment
     assert (after.digest, after.contract) == (before.digest, before.contract)
     assert after.contract != project(built).applied().hash
-    with pytest.raises(DataError, match="training set of late_order: made under contract"):
+    with pytest.raises(DataError, match="training set of late_order: was written under contract"):
         distill(project(built))
 
     shown = run("contract", "diff", str(package), cwd=built.root).stdout

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.features.errors import ConfigurationError
-from isthmus.orchestration.artifacts import last_model
+from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.models.models import distill, search
 from isthmus.orchestration.training.set import training_set
 from tests.orchestration.shop import Open, Shop
@@ -60,7 +60,7 @@ def test_students_are_searched_and_shown(built: Shop, project: Open) -> None:
 
     distill(project(built))
     page = (
-        last_model(project(built), project(built).definitions.distillations["late_order"]) / "report.html"
+        Artifacts(project(built), project(built).definitions.distillations["late_order"]).last_model() / "report.html"
     ).read_text()
     assert "<h2>Search</h2>" in page
     assert "Of 3 students 3 keep to the budget" in page

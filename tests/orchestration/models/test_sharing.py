@@ -18,7 +18,7 @@ from isthmus.distill.training.loop import Training
 from isthmus.features.latency import LatencyReader, LatencySample, LatencyWriter
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.orchestration.api.server import settings
-from isthmus.orchestration.artifacts import last_report
+from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.models.models import distill
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.set import training_set
@@ -170,5 +170,5 @@ def test_distilling_beside_a_server_runs_at_a_low_priority(built: Shop, gives: b
         telling.join()
     assert policies == ({os.SCHED_OTHER, os.SCHED_BATCH} if gives else {os.SCHED_OTHER})
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
-    report = last_report(project, project.distillation())["training"]
+    report = Artifacts(project, project.distillation()).last_report()["training"]
     assert (report["slowed_seconds"], report["paused_seconds"]) == (0, 0)

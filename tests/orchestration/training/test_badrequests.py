@@ -22,7 +22,7 @@ from isthmus.features.request.graph import RowGraph
 from isthmus.features.values.columns import ARROW, from_python, to_arrow
 from isthmus.orchestration.api.server import serving
 from isthmus.orchestration.apply.apply import apply
-from isthmus.orchestration.artifacts import last_model, last_package
+from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.models.models import distill, export
@@ -340,7 +340,7 @@ def _ready(http: httpx.Client) -> bool:
 
 
 def test_the_contract_says_it_in_words(released: Project) -> None:
-    package = last_package(released, released.definitions.distillations["late_order"])
+    package = Artifacts(released, released.definitions.distillations["late_order"]).last_package()
     shown = run("contract", "show", str(package), cwd=released.root).stdout
     part = shown.partition("\nrequest source basket\n")[2].partition("\nrequest transform ")[0]
     for line in ("of hour  from 0 to 23, else 12", "of note  a length from 1 to 5", "of gift  always present",
@@ -348,7 +348,9 @@ def test_the_contract_says_it_in_words(released: Project) -> None:
         assert f" {line}\n" in part, part
     assert "takes  shelf_demand: sold_1d\n" in shown
     taught = shown.partition("\nwhat the training part taught\n")[2].splitlines()
-    learned = read_record(last_model(released, released.definitions.distillations["late_order"])).preparation
+    learned = read_record(
+        Artifacts(released, released.definitions.distillations["late_order"]).last_model()
+    ).preparation
     names = [item.name for item in learned.numbers] + [item.name for item in learned.texts]
     assert [line.split()[0] for line in taught] == names
     known = ("Standardize(limit=4.0) by mean ", "Embed(size=254, width=12) with ")

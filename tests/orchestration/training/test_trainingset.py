@@ -11,7 +11,7 @@ from isthmus import DataError, RequestError
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import join_naively
 from isthmus.orchestration.apply.apply import apply
-from isthmus.orchestration.artifacts import last_training_set
+from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.training.set import training_set
 from tests.orchestration.shop import VIEWS, Open, Shop, cut, files
@@ -47,7 +47,7 @@ def test_a_training_set_is_made_once(built: Shop, project: Open) -> None:
     folder = built.state / "training" / "late_order"
     assert (folder / "latest").read_text() == first.id
     opened = project(built)
-    assert last_training_set(opened, opened.definitions.distillations["late_order"]) == first
+    assert Artifacts(opened, opened.definitions.distillations["late_order"]).current_training_set() == first
 
 
 def test_a_table_built_anew_from_other_data_makes_another_training_set(built: Shop, project: Open) -> None:
@@ -66,7 +66,7 @@ def test_a_moved_project_keeps_its_training_set(built: Shop, project: Open, tmp_
     training_set(project(built))
     moved = Shop(built.root.rename(tmp_path / "elsewhere"))
     opened = project(moved)
-    found = last_training_set(opened, opened.definitions.distillations["late_order"])
+    found = Artifacts(opened, opened.definitions.distillations["late_order"]).current_training_set()
     assert found.path.is_relative_to(moved.root)
     assert len(found.table()) == 2400
 
@@ -81,7 +81,7 @@ def test_a_training_set_that_is_damaged(built: Shop, project: Open) -> None:
     with pytest.raises(
         DataError, match=r"training set of late_order: its record cannot be read .*Run `isthmus training-set`"
     ):
-        last_training_set(opened, opened.definitions.distillations["late_order"])
+        Artifacts(opened, opened.definitions.distillations["late_order"]).current_training_set()
 
 
 def test_unknown_distillation(built: Shop, project: Open) -> None:

@@ -11,7 +11,7 @@ from isthmus.features.contract.diff import changed_parts, differences
 from isthmus.features.errors import ContractMismatch, DataError, IsthmusError
 from isthmus.features.files import read_pointer
 from isthmus.features.offline.store import OfflineStore
-from isthmus.orchestration.artifacts import RECORD, last_package, outdated
+from isthmus.orchestration.artifacts import RECORD, Artifacts, outdated
 from isthmus.orchestration.project import Project
 from isthmus.serving.deployment.deployment import Deployment
 
@@ -147,7 +147,7 @@ def _stale(project: Project, contract: Contract) -> dict[str, list[str]]:
             if json.loads(record.read_text())["contract"] != contract.hash:
                 stale["training set"].append(declared.name)
         with suppress(IsthmusError):
-            if outdated(last_package(project, declared), contract):
+            if outdated(Artifacts(project, declared).last_package(), contract):
                 stale["package"].append(declared.name)
     if project.deployment_file.exists():
         deployed = Deployment.loads(project.deployment_file.read_bytes(), str(project.deployment_file))

@@ -175,10 +175,10 @@ def _training_set(project: "Project", request: Request, progress: Progress) -> I
 
 
 def _check_examples(project: "Project", request: Request, _progress: Progress) -> Iterator[Checked]:
-    from isthmus.orchestration.artifacts import last_training_set
+    from isthmus.orchestration.artifacts import Artifacts
 
     for node, check in request.checks:
-        examples = last_training_set(project, project.distillation(_name(node)))
+        examples = Artifacts(project, project.distillation(_name(node))).current_training_set()
         rows = len(examples.table())
         passed = examples.rows_in == examples.rows_out == rows
         message = "" if passed else f"{examples.rows_in} rows went in, {rows} came out"
@@ -188,13 +188,14 @@ def _check_examples(project: "Project", request: Request, _progress: Progress) -
 def _distill(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized]:
     from isthmus.distill.gates import gate_figures
     from isthmus.distill.reports import images
-    from isthmus.orchestration import artifacts
+    from isthmus.orchestration.artifacts import Artifacts
     from isthmus.orchestration.models import cards, models
 
     began, name = time.perf_counter(), _name(request.nodes[0])
     run = reported(models.distill(project, name, progress=progress).as_dict(), began)
     declared = project.definitions.distillations[name]
-    report, folder = artifacts.last_report(project, declared), artifacts.last_model(project, declared)
+    artifacts = Artifacts(project, declared)
+    report, folder = artifacts.last_report(), artifacts.last_model()
     made_of, student = report["made_of"], report["id"]
     metadata: dict[str, Metadata] = {
         "teacher": _figures(report["models"].get("teacher", {})),

@@ -10,7 +10,7 @@ import msgspec
 from isthmus.distill.gates import check_gates
 from isthmus.distill.onnx.host import host
 from isthmus.features.files import read_pointer, write_atomically
-from isthmus.orchestration.artifacts import read_json, read_report, searches, serving_file
+from isthmus.orchestration.artifacts import Artifacts, read_json, read_report, serving_file
 from isthmus.orchestration.project import Project
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def write_search(folder: Path, found: Mapping[str, Any]) -> None:
 def _searched(project: Project, declared: "Distillation") -> dict[str, Any] | None:
     """What the last search found; None if there was none, or it is gone."""
     try:
-        return read_json(read_pointer(searches(project, declared) / "latest") / "search.json", "search")
+        return read_json(read_pointer(Artifacts(project, declared).searches / "latest") / "search.json", "search")
     except (FileNotFoundError, ValueError):
         return None
 

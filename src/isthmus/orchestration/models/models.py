@@ -22,20 +22,7 @@ from isthmus.features.package.manifest import ModelInput, read_package
 from isthmus.features.package.signature import require_signature
 from isthmus.features.progress import Progress, silent
 from isthmus.features.verdict import FeatureVerdict
-from isthmus.orchestration import artifacts
-from isthmus.orchestration.artifacts import (
-    DATA,
-    TrainingSet,
-    last_model,
-    last_package,
-    last_report,
-    last_training_set,
-    latest_package,
-    made_training_set,
-    models_folder,
-    outputs_folder,
-    packaged_report,
-)
+from isthmus.orchestration.artifacts import DATA, Artifacts, TrainingSet, serving_profile
 from isthmus.orchestration.models import cards
 from isthmus.orchestration.project import Project
 from isthmus.transforms import engine
@@ -68,19 +55,19 @@ def distill(
     except ImportError as error:
         raise _missing("distill", error) from error
     declared = project.distillation(name)
-    examples = last_training_set(project, declared)
+    examples = Artifacts(project, declared).current_training_set()
     # The task may be written beside the definitions.
     with project.importing():
         report = run(
             _material(project, declared, examples),
-            folder=models_folder(project, declared),
-            cache=outputs_folder(project, declared),
+            folder=Artifacts(project, declared).models,
+            cache=Artifacts(project, declared).outputs,
             runs=project.state / "runs" / declared.name,
             again=again,
             progress=progress,
         )
     # First: a gate about a figure that is not there can be mended without training again.
-    write_atomically(models_folder(project, declared) / "latest", report.id.encode())
+    write_atomically(Artifacts(project, declared).models / "latest", report.id.encode())
     cards.write(project, declared, report.path, _package_of(project, declared, report.id))
     return report
 
@@ -102,13 +89,13 @@ def search(
     except ImportError as error:
         raise _missing("search", error) from error
     declared = project.distillation(name)
-    examples = last_training_set(project, declared)
-    folder = artifacts.searches(project, declared)
+    examples = Artifacts(project, declared).current_training_set()
+    folder = Artifacts(project, declared).searches
     with project.importing():
         report = run(
             _material(project, declared, examples),
             folder=folder,
-            cache=outputs_folder(project, declared),
+            cache=Artifacts(project, declared).outputs,
             runs=project.state / "runs" / declared.name / "search",
             profile=project.settings.profiles.serving,
             trials=trials,
@@ -192,7 +179,7 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
     declared = project.distillation(name)
     contract = project.applied()
     require_quality(project, declared)
-    model, examples = last_model(project, declared), last_training_set(project, declared)
+    model, examples = Artifacts(project, declared).last_model(), Artifacts(project, declared).current_training_set()
     # First: a key that cannot be used is said before anything is measured.
     signer, public_key = project.signer, project.public_key
     with project.importing():
@@ -202,7 +189,7 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
             project.state / "packages",
             contract=json.loads(contract.dumps()),
             profile=project.settings.profiles.serving,
-            cache=outputs_folder(project, declared),
+            cache=Artifacts(project, declared).outputs,
             progress=progress,
         )
     if signer is not None:
@@ -211,7 +198,7 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
         require_signature(report.path, public_key)
     cards.measured(report)
     cards.write(project, declared, model, report.path)
-    write_atomically(latest_package(project, declared), report.path.name.encode())
+    write_atomically(Artifacts(project, declared).package_pointer, report.path.name.encode())
     return report
 
 
@@ -255,15 +242,16 @@ def ladder(project: Project, name: str | None = None, *, runtimes: "Mapping[str,
 
 def _packaged(project: Project, declared: Distillation) -> "tuple[Path, Path, Material]":
     """The last package, the last student, and what the package was made with."""
-    package, model = last_package(project, declared), last_model(project, declared)
-    examples = made_training_set(project, declared, read_package(package).training_set)
+    artifacts = Artifacts(project, declared)
+    package, model = artifacts.last_package(), artifacts.last_model()
+    examples = artifacts.training_set(read_package(package).training_set)
     return package, model, _material(project, declared, examples)
 
 
 def _package_of(project: Project, declared: Distillation, student: str) -> Path | None:
     """The last package, if it is of a student: then what was measured with it holds."""
     try:
-        package = last_package(project, declared)
+        package = Artifacts(project, declared).last_package()
         return package if read_package(package).model == student else None
     except (DataError, PackageError):
         return None
@@ -276,7 +264,7 @@ def require_quality(project: Project, declared: Distillation) -> dict[str, float
         ConfigurationError: a gate is about nothing that the report has.
         GateFailed: with every gate that does not hold.
     """
-    return _require_gates(declared, last_report(project, declared))
+    return _require_gates(declared, Artifacts(project, declared).last_report())
 
 
 def _require_gates(declared: Distillation, report: Mapping[str, Any]) -> dict[str, float | None]:
@@ -300,8 +288,8 @@ def require_boundary(project: Project, declared: Distillation) -> None:
     """
     from isthmus.distill.reports import require_boundary as require
 
-    report = packaged_report(project, declared)
-    profile = artifacts.serving_profile(project, last_package(project, declared))
+    report = Artifacts(project, declared).packaged_report()
+    profile = serving_profile(project, Artifacts(project, declared).last_package())
     require(report)
     served = {"precision": profile.precision, "threads": profile.threads}
     half = report["serving"]
@@ -323,7 +311,7 @@ def require_release(project: Project, declared: Distillation) -> None:
         GateFailed: with what is missing.
     """
     require_boundary(project, declared)
-    _require_gates(declared, packaged_report(project, declared))
+    _require_gates(declared, Artifacts(project, declared).packaged_report())
 
 
 def _inputs(contract: Contract, service: str) -> list[ModelInput]:

@@ -12,7 +12,7 @@ from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import ContractMismatch
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.verdict import Verdict
-from isthmus.orchestration.artifacts import last_package, serving_profile, verdict_file
+from isthmus.orchestration.artifacts import Artifacts, serving_profile, verdict_file
 from isthmus.orchestration.models.models import require_release
 from isthmus.orchestration.project import Project
 from isthmus.serving.deployment.deployment import Deployment
@@ -67,7 +67,7 @@ def deploy(project: Project, name: str | None = None, *, share: float | None = N
     views = [contract.view(view) for view in {view for view, _ in contract.read(declared.student.name)}]
     file = verdict_file(project, declared)
     verdict = Verdict.loads(file.read_bytes(), str(file)) if file.exists() else None
-    package = last_package(project, declared)
+    package = Artifacts(project, declared).last_package()
     done = rollout.deploy(
         package,
         verdict,

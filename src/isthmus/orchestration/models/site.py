@@ -7,7 +7,7 @@ from pathlib import Path
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.files import publish
 from isthmus.features.package.manifest import read_package
-from isthmus.orchestration.artifacts import last_package, serving_profile
+from isthmus.orchestration.artifacts import Artifacts, serving_profile
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.web import NAME, SOURCES, installed
 
@@ -34,7 +34,7 @@ def site(project: Project, name: str | None, out: Path) -> Path:
         PackageError: the package is damaged.
     """
     declared = project.distillation(name)
-    package = last_package(project, declared)
+    package = Artifacts(project, declared).last_package()
     manifest, own = read_package(package), project.root / "pages" / declared.name
     if not own.is_dir() and not manifest.inputs:
         problem = Problem(f"distillation {declared.name}", f"there is no {own}", "a folder with an index.html")

@@ -17,7 +17,7 @@ from isthmus.features.package.golden import read_golden
 from isthmus.features.package.manifest import Manifest, read_package
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.progress import Progress, silent
-from isthmus.orchestration.artifacts import last_model, last_package, packaged_report
+from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.models.models import require_boundary
 from isthmus.orchestration.planning.devices import HOST, Device, Precision, catalogue, measured
 from isthmus.orchestration.planning.roofline import Estimate, Work, roofline, rows_to_ridge
@@ -123,10 +123,10 @@ class _Planned:
         except ImportError as error:
             raise DependencyError("mobile", f"cannot be imported ({error})",
                                   remedy="install it: pip install 'isthmus[mobile]'") from error  # fmt: skip
-        last_model(project, declared)  # first: without a student there is nothing to export
-        package = last_package(project, declared)
+        Artifacts(project, declared).last_model()  # first: without a student there is nothing to export
+        package = Artifacts(project, declared).last_package()
         require_boundary(project, declared)
-        manifest, report = read_package(package), packaged_report(project, declared)
+        manifest, report = read_package(package), Artifacts(project, declared).packaged_report()
         graphs = {one.precision: package / one.file for one in manifest.variants if one.format == "onnx"}
         whole = graphs.get("fp32") or next(iter(graphs.values()))
         work = graph_work(whole.read_bytes(), _shapes(package, manifest))

@@ -18,7 +18,7 @@ from isthmus.features.request.graph import RowGraph
 from isthmus.features.values.columns import ARROW, Values, from_arrow, micros
 from isthmus.features.values.rows import Bool
 from isthmus.features.verdict import FeatureVerdict, compare, identical
-from isthmus.orchestration.artifacts import latest_training_set
+from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.verification.client import Api
 
@@ -46,7 +46,7 @@ def recompute(
     others = [name for name in contract.transforms if name not in transforms]
     unused = "no distillation has it in a service" if declared is None else f"no service of {declared.name} has it"
     skipped = dict.fromkeys(others, f"{unused}, so no training set has what an engine computes")
-    made = latest_training_set(project, declared) if declared and transforms else None
+    made = Artifacts(project, declared).latest_training_set() if declared and transforms else None
     if declared is None or made is None:
         return {}, skipped | dict.fromkeys(transforms, "there is no training set in which an engine computed it")
     alike = [one for name, one in transforms.items() if made.computed.get(name, {}).get("hash") == one.hash]

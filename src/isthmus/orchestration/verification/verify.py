@@ -32,14 +32,7 @@ from isthmus.features.values.columns import Values
 from isthmus.features.values.entitykey import KeyValue
 from isthmus.features.values.rows import Bool
 from isthmus.features.verdict import FeatureVerdict, Verdict, compare, merged
-from isthmus.orchestration.artifacts import (
-    is_exported,
-    last_package,
-    made_training_set,
-    page_file,
-    serving_profile,
-    verdict_file,
-)
+from isthmus.orchestration.artifacts import Artifacts, page_file, serving_profile, verdict_file
 from isthmus.orchestration.models.models import check_last_package
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.verification.client import Api, private_api
@@ -87,7 +80,11 @@ def verify(project: Project, name: str | None = None, *, every: bool = False, pr
     offline = OfflineStore(project.offline)
     histories = [offline.history(view) for view in contract.views.values()]
     at = project.now()
-    package = last_package(project, declared) if declared and is_exported(project, declared, contract) else None
+    package = (
+        Artifacts(project, declared).last_package()
+        if declared and Artifacts(project, declared).is_exported(contract)
+        else None
+    )
     views, ahead, files, inputs, skipped = {}, {}, {}, {}, {}
     if declared and not package:
         skipped["the package"] = "none is exported that can run under this contract: run `isthmus export`"
@@ -189,7 +186,7 @@ def _feed(
         manifest,
         manifest.variant(serving_profile(project, package).precision),
         contract,
-        made_training_set(project, declared, manifest.training_set).table(),
+        Artifacts(project, declared).training_set(manifest.training_set).table(),
         [key for key, _ in contract.spines[declared.spine.name]["keys"]],
         [history for history in histories if history.view.name in read],
         api,
