@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from isthmus import ConfigurationError
-from isthmus.orchestration.settings import OrchestrationTable, Settings, load
+from isthmus.orchestration.settings import OrchestrationTable, ProjectSettings, load
 
 SMALLEST = '[project]\nname = "shop"\n'
 
 
-def settings(folder: Path, text: str) -> Settings:
+def settings(folder: Path, text: str) -> ProjectSettings:
     path = folder / "isthmus.toml"
     path.write_text(text)
     return load(path)

@@ -115,7 +115,7 @@ class TrainingSet:
 _NO_TRAINING_SET = "run `isthmus training-set`"
 
 
-def records_of(project: Project) -> Path:
+def records_folder(project: Project) -> Path:
     """The folder in which the id of a training set leads to its folder."""
     return project.state / "records"
 

@@ -10,7 +10,7 @@ from isthmus.transforms import engine, sources
 from isthmus.transforms.views.compute import Frames
 
 
-def selected(project: Project, views: Sequence[str] | None) -> list[str]:
+def view_names(project: Project, views: Sequence[str] | None) -> list[str]:
     """The named views, or all of them.
 
     Raises:
@@ -24,7 +24,7 @@ def selected(project: Project, views: Sequence[str] | None) -> list[str]:
 
 
 @contextmanager
-def reading(project: Project, declarations: Sequence[FeatureView | Spine]) -> Iterator[Frames]:
+def source_frames(project: Project, declarations: Sequence[FeatureView | Spine]) -> Iterator[Frames]:
     """A DataFrame per source of the declarations, whose functions are called in the block: its session ends with it."""
     needed: dict[str, Source] = {s.name: s for declaration in declarations for s in declaration.sources}
     settings = project.settings

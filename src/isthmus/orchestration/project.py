@@ -34,7 +34,7 @@ from isthmus.features.errors import ConfigurationError, ContractMismatch, Proble
 from isthmus.features.package.signature import PASSWORD, Signer, read_public_key
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.types import is_input
-from isthmus.orchestration.settings import FILE, Settings, find, load
+from isthmus.orchestration.settings import FILE, ProjectSettings, find, load
 from isthmus.transforms.request.compute import compiled
 
 STATE = ".isthmus"
@@ -75,7 +75,7 @@ class Project:
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
-        self.settings: Settings = load(self.root / FILE)
+        self.settings: ProjectSettings = load(self.root / FILE)
 
     @classmethod
     def find(cls, start: Path) -> "Project":

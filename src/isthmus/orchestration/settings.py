@@ -27,7 +27,7 @@ from isthmus.serving.limits import Limits
 
 FILE = "isthmus.toml"
 _ENVIRONMENT = "ISTHMUS_"
-OTHERS = ("ISTHMUS_ROOT", "ISTHMUS_SERVER", PASSWORD)
+PROCESS_VARIABLES = ("ISTHMUS_ROOT", "ISTHMUS_SERVER", PASSWORD)
 """Variables that one process of ours sets for another, and a secret that belongs into no file."""
 
 
@@ -226,7 +226,7 @@ class OrchestrationTable(_Table):
     pools: PoolsTable = PoolsTable()
 
 
-class Settings(BaseSettings):
+class ProjectSettings(BaseSettings):
     """The whole file. `ISTHMUS_ENGINE`, `ISTHMUS_STORES__ONLINE` and so on override it."""
 
     model_config = SettingsConfigDict(
@@ -261,7 +261,7 @@ class Settings(BaseSettings):
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
 
-def load(path: Path) -> Settings:
+def load(path: Path) -> ProjectSettings:
     """The settings of an isthmus.toml, with the environment on top.
 
     Raises:
@@ -275,7 +275,7 @@ def load(path: Path) -> Settings:
     if unknown:
         raise ConfigurationError(str(path), unknown)
 
-    class Located(Settings):
+    class Located(ProjectSettings):
         model_config = SettingsConfigDict(toml_file=path)
 
     try:
@@ -338,7 +338,7 @@ def _problem(place: tuple[str, ...], detail: dict[str, Any]) -> Problem:
 
 def _fields(place: tuple[str, ...]) -> list[str]:
     """The keys of the table at a place; none if it is no table."""
-    table: Any = Settings
+    table: Any = ProjectSettings
     for key in place:
         fields = get_type_hints(table) if is_dataclass(table) else getattr(table, "model_fields", {})
         found = fields.get(key)
@@ -355,11 +355,11 @@ def _shown(value: object) -> str:
 
 def _unknown_variables() -> list[Problem]:
     """The variables with our prefix that set nothing: a misspelled one would be ignored without a word."""
-    known = {f"{_ENVIRONMENT}{name}".upper() for name in Settings.model_fields}
+    known = {f"{_ENVIRONMENT}{name}".upper() for name in ProjectSettings.model_fields}
     problems = []
     for name in os.environ:
         table = name.upper().partition("__")[0]
-        if name.upper().startswith(_ENVIRONMENT) and table not in known and name not in OTHERS:
+        if name.upper().startswith(_ENVIRONMENT) and table not in known and name not in PROCESS_VARIABLES:
             problems.append(Problem(name, "is not a setting", f"a name that begins with {', '.join(sorted(known))}"))
     return problems
 

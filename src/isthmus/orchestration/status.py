@@ -20,7 +20,7 @@ from isthmus.features.status import ModelStatus, RunStatus, Status, ViewStatus
 from isthmus.features.verdict import Verdict
 from isthmus.orchestration.apply.diff import in_force
 from isthmus.orchestration.artifacts import Artifacts, outdated, verdict_file
-from isthmus.orchestration.build.build import outdated as late
+from isthmus.orchestration.build.build import outdated_views
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality.quality import quality
 from isthmus.serving.deployment.deployment import Deployment
@@ -99,7 +99,7 @@ def _view(project: Project, contract: Contract, name: str, *, measure: bool, app
         age_days=age,
         expired=expired,
         built_at=commit.written * 1000,
-        current=applied and not late(project, [name]),
+        current=applied and not outdated_views(project, [name]),
         served_at=written[-1].readable if written else None,
         served=bool(written) and written[-1].fingerprint == commit.fingerprint,
         broken=tuple(map(str, report.broken())) if report else (),

@@ -11,7 +11,7 @@ from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import ContractMismatch, DataError, GateFailed
 from isthmus.features.package.manifest import package_digest
 from isthmus.orchestration.apply.apply import apply
-from isthmus.orchestration.apply.diff import difference
+from isthmus.orchestration.apply.diff import apply_diff
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.models.models import distill, export
@@ -45,7 +45,7 @@ def test_a_package_outlives_what_it_does_not_read(built: Shop, project: Open) ->
     verify(project(built))
     before = deploy(project(built)).deployment
     built.append(ELSEWHERE)
-    found = difference(project(built))
+    found = apply_diff(project(built))
     assert found.changes == ["view spent is new", "service spending is new"]
     assert found.stale == {"training set": ["late_order"], "package": [], "deployment": []}
     apply(project(built))
@@ -72,7 +72,7 @@ def test_a_package_outlives_what_it_does_not_read(built: Shop, project: Open) ->
     assert outcomes(shown) == {"late_order_device": SAME, "late_order_server": SAME, "spending": "are still to be made"}
 
     built.replace("ttl=timedelta(days=3)", "ttl=timedelta(days=2)")
-    assert difference(project(built)).stale == {
+    assert apply_diff(project(built)).stale == {
         "training set": ["late_order"], "package": ["late_order"], "deployment": ["late_order"],
     }  # fmt: skip
     apply(project(built))

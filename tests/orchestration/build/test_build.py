@@ -21,8 +21,8 @@ from isthmus.features import clock
 from isthmus.features.days import Days
 from isthmus.features.offline.store import OfflineStore
 from isthmus.orchestration.apply.apply import apply
-from isthmus.orchestration.apply.diff import difference
-from isthmus.orchestration.build.build import asked, build, build_range
+from isthmus.orchestration.apply.diff import apply_diff
+from isthmus.orchestration.build.build import day_range, build, build_range
 from isthmus.orchestration.training.set import training_set
 from tests.features.support import DAY, same_bits
 from tests.orchestration.cli.test_cli import refused, run
@@ -310,12 +310,12 @@ def test_options_that_contradict_each_other(
     shop: Shop, project: Open, first: str | None, end: str | None, step: int | None, catch_up: bool, sentence: str
 ) -> None:
     with pytest.raises(RequestError, match=sentence):
-        asked(project(shop), first, end, step, catch_up=catch_up)
+        day_range(project(shop), first, end, step, catch_up=catch_up)
 
 
 def test_without_an_end_a_range_ends_with_today(shop: Shop, project: Open) -> None:
-    assert asked(project(shop), "2024-01-01", None, None, catch_up=False) == Days(FIRST, FIRST + 61)
-    assert asked(project(shop), None, None, None, catch_up=False) is None
+    assert day_range(project(shop), "2024-01-01", None, None, catch_up=False) == Days(FIRST, FIRST + 61)
+    assert day_range(project(shop), None, None, None, catch_up=False) is None
 
 
 # --- evolution
@@ -323,7 +323,7 @@ def test_without_an_end_a_range_ends_with_today(shop: Shop, project: Open) -> No
 
 def test_a_difference_is_told_before_anything_is_touched(built: Shop, project: Open) -> None:
     training_set(project(built))
-    assert difference(project(built)).lines() == [
+    assert apply_diff(project(built)).lines() == [
         "the definitions are those of the contract in force",
         "keep customer_orders, which holds 2,400 rows of 59 days",
         "keep shelf_demand, which holds 2,400 rows of 59 days",
@@ -336,7 +336,7 @@ def test_a_difference_is_told_before_anything_is_touched(built: Shop, project: O
     )
     built.replace('        "member",\n', '        "member",\n        F.unix_micros("joined_at").alias("joined"),\n')
     before = files(built.state)
-    found = difference(project(built))
+    found = apply_diff(project(built))
     assert {name: (change.action, change.why, change.rows) for name, change in found.tables.items()} == {
         "customer_orders": ("record", ["ttl"], 2400),
         "shelf_demand": ("rebuild", ["code"], 2400),
@@ -356,13 +356,13 @@ def test_a_difference_is_told_before_anything_is_touched(built: Shop, project: O
     assert written["customer_orders"] == 59, "a new ttl writes no row again"
     assert 59 < written["shelf_demand"] < 2 * 59, "only days with other rows are written"
     assert written["customer_facts"] == 2 * 12
-    assert {change.action for change in difference(project(built)).tables.values()} == {"keep"}
+    assert {change.action for change in apply_diff(project(built)).tables.values()} == {"keep"}
 
 
 def test_another_type_needs_another_version(built: Shop, project: Open) -> None:
     built.replace('Field("mean_amount_7d", Float64)', 'Field("mean_amount_7d", Float32)')
     built.replace('F.avg("cents").over(week).alias', 'F.avg("cents").over(week).cast("float").alias')
-    assert difference(project(built)).tables["customer_orders"].action == "refuse"
+    assert apply_diff(project(built)).tables["customer_orders"].action == "refuse"
     before = files(built.state)
     with pytest.raises(
         ConfigurationError, match=r"customer_orders, mean_amount_7d: its table holds double; expected f"
@@ -370,7 +370,7 @@ def test_another_type_needs_another_version(built: Shop, project: Open) -> None:
         apply(project(built))
     assert files(built.state) == before
     built.replace("    ttl=timedelta(days=7),\n", "    ttl=timedelta(days=7),\n    version=2,\n")
-    assert {name: change.action for name, change in difference(project(built)).tables.items()} == {
+    assert {name: change.action for name, change in apply_diff(project(built)).tables.items()} == {
         "customer_orders.v2": "build", "shelf_demand": "keep", "customer_facts": "keep", "customer_orders": "leave",
     }  # fmt: skip
     apply(project(built))

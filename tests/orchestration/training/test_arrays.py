@@ -15,7 +15,7 @@ from isthmus.features.types import Float64
 from isthmus.features.values.columns import from_arrow
 from isthmus.orchestration.api.server import serving
 from isthmus.orchestration.apply.apply import apply
-from isthmus.orchestration.apply.contracts import Found
+from isthmus.orchestration.apply.contracts import LocatedContract
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.cli.screens.contract import show_contract
@@ -336,7 +336,7 @@ def test_a_size_is_part_of_the_contract(shop: Shop, project: Open, capsys: pytes
     with_taste(shop)
     before = project(shop).definitions.contract
     assert Contract.loads(before.dumps()) == before
-    show_contract(Found("here", before))
+    show_contract(LocatedContract("here", before))
     shown = capsys.readouterr().out
     assert "Array(Float32) of 4" in shown
     assert "query Array(Float32) of 4" in shown

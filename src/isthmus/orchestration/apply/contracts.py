@@ -20,7 +20,7 @@ _FILE = "contract.json"
 
 
 @dataclass(frozen=True)
-class Found:
+class LocatedContract:
     """A contract, and where it was found.
 
     Attributes:
@@ -58,8 +58,8 @@ class ContractDifference:
         learned: the inputs about which two packages were taught otherwise.
     """
 
-    before: Found
-    after: Found
+    before: LocatedContract
+    after: LocatedContract
     changes: list[Change]
     services: list[ServiceChange]
     learned: list[str]
@@ -76,7 +76,7 @@ class ContractDifference:
         }  # fmt: skip
 
 
-def find(name: str, project: Callable[[], Project]) -> Found:
+def find(name: str, project: Callable[[], Project]) -> LocatedContract:
     """The contract of this name.
 
     Args:
@@ -90,7 +90,7 @@ def find(name: str, project: Callable[[], Project]) -> Found:
     """
     if name == DEFINITIONS:
         opened = project()
-        return Found(f"definitions of {opened.name}", opened.definitions.contract)
+        return LocatedContract(f"definitions of {opened.name}", opened.definitions.contract)
     path = Path(name)
     if name == APPLIED or (path / FILE).is_file():
         opened = project() if name == APPLIED else Project(path)
@@ -100,13 +100,15 @@ def find(name: str, project: Callable[[], Project]) -> Found:
     else:
         file = path / _FILE if path.is_dir() else path
     try:
-        return Found(str(file), Contract.loads(file.read_bytes(), str(file)), _learned(file.with_name(LEARNED)))
+        return LocatedContract(
+            str(file), Contract.loads(file.read_bytes(), str(file)), _learned(file.with_name(LEARNED))
+        )
     except OSError as error:
         expected = f"a {_FILE}, the folder of a package or of a project, {APPLIED} or {DEFINITIONS}"
         raise RequestError(f"contract {name!r}", f"cannot be read ({error.strerror})", expected=expected) from error
 
 
-def compare(before: Found, after: Found) -> ContractDifference:
+def compare(before: LocatedContract, after: LocatedContract) -> ContractDifference:
     """What changes from one contract to another."""
     one, other = before.contract, after.contract
     names = before.learned.keys() | after.learned.keys() if before.learned and after.learned else set()

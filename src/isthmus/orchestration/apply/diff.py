@@ -38,7 +38,7 @@ class TableChange:
 
 
 @dataclass(frozen=True)
-class Difference:
+class ApplyDiff:
     """From the contract in force to that of today's definitions.
 
     Attributes:
@@ -72,7 +72,7 @@ class Difference:
         return found + [f"stale: {kind} {name}" for kind, names in self.stale.items() for name in names]
 
 
-def difference(project: Project) -> Difference:
+def apply_diff(project: Project) -> ApplyDiff:
     """Compares today's definitions with the contract in force and with what was made under it. Writes nothing.
 
     Raises:
@@ -89,7 +89,7 @@ def difference(project: Project) -> Difference:
             tables[view.table] = TableChange("leave", ["the view is gone" if view.name not in contract.views
                                                        else "the view has another version"], *left)  # fmt: skip
     changes = differences(before, contract) if before else []
-    return Difference(before.hash if before else "", contract.hash, changes, tables, _stale(project, contract))
+    return ApplyDiff(before.hash if before else "", contract.hash, changes, tables, _stale(project, contract))
 
 
 def in_force(project: Project) -> Contract | None:

@@ -21,14 +21,14 @@ from isthmus.features.offline.store import OfflineStore, Prepared, Written
 from isthmus.features.progress import Progress, silent
 from isthmus.features.quality.validation import Finding
 from isthmus.orchestration.build import lookback
-from isthmus.orchestration.frames import reading, selected
+from isthmus.orchestration.frames import source_frames, view_names
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality import gate
 from isthmus.transforms import sources
 from isthmus.transforms.views.compute import Frames, stream_view
 
 STEP = 30
-"""Days of a range that are written in one commit, unless something else is asked for."""
+"""Days of a range that are written in one commit, unless a step is named."""
 CHECKED = 2
 """Steps of a range whose first day is computed with a longer lookback, too: nothing may lie before the first of all."""
 
@@ -45,14 +45,14 @@ def build(project: Project, views: Sequence[str] | None = None, *, progress: Pro
         GateFailed: rows break an expectation of their view; nothing was written.
     """
     contract = project.applied()
-    chosen = [project.definitions.views[name] for name in selected(project, views)]
+    chosen = [project.definitions.views[name] for name in view_names(project, views)]
     store, now = OfflineStore(project.offline), project.now()
     contents = _contents(project, chosen)
     with ExitStack() as held:
         # Everything is computed and checked before the first table changes: a bad view leaves all of them as they were.
         prepared: dict[str, Prepared] = {}
         found: list[Finding] = []
-        with reading(project, chosen) as frames:
+        with source_frames(project, chosen) as frames:
             for n, view in enumerate(chosen):
                 progress(f"computing {view.name}", n / len(chosen))
                 compiled, origin = contract.views[view.name], _origin(view, frames, contents)
@@ -70,14 +70,14 @@ def build(project: Project, views: Sequence[str] | None = None, *, progress: Pro
     return built
 
 
-def outdated(project: Project, views: Sequence[str] | None = None) -> list[str]:
+def outdated_views(project: Project, views: Sequence[str] | None = None) -> list[str]:
     """Of some views those whose table is not, for every day, made of what sources and definitions are now.
 
     A source elsewhere, whose content nobody can tell, makes its views outdated always.
     """
     contract, store = project.applied(), OfflineStore(project.offline)
     found = []
-    for name in selected(project, views):
+    for name in view_names(project, views):
         view, commit = project.definitions.views[name], store.commit(contract.views[name])
         try:
             built = msgspec.json.decode(_note(project, name).read_bytes(), type=_Built)
@@ -132,7 +132,7 @@ def build_range(
         RequestError: there is no such view.
     """
     contract = project.applied()
-    chosen = [project.definitions.views[name] for name in selected(project, views)]
+    chosen = [project.definitions.views[name] for name in view_names(project, views)]
     store, now = OfflineStore(project.offline), project.now()
     # Every table is opened before the first one changes.
     commits = {view.name: store.extendable(contract.views[view.name]) for view in chosen}
@@ -146,7 +146,7 @@ def build_range(
     if not parts:
         return built
     contents = _contents(project, parts)
-    with reading(project, parts) as frames:
+    with source_frames(project, parts) as frames:
         for n, view in enumerate(parts):
             run = _Run(project, view, contract.views[view.name], _origin(view, frames, contents), now)
             built[view.name] = run.build(frames, ranges[view.name], step, _share(progress, n, len(parts)))
@@ -303,7 +303,7 @@ def _share(progress: Progress, n: int, count: int) -> Progress:
     return lambda text, done: progress(text, (n + done) / count)
 
 
-def asked(project: Project, first: str | None, end: str | None, step: int | None, *, catch_up: bool) -> Days | None:
+def day_range(project: Project, first: str | None, end: str | None, step: int | None, *, catch_up: bool) -> Days | None:
     """The range that the options of a command line ask for; None if they ask for none.
 
     Raises:

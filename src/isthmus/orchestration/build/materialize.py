@@ -14,7 +14,7 @@ from isthmus.features.online.store import OnlineStore, WriteCounts
 from isthmus.features.progress import Progress, silent
 from isthmus.features.publishing.publish import Materialized, Send, publish, require_same
 from isthmus.features.redis.connection import answering, connect
-from isthmus.orchestration.frames import selected
+from isthmus.orchestration.frames import view_names
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality import gate
 from isthmus.transforms import engine
@@ -37,7 +37,7 @@ def materialize(
         GateFailed: a table breaks an expectation of its view; nothing was written.
     """
     contract = project.applied()
-    names = selected(project, views)
+    names = view_names(project, views)
     offline = OfflineStore(project.offline)
     # Every table is opened before the first row is written.
     histories = {name: offline.history(contract.views[name]) for name in names}

@@ -24,9 +24,9 @@ def apply(
 ) -> None:
     """Check the definitions, compile the contract, register the Feast objects."""
     if diff:
-        from isthmus.orchestration.apply.diff import difference
+        from isthmus.orchestration.apply.diff import apply_diff
 
-        found = difference(open_project(project))
+        found = apply_diff(open_project(project))
         present(found.as_dict(), lambda: typer.echo("\n".join(found.lines())), as_json=as_json)
         return
     from isthmus.orchestration.apply.apply import apply as run
@@ -50,7 +50,7 @@ def build(
     from isthmus.orchestration.build import build as tables
 
     opened = open_project(project)
-    days = tables.asked(opened, first, end, step, catch_up=catch_up)
+    days = tables.day_range(opened, first, end, step, catch_up=catch_up)
     with progress() as bar:
         if days is None and not catch_up:
             built = tables.build(opened, views, progress=bar)

@@ -18,7 +18,7 @@ import msgspec
 
 from isthmus.features.errors import ConfigurationError, IsthmusError, Problem
 from isthmus.features.files import write_atomically
-from isthmus.orchestration.settings import OTHERS
+from isthmus.orchestration.settings import PROCESS_VARIABLES
 
 if TYPE_CHECKING:
     from isthmus.distill.declaration import Distillation
@@ -153,7 +153,9 @@ def digest(root: Path) -> str:
         sha.update(hashlib.sha256(file.read_bytes() if file.is_file() else b"").digest())
     # Without the variables that our processes set for each other: `isthmus dev` and its Dagster share an outline.
     overriding = sorted(
-        (name, value) for name, value in os.environ.items() if name.startswith("ISTHMUS_") and name not in OTHERS
+        (name, value)
+        for name, value in os.environ.items()
+        if name.startswith("ISTHMUS_") and name not in PROCESS_VARIABLES
     )
     sha.update(repr(overriding).encode())
     return sha.hexdigest()

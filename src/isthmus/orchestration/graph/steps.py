@@ -85,7 +85,7 @@ def _complete(project: "Project", request: Request, progress: Progress) -> Itera
 
     _ensure_applied(project, progress)
     began, views = time.perf_counter(), _names(request.nodes)
-    late = build.outdated(project, views)
+    late = build.outdated_views(project, views)
     built = build.build(project, late, progress=progress) if late else {}
     yield from _tables(project, request, built, began)
 

@@ -14,7 +14,7 @@ from isthmus.features.progress import Progress, silent
 from isthmus.features.quality.drift import LEAST, Drift, Thresholds, drift, windows
 from isthmus.features.quality.statistics import FORMAT, ViewStatistics, view_statistics
 from isthmus.features.quality.validation import Finding, Reference
-from isthmus.orchestration.frames import selected
+from isthmus.orchestration.frames import view_names
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality import gate
 from isthmus.orchestration.quality.baseline import references
@@ -113,7 +113,7 @@ def quality(
     if after is not None and end is not None and after >= end:
         raise RequestError("quality", f"since {since} is not before until {until}", expected="a window of time")
     contract = project.applied()
-    chosen = selected(project, views)
+    chosen = view_names(project, views)
     offline = OfflineStore(project.offline)
     found = {}
     for n, name in enumerate(chosen):

@@ -22,12 +22,12 @@ from isthmus.features.pointintime.asserved import ServedJoin
 from isthmus.features.pointintime.join import BATCH, Join
 from isthmus.features.pointintime.spine import SpineRows, spine_rows
 from isthmus.features.values.columns import ARROW
-from isthmus.orchestration.artifacts import DATA, RECORD, SPINE, STATISTICS, TrainingSet, records_of
+from isthmus.orchestration.artifacts import DATA, RECORD, SPINE, STATISTICS, TrainingSet, records_folder
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.enginejoin import EngineJoin
-from isthmus.orchestration.training.record import found, history_then, rows_then
-from isthmus.orchestration.training.requestcolumns import Computing, computing, computing_then
-from isthmus.orchestration.training.spinesql import asked, is_sql
+from isthmus.orchestration.training.record import find, recorded_history, recorded_spine
+from isthmus.orchestration.training.requestcolumns import RequestColumns, recorded_columns, request_columns
+from isthmus.orchestration.training.spinesql import is_sql, spine_from_sql
 
 if TYPE_CHECKING:
     from isthmus.orchestration.tensors import Tensors
@@ -48,7 +48,7 @@ class TrainingData:
         served: whether to join what serving answered instead of what could have been known; or view to the moment up to
             which its log is replayed.
         engine: the engine to join by; None to join in this process. The rows are the same.
-        computing: what computes request transforms, if any are wanted.
+        request_columns: what computes request transforms, if any are wanted.
         threads: CPU threads.
         contract: hash of the contract, for the record.
         named: what the record calls the spine.
@@ -72,9 +72,9 @@ class TrainingData:
         records: Path,
         served: bool | Mapping[str, int] = False,
         engine: str | None = None,
-        computing: Computing | None = None,
+        request_columns: RequestColumns | None = None,
     ) -> None:
-        self._records, self._computing = records, computing
+        self._records, self._computing = records, request_columns
         self._offline, self._histories, self._spine = offline, histories, spine
         self._features, self._status, self._contract, self._named = features, status, contract, named
         self._join: Join | ServedJoin | EngineJoin
@@ -91,7 +91,7 @@ class TrainingData:
                 spine.schema, offline, histories, features=features, status=status, threads=threads,
                 until=None if served is True else served,
             )  # fmt: skip
-        self.schema = computing.schema(self._join.schema) if computing else self._join.schema
+        self.schema = request_columns.schema(self._join.schema) if request_columns else self._join.schema
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows in order, a batch at a time, in bounded memory.
@@ -139,7 +139,7 @@ class TrainingData:
     def _fill(self, folder: Path, target: Path, like: str | None, kept: Mapping[str, bytes]) -> None:
         for name, content in kept.items():
             (folder / name).write_bytes(content)
-        spine = Noted(self._spine, None if self._spine.path else folder / SPINE)
+        spine = HashedSpine(self._spine, None if self._spine.path else folder / SPINE)
         with pq.ParquetWriter(folder / DATA, self.schema) as file:
             written = 0
             for batch in self._joined(spine.batches()):
@@ -154,7 +154,7 @@ class TrainingData:
         """The id of the training set of a spine with these rows."""
         return hashlib.sha256(json.dumps(self._known(spine_sha256), sort_keys=True).encode()).hexdigest()[:16]
 
-    def _record(self, spine: "Noted", rows_out: int, path: Path) -> TrainingSet:
+    def _record(self, spine: "HashedSpine", rows_out: int, path: Path) -> TrainingSet:
         file = str(self._spine.path) if self._spine.path else None
         known, identity = self._known(spine.sha256), self.identity(spine.sha256)
         lag = None
@@ -215,22 +215,22 @@ def training_data(
     """
     contract = project.applied()
     offline = OfflineStore(project.offline)
-    chosen = selected(contract, features)
+    chosen = select_features(contract, features)
     histories = [offline.history(contract.views[name]) for name in chosen.stored]
     threads = project.settings.profiles.training.threads
     if isinstance(spine, str) and is_sql(spine):
-        rows, named = asked(spine, _tables(project, contract, offline, histories), threads), "SQL"
+        rows, named = spine_from_sql(spine, _tables(project, contract, offline, histories), threads), "SQL"
     else:
         rows = spine_rows(spine, _key_types(histories))
         named = str(rows.path) if rows.path else "rows"
     return TrainingData(
         offline, histories, rows, chosen.stored, status=status, threads=threads, contract=contract.hash, named=named,
-        records=records_of(project), served=as_served, engine=joiner(project, join, as_served=as_served),
-        computing=computing(project, contract, chosen.computed),
+        records=records_folder(project), served=as_served, engine=join_engine(project, join, as_served=as_served),
+        request_columns=request_columns(project, contract, chosen.computed),
     )  # fmt: skip
 
 
-def joiner(project: Project, join: str, *, as_served: bool) -> str | None:
+def join_engine(project: Project, join: str, *, as_served: bool) -> str | None:
     """The engine to join by; None for this process.
 
     Raises:
@@ -258,13 +258,13 @@ def repeat(project: Project, record: str, out: Path | str | None = None, *, join
         DataError: it cannot be made again, because a table's version, the spine or a request transform is gone or not
             what it was.
     """
-    made = found(project, record)
+    made = find(project, record)
     where = f"training set {made.id}"
     offline = OfflineStore(project.offline)
-    histories = [history_then(offline, made, name) for name in made.features]
+    histories = [recorded_history(offline, made, name) for name in made.features]
     try:
-        spine = rows_then(made, _key_types(histories))
-        noted = Noted(spine)
+        spine = recorded_spine(made, _key_types(histories))
+        noted = HashedSpine(spine)
         read = noted.read()
     except DataError as error:
         raise DataError(where, f"the rows of its spine cannot be read ({error})", remedy="bring them back") from error
@@ -275,13 +275,14 @@ def repeat(project: Project, record: str, out: Path | str | None = None, *, join
     data = TrainingData(
         offline, histories, spine, made.features, status=made.options["status"],
         threads=project.settings.profiles.training.threads, contract=made.contract, named=made.spine,
-        records=records_of(project), served=made.served or False,
-        engine=joiner(project, join, as_served=made.served is not None), computing=computing_then(project, made),
+        records=records_folder(project), served=made.served or False,
+        engine=join_engine(project, join, as_served=made.served is not None),
+        request_columns=recorded_columns(project, made),
     )  # fmt: skip
     return data.write(out or made.path, like=made.id, beside=made.path)
 
 
-class Selected(NamedTuple):
+class FeatureSelection(NamedTuple):
     """What was asked for.
 
     Attributes:
@@ -293,7 +294,7 @@ class Selected(NamedTuple):
     computed: dict[str, list[str]]
 
 
-def selected(contract: Contract, features: str | Sequence[str]) -> Selected:
+def select_features(contract: Contract, features: str | Sequence[str]) -> FeatureSelection:
     """The features of a service, of a list, or of a list with commas, in the order in which they are named.
 
     Raises:
@@ -303,7 +304,7 @@ def selected(contract: Contract, features: str | Sequence[str]) -> Selected:
         service = contract.service(features)
         features = [f"{name}:{feature}" for name, feature in (*service.features, *service.computed)]
     names = features.replace(",", " ").split() if isinstance(features, str) else list(features)
-    chosen = Selected({}, {})
+    chosen = FeatureSelection({}, {})
     for name in names:
         owner, _, feature = name.partition(":")
         declared = contract.views.get(owner) or contract.transforms.get(owner)
@@ -329,7 +330,7 @@ def selected(contract: Contract, features: str | Sequence[str]) -> Selected:
     return chosen
 
 
-class Noted:
+class HashedSpine:
     """The rows of a spine as they go by: counted, hashed and, if a file is named, kept.
 
     Attributes:

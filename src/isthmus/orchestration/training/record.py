@@ -1,4 +1,4 @@
-"""A training set that is kept, and its record: from which it is found again, with the tables and the spine of then."""
+"""A training set that is kept, and its record: from which it is read again, with the tables and the spine of then."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,14 +11,14 @@ from isthmus.features.errors import DataError, RequestError
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.spine import SpineRows, spine_rows
-from isthmus.orchestration.artifacts import RECORD, SPINE, TrainingSet, records_of
+from isthmus.orchestration.artifacts import RECORD, SPINE, TrainingSet, records_folder
 from isthmus.orchestration.project import Project
 
 if TYPE_CHECKING:
     pass
 
 
-def found(project: Project, record: str) -> TrainingSet:
+def find(project: Project, record: str) -> TrainingSet:
     """The training set of a folder, a record or an id.
 
     Raises:
@@ -27,7 +27,7 @@ def found(project: Project, record: str) -> TrainingSet:
     """
     path = Path(record).absolute()
     folders = [path.parent if path.name == RECORD else path, *(project.state / "training").glob(f"*/{path.name}")]
-    note = records_of(project) / path.name
+    note = records_folder(project) / path.name
     if note.is_file():
         folders.append(Path(note.read_text()))
     for folder in folders:
@@ -41,7 +41,7 @@ def found(project: Project, record: str) -> TrainingSet:
                        expected="the folder of a training set, its record, or its id")  # fmt: skip
 
 
-def rows_then(made: TrainingSet, types: Mapping[str, pa.DataType]) -> SpineRows:
+def recorded_spine(made: TrainingSet, types: Mapping[str, pa.DataType]) -> SpineRows:
     """The rows of the spine: from the file they came from, which keeps them, or from beside the record.
 
     Args:
@@ -62,7 +62,7 @@ def rows_then(made: TrainingSet, types: Mapping[str, pa.DataType]) -> SpineRows:
     return SpineRows(schema, lambda: pa.ipc.open_stream(kept))
 
 
-def history_then(offline: OfflineStore, made: TrainingSet, name: str) -> ViewHistory:
+def recorded_history(offline: OfflineStore, made: TrainingSet, name: str) -> ViewHistory:
     """The history of a view as it was when a training set was made.
 
     Raises:
@@ -72,11 +72,11 @@ def history_then(offline: OfflineStore, made: TrainingSet, name: str) -> ViewHis
     where, remedy = f"training set {made.id}", "make a new training set: this one cannot be made again"
     try:
         history = offline.history(view, version)
-        found = history.fingerprint
+        fingerprint = history.fingerprint
     except DataError as error:
         gone = f"version {version} of the offline table of {name} is gone ({error.found})"
         raise DataError(where, gone, remedy=remedy) from error
-    if found != made.tables_sha256[name]:
+    if fingerprint != made.tables_sha256[name]:
         # In a table that was removed, versions begin anew.
         other = f"version {version} of the offline table of {name} holds other rows: the table was made anew"
         raise DataError(where, other, expected=made.tables_sha256[name][:12], remedy=remedy)

@@ -17,7 +17,7 @@ from isthmus.transforms.request import compute
 from isthmus.transforms.request.check import Graphs
 
 
-class Computing:
+class RequestColumns:
     """Some fields of request transforms, and the engine that computes them.
 
     Args:
@@ -64,7 +64,7 @@ class Computing:
             yield from compute.computed(spark, self._transforms, chain(first, rows), Graphs(self._contract))
 
 
-def computing(project: Project, contract: Contract, fields: Mapping[str, Sequence[str]]) -> Computing | None:
+def request_columns(project: Project, contract: Contract, fields: Mapping[str, Sequence[str]]) -> RequestColumns | None:
     """What computes some fields of request transforms; None if there are none.
 
     Args:
@@ -79,10 +79,10 @@ def computing(project: Project, contract: Contract, fields: Mapping[str, Sequenc
         whole = contract.transforms[name]
         part = tuple(next(field for field in whole.fields if field.name == one) for one in wanted)
         chosen.append((project.definitions.transforms[name], replace(whole, fields=part)))
-    return Computing(chosen, contract, project)
+    return RequestColumns(chosen, contract, project)
 
 
-def computing_then(project: Project, made: TrainingSet) -> Computing | None:
+def recorded_columns(project: Project, made: TrainingSet) -> RequestColumns | None:
     """What computes the request transforms of a training set that is made again.
 
     Raises:
@@ -95,4 +95,4 @@ def computing_then(project: Project, made: TrainingSet) -> Computing | None:
             found = "is gone" if now is None else "computes something else now"
             raise DataError(f"training set {made.id}", f"request transform {name} {found}",
                             remedy="bring it back, or make a new training set")  # fmt: skip
-    return computing(project, contract, {name: then["fields"] for name, then in made.computed.items()})
+    return request_columns(project, contract, {name: then["fields"] for name, then in made.computed.items()})

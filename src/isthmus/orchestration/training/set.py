@@ -12,12 +12,12 @@ from isthmus.features.pointintime.spine import SpineRows
 from isthmus.features.progress import Progress, silent
 from isthmus.features.types import TYPES
 from isthmus.features.values.columns import ARROW
-from isthmus.orchestration.artifacts import DATA, RECORD, TrainingSet, records_of
-from isthmus.orchestration.frames import reading
+from isthmus.orchestration.artifacts import DATA, RECORD, TrainingSet, records_folder
+from isthmus.orchestration.frames import source_frames
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality import baseline
-from isthmus.orchestration.training.data import Noted, TrainingData, joiner, repeat, training_data
-from isthmus.orchestration.training.requestcolumns import computing
+from isthmus.orchestration.training.data import HashedSpine, TrainingData, join_engine, repeat, training_data
+from isthmus.orchestration.training.requestcolumns import request_columns
 from isthmus.transforms.views.compute import compute_spine
 
 
@@ -39,7 +39,7 @@ def training_set(
         progress: told what is being done and the share that is done.
     """
     contract = project.applied()
-    engine = joiner(project, join, as_served=as_served)
+    engine = join_engine(project, join, as_served=as_served)
     declared = project.distillation(name)
     offline = OfflineStore(project.offline)
     services = [service.name for service in (declared.teacher, declared.student)]
@@ -47,7 +47,7 @@ def training_set(
     computed = {one.name: [column.name for column in one.fields] for name in services for one in contract.used(name)}
     histories = [offline.history(contract.views[view]) for view in views]
     progress(f"computing {declared.spine.name}", 0.0)
-    with reading(project, [declared.spine]) as frames:
+    with source_frames(project, [declared.spine]) as frames:
         spine = compute_spine(declared.spine, spine_columns(contract, declared.spine.name), frames)
     # A model is fed what has a default, too: of rows that say nothing of it, as null.
     used = [transform for service in services for transform in contract.used(service)]
@@ -64,13 +64,13 @@ def training_set(
         threads=project.settings.profiles.training.threads,
         contract=contract.hash,
         named=declared.spine.name,
-        records=records_of(project),
+        records=records_folder(project),
         served=as_served,
         engine=engine,
-        computing=computing(project, contract, computed),
+        request_columns=request_columns(project, contract, computed),
     )
     folder = project.state / "training" / declared.name
-    identity = data.identity(Noted(rows).read())
+    identity = data.identity(HashedSpine(rows).read())
     if not (folder / identity / RECORD).exists():
         progress(f"joining {', '.join(views)} to {len(spine)} rows", 0.4)
         data.write(folder / identity)

@@ -1,4 +1,4 @@
-"""A spine asked for in SQL, over the histories of the views and the raw data of the project, and over nothing else."""
+"""A spine as a SQL query over the histories of the views and the raw data of the project, and over nothing else."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ def is_sql(text: str) -> bool:
     return bool(_QUERY.match(text))
 
 
-def asked(query: str, tables: Mapping[str, ds.Dataset | pa.Table], threads: int) -> SpineRows:
+def spine_from_sql(query: str, tables: Mapping[str, ds.Dataset | pa.Table], threads: int) -> SpineRows:
     """The rows that a query gives.
 
     Args:

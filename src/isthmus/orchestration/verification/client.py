@@ -38,7 +38,7 @@ Column = tuple[DataType, Values]
 """The values that a request gives for a name."""
 
 
-class Api:
+class Client:
     """A running server of the project, asked by this process alone.
 
     Args:
@@ -252,7 +252,7 @@ class Api:
 @contextmanager
 def private_api(
     project: Project, contract: Contract, url: str, at: int, deployment: Path | None = None
-) -> Iterator[Api]:
+) -> Iterator[Client]:
     """A server of the project on a free port of this machine, whose clock stands still, until the block ends.
 
     It starts while the block goes on: the first request waits until it is ready.
@@ -270,7 +270,7 @@ def private_api(
     if deployment is not None:
         told = msgspec.structs.replace(told, deployment=str(deployment))
     with log.open("wb") as file, running(told, file) as child:
-        api = Api(contract, told.limits, child, log)
+        api = Client(contract, told.limits, child, log)
         try:
             yield api
         finally:

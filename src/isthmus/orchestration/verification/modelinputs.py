@@ -21,14 +21,14 @@ from isthmus.features.types import DataType, Float32, String
 from isthmus.features.values.columns import Values, from_arrow
 from isthmus.features.values.rows import Bool
 from isthmus.features.verdict import FeatureVerdict, compare
-from isthmus.orchestration.verification.client import Api
+from isthmus.orchestration.verification.client import Client
 
 Newer = Callable[[ViewHistory, pa.Table], Bool]
 """Of some keys of a view, those whose row was pushed after everything that the table holds."""
 
 
 @dataclass(frozen=True)
-class Fed:
+class PackageVerdict:
     """What was compared of a package at the project's present.
 
     Attributes:
@@ -48,12 +48,12 @@ def compare_inputs(
     examples: pa.Table,
     keys: Sequence[str],
     histories: Sequence[ViewHistory],
-    api: Api,
+    api: Client,
     *,
     at: int,
     rows: int,
     newer: Newer,
-) -> Fed:
+) -> PackageVerdict:
     """Compares a package's inputs, and its predictions through the API, for moments like those of its training set.
 
     Keys and request fields are those of rows of the training set; stored features are those of the present.
@@ -117,7 +117,7 @@ def compare_inputs(
     right = Values(expected[answered], np.ones(len(told), bool))
     predicted = compare(told, right, found, Float32, variant.tolerance, times[: len(told)])
     examples = [replace(one, online=refused) for one in predicted.examples] if refused else predicted.examples
-    return Fed(compared, replace(predicted, examples=examples))
+    return PackageVerdict(compared, replace(predicted, examples=examples))
 
 
 def _tensors(inputs: Sequence[ModelInput], fed: Feeds) -> list[tuple[ModelInput, DataType, Values]]:

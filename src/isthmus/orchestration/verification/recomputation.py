@@ -20,13 +20,13 @@ from isthmus.features.values.rows import Bool
 from isthmus.features.verdict import FeatureVerdict, compare, identical
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.verification.client import Api
+from isthmus.orchestration.verification.client import Client
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def recompute(
-    project: Project, contract: Contract, declared: Distillation | None, sample: int | None, api: Api, asked: int
+    project: Project, contract: Contract, declared: Distillation | None, sample: int | None, api: Client, asked: int
 ) -> tuple[dict[str, dict[str, FeatureVerdict]], dict[str, str]]:
     """Request transform to field to its comparison, over rows of the last training set; as `API …` of what is answered.
 
@@ -94,7 +94,7 @@ class _Engine:
         # What the graph refuses is null, which the engine's value is not.
         return self._compared(self._found, self._graph.run(self._given).values, np.arange(len(self._table)))
 
-    def answered(self, api: Api) -> dict[str, FeatureVerdict]:
+    def answered(self, api: Client) -> dict[str, FeatureVerdict]:
         """Field to the comparison with what a server answers to the same requests.
 
         It looks up stored features as they are now. Where one is another than the engine was given, the graph that was

@@ -35,14 +35,14 @@ from isthmus.features.verdict import FeatureVerdict, Verdict, compare, merged
 from isthmus.orchestration.artifacts import Artifacts, page_file, serving_profile, verdict_file
 from isthmus.orchestration.models.models import check_last_package
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.verification.client import Api, private_api
+from isthmus.orchestration.verification.client import Client, private_api
 from isthmus.orchestration.verification.page import page
 from isthmus.orchestration.verification.recomputation import recompute
 from isthmus.serving.deployment.deployment import Approval, Deployment
 from isthmus.serving.wire.encode import LABELS
 
 if TYPE_CHECKING:
-    from isthmus.orchestration.verification.modelinputs import Fed, Newer
+    from isthmus.orchestration.verification.modelinputs import Newer
 
 CHECKED_ROWS = 2000
 """Rows of the training set, if all are asked for."""
@@ -171,11 +171,11 @@ def _feed(
     declared: Distillation,
     package: Path,
     histories: Sequence[ViewHistory],
-    api: Api,
+    api: Client,
     at: int,
     rows: int,
     newer: "Newer",
-) -> "Fed":
+) -> "PackageVerdict":
     # Only here: what runs a package is not there where none is made.
     from isthmus.orchestration.verification.modelinputs import compare_inputs
 

@@ -8,7 +8,7 @@ from rich.markup import escape
 from isthmus.features.contract.contract import Column
 from isthmus.orchestration.apply.contracts import (
     ContractDifference,
-    Found,
+    LocatedContract,
     feature_rows,
     service_lines,
     transform_lines,
@@ -28,7 +28,7 @@ _OUTCOMES = {
 }
 
 
-def show_contract(found: Found) -> None:
+def show_contract(found: LocatedContract) -> None:
     """Prints what a contract says."""
     console, contract = new_console(), found.contract
     _line(console, f"project {contract.project}, contract {contract.hash[:12]}, of {found.place}")
