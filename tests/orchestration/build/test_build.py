@@ -22,7 +22,7 @@ from isthmus.features.days import Days
 from isthmus.features.offline.store import OfflineStore
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.apply.diff import apply_diff
-from isthmus.orchestration.build.build import day_range, build, build_range
+from isthmus.orchestration.build.build import build, build_range, day_range
 from isthmus.orchestration.training.set import training_set
 from tests.features.support import DAY, same_bits
 from tests.orchestration.cli.test_cli import refused, run

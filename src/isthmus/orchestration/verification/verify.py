@@ -42,7 +42,7 @@ from isthmus.serving.deployment.deployment import Approval, Deployment
 from isthmus.serving.wire.encode import LABELS
 
 if TYPE_CHECKING:
-    from isthmus.orchestration.verification.modelinputs import Newer
+    from isthmus.orchestration.verification.modelinputs import Newer, PackageVerdict
 
 CHECKED_ROWS = 2000
 """Rows of the training set, if all are asked for."""
