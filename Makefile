@@ -5,14 +5,27 @@ INSTALLED := $(VENV)/.installed
 DEMO := $(VENV)/.demo
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint docs thorough constraints clean
+.PHONY: demo test accept lint docs thorough constraints clean
 
 demo: $(DEMO)
 	$(VENV)/bin/isthmus demo --project examples/flights
 
 # Two at a time, each file as a whole: most tests wait for processes.
-test: $(INSTALLED) browser lint
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+test: needs $(INSTALLED) browser lint
+	$(PYTEST) -m "not accept"
+
+# What a release must pass besides: the examples whole, Dagster in a browser, Spark Connect and a cluster, kills.
+accept: needs $(INSTALLED) browser
+	$(PYTEST) -m accept
+
+# What has to be installed by hand, said first.
+.PHONY: needs
+needs:
+	@missing=; command -v java >/dev/null || missing="$$missing, Java 17 is missing"; \
+	command -v node >/dev/null && command -v npm >/dev/null || missing="$$missing, Node.js 20 with npm is missing"; \
+	echo "The tests need Java 17, Chromium and Node.js 20 with npm$$missing."
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check

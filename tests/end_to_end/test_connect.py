@@ -20,6 +20,8 @@ from tests.orchestration import shop as shops
 from tests.servers import redis_cluster
 from tests.transforms.connect import connect_server
 
+pytestmark = pytest.mark.accept
+
 
 @pytest.mark.spark
 @pytest.mark.timeout(600)

@@ -18,6 +18,9 @@ from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import join_naively
 from isthmus.orchestration.project import Project
 
+pytestmark = pytest.mark.accept
+
+
 FLIGHTS = Path(__file__).parents[2] / "examples" / "flights"
 ISTHMUS = [str(Path(sys.executable).with_name("isthmus"))]
 

@@ -20,6 +20,9 @@ from playwright.sync_api import Error as PlaywrightError
 
 from tests.orchestration import shop
 
+pytestmark = pytest.mark.accept
+
+
 ISTHMUS = str(Path(sys.executable).with_name("isthmus"))
 
 

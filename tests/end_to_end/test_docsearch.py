@@ -32,7 +32,7 @@ from tests.end_to_end.browsers import differing
 from tests.end_to_end.files import served
 
 # Lowering a graph to ExecuTorch takes a quarter of a minute of a free core, once before training and once after.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(900)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "docsearch"
 TINY = '''\

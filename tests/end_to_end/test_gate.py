@@ -5,7 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.orchestration import shop
+
+pytestmark = pytest.mark.accept
+
 
 ISTHMUS = str(Path(sys.executable).with_name("isthmus"))
 

@@ -23,6 +23,7 @@ def listed(example: str) -> set[str]:
     return set(subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.splitlines())
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_a_new_project_passes_its_own_tests(example: str, tmp_path: Path) -> None:
     made = json.loads(run("init", "shop-7", "--example", example, "--json", cwd=tmp_path).stdout)

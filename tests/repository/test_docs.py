@@ -112,6 +112,7 @@ def copied(example: str, folder: Path) -> Path:
     return shutil.copytree(ROOT / "examples" / example, folder, ignore=shutil.ignore_patterns(".*", "data", "site"))
 
 
+@pytest.mark.accept
 @pytest.mark.timeout(900)
 def test_the_tutorial_runs_from_top_to_bottom(tmp_path: Path) -> None:
     with Terminal(tmp_path) as terminal:

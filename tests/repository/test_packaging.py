@@ -69,6 +69,7 @@ def test_the_sdist_holds_every_module_once(built: Path) -> None:
     assert len(modules) == 1
 
 
+@pytest.mark.accept
 def test_the_wheel_imports_from_an_empty_environment(built: Path, tmp_path: Path) -> None:
     (wheel,) = built.glob("*.whl")
     venv.create(tmp_path / "empty", with_pip=True)

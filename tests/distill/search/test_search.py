@@ -162,6 +162,7 @@ def test_whatever_came_of_it_something_new_is_proposed(states: list[str], seed: 
 # --- a search
 
 
+@pytest.mark.accept
 def test_all_students_are_tried_and_measured(once: tuple[Path, SearchReport, list[str]]) -> None:
     _, report, notes = once
     tried = students(report)
@@ -267,6 +268,7 @@ def test_another_machine_measures_for_itself(few: pa.Table, tmp_path: Path, monk
     assert not any("whose figures" in note for note in notes)
 
 
+@pytest.mark.accept
 def test_what_the_budget_does_not_allow_is_not_trained(few: pa.Table, tmp_path: Path) -> None:
     notes: list[str] = []
     sizes = {one.shape["units"]: one.bytes for one in students(searched(tmp_path, few, FP32, trials=4))}
@@ -373,6 +375,7 @@ def test_a_table_is_searched_by_width_and_depth(few: pa.Table, tmp_path: Path) -
 # --- killed
 
 
+@pytest.mark.accept
 @pytest.mark.timeout(600)
 def test_a_search_that_is_killed_goes_on(few: pa.Table, tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"

@@ -173,6 +173,7 @@ def test_a_graph_is_what_numpy_says(sail: "SparkSession") -> None:
     assert compiled(preparation) == compiled(preparation)
 
 
+@pytest.mark.accept
 def test_a_graph_is_what_the_engine_computes_to_the_bit(spark: "SparkSession") -> None:
     table = rows(seed=1).append_column("row", pa.array(range(500)))
     frame = spark.createDataFrame(table)

@@ -462,6 +462,7 @@ def launched(folder: Path, name: str, *arguments: str) -> subprocess.Popen[bytes
     return subprocess.Popen([*launch, *options, *run], env=environment, stdout=subprocess.PIPE)
 
 
+@pytest.mark.accept
 def test_two_processes_are_one_though_stopped_in_between(tmp_path: Path) -> None:
     with launched(tmp_path, "two", "30", "0") as both:
         assert both.stdout is not None

@@ -90,6 +90,7 @@ def _watched(url: str, allowed: list[dict[int, list[Row]]]) -> Iterator[list[str
         thread.join()
 
 
+@pytest.mark.accept
 @pytest.mark.timeout(900)
 def test_killed_at_any_moment(tmp_path: Path, url: str) -> None:
     chance = random.Random(7)

@@ -101,6 +101,7 @@ def versions(ran: Dagster) -> dict[str, str]:
     return made
 
 
+@pytest.mark.accept
 @pytest.mark.timeout(600)
 def test_everything_is_made_and_has_the_version_of_its_content(ran: Dagster) -> None:
     made = versions(ran)
@@ -267,6 +268,7 @@ def test_a_run_makes_what_it_has_selected(ran: Dagster) -> None:
     assert ran.stale() == set(), "the same rows are the same version"
 
 
+@pytest.mark.accept
 def test_a_month_is_built_in_one_run_by_one_process(tmp_path: Path) -> None:
     root = shops.write(tmp_path / "shop").root
     with (root / "isthmus.toml").open("a") as file:
@@ -324,6 +326,7 @@ class _Elsewhere(IsthmusResource):
         return dg.PipesClientCompletedInvocation(session)
 
 
+@pytest.mark.accept
 def test_steps_run_elsewhere_with_another_client(shop: Shop, tmp_path: Path) -> None:
     there = shutil.copytree(shop.root, tmp_path / "there")
     (tmp_path / "home").mkdir()
@@ -437,6 +440,7 @@ class _Killed(IsthmusResource):
         yield from results
 
 
+@pytest.mark.accept
 @pytest.mark.timeout(900)
 def test_every_step_may_be_killed_and_ends_with_the_same_content(ran: Dagster, tmp_path: Path) -> None:
     root = tmp_path / "shop"
@@ -456,6 +460,7 @@ def test_every_step_may_be_killed_and_ends_with_the_same_content(ran: Dagster, t
         assert versions(killed) == versions(ran)
 
 
+@pytest.mark.accept
 def test_three_lines_of_yaml_are_the_whole_graph(shop: Shop, tmp_path: Path) -> None:
     place = tmp_path / "place"
     defs = place / "src" / "place" / "defs" / "features"

@@ -90,6 +90,7 @@ def test_programs_are_two_more_model_files(exported: ExportReport, trained: Dist
     assert {FILE, QUANTIZED} <= compared.keys()
 
 
+@pytest.mark.accept
 def test_another_process_makes_the_same_bytes(
     exported: ExportReport, trained: DistillationReport, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def command(shop: Shop, *arguments: str, before: str = "") -> "subprocess.Comple
     )  # fmt: skip
 
 
+@pytest.mark.accept
 @pytest.mark.timeout(900)
 def test_students_are_searched_and_shown(built: Shop, project: Open) -> None:
     declare(built)

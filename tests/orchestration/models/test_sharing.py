@@ -71,6 +71,7 @@ def weights(run: Training) -> dict[str, bytes]:
     return {name: value.numpy().tobytes() for name, value in copy_weights(run.module).items()}
 
 
+@pytest.mark.accept
 def test_a_training_pauses_while_the_api_is_too_slow_and_ends_as_if_it_had_been_alone(
     tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -202,6 +202,7 @@ def _numpy(table: pa.Table) -> dict[str, list[Any]]:
     return found
 
 
+@pytest.mark.accept
 @pytest.mark.spark
 def test_apache_spark_computes_what_sail_does(shop: Shop, project: Open) -> None:
     with_taste(shop)

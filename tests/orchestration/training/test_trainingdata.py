@@ -446,6 +446,7 @@ def test_a_join_by_the_engine_in_a_folder_with_blanks_and_umlauts(built: Shop, t
     assert here.equals(there)
 
 
+@pytest.mark.accept
 @pytest.mark.spark
 def test_a_join_by_apache_spark_is_the_embedded_one(
     built: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -39,6 +39,7 @@ def proof(spark: "SparkSession") -> Proof:
     return Proof(spark, {f"z{n}": one for n, one in enumerate(every())}, INPUTS)
 
 
+@pytest.mark.accept
 def test_at_the_edges(proof: Proof) -> None:
     chance = random.Random(0)
     rows = edges(chance, 1000)
@@ -46,6 +47,7 @@ def test_at_the_edges(proof: Proof) -> None:
     assert proof.not_refused(rows, chance) == []
 
 
+@pytest.mark.accept
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=4)
 def test_of_whatever_values(proof: Proof, seed: int) -> None:

@@ -140,6 +140,7 @@ def test_the_join_is_the_time_rule_on_sail(
     check(sail, tmp_path, cases)
 
 
+@pytest.mark.accept
 @pytest.mark.spark
 def test_the_join_is_the_time_rule_on_apache_spark(
     tmp_path: Path, cases: tuple[pa.Table, list[ViewHistory], pa.Table]
@@ -148,6 +149,7 @@ def test_the_join_is_the_time_rule_on_apache_spark(
         check(spark, tmp_path, cases)
 
 
+@pytest.mark.accept
 @pytest.mark.spark
 def test_the_join_is_the_time_rule_on_a_spark_connect_server(
     tmp_path: Path, cases: tuple[pa.Table, list[ViewHistory], pa.Table]
