@@ -78,7 +78,7 @@ def test_a_graph_takes_no_more_memory_than_it_may(tmp_path: Path) -> None:
     )
     shown = verify(package)
     assert shown.returncode == 0, shown.stderr
-    begin = "from isthmus.orchestration.verbs import packages; packages.MEMORY = 2**29"
+    begin = "from isthmus.orchestration.cli import packages; packages.MEMORY = 2**29"
     shown = verify(package, begin=begin)
     assert (shown.returncode, "model.fp32.onnx: onnxruntime refuses it (" in shown.stderr) == (1, True), shown.stderr
 
@@ -103,7 +103,7 @@ def test_a_graph_that_computes_for_ever_is_stopped(tmp_path: Path) -> None:
     )  # fmt: skip
     loop = onnx.helper.make_node("Loop", ["turns", "", "zero"], ["trouble"], body=body)
     package = forged(tmp_path, loop, constants={"turns": np.array(2**62), "zero": np.float32(0)})
-    begin = "from isthmus.orchestration.verbs import packages; packages.SECONDS = 5"
+    begin = "from isthmus.orchestration.cli import packages; packages.SECONDS = 5"
     shown = verify(package, begin=begin)
     assert (shown.returncode, "it took more than 5 seconds" in shown.stderr) == (1, True), shown.stderr
 
