@@ -11,7 +11,7 @@ from isthmus.features import clock
 from isthmus.features.status import Status, ViewStatus
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.build.build import build
-from isthmus.orchestration.cli.screens.status import show_status
+from isthmus.orchestration.cli.screens.writer import show
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.status import note, status
 from isthmus.orchestration.training.set import training_set
@@ -30,7 +30,7 @@ def test_a_project_that_nobody_has_touched_says_what_is_to_be_done(
         None,
         [],
     )
-    show_status(found)
+    show(found.screen())
     screen = capsys.readouterr().out
     assert "not in force, run `isthmus apply`" in screen
     assert screen.count("to be built") == len(VIEWS)
@@ -38,8 +38,9 @@ def test_a_project_that_nobody_has_touched_says_what_is_to_be_done(
 
 def test_what_has_no_times_has_no_age(capsys: pytest.CaptureFixture[str]) -> None:
     frames = ViewStatus(rows=7, last_day="1970-01-01", age_days=20_000)
-    show_status(Status(project="effects", contract="c", applied=True, now=0, measured=True, found_at=0,
-                       views={"frames": frames}, models={}, runs=[]))  # fmt: skip
+    status = Status(project="effects", contract="c", applied=True, now=0, measured=True, found_at=0,
+                    views={"frames": frames}, models={}, runs=[])  # fmt: skip
+    show(status.screen())
     screen = capsys.readouterr().out
     assert "no times" in screen
     assert "ago" not in screen
@@ -60,14 +61,16 @@ def test_what_was_built_and_materialized_is_up_to_date(
         found.models["late_order"], student="5" * 64, package="6" * 64, verdict=True, compared=10**6,
         deployed="6" * 64, deployed_at=found.found_at,
     )  # fmt: skip
-    show_status(msgspec.structs.replace(found, models={"late_order": late}))
+    show(msgspec.structs.replace(found, models={"late_order": late}).screen())
     screen = capsys.readouterr().out
     assert screen.count("up to date") == len(VIEWS)
     assert "late_order " in screen, "names are whole, whatever stands beside them"
     assert f"{clock.moment(found.found_at):%Y-%m-%d %H:%M}" in screen
     other = msgspec.structs.replace(late, deployed="7" * 64)
-    show_status(msgspec.structs.replace(found, models={"late_order": other}))
-    assert "not the last: 777" in capsys.readouterr().out
+    show(msgspec.structs.replace(found, models={"late_order": other}).screen())
+    screen = capsys.readouterr().out
+    assert "not the last:" in screen
+    assert "7" * 12 in screen, "wrapped, not cut"
 
 
 def test_new_data_a_changed_transform_and_time_are_seen(built: Shop, project: Open) -> None:

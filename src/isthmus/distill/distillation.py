@@ -18,7 +18,8 @@ from torch import nn
 from isthmus.distill.device import accelerator, resolve
 from isthmus.distill.executorch.export import require_installed
 from isthmus.distill.preflight import rehearse, require_measured
-from isthmus.distill.reports.build import FORMAT, PUPILS, Trained, report
+from isthmus.distill.reports.build import PUPILS, Trained, report
+from isthmus.distill.reports.report import FORMAT
 from isthmus.distill.restore import create_task, origins, require_readable
 from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.tasks.task import Material, Task
@@ -143,7 +144,7 @@ def distill(
             trained[name, seed] = Trained(student, run)
             stages.pause(run.waited)
             stages.done(place, done)
-    data = report(task, identity, trained, outputs, facts, stages.seconds, stages.paused)
+    data = report(task, identity, trained, outputs, facts, stages.seconds, stages.paused).as_dict()
     chosen = {name: trained[name, data["shipped"]].model for name in PUPILS}
     try:
         publish(folder / identity, lambda fresh: _write(fresh, chosen, data, task.files(identity)))

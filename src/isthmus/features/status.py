@@ -1,12 +1,14 @@
-"""Where a project stands, as plain data: what `isthmus status` finds, and what is kept of it for who cannot look."""
+"""The status of a project: what `isthmus status` finds, stores for the server, and shows on screen and page."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from isthmus.features import clock
 from isthmus.features.days import day_name
+from isthmus.features.document import Block, Paragraph, Span, Table, Text, bad, good
 from isthmus.features.errors import DataError
 from isthmus.features.files import write_atomically
 
@@ -15,20 +17,20 @@ FILE = "status.json"
 
 
 class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A view.
+    """The status of a view.
 
     Attributes:
-        rows: of its table; None if there is none.
+        rows: of its table; None without a table.
         last_day: the last day with rows up to the project's present.
         age_days: whole days from then to the present.
-        expired: whether all that it could serve is older than its ttl.
+        expired: whether everything it could serve is older than its ttl.
         built_at: when the table was written, in microseconds since 1970 UTC.
-        current: whether the table is made of what sources and definitions are now.
+        current: whether the table matches today's sources and definitions.
         served_at: when its rows became readable online for the last time, in microseconds since 1970 UTC.
-        served: whether Redis was told the table as it is now.
+        served: whether Redis has the table's current rows.
         broken: expectations that do not hold.
-        drifted: features that are no longer like what a model learned from.
-        problem: why nothing can be said of it; empty if all can.
+        drifted: features that are no longer like the rows a model learned from.
+        problem: why the view cannot be read; empty if it can.
     """
 
     rows: int | None = None
@@ -45,11 +47,11 @@ class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def timeless(self) -> bool:
-        """Whether all rows hold from the beginning of the clock, as those of what has no times do."""
+        """Whether all rows are valid from the beginning of the clock, as rows without event times are."""
         return self.last_day == day_name(0)
 
     def wrong(self, *, applied: bool) -> Sequence[str]:
-        """What is to be done about it, in words; nothing if it is up to date.
+        """What needs to be done, in words; empty if the view is up to date.
 
         Args:
             applied: whether today's definitions are in force.
@@ -58,29 +60,29 @@ class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
             return ["cannot be read"]
         if self.rows is None:
             return ["to be built"]
-        found = {
+        states = {
             "to be built again": applied and not self.current,
             "to be materialized": not self.served,
             "expired": self.expired,
             "breaks its promises": bool(self.broken),
             "has drifted": bool(self.drifted),
         }
-        return [word for word, holds in found.items() if holds]
+        return [word for word, holds in states.items() if holds]
 
 
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A distillation.
+    """The status of a distillation.
 
     Attributes:
-        training_set: its identity; None if there is none.
+        training_set: its identity; None without a training set.
         student: its identity.
         package: digest of the last package.
-        stale: what of these was made under definitions that have changed since, a sentence each.
-        verdict: whether the last verdict passed; None if there is none, or if it is about another package.
+        stale: a sentence for each of these whose definitions have changed since.
+        verdict: whether the last verdict passed; None without a verdict on this package.
         compared: values that it compared.
         verified_at: when, in microseconds since 1970 UTC, by the project's clock.
         deployed: digest of the package behind the API.
-        contract: hash of the contract it was made under.
+        contract: hash of the deployed package's contract.
         deployed_at: since when, in microseconds since 1970 UTC.
     """
 
@@ -97,7 +99,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of Dagster: what it was to make, how it ended, and when it began, in microseconds since 1970 UTC."""
+    """A run of Dagster: what it was to build, its outcome, and when it began, in microseconds since 1970 UTC."""
 
     id: str
     made: str
@@ -106,7 +108,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """A project.
+    """The status of a project.
 
     Attributes:
         project: its name.
@@ -117,7 +119,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         models: by name.
         runs: the last ones, the latest first.
         measured: whether expectations and drift were measured.
-        found_at: when all this was found, in microseconds since 1970 UTC, by the clock on the wall.
+        found_at: when `isthmus status` looked, in microseconds since 1970 UTC, by the system clock.
     """
 
     project: str
@@ -132,16 +134,16 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     def as_dict(self) -> dict[str, Any]:
         """The machine-readable form."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
 
     def write(self, folder: Path) -> None:
-        """Keeps it for the server."""
+        """Stores it for the server."""
         write_atomically(folder / FILE, msgspec.json.encode(self) + b"\n")
 
     @classmethod
     def read(cls, folder: Path) -> "Status | None":
-        """What is kept; None if nothing is.
+        """The stored status; None if there is none.
 
         Raises:
             DataError: it cannot be read.
@@ -153,3 +155,91 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
             return None
         except (OSError, msgspec.MsgspecError) as error:
             raise DataError(str(file), f"cannot be read: {error}", remedy="run `isthmus status`") from error
+
+    def screen(self) -> Iterator[Block]:
+        """What the terminal shows."""
+        in_force = "in force" if self.applied else bad("not in force, run `isthmus apply`")
+        now = f"; it is {minute(self.now)}"
+        yield Paragraph((f"{self.project}, contract {short(self.contract)}, ", in_force, now))
+        yield from self.blocks()
+
+    def blocks(self) -> Iterator[Block]:
+        """A table each of views, models and runs, with the problems of each."""
+        yield Table(
+            ["view", "rows", "last day", "built", "readable online", "state"],
+            [
+                [
+                    name, "-" if view.rows is None else f"{view.rows:,}", _last_day(view), minute(view.built_at),
+                    minute(view.served_at), _state(view.wrong(applied=self.applied)),
+                ]
+                for name, view in self.views.items()
+            ],
+            numbers=["rows"],
+        )  # fmt: skip
+        for name, view in self.views.items():
+            yield from _problems(name, filter(None, (view.problem, *view.broken, *view.drifted)))
+        if self.models:
+            yield Table(
+                ["model", "training set", "student", "package", "verdict", "deployed"],
+                [
+                    [
+                        name, short(model.training_set), short(model.student), short(model.package), _verdict(model),
+                        _deployed(model),
+                    ]
+                    for name, model in self.models.items()
+                ],
+                code=["training set", "student", "package"],
+            )  # fmt: skip
+            for name, model in self.models.items():
+                yield from _problems(name, model.stale)
+        if self.runs:
+            colors = {"success": good, "failure": bad}
+            yield Table(
+                ["run", "began", "ended with", "made"],
+                [
+                    [run.id[:8], minute(run.at), colors.get(run.status, str)(run.status), run.made]
+                    for run in self.runs
+                ],
+            )  # fmt: skip
+
+
+def short(identity: str | None) -> str:
+    """The beginning of a hash or digest, as tables show it."""
+    return "-" if identity is None else identity[:12]
+
+
+def minute(at: int | None) -> str:
+    """A moment in microseconds since 1970 UTC, to the minute."""
+    return "-" if at is None else f"{clock.moment(at):%Y-%m-%d %H:%M}"
+
+
+def _last_day(view: ViewStatus) -> str:
+    if view.last_day is None:
+        return "-"
+    if view.timeless:
+        return "no times"
+    if view.age_days is None:
+        return view.last_day
+    days = "today" if view.age_days == 0 else f"{view.age_days} day{'' if view.age_days == 1 else 's'} ago"
+    return f"{view.last_day}, {days}"
+
+
+def _state(problems: Sequence[str]) -> Span:
+    return bad(", ".join(problems)) if problems else good("up to date")
+
+
+def _verdict(model: ModelStatus) -> Text:
+    if model.verdict is None:
+        return "none" if model.package else "-"
+    return (good("passed") if model.verdict else bad("failed"), f", {model.compared:,} values")
+
+
+def _deployed(model: ModelStatus) -> str:
+    if model.deployed is None:
+        return "-"
+    since = minute(model.deployed_at)
+    return since if model.deployed == model.package else f"not the last: {short(model.deployed)} {since}"
+
+
+def _problems(name: str, sentences: Iterable[str]) -> Iterator[Paragraph]:
+    return (Paragraph((bad(name), f": {sentence}")) for sentence in sentences)

@@ -19,20 +19,20 @@ from playwright.sync_api import Page, sync_playwright
 
 from isthmus import DataError, GateFailed
 from isthmus.distill.reports import boundary_card, images, model_card, page, require_boundary
-from isthmus.distill.reports.markdown import paragraph, table, text
 from isthmus.distill.reports.plots import Axis, axis
 from isthmus.distill.reports.report import (
     Estimate,
-    Gate,
+    GateResult,
     Model,
     Report,
-    Run,
     ServingHalf,
     TrainingHalf,
+    TrainingRun,
     WorstSlice,
     read_report,
 )
 from isthmus.distill.reports.words import duration, measure, money, number, scaled, share
+from isthmus.features.document import Paragraph, Table, to_markdown
 from tests.distill.samplereports import HOSTILE, empty, hostile, report, sparse
 
 MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable("table")
@@ -81,7 +81,7 @@ def test_the_boundary_card_has_both_halves() -> None:
     assert serving["throughput"] == "22,000 requests/s"
     assert serving["memory"] == "12.5 MB"
     assert serving["measured on the host"] == "x86_64, 2 cores"
-    assert "of all students and controls together" in boundary_card(report())
+    assert "covers all students and controls together" in boundary_card(report())
 
 
 def test_without_a_price_the_card_says_so() -> None:
@@ -183,7 +183,7 @@ def test_the_model_card_says_what_the_report_says() -> None:
         "* Latencies are those of a host (x86_64, 2 cores), not of a device.",
     ):
         assert sentence in card
-    assert "holds 0" not in card
+    assert "contains 0" not in card
 
 
 def test_limits_are_told() -> None:
@@ -193,9 +193,9 @@ def test_limits_are_told() -> None:
     changed.update(seeds=[0], slices=[], serving=None)
     limits = model_card(changed).split("## Limits\n\n")[1].splitlines()
     assert limits == [
-        "* The gate of lift_kept does not hold: 0.9000 was found.",
+        "* The gate of lift_kept does not hold: it is 0.9000.",
         "* One seed was trained: how much another would differ is not known.",
-        "* The interval of student - control holds 0: no gain in auc by the teacher is shown.",
+        "* The interval of student - control contains 0: no gain in auc by the teacher is shown.",
         "* On 7 % of the test rows the student's class is not the teacher's.",
         "* Slices of the test rows have not been measured.",
         "* It was tested on rows from 2013-10-31T12:00:00+00:00 on; of other times nothing is known.",
@@ -232,10 +232,10 @@ TEXTS = st.lists(
 @given(TEXTS)
 def test_any_text_stands_in_markdown_as_it_is(value: str) -> None:
     shown = " ".join(value.replace("\0", "�").split())
-    tokens = MARKDOWN.parse(paragraph(value))
+    tokens = MARKDOWN.parse(to_markdown([Paragraph(value)]))
     assert [token.type for token in tokens] == (["paragraph_open", "inline", "paragraph_close"] if shown else [])
     assert "".join(child.content for token in tokens for child in token.children or []) == shown
-    ((_, body),) = tables(table(["a", "b"], [[text(value), "1"]]))
+    ((_, body),) = tables(to_markdown([Table(["a", "b"], [[value, "1"]], numbers=["b"])]))
     assert body == [shown, "1"]
 
 
@@ -285,13 +285,13 @@ def test_what_is_no_report_is_refused(changed: dict[str, Any], found: str) -> No
 
 
 def test_what_later_versions_add_is_no_error() -> None:
-    assert read_report({**report(), "more": 1}) == read_report(report())
+    assert read_report({**report(), "later": 1}) == read_report(report())
 
 
 def test_the_documentation_names_every_part_of_a_report() -> None:
     written = (Path(__file__).parents[3] / "docs" / "evaluation.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`(\w+)`", written.split("## report.json")[1]))
-    for part in (Report, Model, Run, Estimate, WorstSlice, Gate, TrainingHalf, ServingHalf):
+    for part in (Report, Model, TrainingRun, Estimate, WorstSlice, GateResult, TrainingHalf, ServingHalf):
         assert set(part.__struct_fields__) <= named
 
 

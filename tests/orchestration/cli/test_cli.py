@@ -449,6 +449,12 @@ def test_over_a_redis_of_the_users_own_the_command_becomes_the_server(built: Sho
         child.stderr.close()
 
 
+def shown(blocks: str, report: object) -> subprocess.CompletedProcess[str]:
+    screens = "isthmus.orchestration.cli.screens"
+    code = f"from {screens}.report import {blocks}; from {screens}.writer import show; show({blocks}({report!r}))"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+
 def test_an_export_on_the_screen_says_what_is_served() -> None:
     report = {
         "path": "/a/late-1", "bytes": {"fp32": 900, "int8": 700}, "left_out": {},
@@ -459,8 +465,7 @@ def test_an_export_on_the_screen_says_what_is_served() -> None:
             "memory_mb": 8.84, "load_ms": 6.8,
         },
     }  # fmt: skip
-    code = f"from isthmus.orchestration.cli.screens.steps import show_export; show_export({report!r})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = shown("export_blocks", report)
     rows = [line.split() for line in done.stdout.splitlines()]
     assert ["model.fp32.onnx", "3.2e-08", "0.75"] in rows
     assert ["model.int8.onnx", "0.001", "-"] in rows
@@ -476,8 +481,7 @@ def test_a_report_on_the_screen_has_times_and_small_mappings() -> None:
         "served": {"shelf": 0}, "tables": {}, "views": {"shelf": {"ttl": 1}}, "many": dict.fromkeys(range(5)),
         "none": None, "path": "/a/[bold]b",
     }  # fmt: skip
-    code = f"from isthmus.orchestration.cli.screens.steps import show_report; show_report({report!r})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = shown("report_blocks", report)
     assert [line.split(maxsplit=1) for line in done.stdout.splitlines()] == [
         ["deployed_at", "2024-02-29T23:59:59+00:00"],
         ["verdict", "at 2024-03-01T00:00:00+00:00, compared 44,961"],

@@ -18,7 +18,8 @@ from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.apply.contracts import LocatedContract
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.build.materialize import materialize
-from isthmus.orchestration.cli.screens.contract import show_contract
+from isthmus.orchestration.cli.screens.contract import contract_blocks
+from isthmus.orchestration.cli.screens.writer import show
 from isthmus.orchestration.models.models import distill, export
 from isthmus.orchestration.training.data import training_data
 from isthmus.orchestration.training.set import training_set
@@ -337,7 +338,7 @@ def test_a_size_is_part_of_the_contract(shop: Shop, project: Open, capsys: pytes
     with_taste(shop)
     before = project(shop).definitions.contract
     assert Contract.loads(before.dumps()) == before
-    show_contract(LocatedContract("here", before))
+    show(contract_blocks(LocatedContract("here", before)))
     shown = capsys.readouterr().out
     assert "Array(Float32) of 4" in shown
     assert "query Array(Float32) of 4" in shown

@@ -392,7 +392,7 @@ def test_a_page_of_a_verdict_that_passed_is_small(built: Shop, project: Open) ->
     require_passed(verify(project(built), every=True))
     text = (built.state / "verdicts" / "late_order.html").read_text()
     assert len(text) < 20_000
-    assert "<svg" not in text
+    assert "<figure" not in text
     assert "What differs" not in text
     assert "customer_facts.born" in text
 

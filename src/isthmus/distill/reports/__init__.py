@@ -1,9 +1,25 @@
-"""What is told of a run, from its `report.json` alone: an HTML page, a model card and a boundary card."""
+"""What a reader gets of a run, all from its `report.json`: an HTML page, a model card and a boundary card."""
 
 from isthmus.distill.reports.boundarycard import boundary_card, require_boundary
+from isthmus.distill.reports.comparison import comparison, legend
 from isthmus.distill.reports.figures import images
+from isthmus.distill.reports.findings import teacher_gain
 from isthmus.distill.reports.modelcard import model_card
 from isthmus.distill.reports.page import page
-from isthmus.distill.reports.searchpage import search_page
+from isthmus.distill.reports.report import Report, read_report
+from isthmus.distill.reports.searchpage import read_search, search_page
 
-__all__ = ["boundary_card", "images", "model_card", "page", "require_boundary", "search_page"]
+__all__ = [
+    "Report",
+    "boundary_card",
+    "comparison",
+    "images",
+    "legend",
+    "model_card",
+    "page",
+    "read_report",
+    "read_search",
+    "require_boundary",
+    "search_page",
+    "teacher_gain",
+]

@@ -1,25 +1,24 @@
-"""The boundary card: what a student costs on this side of the boundary, once, and on the other, with every answer."""
+"""The boundary card: what a student costs once, to train, and with every answer, to serve."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from isthmus.distill.reports.markdown import paragraph, table, text
 from isthmus.distill.reports.report import Report, ServingHalf, TrainingHalf, read_report
 from isthmus.distill.reports.words import UNKNOWN, duration, money, number, scaled
+from isthmus.features.document import Block, Fields, Heading, Paragraph, Text, to_markdown
 from isthmus.features.errors import GateFailed
 
 Prices = Mapping[str, float]
-"""What an hour of a device costs, by the name that reports give it: "cpu", "cuda"."""
-MEGA = 1e6
-TOGETHER = (
-    "The training half is of all students and controls together, over all seeds. Of the teacher it holds nothing but "
-    "its share in the peak memory."
+"""What an hour of a device costs, by its name in reports: "cpu", "cuda"."""
+SCOPE = (
+    "The training half covers all students and controls together, over all seeds. The teacher counts only in the "
+    "peak memory."
 )
-NO_PRICE = "not known: no price of {} is declared"
+_NO_PRICE = "not known: no price of {} is declared"
 
 
 def require_boundary(report: Mapping[str, Any]) -> None:
-    """Refuses a run of which not both halves have been measured in full.
+    """Refuses a run whose two halves have not been measured completely.
 
     Raises:
         GateFailed: a half is missing, or a part of it.
@@ -27,11 +26,11 @@ def require_boundary(report: Mapping[str, Any]) -> None:
     """
     read = read_report(report)
     missing = []
-    for half, found in (("training", read.training), ("serving", read.serving)):
-        if found is None:
-            missing.append(f"the {half} half is missing")
-        elif unknown := [name for name in found.__struct_fields__ if getattr(found, name) is None]:
-            missing.append(f"the {half} half lacks {', '.join(unknown)}")
+    for name, half in (("training", read.training), ("serving", read.serving)):
+        if half is None:
+            missing.append(f"the {name} half is missing")
+        elif unknown := [field for field in half.__struct_fields__ if getattr(half, field) is None]:
+            missing.append(f"the {name} half lacks {', '.join(unknown)}")
     if missing:
         raise GateFailed(
             f"boundary card of {read.name}",
@@ -42,7 +41,7 @@ def require_boundary(report: Mapping[str, Any]) -> None:
 
 
 def boundary_card(report: Mapping[str, Any], prices: Prices | None = None, currency: str = "") -> str:
-    """The card in Markdown; of a half that is missing it says so.
+    """The card in Markdown; it says which half is missing.
 
     Args:
         report: plain data of `report.json`.
@@ -53,33 +52,35 @@ def boundary_card(report: Mapping[str, Any], prices: Prices | None = None, curre
         DataError: it is no report.
     """
     read = read_report(report)
-    parts = [
-        f"# Boundary card of {text(read.name)}",
-        f"Student {text(read.id)}. On one side of the boundary it was trained, once; on the other it answers.",
-        paragraph(TOGETHER),
+    blocks: list[Block] = [
+        Heading(f"Boundary card of {read.name}", 1),
+        Paragraph(f"Student {read.id}. It was trained once, on one side of the boundary; it answers on the other."),
+        Paragraph(SCOPE),
     ]
-    for title, rows in halves(read, prices or {}, currency).items():
-        shown = table(["", ""], [[name, text(value)] for name, value in rows]) if rows else "Not measured yet."
-        parts += [f"## {title}", shown]
-    return "\n\n".join(parts) + "\n"
+    for title, half in halves(read, prices or {}, currency).items():
+        blocks += [Heading(title), half]
+    return to_markdown(blocks)
 
 
-def halves(report: Report, prices: Prices, currency: str) -> dict[str, list[tuple[str, str]]]:
-    """Title of each half, and its lines: a name and a value; no line if it has not been measured."""
-    training = _training(report.training, prices, currency) if report.training else []
-    serving = _serving(report.serving, prices, currency) if report.serving else []
-    return {"Training half": training, "Serving half": serving}
+def halves(report: Report, prices: Prices, currency: str) -> dict[str, Fields | Paragraph]:
+    """Title and fields of each half."""
+    missing = Paragraph("Not measured yet.")
+    return {
+        "Training half": _training(report.training, prices, currency) if report.training else missing,
+        "Serving half": _serving(report.serving, prices, currency) if report.serving else missing,
+    }
 
 
-def _training(half: TrainingHalf, prices: Prices, currency: str) -> list[tuple[str, str]]:
+def _training(half: TrainingHalf, prices: Prices, currency: str) -> Fields:
     price = prices.get(half.device or "")
     if price is None:
-        cost = NO_PRICE.format(half.device or "its device")
+        cost = _NO_PRICE.format(half.device or "its device")
     elif half.device_hours is None:
         cost = UNKNOWN
     else:
         cost = f"{money(price * half.device_hours, currency)} at {money(price, currency)} an hour of {half.device}"
-    return [
+    throttled = f"{number(half.slowed_seconds)} s on fewer cores, and {number(half.paused_seconds)} s paused"
+    rows: list[tuple[str, Text]] = [
         ("device", half.device or UNKNOWN),
         ("precision", half.precision or UNKNOWN),
         ("threads", number(half.threads)),
@@ -87,27 +88,25 @@ def _training(half: TrainingHalf, prices: Prices, currency: str) -> list[tuple[s
         ("steps", number(half.steps)),
         ("seconds", number(half.seconds)),
         ("device-hours", number(half.device_hours)),
-        (
-            "gave way to serving",
-            f"{number(half.slowed_seconds)} s on fewer cores, and {number(half.paused_seconds)} s paused",
-        ),
+        ("gave way to serving", throttled),
         ("floating-point operations", scaled(half.flops, "FLOP")),
         ("peak memory", _megabytes(half.peak_mb)),
         ("throughput", f"{number(half.rows_per_second)} rows/s"),
         ("cost", cost),
     ]
+    return Fields(rows)
 
 
-def _serving(half: ServingHalf, prices: Prices, currency: str) -> list[tuple[str, str]]:
+def _serving(half: ServingHalf, prices: Prices, currency: str) -> Fields:
     price = prices.get(half.device)
     if price is None:
-        cost = NO_PRICE.format(half.device or "its device")
+        cost = _NO_PRICE.format(half.device or "its device")
     elif not half.requests_per_second:
         cost = UNKNOWN
     else:
         thousand = price / 3600 / half.requests_per_second * 1000
         cost = f"{money(thousand, currency)} at {money(price, currency)} an hour of {half.device}, always busy"
-    return [
+    rows: list[tuple[str, Text]] = [
         ("runtime", half.runtime or UNKNOWN),
         ("precision", half.precision or UNKNOWN),
         ("threads", number(half.threads)),
@@ -119,7 +118,8 @@ def _serving(half: ServingHalf, prices: Prices, currency: str) -> list[tuple[str
         ("cost of a thousand requests", cost),
         ("measured on the host", half.host or UNKNOWN),
     ]
+    return Fields(rows)
 
 
 def _megabytes(value: float | None) -> str:
-    return scaled(None if value is None else value * MEGA, "B")
+    return scaled(None if value is None else value * 1e6, "B")

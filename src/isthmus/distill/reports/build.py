@@ -1,4 +1,4 @@
-"""What is said of a distillation: all models side by side, over all seeds."""
+"""Measures all models of a distillation side by side, over all seeds."""
 
 import dataclasses
 import math
@@ -18,6 +18,7 @@ from isthmus.distill.evaluation.metrics import interleaved
 from isthmus.distill.evaluation.slices import worst_slices
 from isthmus.distill.onnx.runtime import predict, session
 from isthmus.distill.outputs.cache import TeacherOutputs
+from isthmus.distill.reports.report import Estimate, Model, RunReport, TrainingHalf, TrainingRun, WorstSlice
 from isthmus.distill.restore import origins
 from isthmus.distill.tasks.split import PARTS
 from isthmus.distill.tasks.task import Task, student_answers
@@ -28,15 +29,16 @@ from isthmus.features import clock
 from isthmus.features.errors import DataError
 
 PUPILS = ("student", "control")
-FORMAT = 1
 LEAST_ROWS = 200
-"""Test rows of a slice that is looked at."""
+"""Test rows of a slice, at least."""
 
 _ABOUT = {
     "teacher": "large, on all that the server has",
     "student": "small, taught by the teacher",
     "control": "small, without the teacher",
 }
+_Key = tuple[str, int | None]
+"""A model and its seed; teacher and references have none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +49,7 @@ class Trained:
     run: StudentRun
 
 
+# Seven arguments: what the step has measured, which no object holds together.
 def report(
     task: Task,
     identity: str,
@@ -55,8 +58,8 @@ def report(
     facts: Mapping[str, TeacherCost],
     seconds: Mapping[str, float],
     paused: Mapping[str, float],
-) -> dict[str, Any]:
-    """The report as plain data; docs/evaluation.md says what each part is.
+) -> RunReport:
+    """The report; docs/evaluation.md says what each part is.
 
     Args:
         task: what was trained.
@@ -69,157 +72,146 @@ def report(
     """
     declared, parts = task.material.declaration, task.material.parts
     seeds = list(dict.fromkeys(seed for _, seed in trained))
-    said: dict[tuple[str, int | None], Answers] = {
-        (name, None): _kept(kept, parts.test if name == "teacher" else np.arange(len(parts.test)))
-        for name, kept in outputs.items()
-    }
-    said |= {key: student_answers(task, one.model, parts.test, torch.device("cpu")) for key, one in trained.items()}
-
-    def score(key: tuple[str, int | None], places: Index) -> float:
-        mine, theirs = ({part: array[places] for part, array in said[one].items()} for one in (key, ("teacher", None)))
-        return task.score(mine, parts.test[places], theirs)
-
-    _require_finite(said, parts.test, declared.where)
-    of_each = {key: task.quality(answers, parts.test, said["teacher", None]) for key, answers in said.items()}
-    quality = {name: of_each[name, None] for name in outputs}
-    spread = {
-        name: {measure: _over([of_each[name, seed][measure] for seed in seeds]) for measure in of_each[name, seeds[0]]}
+    answers = _answers(task, trained, outputs)
+    _require_finite(answers, parts.test, declared.where)
+    measured = {key: task.quality(values, parts.test, answers["teacher", None]) for key, values in answers.items()}
+    means = {
+        name: {
+            measure: _mean([measured[name, seed][measure] for seed in seeds]) for measure in measured[name, seeds[0]]
+        }
         for name in PUPILS
     }
-    quality |= {name: {measure: found.value for measure, found in of.items()} for name, of in spread.items()}
+    quality = {name: measured[name, None] for name in outputs}
+    quality |= {name: {measure: mean.value for measure, mean in values.items()} for name, values in means.items()}
     shipped = (max if task.more else min)(seeds, key=lambda seed: trained["student", seed].run.best)
-    sizes, times = _served(task, {name: trained[name, shipped].model for name in PUPILS})
-    runtime = f"ONNX Runtime {onnxruntime.__version__}, 1 thread"
-    models = {
-        name: {
-            "about": {**_ABOUT, **task.about}.get(name, name), "quality": quality[name], "intervals": {},
-            **msgspec.structs.asdict(facts[name]),
-        }
-        for name in outputs
-    } | {
-        name: {
-            "about": {**_ABOUT, **task.about}[name], "quality": quality[name],
-            "intervals": {measure: found.bounds for measure, found in spread[name].items() if found.bounds},
-            "parameters": sum(weights.numel() for weights in trained[name, shipped].model.parameters()),
-            "bytes": sizes[name], **times[name], "runtime": runtime,
-        }
-        for name in PUPILS
-    }  # fmt: skip
-    found: dict[str, Any] = _finite({
-        "format": FORMAT,
-        "id": identity,
-        "contract": task.material.contract,
-        "made_of": origins(task),
-        "name": declared.name,
-        "task": declared.task if isinstance(declared.task, str) else "tabular",
-        "pipeline": task.pipeline,
-        "metric": task.metric,
-        "more": task.more,
-        "seeds": seeds,
-        "shipped": shipped,
-        "models": models,
-        "runs": [
-            {
-                "model": name, "seed": seed, "steps": one.run.steps, "seconds": one.run.seconds,
-                "quality": of_each[name, seed], "history": one.run.history,
-            }
-            for (name, seed), one in trained.items()
+    pupils = _pupils(task, {name: trained[name, shipped].model for name in PUPILS}, means)
+    about = {**_ABOUT, **task.about}
+    return RunReport(
+        id=identity,
+        contract=task.material.contract,
+        made_of=origins(task),
+        name=declared.name,
+        task=declared.task if isinstance(declared.task, str) else "tabular",
+        pipeline=task.pipeline,
+        metric=task.metric,
+        more=task.more,
+        seeds=seeds,
+        shipped=shipped,
+        models={
+            name: Model(about.get(name, name), quality[name], **msgspec.structs.asdict(facts[name]))
+            for name in outputs
+        } | {name: Model(about[name], quality[name], **pupils[name]) for name in PUPILS},
+        runs=[
+            TrainingRun(name, seed, pupil.run.steps, pupil.run.seconds, measured[name, seed], pupil.run.history)
+            for (name, seed), pupil in trained.items()
         ],
-        **_gaps(task, of_each, seeds),
-        "measures": {**dict.fromkeys(task.measured), **task.measures(quality)},
-        "agreement": {name: task.agreement(said[name, shipped], said["teacher", None]) for name in PUPILS},
-        "slices": [
-            dataclasses.asdict(one)
-            for one in worst_slices(
-                task.sliced(parts.test),
-                lambda places: {
-                    "teacher": score(("teacher", None), places),
-                    **{name: score((name, shipped), places) for name in PUPILS},
-                },
-                least=LEAST_ROWS,
-                higher_is_better=task.more,
-            )
-        ],
-        "rows": {name: len(getattr(parts, name)) for name in PARTS},
-        "boundaries": parts.boundaries and [clock.moment(boundary).isoformat() for boundary in parts.boundaries],
-        "seconds": dict(seconds),
-        "paused": dict(paused),
-        "training": _training(task, [one.run for one in trained.values()]),
-    })  # fmt: skip
-    return found
+        **_gains(task, measured, seeds),
+        measures={**dict.fromkeys(task.measured), **task.measures(quality)},
+        agreement={
+            name: task.agreement(answers[name, shipped], answers["teacher", None]) for name in PUPILS
+        },
+        slices=_slices(task, answers, shipped),
+        rows={name: len(getattr(parts, name)) for name in PARTS},
+        boundaries=parts.boundaries and [clock.moment(boundary).isoformat() for boundary in parts.boundaries],
+        seconds={**seconds},
+        paused={**paused},
+        training=_training(task, [pupil.run for pupil in trained.values()]),
+    )  # fmt: skip
 
 
-def _require_finite(said: Mapping[tuple[str, int | None], Answers], rows: Index, where: str) -> None:
-    for (name, seed), answers in said.items():
-        for key, array in answers.items():
+def _answers(
+    task: Task, trained: Mapping[tuple[str, int], Trained], outputs: Mapping[str, TeacherOutputs]
+) -> dict[_Key, Answers]:
+    """What every model answers for the test rows."""
+    test = task.material.parts.test
+    answers: dict[_Key, Answers] = {}
+    for name, cached in outputs.items():
+        rows = cached[test if name == "teacher" else np.arange(len(test))]
+        answers[name, None] = {part: tensor.float().numpy() for part, tensor in rows.items()}
+    return answers | {
+        key: student_answers(task, pupil.model, test, torch.device("cpu")) for key, pupil in trained.items()
+    }
+
+
+def _require_finite(answers: Mapping[_Key, Answers], rows: Index, where: str) -> None:
+    for (name, seed), parts in answers.items():
+        for part, array in parts.items():
             wrong = np.argwhere(~np.isfinite(array))
             if len(wrong):
                 whose = name if seed is None else f"{name} of seed {seed}"
                 raise DataError(
-                    f"{where}: {whose}, output {key}",
+                    f"{where}: {whose}, output {part}",
                     f"row {rows[wrong[0][0]]} of the training set is {array[tuple(wrong[0])]}",
                     expected="finite values",
                     remedy="look at the inputs of this row",
                 )
 
 
-def _finite(value: Any) -> Any:
-    """The same data with None for every number that JSON lacks."""
-    if isinstance(value, Mapping):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _slices(task: Task, answers: Mapping[_Key, Answers], shipped: int) -> list[WorstSlice]:
+    test = task.material.parts.test
+    keys: dict[str, _Key] = {"teacher": ("teacher", None), **{name: (name, shipped) for name in PUPILS}}
+
+    def scores(places: Index) -> dict[str, float]:
+        rows = {key: {part: array[places] for part, array in answers[key].items()} for key in keys.values()}
+        return {name: task.score(rows[key], test[places], rows["teacher", None]) for name, key in keys.items()}
+
+    worst = worst_slices(task.sliced(test), scores, least=LEAST_ROWS, higher_is_better=task.more)
+    return [WorstSlice(**dataclasses.asdict(part)) for part in worst]
 
 
-def _kept(outputs: TeacherOutputs, rows: Index) -> Answers:
-    return {key: tensor.float().numpy() for key, tensor in outputs[rows].items()}
-
-
-def _gaps(
-    task: Task, of_each: Mapping[tuple[str, int | None], Mapping[str, float]], seeds: Sequence[int]
-) -> dict[str, Any]:
-    """What the teacher adds, and which share of the way to it that is; seed by seed, the control of the same seed."""
+def _gains(task: Task, measured: Mapping[_Key, Mapping[str, float]], seeds: Sequence[int]) -> dict[str, Any]:
+    """What the teacher adds, and its share of the gap between control and teacher, paired by seed."""
     sign = 1 if task.more else -1
-    value = {key: sign * measured[task.metric] for key, measured in of_each.items()}
-    taught = [value["student", seed] - value["control", seed] for seed in seeds]
-    ways = [value["teacher", None] - value["control", seed] for seed in seeds]
-    there = all(0 < way < math.inf for way in ways)
-    closed = [gain / way for gain, way in zip(taught, ways, strict=True)] if there else None
-    return {"taught": _over(taught)._asdict(), "gap_closed": closed and _over(closed)._asdict()}
+    value = {key: sign * quality[task.metric] for key, quality in measured.items()}
+    gains = [value["student", seed] - value["control", seed] for seed in seeds]
+    gaps = [value["teacher", None] - value["control", seed] for seed in seeds]
+    finite = all(0 < gap < math.inf for gap in gaps)
+    closed = Estimate(*_mean([gain / gap for gain, gap in zip(gains, gaps, strict=True)])) if finite else None
+    return {"taught": Estimate(*_mean(gains)), "gap_closed": closed}
 
 
-def _over(values: Sequence[float]) -> Interval:
-    """What the seeds say together; nothing where one of them says nothing."""
+def _mean(values: Sequence[float]) -> Interval:
+    """The mean over the seeds; NaN where a seed has no value."""
     return interval(values) if all(map(math.isfinite, values)) else Interval(math.nan, None, None)
 
 
-def _served(task: Task, models: Mapping[str, nn.Module]) -> tuple[dict[str, int], dict[str, dict[str, float]]]:
-    """Bytes of each graph, and the time of one row in its runtime, both measured in turn."""
+def _pupils(
+    task: Task, models: Mapping[str, nn.Module], means: Mapping[str, Mapping[str, Interval]]
+) -> dict[str, dict[str, Any]]:
+    """Intervals, size and latency of student and control; their graphs are timed in turn."""
     row, sizes, calls = task.feeds(task.material.parts.test[:1]), {}, {}
     for name, model in models.items():
         graph = task.model(model).SerializeToString()
         opened, sizes[name] = session(graph, 1), len(graph)
         calls[name] = lambda opened=opened: predict(opened, row)
-    return sizes, interleaved(calls)
+    times = interleaved(calls)
+    return {
+        name: {
+            "intervals": {measure: mean.bounds for measure, mean in means[name].items() if mean.bounds},
+            "parameters": sum(weights.numel() for weights in model.parameters()),
+            "bytes": sizes[name],
+            **times[name],
+            "runtime": f"ONNX Runtime {onnxruntime.__version__}, 1 thread",
+        }
+        for name, model in models.items()
+    }
 
 
-def _training(task: Task, runs: Sequence[StudentRun]) -> dict[str, Any]:
-    """The training half of the boundary card: what all students and controls took together."""
+def _training(task: Task, runs: Sequence[StudentRun]) -> TrainingHalf:
     profile, seconds = task.material.profile, sum(run.seconds for run in runs)
     rows = sum(run.rows for run in runs)
-    return {
-        "device": "cuda" if profile.device != "cpu" and torch.cuda.is_available() else "cpu",
-        "host": f"{platform.machine()}, torch {torch.__version__}",
-        "precision": profile.precision,
-        "threads": max(run.threads for run in runs),
-        "rows": rows,
-        "steps": sum(run.steps for run in runs),
-        "seconds": round(seconds, 3),
-        "device_hours": seconds / 3600,
-        "slowed_seconds": round(sum(run.slowed for run in runs), 3),
-        "paused_seconds": round(sum(run.paused for run in runs), 3),
-        "flops": sum(run.flops for run in runs),
-        "peak_mb": round(max(run.peak for run in runs) / 2**20),
-        "rows_per_second": round(rows / seconds) if seconds else None,
-    }
+    return TrainingHalf(
+        device="cuda" if profile.device != "cpu" and torch.cuda.is_available() else "cpu",
+        host=f"{platform.machine()}, torch {torch.__version__}",
+        precision=profile.precision,
+        threads=max(run.threads for run in runs),
+        rows=rows,
+        steps=sum(run.steps for run in runs),
+        seconds=round(seconds, 3),
+        device_hours=seconds / 3600,
+        slowed_seconds=round(sum(run.slowed for run in runs), 3),
+        paused_seconds=round(sum(run.paused for run in runs), 3),
+        flops=sum(run.flops for run in runs),
+        peak_mb=round(max(run.peak for run in runs) / 2**20),
+        rows_per_second=round(rows / seconds) if seconds else None,
+    )

@@ -1,12 +1,23 @@
-"""What of a run is drawn: for its page, and for whoever shows images beside other things."""
+"""The plots of a run: for its page, and as images for whoever shows them elsewhere."""
 
 from collections.abc import Mapping
-from html import escape
 from typing import Any
 
-from isthmus.distill.reports.plots import STYLE, Line, Span, Strip, curves, drawn, known, spans, strips, tradeoff
+from isthmus.distill.reports.comparison import metrics
+from isthmus.distill.reports.plots import (
+    STYLE,
+    Line,
+    Span,
+    Strip,
+    curves,
+    drawable,
+    drawable_values,
+    spans,
+    strips,
+    tradeoff,
+)
 from isthmus.distill.reports.report import Report, read_report
-from isthmus.features.html import image
+from isthmus.features.document import Figure, image
 
 
 def images(report: Mapping[str, Any]) -> dict[str, dict[str, str]]:
@@ -19,48 +30,43 @@ def images(report: Mapping[str, Any]) -> dict[str, dict[str, str]]:
         DataError: it is no report.
     """
     read = read_report(report)
-    found = {"quality": quality(read), "loss": training(read), "latency": latency(read)}
+    subjects = {"quality": quality(read), "loss": training(read), "latency": latency(read)}
     return {
-        subject: {name: image(shown, STYLE) for name, shown in drawings.items()} for subject, drawings in found.items()
+        subject: {name: image(figure, STYLE) for name, figure in figures.items()}
+        for subject, figures in subjects.items()
     }
 
 
-def metrics(report: Report) -> list[str]:
-    """All that were measured, that of the report first."""
-    found = dict.fromkeys(name for model in report.models.values() for name in model.quality)
-    return sorted(found, key=lambda name: name != report.metric)
-
-
-def quality(report: Report) -> dict[str, str]:
-    """A plot of each metric, and one of what speed costs."""
+def quality(report: Report) -> dict[str, Figure]:
+    """A plot of each metric, and of what speed costs."""
     plots = {}
     for metric in metrics(report):
         rows = [
             Strip(
                 name,
                 mean,
-                bounds if (bounds := model.intervals.get(metric)) and all(map(drawn, bounds)) else None,
-                known(run.quality.get(metric) for run in report.runs if run.model == name),
+                bounds if (bounds := model.intervals.get(metric)) and all(map(drawable, bounds)) else None,
+                drawable_values(run.quality.get(metric) for run in report.runs if run.model == name),
             )
             for name, model in report.models.items()
-            if drawn(mean := model.quality.get(metric))
+            if drawable(mean := model.quality.get(metric))
         ]
         if rows:
-            plots[metric] = strips(metric, rows, escape(metric))
+            plots[metric] = strips(metric, rows)
     points = [
         (name, model.p50_us, value)
         for name, model in report.models.items()
-        if drawn(model.p50_us) and model.p50_us > 0 and drawn(value := model.quality.get(report.metric))
+        if drawable(model.p50_us) and model.p50_us > 0 and drawable(value := model.quality.get(report.metric))
     ]
     if len(points) > 1:
         label = f"{report.metric} over p50"
-        told = f"{escape(report.metric)} (up) over p50 of one answer in µs (right, logarithmic)"
-        plots[label] = tradeoff(points, label, told)
+        caption = f"{report.metric} (up) over p50 of one answer in µs (right, logarithmic)"
+        plots[label] = tradeoff(points, label, caption)
     return plots
 
 
-def training(report: Report) -> dict[str, str]:
-    """A plot of each number that the trainings went through."""
+def training(report: Report) -> dict[str, Figure]:
+    """A plot of each number in the histories of the trainings."""
     names = dict.fromkeys(name for run in report.runs for entry in run.history for name in entry if name != "step")
     plots = {}
     for name in names:
@@ -69,22 +75,22 @@ def training(report: Report) -> dict[str, str]:
             points = [
                 (step, value)
                 for entry in run.history
-                if drawn(step := entry.get("step")) and drawn(value := entry.get(name))
+                if drawable(step := entry.get("step")) and drawable(value := entry.get(name))
             ]
             if points:
                 lines.append(Line(run.model, points, faint=report.shipped not in (None, run.seed)))
         if lines:
-            told = "" if report.shipped is None else f"; seed {report.shipped} strong, the others faint"
-            plots[name] = curves(name, lines, f"{escape(name)} (up) over steps (right){told}")
+            strong = "" if report.shipped is None else f"; seed {report.shipped} strong, the others faint"
+            plots[name] = curves(name, lines, f"{name} (up) over steps (right){strong}")
     return plots
 
 
-def latency(report: Report) -> dict[str, str]:
-    """A plot of how long one answer takes, from p50 to p99."""
+def latency(report: Report) -> dict[str, Figure]:
+    """A plot of how long an answer takes, from p50 to p99."""
     rows = [
         Span(name, model.p50_us, model.p99_us)
         for name, model in report.models.items()
-        if drawn(model.p50_us) and drawn(model.p99_us) and 0 < model.p50_us <= model.p99_us
+        if drawable(model.p50_us) and drawable(model.p99_us) and 0 < model.p50_us <= model.p99_us
     ]
     label = "p50 to p99 of one answer, µs"
     return {label: spans(label, rows, f"{label} (logarithmic)")} if rows else {}

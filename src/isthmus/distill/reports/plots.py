@@ -1,4 +1,4 @@
-"""Plots as inline SVG, in the colors of the page they stand on."""
+"""Plots as inline SVG, in the colors of their page."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TypeGuard
 
 from isthmus.distill.reports.words import measure
-from isthmus.features.html import figure
+from isthmus.features.document import Figure
 
 MODELS = ("teacher", "reference", "student", "control")
 STYLE = """\
@@ -23,24 +23,19 @@ svg .name { fill: var(--m) } svg polyline { fill: none; stroke: var(--m); stroke
 svg polyline.faint { stroke-opacity: .35 } svg .range { stroke: var(--m); stroke-width: 2 }
 svg .limit { stroke: var(--bad); stroke-dasharray: 4 3 }
 svg circle { fill: var(--m); fill-opacity: 1 } svg circle.faint { fill-opacity: .35 }
-i.dot { display: inline-block; width: .7rem; height: .7rem; border-radius: 50%; background: var(--m) }
-td:first-child { min-width: 6.5rem } td svg { border: 0; background: none }
-.slice { display: flex; flex-wrap: wrap; justify-content: space-between; align-items: center; gap: 0 1rem }
-.slice span { min-width: 6rem } .slice svg { width: 120px }
-.halves { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(340px, 100%), 1fr)); gap: .8rem }
-.halves .card { margin: 0 } .halves td:first-child { width: 40% }
+td:first-child { min-width: 6.5rem }
 """
 _WIDTH = 320
 _ROW = 22
 _FOOT = 20
-_MOST = 1e300
+_LARGEST = 1e300
 _POINTS = 300
-"""Of a line, at most: more are not seen."""
+"""The most points of a line: more cannot be seen."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Numbers from `low` to `high` along pixels from `start` to `end`; each ten times the last if `log`."""
+    """Numbers from `low` to `high` on pixels from `start` to `end`, logarithmic with `log`."""
 
     low: float
     high: float
@@ -57,10 +52,10 @@ class Axis:
         """Round numbers within, or both ends where there are none."""
         if self.log:
             first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
-            found = [10.0**power for power in range(first, last + 1, max(last - first, 0) // 4 + 1)]
-            if len(found) < 2:
-                every = (factor * 10.0**power for power in range(first - 1, last + 1) for factor in (1, 2, 5))
-                found = [tick for tick in every if self.low <= tick <= self.high]
+            ticks = [10.0**power for power in range(first, last + 1, max(last - first, 0) // 4 + 1)]
+            if len(ticks) < 2:
+                finer = (factor * 10.0**power for power in range(first - 1, last + 1) for factor in (1, 2, 5))
+                ticks = [tick for tick in finer if self.low <= tick <= self.high]
         else:
             widest = (self.high - self.low) / 2.5
             power = 10.0 ** math.floor(math.log10(widest))
@@ -68,14 +63,14 @@ class Axis:
             digits = max(0, 1 - math.floor(math.log10(step)))
             # Products, not sums: 3 * 0.1, and not 0.1 + 0.1 + 0.1.
             first, last = math.ceil(self.low / step), math.floor(self.high / step)
-            found = [round(n * step, digits) for n in range(first, last + 1)]
-        return found if len(found) > 1 else [self.low, self.high]
+            ticks = [round(n * step, digits) for n in range(first, last + 1)]
+        return ticks if len(ticks) > 1 else [self.low, self.high]
 
 
-def axis(values: Iterable[float], start: float, end: float, *, log: bool = False) -> Axis:
-    """An axis that holds some numbers, with a margin."""
-    found = list(values)
-    low, high = min(found), max(found)
+def axis(numbers: Iterable[float], start: float, end: float, *, log: bool = False) -> Axis:
+    """An axis with room for all the numbers, and a margin."""
+    values = list(numbers)
+    low, high = min(values), max(values)
     if log:
         return Axis(low / 1.5, high * 1.5, start, end, log=True)
     margin = (high - low) * 0.12
@@ -84,24 +79,24 @@ def axis(values: Iterable[float], start: float, end: float, *, log: bool = False
     return Axis(low - margin, high + margin, start, end)
 
 
-def known(values: Iterable[float | None]) -> list[float]:
-    """Those that can be drawn."""
-    return [value for value in values if drawn(value)]
+def drawable_values(values: Iterable[float | None]) -> list[float]:
+    """The values that can be drawn."""
+    return [value for value in values if drawable(value)]
 
 
-def drawn(value: float | None) -> TypeGuard[float]:
-    """Whether a number can be: sums of larger ones leave the range of floats."""
-    return value is not None and abs(value) < _MOST
+def drawable(value: float | None) -> TypeGuard[float]:
+    """Whether a number can be drawn: sums of larger numbers overflow."""
+    return value is not None and abs(value) < _LARGEST
 
 
-def kind(model: str) -> str:
-    """The class that has a model's color."""
+def color_class(model: str) -> str:
+    """The CSS class with a model's color."""
     return model if model in MODELS else "other"
 
 
 @dataclass(frozen=True)
 class Strip:
-    """A metric of a model: its mean, the interval of that, and what each seed gave."""
+    """A metric of a model: its mean, the interval of the mean, and the value of each seed."""
 
     model: str
     mean: float
@@ -109,93 +104,72 @@ class Strip:
     seeds: Sequence[float]
 
 
-def strips(metric: str, rows: Sequence[Strip], caption: str) -> str:
+def strips(metric: str, rows: Sequence[Strip]) -> Figure:
     """A row per model: a dot for the mean, a line for its interval, and a faint dot per seed."""
-    height = _ROW * len(rows) + _FOOT
-    numbers = [x for row in rows for x in (row.mean, *(row.bounds or ()), *row.seeds)]
-    x = axis(numbers, 72, _WIDTH - 10)
-    parts = [_across(x, height)]
+    x = axis([x for row in rows for x in (row.mean, *(row.bounds or ()), *row.seeds)], 72, _WIDTH - 10)
+    parts = []
     for n, row in enumerate(rows):
-        middle = _ROW * (n + 0.5) + 2
-        parts.append(f'<g class="{kind(row.model)}">')
-        parts.append(f'<text class="name" x="6" y="{middle + 4:.1f}">{escape(_short(row.model))}</text>')
-        if row.bounds:
-            low, high = map(x, row.bounds)
-            parts.append(f'<line class="range" x1="{low:.1f}" x2="{high:.1f}" y1="{middle:.1f}" y2="{middle:.1f}"/>')
-        parts += [f'<circle class="faint" cx="{x(value):.1f}" cy="{middle:.1f}" r="3"/>' for value in row.seeds]
-        parts.append(f'<circle cx="{x(row.mean):.1f}" cy="{middle:.1f}" r="4"/></g>')
-    return figure("".join(parts), escape(metric), caption, width=_WIDTH, height=height)
+        content = _range(n, *map(x, row.bounds)) if row.bounds else ""
+        content += "".join(_dot(x(value), _middle(n), 3, faint=True) for value in row.seeds)
+        parts.append(_model_row(n, row.model, content + _dot(x(row.mean), _middle(n))))
+    return _rows(x, parts, metric, metric)
 
 
 @dataclass(frozen=True)
 class Span:
-    """How long a model takes: mostly, and at worst."""
+    """A model's p50 and p99, in microseconds above zero."""
 
     model: str
     low: float
     high: float
 
 
-def spans(label: str, rows: Sequence[Span], caption: str, limit: float | None = None) -> str:
-    """A row per model on a logarithmic axis: a dot for the one number, a faint one for the other, a line between.
-
-    Args:
-        label: for a screen reader.
-        rows: of numbers above zero.
-        caption: below.
-        limit: what is allowed; a line.
-    """
-    height = _ROW * len(rows) + _FOOT
-    x = axis([at for row in rows for at in (row.low, row.high)] + known([limit]), 72, _WIDTH - 10, log=True)
-    parts = [_across(x, height)]
-    if limit is not None:
-        parts.append(f'<line class="limit" x1="{x(limit):.1f}" x2="{x(limit):.1f}" y1="4" y2="{height - _FOOT}"/>')
-    for n, row in enumerate(rows):
-        middle, low, high = _ROW * (n + 0.5) + 2, x(row.low), x(row.high)
-        parts.append(
-            f'<g class="{kind(row.model)}">'
-            f'<text class="name" x="6" y="{middle + 4:.1f}">{escape(_short(row.model))}</text>'
-            f'<line class="range" x1="{low:.1f}" x2="{high:.1f}" y1="{middle:.1f}" y2="{middle:.1f}"/>'
-            f'<circle cx="{low:.1f}" cy="{middle:.1f}" r="4"/>'
-            f'<circle class="faint" cx="{high:.1f}" cy="{middle:.1f}" r="4"/></g>'
+def spans(label: str, rows: Sequence[Span], caption: str) -> Figure:
+    """A row per model on a logarithmic axis: a dot for p50, a faint dot for p99, a line between."""
+    x = axis([at for row in rows for at in (row.low, row.high)], 72, _WIDTH - 10, log=True)
+    parts = [
+        _model_row(
+            n,
+            row.model,
+            _range(n, x(row.low), x(row.high))
+            + _dot(x(row.low), _middle(n))
+            + _dot(x(row.high), _middle(n), faint=True),
         )
-    return figure("".join(parts), escape(label), caption, width=_WIDTH, height=height)
+        for n, row in enumerate(rows)
+    ]
+    return _rows(x, parts, label, caption)
 
 
 @dataclass(frozen=True)
 class Line:
-    """What a training went through: points of step and value."""
+    """A training as points of step and value."""
 
     model: str
     points: Sequence[tuple[float, float]]
     faint: bool = False
 
 
-def curves(metric: str, lines: Sequence[Line], caption: str) -> str:
+def curves(metric: str, lines: Sequence[Line], caption: str) -> Figure:
     """A line per training over its steps."""
     height, top = 194, 22
     x = axis((at for line in lines for at, _ in line.points), 48, _WIDTH - 10)
     y = axis((value for line in lines for _, value in line.points), height - _FOOT - 4, top)
     parts = [_across(x, height), _along(y)]
-    names = dict.fromkeys(line.model for line in lines)
-    parts += [
-        f'<g class="{kind(name)}"><text class="name" x="{48 + 66 * n}" y="12">{escape(_short(name))}</text></g>'
-        for n, name in enumerate(names)
-    ]
+    for n, name in enumerate(dict.fromkeys(line.model for line in lines)):
+        parts.append(_colored(name, _name(name, f'x="{48 + 66 * n}" y="12"')))
     for line in lines:
-        points = _thinned(line.points)
-        faint = ' class="faint"' if line.faint else ""
-        places = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in points)
-        mark = f'<polyline{faint} points="{places}"/>'
+        points = [(x(at), y(value)) for at, value in _thinned(line.points)]
         if len(points) == 1:
-            (at, value), dot = points[0], ' class="faint"' if line.faint else ""
-            mark = f'<circle{dot} cx="{x(at):.1f}" cy="{y(value):.1f}" r="3"/>'
-        parts.append(f'<g class="{kind(line.model)}">{mark}</g>')
-    return figure("".join(parts), escape(metric), caption, width=_WIDTH, height=height)
+            mark = _dot(*points[0], 3, faint=line.faint)
+        else:
+            places = " ".join(f"{at:.1f},{up:.1f}" for at, up in points)
+            mark = f'<polyline{_faint(line.faint)} points="{places}"/>'
+        parts.append(_colored(line.model, mark))
+    return Figure("".join(parts), metric, caption, _WIDTH, height)
 
 
-def tradeoff(points: Sequence[tuple[str, float, float]], label: str, caption: str) -> str:
-    """A dot per model: its metric over what an answer takes, in microseconds on a logarithmic axis."""
+def tradeoff(points: Sequence[tuple[str, float, float]], label: str, caption: str) -> Figure:
+    """A dot per model: its metric over the time of an answer, in microseconds on a logarithmic axis."""
     height = 180
     x = axis((time for _, time, _ in points), 48, _WIDTH - 10, log=True)
     y = axis((value for _, _, value in points), height - _FOOT - 4, 8)
@@ -203,22 +177,19 @@ def tradeoff(points: Sequence[tuple[str, float, float]], label: str, caption: st
     lowest = math.inf
     for model, time, value in sorted(points, key=lambda point: point[2]):
         at, up = x(time), y(value)
-        # A name does not cover the one below it.
+        # A name does not cover the name below it.
         lowest = min(up + 4, lowest - 12)
         left = at > _WIDTH * 0.6
         place = f'x="{at + (-8 if left else 8):.1f}" y="{max(lowest, 10):.1f}"' + (' text-anchor="end"' if left else "")
-        parts.append(
-            f'<g class="{kind(model)}"><circle cx="{at:.1f}" cy="{up:.1f}" r="4"/>'
-            f'<text class="name" {place}>{escape(_short(model))}</text></g>'
-        )
-    return figure("".join(parts), escape(label), caption, width=_WIDTH, height=height)
+        parts.append(_colored(model, _dot(at, up) + _name(model, place)))
+    return Figure("".join(parts), label, caption, _WIDTH, height)
 
 
 @dataclass(frozen=True)
 class Dot:
-    """A point among many: the class that has its color, where it is, its name, and whether it is one of the rest."""
+    """A point of a scatter plot with its color class and name; those off the front are faint."""
 
-    kind: str
+    color: str
     x: float
     y: float
     name: str
@@ -226,27 +197,26 @@ class Dot:
 
 
 def scatter(
-    found: Sequence[Dot], label: str, caption: str, *, stairs: Sequence[tuple[float, float]] = (),
+    points: Sequence[Dot], label: str, caption: str, *, stairs: Sequence[tuple[float, float]] = (),
     limits: tuple[float | None, float | None] = (None, None),
-) -> str:  # fmt: skip
-    """Dots over a logarithmic axis, each with its name where a mouse rests on it.
+) -> Figure:  # fmt: skip
+    """Dots over a logarithmic axis, each with its name where the mouse rests on it.
 
     Args:
-        found: the dots.
+        points: the dots.
         label: for a screen reader.
         caption: below.
-        stairs: points of which none is better than another in both, in order: a line goes from one to the next as far
+        stairs: points of which none is better than another in both, in order: a line goes from each to the next as far
             as nothing better is known.
-        limits: the most that is allowed of x and of y; a line where the dots come near it.
+        limits: the largest allowed x and y, as lines where the dots come near them.
     """
     height = 200
-    at, highs = [dot.x for dot in found], [dot.y for dot in found]
     right, top = (
         most if most is not None and max(values) / 3 <= most <= max(values) * 3 else None
-        for most, values in zip(limits, (at, highs), strict=True)
+        for most, values in zip(limits, ([dot.x for dot in points], [dot.y for dot in points]), strict=True)
     )
-    x = axis([*at, *known([right])], 48, _WIDTH - 10, log=True)
-    y = axis([*highs, *known([top])], height - _FOOT - 4, 8)
+    x = axis([*(dot.x for dot in points), *drawable_values([right])], 48, _WIDTH - 10, log=True)
+    y = axis([*(dot.y for dot in points), *drawable_values([top])], height - _FOOT - 4, 8)
     parts = [_across(x, height), _along(y)]
     if right is not None:
         parts.append(f'<line class="limit" x1="{x(right):.1f}" x2="{x(right):.1f}" y1="4" y2="{height - _FOOT}"/>')
@@ -256,30 +226,62 @@ def scatter(
         corners = [f"{x(stairs[0][0]):.1f},{y(stairs[0][1]):.1f}"]
         for (_, before), (step, value) in pairwise(stairs):
             corners += [f"{x(step):.1f},{y(before):.1f}", f"{x(step):.1f},{y(value):.1f}"]
-        parts.append(f'<g class="other"><polyline class="faint" points="{" ".join(corners)}"/></g>')
-    for dot in sorted(found, key=lambda dot: not dot.faint):
-        faint, size = (' class="faint"', 3) if dot.faint else ("", 4)
-        parts.append(
-            f'<g class="{dot.kind}"><circle{faint} cx="{x(dot.x):.1f}" cy="{y(dot.y):.1f}" r="{size}">'
-            f"<title>{escape(dot.name)}</title></circle></g>"
-        )
-    return figure("".join(parts), escape(label), caption, width=_WIDTH, height=height)
+        parts.append(_colored("other", f'<polyline class="faint" points="{" ".join(corners)}"/>'))
+    for dot in sorted(points, key=lambda dot: not dot.faint):
+        mark = _dot(x(dot.x), y(dot.y), 3 if dot.faint else 4, faint=dot.faint, title=dot.name)
+        parts.append(f'<g class="{dot.color}">{mark}</g>')
+    return Figure("".join(parts), label, caption, _WIDTH, height)
 
 
-def dots(found: Sequence[tuple[str, float]], x: Axis) -> str:
-    """Models on one line, for a row of a table."""
+def marks(values: Sequence[tuple[str, float]], x: Axis) -> Figure:
+    """Models on a line, for a row of a table."""
     middle = 7
-    ends = [x(value) for _, value in found]
+    ends = [x(value) for _, value in values]
     line = f'<line class="grid" x1="{min(ends):.1f}" x2="{max(ends):.1f}" y1="{middle}" y2="{middle}"/>'
-    marks = "".join(
-        f'<circle class="{kind(model)}" cx="{x(value):.1f}" cy="{middle}" r="4"/>' for model, value in found
+    dots = "".join(
+        f'<circle class="{color_class(model)}" cx="{x(value):.1f}" cy="{middle}" r="4"/>' for model, value in values
     )
-    told = ", ".join(f"{model} {measure(value)}" for model, value in found)
-    return f'<svg viewBox="0 0 120 14" role="img" aria-label="{escape(told)}">{line}{marks}</svg>'
+    return Figure(line + dots, ", ".join(f"{model} {measure(value)}" for model, value in values), "", 120, 14)
+
+
+def _rows(x: Axis, rows: Sequence[str], label: str, caption: str) -> Figure:
+    height = _ROW * len(rows) + _FOOT
+    return Figure(_across(x, height) + "".join(rows), label, caption, _WIDTH, height)
+
+
+def _middle(row: int) -> float:
+    return _ROW * (row + 0.5) + 2
+
+
+def _model_row(row: int, model: str, content: str) -> str:
+    return _colored(model, _name(model, f'x="6" y="{_middle(row) + 4:.1f}"') + content)
+
+
+def _range(row: int, low: float, high: float) -> str:
+    middle = _middle(row)
+    return f'<line class="range" x1="{low:.1f}" x2="{high:.1f}" y1="{middle:.1f}" y2="{middle:.1f}"/>'
+
+
+def _dot(x: float, y: float, radius: int = 4, *, faint: bool = False, title: str = "") -> str:
+    circle = f'<circle{_faint(faint)} cx="{x:.1f}" cy="{y:.1f}" r="{radius}"'
+    return f"{circle}><title>{escape(title)}</title></circle>" if title else f"{circle}/>"
+
+
+def _faint(faint: bool) -> str:
+    return ' class="faint"' if faint else ""
+
+
+def _colored(model: str, content: str) -> str:
+    return f'<g class="{color_class(model)}">{content}</g>'
+
+
+def _name(model: str, place: str) -> str:
+    short = model if len(model) <= 11 else f"{model[:10]}…"
+    return f'<text class="name" {place}>{escape(short)}</text>'
 
 
 def _across(x: Axis, height: int) -> str:
-    """Lines upwards at round numbers, which stand below."""
+    """Vertical lines at round numbers, which are written below."""
     parts = []
     for tick in x.ticks():
         at = x(tick)
@@ -290,7 +292,7 @@ def _across(x: Axis, height: int) -> str:
 
 
 def _along(y: Axis) -> str:
-    """Lines across at round numbers, which stand on the left."""
+    """Horizontal lines at round numbers, which are written on the left."""
     parts = []
     for tick in y.ticks():
         at = y(tick)
@@ -306,12 +308,8 @@ def _tick(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= 11 else f"{name[:10]}…"
-
-
 def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    """Evenly taken, with the last."""
+    """Evenly spaced points with the last."""
     if len(points) <= _POINTS:
         return points
     stride = -(-len(points) // (_POINTS - 1))

@@ -1,6 +1,7 @@
-"""`report.json` of a run, as its papers read it."""
+"""`report.json`: what a distillation measured. docs/evaluation.md says what each part means."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -8,22 +9,22 @@ import msgspec
 from isthmus.features.errors import DataError
 
 FORMAT = 1
-Quality = dict[str, float | None]
+Quality = Mapping[str, float | None]
 Bounds = tuple[float, float]
 
 
 class Model(msgspec.Struct, frozen=True):
-    """One of the models that are compared.
+    """A model of the comparison.
 
     Attributes:
         about: what it is, in words.
-        quality: by metric, on the test part; of a model that was trained with several seeds the mean over them.
-        intervals: of such means: low and high.
+        quality: by metric, on the test part; the mean over the seeds of a model that was trained with several.
+        intervals: low and high of such means.
         parameters: how many.
         bytes: of its graph.
-        p50_us: of one answer, in microseconds.
-        p99_us: as p50_us.
-        runtime: what answered, with its version and threads.
+        p50_us: median time of one row, in microseconds.
+        p99_us: 99th percentile of it.
+        runtime: what computed, with its version and threads.
     """
 
     about: str = ""
@@ -36,19 +37,19 @@ class Model(msgspec.Struct, frozen=True):
     runtime: str = ""
 
 
-class Run(msgspec.Struct, frozen=True):
-    """One training: of a model with a seed; each entry of the history has its `step`."""
+class TrainingRun(msgspec.Struct, frozen=True):
+    """The training of a model with a seed; each entry of the history has its `step`."""
 
     model: str
     seed: int
     steps: int | None = None
     seconds: float | None = None
     quality: Quality = {}
-    history: list[Quality] = []
+    history: Sequence[Quality] = ()
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """A number and its interval."""
+    """A mean over the seeds and its interval."""
 
     value: float | None = None
     low: float | None = None
@@ -56,7 +57,7 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 class WorstSlice(msgspec.Struct, frozen=True):
-    """The metric on the rows with one value of a feature; the value None is the missing one."""
+    """The metric on the rows with one value of a feature; the value None is a missing value."""
 
     column: str
     value: str | None
@@ -66,8 +67,8 @@ class WorstSlice(msgspec.Struct, frozen=True):
     control: float | None = None
 
 
-class Gate(msgspec.Struct, frozen=True):
-    """What was declared of a metric, and what was found."""
+class GateResult(msgspec.Struct, frozen=True):
+    """A declared gate and the figure it was checked against."""
 
     metric: str
     at_least: float | None = None
@@ -77,9 +78,10 @@ class Gate(msgspec.Struct, frozen=True):
 
 
 class TrainingHalf(msgspec.Struct, frozen=True):
-    """What the student costs once; every number may be unknown."""
+    """What the student costs once; any number may be unknown."""
 
     device: str | None = None
+    host: str = ""
     precision: str | None = None
     threads: int | None = None
     rows: int | None = None
@@ -94,7 +96,7 @@ class TrainingHalf(msgspec.Struct, frozen=True):
 
 
 class ServingHalf(msgspec.Struct, frozen=True):
-    """What every answer costs; every number may be unknown."""
+    """What every answer costs; any number may be unknown."""
 
     runtime: str | None = None
     precision: str | None = None
@@ -108,30 +110,44 @@ class ServingHalf(msgspec.Struct, frozen=True):
     device: str = "cpu"
 
 
-class Report(msgspec.Struct, frozen=True):
-    """The whole of it; `docs/evaluation.md` says what each part means."""
+class RunReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a distillation writes; most parts may be missing in the file."""
 
-    format: int
+    format: int = FORMAT
     id: str
+    contract: str = ""
+    made_of: dict[str, Any] = {}
     name: str
     task: str
-    metric: str
-    models: dict[str, Model]
     pipeline: str | None = None
-    description: str = ""
+    metric: str
+    more: bool = True
     seeds: list[int] = []
     shipped: int | None = None
-    runs: list[Run] = []
-    gap_closed: Estimate | None = None
+    models: dict[str, Model]
+    runs: list[TrainingRun] = []
     taught: Estimate | None = None
+    gap_closed: Estimate | None = None
+    measures: Quality = {}
     agreement: dict[str, Quality] = {}
     slices: list[WorstSlice] = []
     rows: dict[str, int] = {}
     boundaries: list[str] | None = None
     seconds: dict[str, float | None] = {}
     paused: dict[str, float] = {}
-    gates: list[Gate] = []
     training: TrainingHalf | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plain data of `report.json`: numbers that JSON lacks are None."""
+        plain: dict[str, Any] = _finite(msgspec.to_builtins(self, enc_hook=float))  # of NumPy
+        return plain
+
+
+class Report(RunReport, frozen=True, kw_only=True):
+    """What readers are shown: also the declaration's description and gates, and what the package costs."""
+
+    description: str = ""
+    gates: list[GateResult] = []
     serving: ServingHalf | None = None
 
 
@@ -148,3 +164,11 @@ def read_report(data: Mapping[str, Any]) -> Report:
         return msgspec.convert(data, Report)
     except msgspec.ValidationError as error:
         raise DataError(where, str(error), remedy="train again: `isthmus distill`") from error
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

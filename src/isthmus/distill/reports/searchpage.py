@@ -1,7 +1,6 @@
-"""What a search found, as an HTML page and as a part of one."""
+"""The result of a search, as an HTML page and as a part of the report's page."""
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from itertools import accumulate
 from typing import Any
 
@@ -10,21 +9,33 @@ import msgspec
 from isthmus.distill.reports.plots import STYLE, Dot, scatter
 from isthmus.distill.reports.words import duration, measure, number, scaled
 from isthmus.distill.search.trials import Tried
+from isthmus.features.document import (
+    Block,
+    Code,
+    Figure,
+    Group,
+    Heading,
+    Legend,
+    Paragraph,
+    Table,
+    Text,
+    code,
+    strong,
+    to_html,
+)
 from isthmus.features.errors import DataError
-from isthmus.features.html import document, table
 
 FORMAT = 1
-_KINDS = {"fp32": "student", "int8": "control"}
-"""The color of each precision."""
-_KEY = """\
-<p class="student"><i class="dot"></i> fp32</p>
-<p class="control"><i class="dot"></i> int8</p>
-<p>Strong dots are on the front: nothing that was tried is at least as good in quality, p50 and size, and better in one.
-Dashed lines are the budget, where it is near. A dot has its name where the mouse rests on it.</p>"""
+_COLORS = {"fp32": "student", "int8": "control"}
+"""Color class of each precision."""
+_HINT = (
+    "Strong dots are on the front: no student is at least as good in quality, p50 and size, and better in one of them. "
+    "Dashed lines are the budget, where it is near. A dot shows its name where the mouse rests on it."
+)
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """What a student may take, also in words."""
+    """What a student may cost, also in words."""
 
     p99_ms: float
     memory_mb: float
@@ -32,7 +43,7 @@ class Budget(msgspec.Struct, frozen=True):
     bytes: int | None = None
 
 
-class Found(msgspec.Struct, frozen=True):
+class SearchResult(msgspec.Struct, frozen=True):
     """`search.json`; docs/search.md says what each part means."""
 
     format: int
@@ -42,7 +53,7 @@ class Found(msgspec.Struct, frozen=True):
     more: bool
     rows: int
     budget: Budget
-    tried: list[Tried]
+    trials: list[Tried] = msgspec.field(name="tried")
     front: list[int]
     threads: int
     runtime: str
@@ -51,17 +62,17 @@ class Found(msgspec.Struct, frozen=True):
     lines: dict[str, str] = {}
 
 
-def read_search(data: Mapping[str, Any]) -> Found:
-    """What a search found, from its plain data.
+def read_search(data: Mapping[str, Any]) -> SearchResult:
+    """The result of a search from its plain data.
 
     Raises:
-        DataError: it is no such thing of this format.
+        DataError: it is no such result of this format.
     """
     where, remedy = "search of students", "run `isthmus search` again"
     if data.get("format") != FORMAT:
         raise DataError(where, f"format {data.get('format')}", expected=f"format {FORMAT}", remedy=remedy)
     try:
-        return msgspec.convert(data, Found)
+        return msgspec.convert(data, SearchResult)
     except msgspec.ValidationError as error:
         raise DataError(where, str(error), expected="the search.json of a search", remedy=remedy) from error
 
@@ -73,78 +84,100 @@ def search_page(data: Mapping[str, Any]) -> str:
         data: plain data of `search.json`.
 
     Raises:
-        DataError: it is no such thing.
+        DataError: it is no result of a search.
     """
     read = read_search(data)
-    parts = [f"<h1>{escape(read.name)}: students that were tried</h1>", *search_parts(read)]
-    return document(f"Search of {read.name}", parts, STYLE)
+    blocks = [Heading(f"{read.name}: students of the search", 1), *search_blocks(read)]
+    return to_html(f"Search of {read.name}", blocks, STYLE)
 
 
-def search_parts(read: Found) -> list[str]:
-    """What there is to say of it."""
+def search_blocks(read: SearchResult) -> list[Block]:
+    """All that the page says."""
     return [
         _summary(read),
-        _advice(read),
-        _KEY,
-        f'<div class="plots">{"".join(_plots(read))}</div>',
-        _table(read, [read.tried[place] for place in read.front]),
-        "<details><summary>all students that were tried</summary>" + _all(read) + "</details>",
+        Group("card", advice(read)),
+        Legend([(color, precision, "") for precision, color in _COLORS.items()]),
+        Paragraph(_HINT),
+        Group("plots", _plots(read)),
+        front(read),
+        Group("details", [_trials(read)], "all students of the search"),
     ]
 
 
-def _summary(read: Found) -> str:
-    counts = {word: sum(one.status == word for one in read.tried) for word in ("trained", "over budget", "failed")}
-    untrained = sum(one.status == "over budget" and one.score is None for one in read.tried)
-    return (
-        f"<p>Of {len(read.tried)} students {counts['trained']} keep to the budget: {escape(read.budget.words)}. "
-        f"{counts['over budget']} do not, {untrained} of which were not trained: a graph costs the same before. "
-        f"{counts['failed']} failed. Measured in {escape(read.runtime)} with {read.threads} "
-        f"thread{'' if read.threads == 1 else 's'} on this host ({escape(read.host)}); {escape(read.metric)} by the "
-        f"exported graph on the {read.rows:,} rows of the validation part, never the test part. "
-        f"<code>{escape(read.id)}</code></p>"
-    )
-
-
-def _advice(read: Found) -> str:
+def advice(read: SearchResult) -> list[Block]:
+    """The recommended student, and what to write into which file for it."""
     if read.recommended is None:
-        return "<p><b>No student keeps to the budget.</b></p>"
-    best = read.tried[read.recommended]
-    lines = "".join(f"<p>{escape(file)}</p><pre>{escape(line)}</pre>" for file, line in read.lines.items())
-    return (
-        f'<div class="card"><p><b>Recommended: {escape(best.name)}</b>, the best {escape(read.metric)} within the '
-        f"budget, {measure(best.score)}.</p>{lines}</div>"
+        return [Paragraph(strong("No student keeps to the budget."))]
+    best = read.trials[read.recommended]
+    why = f", the best {read.metric} within the budget, {measure(best.score)}."
+    lines = [Code(text, file) for file, text in read.lines.items()]
+    return [Paragraph((strong(f"Recommended: {best.name}"), why)), *lines]
+
+
+def front(read: SearchResult) -> Table:
+    """The students that no other beats in quality, p50 and size, the fastest first."""
+    trials = sorted((read.trials[n] for n in read.front), key=lambda trial: trial.p50_us or 0.0)
+    names = list(trials[0].shape) if trials else []
+    figures = [read.metric, "p50", "p99", "size", "memory", "parameters"]
+    rows: list[list[Text]] = [
+        [
+            strong(f"{trial.number}, recommended") if trial.number == read.recommended else f"{trial.number}",
+            *map(str, trial.shape.values()),
+            trial.precision,
+            *_costs(trial),
+            f"{number(trial.memory_mb)} MiB",
+            number(trial.parameters),
+        ]
+        for trial in trials
+    ]
+    return Table(["student", *names, "precision", *figures], rows, numbers=figures)
+
+
+def _summary(read: SearchResult) -> Block:
+    counts = {word: sum(trial.status == word for trial in read.trials) for word in ("trained", "over budget", "failed")}
+    untrained = sum(trial.status == "over budget" and trial.score is None for trial in read.trials)
+    text = (
+        f"Of {len(read.trials)} students {counts['trained']} keep to the budget: {read.budget.words}. "
+        f"{counts['over budget']} do not, {untrained} of which were not trained: a graph costs the same before. "
+        f"{counts['failed']} failed. Measured in {read.runtime} with {read.threads} "
+        f"thread{'' if read.threads == 1 else 's'} on this host ({read.host}); {read.metric} by the "
+        f"exported graph on the {read.rows:,} rows of the validation part, never the test part. "
     )
+    return Paragraph((text, code(read.id)))
 
 
-def _plots(read: Found) -> list[str]:
-    shown, plots = set(read.front), []
-    trained = [one for one in read.tried if one.score is not None and one.p50_us and one.bytes]
+def _plots(read: SearchResult) -> list[Figure]:
+    plots = []
+    trained = [trial for trial in read.trials if trial.score is not None and trial.p50_us and trial.bytes]
     limits = {"p50_us": None, "bytes": read.budget.bytes}
     for figure, words in (("p50_us", "p50 of one answer in µs"), ("bytes", "bytes of the file")):
         dots = [
             Dot(
-                _KINDS.get(one.precision, "other"), float(getattr(one, figure)), one.score or 0.0,
-                f"{one.name}: {measure(one.score)}", faint=one.number not in shown,
+                _COLORS.get(trial.precision, "other"), float(getattr(trial, figure)), trial.score or 0.0,
+                f"{trial.name}: {measure(trial.score)}", faint=trial.number not in read.front,
             )
-            for one in trained
+            for trial in trained
         ]  # fmt: skip
         if dots:
-            stairs = _stairs([dot for dot, one in zip(dots, trained, strict=True) if not one.over], more=read.more)
-            told = f"{escape(read.metric)} (up) over {words} (right, logarithmic)"
+            fitting = [dot for dot, trial in zip(dots, trained, strict=True) if not trial.over]
+            caption = f"{read.metric} (up) over {words} (right, logarithmic)"
             plots.append(
-                scatter(dots, f"{read.metric} over {figure}", told, stairs=stairs, limits=(limits[figure], None))
-            )
+                scatter(
+                    dots, f"{read.metric} over {figure}", caption, stairs=_stairs(fitting, more=read.more),
+                    limits=(limits[figure], None),
+                )
+            )  # fmt: skip
     costs = [
         Dot(
-            _KINDS.get(one.precision, "other"), one.p99_us, float(one.bytes), f"{one.name}: {one.why or 'in budget'}",
-            faint=bool(one.over),
+            _COLORS.get(trial.precision, "other"), trial.p99_us, float(trial.bytes),
+            f"{trial.name}: {trial.why or 'in budget'}", faint=bool(trial.over),
         )
-        for one in read.tried
-        if one.p99_us and one.bytes
+        for trial in read.trials
+        if trial.p99_us and trial.bytes
     ]  # fmt: skip
     if costs:
-        told = "bytes (up) over p99 in µs (right, logarithmic) of all that were measured; faint: over budget"
-        plots.append(scatter(costs, "bytes over p99", told, limits=(read.budget.p99_ms * 1000, read.budget.bytes)))
+        caption = "bytes (up) over p99 in µs (right, logarithmic) of all that were measured; faint: over budget"
+        plots.append(scatter(costs, "bytes over p99", caption, limits=(read.budget.p99_ms * 1000, read.budget.bytes)))
     return plots
 
 
@@ -158,40 +191,14 @@ def _stairs(dots: Sequence[Dot], *, more: bool) -> list[tuple[float, float]]:
     ]
 
 
-def _table(read: Found, rows: Sequence[Tried]) -> str:
-    names = list(rows[0].shape) if rows else []
-    columns = ["student", *map(escape, names), "precision", escape(read.metric), "p50", "p99", "size", "memory"]
-    columns += ["parameters"]
-    cells = [
-        [
-            f"<b>{one.number}, recommended</b>" if one.number == read.recommended else f"{one.number}",
-            *(escape(str(value)) for value in one.shape.values()),
-            escape(one.precision),
-            measure(one.score),
-            duration(one.p50_us),
-            duration(one.p99_us),
-            scaled(one.bytes, "B"),
-            f"{number(one.memory_mb)} MiB",
-            number(one.parameters),
-        ]
-        for one in sorted(rows, key=lambda one: one.p50_us or 0.0)
-    ]
-    return table(columns, cells, numbers=columns[len(names) + 2 :]) if cells else ""
-
-
-def _all(read: Found) -> str:
-    columns = ["student", "", escape(read.metric), "p50", "p99", "size", "seconds", "why"]
+def _trials(read: SearchResult) -> Table:
+    columns = ["student", "", read.metric, "p50", "p99", "size", "seconds", "why"]
     rows = [
-        [
-            f"{one.number}: {escape(one.name)}",
-            escape(one.status),
-            measure(one.score),
-            duration(one.p50_us),
-            duration(one.p99_us),
-            scaled(one.bytes, "B"),
-            number(one.seconds),
-            escape(one.why),
-        ]
-        for one in read.tried
+        [f"{trial.number}: {trial.name}", trial.status, *_costs(trial), number(trial.seconds), trial.why]
+        for trial in read.trials
     ]
-    return table(columns, rows, numbers=columns[2:7])
+    return Table(columns, rows, numbers=columns[2:7])
+
+
+def _costs(trial: Tried) -> list[str]:
+    return [measure(trial.score), duration(trial.p50_us), duration(trial.p99_us), scaled(trial.bytes, "B")]

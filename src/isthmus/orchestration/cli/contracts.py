@@ -1,4 +1,4 @@
-"""`isthmus contract`: what a contract says, and what changed between two."""
+"""`isthmus contract`: the declarations of a contract, and the changes between two."""
 
 from functools import partial
 from typing import Annotated
@@ -23,10 +23,10 @@ def show(
     """Explain a contract: views, request transforms, services, sources, spines and hashes."""
     from isthmus.orchestration.apply.contracts import find
 
-    found = find(name, lambda: open_project(project))
-    from isthmus.orchestration.cli.screens.contract import show_contract
+    contract = find(name, lambda: open_project(project))
+    from isthmus.orchestration.cli.screens.contract import contract_blocks
 
-    present(found.as_dict(), partial(show_contract, found), as_json=as_json)
+    present(contract.as_dict(), partial(contract_blocks, contract), as_json=as_json)
 
 
 @verbs.command("diff")
@@ -39,7 +39,7 @@ def diff(
     """Say what changed from A to B, and which services keep working."""
     from isthmus.orchestration.apply.contracts import compare, find
 
-    found = compare(*(find(name, lambda: open_project(project)) for name in (before, after)))
-    from isthmus.orchestration.cli.screens.contract import show_contract_difference
+    difference = compare(*(find(name, lambda: open_project(project)) for name in (before, after)))
+    from isthmus.orchestration.cli.screens.contract import difference_blocks
 
-    present(found.as_dict(), partial(show_contract_difference, found), as_json=as_json)
+    present(difference.as_dict(), partial(difference_blocks, difference), as_json=as_json)

@@ -24,10 +24,11 @@ def apply(
 ) -> None:
     """Check the definitions, compile the contract, register the Feast objects."""
     if diff:
+        from isthmus.features.document import Paragraph
         from isthmus.orchestration.apply.diff import apply_diff
 
-        found = apply_diff(open_project(project))
-        present(found.as_dict(), lambda: typer.echo("\n".join(found.lines())), as_json=as_json)
+        changes = apply_diff(open_project(project))
+        present(changes.as_dict(), lambda: map(Paragraph, changes.lines()), as_json=as_json)
         return
     from isthmus.orchestration.apply.apply import apply as run
 
@@ -70,8 +71,8 @@ def materialize(
     from isthmus.orchestration.build.materialize import materialize as run
 
     with progress() as bar:
-        done = run(open_project(project), views, full=full, progress=bar)
-    present({name: counts.as_dict() for name, counts in done.items()}, as_json=as_json)
+        written = run(open_project(project), views, full=full, progress=bar)
+    present({name: counts.as_dict() for name, counts in written.items()}, as_json=as_json)
 
 
 @verbs.command()
@@ -89,6 +90,7 @@ def quality(
     as_json: JsonOption = False,
 ) -> None:
     """Measure the offline tables, their expectations and their drift. Exit code 1 if one is broken or exceeded."""
+    from isthmus.orchestration.quality.page import page, quality_blocks
     from isthmus.orchestration.quality.quality import quality as run
     from isthmus.orchestration.quality.quality import require_quality
 
@@ -96,12 +98,9 @@ def quality(
         report = run(open_project(project), views, since=since, until=until, progress=bar)
     if html:
         from isthmus.features.files import write_atomically
-        from isthmus.orchestration.quality.page import page
 
         write_atomically(html, page(report).encode())
-    from isthmus.orchestration.cli.screens.steps import show_quality
-
-    judge(report.as_dict(), partial(show_quality, report), partial(require_quality, report), as_json=as_json)
+    judge(report.as_dict(), partial(quality_blocks, report), partial(require_quality, report), as_json=as_json)
 
 
 @verbs.command("training-set")
@@ -133,10 +132,10 @@ def training_set(
     from isthmus.orchestration.training.set import chosen as run
 
     with progress() as bar:
-        made = run(
+        report = run(
             open_project(project), name, spine=spine, features=features, like=like, out=out, status=status,
             as_served=as_served, join=join, progress=bar,
-        )  # fmt: skip
-    from isthmus.orchestration.cli.screens.steps import show_training_set
+        ).as_dict()  # fmt: skip
+    from isthmus.orchestration.cli.screens.report import training_set_blocks
 
-    present(made.as_dict(), partial(show_training_set, made.as_dict()), as_json=as_json)
+    present(report, partial(training_set_blocks, report), as_json=as_json)

@@ -1,4 +1,4 @@
-"""From a training set to a package, and what can be asked of it."""
+"""From a training set to a package, and everything about it that needs no server."""
 
 from functools import partial
 from pathlib import Path
@@ -25,10 +25,10 @@ def distill(
     from isthmus.orchestration.models.models import distill as run
 
     with progress() as bar:
-        report = run(open_project(project), name, again=again, progress=bar)
-    from isthmus.orchestration.cli.screens.steps import show_distillation
+        report = run(open_project(project), name, again=again, progress=bar).as_dict()
+    from isthmus.orchestration.cli.screens.models import distillation_blocks
 
-    present(report.as_dict(), partial(show_distillation, report.as_dict()), as_json=as_json)
+    present(report, partial(distillation_blocks, report), as_json=as_json)
 
 
 @verbs.command()
@@ -47,10 +47,10 @@ def search(
 
     with progress() as bar:
         report = run(open_project(project), name, trials=trials, progress=bar)
-    from isthmus.orchestration.cli.screens.steps import show_search
+    from isthmus.orchestration.cli.screens.models import search_blocks
 
-    found = report.as_dict()
-    judge(found, partial(show_search, found), partial(require_fit, report), as_json=as_json)
+    plain = report.as_dict()
+    judge(plain, partial(search_blocks, plain), partial(require_fit, report), as_json=as_json)
 
 
 @verbs.command()
@@ -59,20 +59,20 @@ def export(name: NameArgument = None, project: ProjectOption = None, as_json: Js
     from isthmus.orchestration.models.models import export as run
 
     with progress() as bar:
-        report = run(open_project(project), name, progress=bar)
-    from isthmus.orchestration.cli.screens.steps import show_export
+        report = run(open_project(project), name, progress=bar).as_dict()
+    from isthmus.orchestration.cli.screens.report import export_blocks
 
-    present(report.as_dict(), partial(show_export, report.as_dict()), as_json=as_json)
+    present(report, partial(export_blocks, report), as_json=as_json)
 
 
 @verbs.command()
 def ladder(name: NameArgument = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
     """Compare the last package, in each runtime, with its student in torch. Exit code 1 names the first that breaks."""
-    from isthmus.orchestration.cli.packages import RUNTIMES, show_ladder
+    from isthmus.orchestration.cli.packages import RUNTIMES, ladder_blocks
     from isthmus.orchestration.models.models import ladder as run
 
-    found = run(open_project(project), name, runtimes=RUNTIMES)
-    judge(found.as_dict(), partial(show_ladder, found), found.require, as_json=as_json)
+    rungs = run(open_project(project), name, runtimes=RUNTIMES)
+    judge(rungs.as_dict(), partial(ladder_blocks, rungs), rungs.require, as_json=as_json)
 
 
 @verbs.command()
@@ -88,10 +88,10 @@ def plan(
     from isthmus.orchestration.planning.plan import plan as run
 
     with progress() as bar:
-        found = run(open_project(project), name, rate=rate, progress=bar)
-    from isthmus.orchestration.cli.screens.plan import show_plan
+        report = run(open_project(project), name, rate=rate, progress=bar)
+    from isthmus.orchestration.cli.screens.plan import plan_blocks
 
-    present(found, partial(show_plan, found), as_json=as_json)
+    present(report, partial(plan_blocks, report), as_json=as_json)
 
 
 @verbs.command()

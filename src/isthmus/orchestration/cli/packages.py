@@ -1,4 +1,4 @@
-"""`isthmus package`: what whoever receives a package can ask of it. Needs no project, and no more than a server has."""
+"""`isthmus package`: checks for whoever receives a package, without a project or more libraries than a server has."""
 
 import signal
 import sys
@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from isthmus.features.document import Block, Table, Text, bad, good
 from isthmus.features.errors import PackageError
 from isthmus.features.package.checksums import REMEDY
 from isthmus.orchestration.cli.options import JsonOption
-from isthmus.orchestration.cli.screens.terminal import harmless, judge, new_console, new_table
+from isthmus.orchestration.cli.screens.terminal import judge
 
 if TYPE_CHECKING:
     from isthmus.distill.export.ladder import Ladder
@@ -23,9 +24,9 @@ verbs = typer.Typer(help="Check a package, wherever it came from.", no_args_is_h
 
 
 MEMORY = 8 << 30
-"""Bytes that ONNX Runtime may take to verify a package."""
+"""Bytes of memory for ONNX Runtime to verify a package."""
 SECONDS = 600
-"""Of CPU time that it may take for that."""
+"""Its CPU time for that."""
 
 
 class RuntimeName(StrEnum):
@@ -57,12 +58,12 @@ def verify(
     from isthmus.features.package.inspect import inspect
     from isthmus.features.package.signature import read_public_key
 
-    inspection = inspect(path, key=None if key is None else read_public_key(key), runtime=_MADE[runtime]())
-    judge(inspection.as_dict(), partial(_show, inspection), inspection.require, as_json=as_json)
+    inspection = inspect(path, key=None if key is None else read_public_key(key), runtime=_CREATE[runtime]())
+    judge(inspection.as_dict(), partial(_inspection_blocks, inspection), inspection.require, as_json=as_json)
 
 
 def _confined(package: Path) -> None:
-    """Goes on where a graph may end the process, compute without end, or ask for all the memory that there is.
+    """Continues in a child process: a graph may crash it, compute without end, or ask for all memory.
 
     Raises:
         PackageError: a signal ended it.
@@ -74,11 +75,11 @@ def _confined(package: Path) -> None:
         limit(SECONDS)
         confine(MEMORY)
     elif ended >= 0:
-        sys.exit(ended)  # all is said
+        sys.exit(ended)  # the child has written everything
     else:
         name = signal.Signals(-ended).name
-        found = f"it took more than {SECONDS} seconds" if name == "SIGXCPU" else f"{name} ended ONNX Runtime"
-        raise PackageError(str(package), found, expected="model files that answer", remedy=REMEDY)
+        reason = f"it took more than {SECONDS} seconds" if name == "SIGXCPU" else f"{name} ended ONNX Runtime"
+        raise PackageError(str(package), reason, expected="model files that answer", remedy=REMEDY)
 
 
 def _onnx_runtime() -> "Runtime":
@@ -99,7 +100,7 @@ def _executorch_runtime() -> "Runtime":
     return ExecuTorchRuntime()
 
 
-_MADE = {
+_CREATE = {
     RuntimeName.ort: _onnx_runtime,
     RuntimeName.web: _web_runtime,
     RuntimeName.executorch: _executorch_runtime,
@@ -109,28 +110,22 @@ RUNTIMES: Mapping[str, Callable[[], "Runtime"]] = {
     "onnxruntime-web": _web_runtime,
     "ExecuTorch": _executorch_runtime,
 }
-"""What runs model files, by the name that people know."""
+"""What runs model files, by product name."""
 
 
-def _show(inspection: "Inspection") -> None:
-    from rich.text import Text
-
-    table = new_table("check", "", "found", words=True)
-    # A package may hold what the terminal would take for markup, and lines of any length.
-    table.columns[-1].no_wrap = False
-    for check in inspection.checks:
-        table.add_row(Text(check.subject), "ok" if check.error is None else "refused", Text(harmless(check.found)))
-    new_console().print(table)
+def _inspection_blocks(inspection: "Inspection") -> list[Block]:
+    rows: list[list[Text]] = [
+        [check.subject, good("ok") if check.error is None else bad("refused"), check.found]
+        for check in inspection.checks
+    ]
+    return [Table(["check", "", "found"], rows)]
 
 
-def show_ladder(ladder: "Ladder") -> None:
-    """Prints the rungs: what was asked, how far it is from the student, and what is allowed."""
-    from rich.text import Text
-
-    table = new_table("form", "runtime", "", "found", "allowed", words=True)
-    table.columns[3].no_wrap = False
-    words = {True: "holds", False: "breaks", None: "unknown"}
-    for rung in ladder.rungs:
-        allowed = f"{rung.tolerance:g}" if rung.tolerance else ""
-        table.add_row(Text(rung.form), rung.runtime, words[rung.holds], Text(harmless(rung.found)), allowed)
-    new_console().print(table)
+def ladder_blocks(ladder: "Ladder") -> list[Block]:
+    """The rungs: runtime, difference from the student, and what is allowed."""
+    words: Mapping[bool | None, Text] = {True: good("holds"), False: bad("breaks"), None: "unknown"}
+    rows: list[list[Text]] = [
+        [rung.form, rung.runtime, words[rung.holds], rung.found, f"{rung.tolerance:g}" if rung.tolerance else ""]
+        for rung in ladder.rungs
+    ]
+    return [Table(["form", "runtime", "", "found", "allowed"], rows)]

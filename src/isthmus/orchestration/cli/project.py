@@ -1,4 +1,4 @@
-"""The project as a whole: to begin one, to see where it stands, to run it."""
+"""The project as a whole: begin it, show its status, run it."""
 
 import shlex
 from functools import partial
@@ -28,13 +28,13 @@ def init(
     """Write a new project that passes its own tests."""
     from isthmus.orchestration.scaffold import init as run
 
-    made = run(folder, example)
+    project = run(folder, example)
     if as_json:
-        write_json(made.as_dict())
+        write_json(project.as_dict())
         return
-    there = made.folder == Path.cwd()
-    typer.echo(f"{made.name}: {len(made.files)} files in {made.folder}\n\nNext:\n")
-    for line in [*([] if there else [f"cd {shlex.quote(str(folder))}"]), *made.next]:
+    enter = [] if project.folder == Path.cwd() else [f"cd {shlex.quote(str(folder))}"]
+    typer.echo(f"{project.name}: {len(project.files)} files in {project.folder}\n\nNext:\n")
+    for line in [*enter, *project.next]:
         typer.echo(f"    {line}")
 
 
@@ -51,12 +51,10 @@ def status(
 
     with progress() as bar:
         opened = open_project(project)
-        found = run(opened, measure=measure, progress=bar)
-    # The server shows what was found last.
-    found.write(opened.state)
-    from isthmus.orchestration.cli.screens.status import show_status
-
-    present(found.as_dict(), partial(show_status, found), as_json=as_json)
+        report = run(opened, measure=measure, progress=bar)
+    # The server shows it, too.
+    report.write(opened.state)
+    present(report.as_dict(), report.screen, as_json=as_json)
 
 
 @verbs.command()
@@ -70,9 +68,10 @@ def dev(project: ProjectOption = None) -> None:
 @verbs.command()
 def demo(project: ProjectOption = None, as_json: JsonOption = False) -> None:
     """Run the whole project once, from raw data to predictions by the running API, and show what came of it."""
-    from isthmus.orchestration.cli.screens.steps import show
     from isthmus.orchestration.demo import demo as run
 
     with progress() as bar:
         outcome = run(open_project(project), progress=bar)
-    present(outcome, partial(show, outcome), as_json=as_json)
+    from isthmus.orchestration.cli.screens.demo import demo_blocks
+
+    present(outcome, partial(demo_blocks, outcome), as_json=as_json)

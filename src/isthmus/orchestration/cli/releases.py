@@ -34,10 +34,10 @@ def verify(
         from isthmus.features.files import write_atomically
 
         write_atomically(html, written.read_bytes())
-    from isthmus.orchestration.cli.screens.steps import show_verdict
+    from isthmus.orchestration.verification.page import screen
 
     judge(
-        verdict.as_dict(), partial(show_verdict, verdict, html or written), partial(require_passed, verdict),
+        verdict.as_dict(), partial(screen, verdict, html or written), partial(require_passed, verdict),
         as_json=as_json,
     )  # fmt: skip
 
@@ -64,8 +64,8 @@ def deploy(
         raise click.UsageError(f"--canary is {canary:g}, and must be above 0 and below 1")
     opened = open_project(project)
     share = 0.0 if shadow else canary
-    done = release.promote(opened) if promote else release.deploy(opened, name, share=share)
-    _released(done.as_dict(), as_json=as_json)
+    released = release.promote(opened) if promote else release.deploy(opened, name, share=share)
+    _released(released.as_dict(), as_json=as_json)
 
 
 @verbs.command()
@@ -86,12 +86,21 @@ def rollback(
 @verbs.command()
 def history(project: ProjectOption = None, as_json: JsonOption = False) -> None:
     """List what was deployed and rolled back, the newest first."""
+    from isthmus.features.clock import moment
+    from isthmus.features.document import Table
+    from isthmus.features.status import short
     from isthmus.orchestration.models.release import history as run
 
     events = run(open_project(project))
-    from isthmus.orchestration.cli.screens.steps import show_history
-
-    present(events, partial(show_history, events), as_json=as_json)
+    rows = [
+        [
+            moment(event["at"]).isoformat(timespec="seconds"), event["action"], event["model"],
+            short(event["digest"]), short(event["contract"]), event["precision"], event["why"],
+        ]
+        for event in events
+    ]  # fmt: skip
+    table = Table(["at", "action", "model", "package", "contract", "precision", "why"], rows)
+    present(events, lambda: [table], as_json=as_json)
 
 
 @verbs.command()
@@ -117,11 +126,10 @@ def fleet(
     from isthmus.orchestration.fleet.files import fleet as run
 
     written = run(open_project(project), out)
-    present({"fleet": str(out), "files": written} if as_json else {"fleet": str(out), "files": len(written)},
-            as_json=as_json)  # fmt: skip
+    present({"fleet": str(out), "files": written if as_json else len(written)}, as_json=as_json)
 
 
 def _released(report: dict[str, Any], *, as_json: bool) -> None:
     if not as_json:
-        report["seconds"] = ", ".join(f"{stage} {taken:.3f}" for stage, taken in report["seconds"].items())
+        report["seconds"] = ", ".join(f"{stage} {value:.3f}" for stage, value in report["seconds"].items())
     present(report, as_json=as_json)

@@ -106,8 +106,7 @@ def _tables(
 
 def _check_tables(project: "Project", request: Request, progress: Progress) -> Iterator[Checked]:
     from isthmus.features.offline.store import OfflineStore
-    from isthmus.orchestration import cells
-    from isthmus.orchestration.quality import quality
+    from isthmus.orchestration.quality import page, quality
 
     contract, store = project.applied(), OfflineStore(project.offline)
     for n, (node, check) in enumerate(request.checks):
@@ -128,7 +127,7 @@ def _check_tables(project: "Project", request: Request, progress: Progress) -> I
                 ([finding.feature, finding.expectation, finding.found] for finding in report.findings),
                 ["feature", "expectation", "found"],
             ),
-            "statistics": table(cells.feature_rows(report.statistics), cells.FEATURE_COLUMNS),
+            "statistics": table(page.feature_rows(report.statistics), page.FEATURE_COLUMNS),
         }
         yield Checked(node, check, not broken, "\n".join(broken), metadata)
 

@@ -1,11 +1,11 @@
-"""A contract, and the difference between two, as a person reads them."""
+"""A contract, and the difference between two."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-from rich.markup import escape
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from isthmus.features.contract.contract import Column
+from isthmus.features.document import Block, Fields, Heading, Paragraph, Table, Text, bad, good
+from isthmus.features.status import short
 from isthmus.orchestration.apply.contracts import (
     ContractDifference,
     LocatedContract,
@@ -15,10 +15,6 @@ from isthmus.orchestration.apply.contracts import (
     transform_title,
     view_lines,
 )
-from isthmus.orchestration.cli.screens.terminal import new_console, new_table
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _OUTCOMES = {
     "same": "keep working as they are",
@@ -28,77 +24,69 @@ _OUTCOMES = {
 }
 
 
-def show_contract(found: LocatedContract) -> None:
-    """Prints what a contract says."""
-    console, contract = new_console(), found.contract
-    _line(console, f"project {contract.project}, contract {contract.hash[:12]}, of {found.place}")
+def contract_blocks(source: LocatedContract) -> Iterator[Block]:
+    """All declarations of a contract."""
+    contract = source.contract
+    yield Paragraph(f"project {contract.project}, contract {short(contract.hash)}, of {source.place}")
     for view in contract.views.values():
-        _section(console, f"view {view.name}", view_lines(view))
-        _features(console, view.fields)
+        yield from _section(f"view {view.name}", view_lines(view))
+        yield _features(view.fields)
     for transform in contract.transforms.values():
-        _section(console, transform_title(transform), transform_lines(transform))
-        _features(console, transform.fields)
+        yield from _section(transform_title(transform), transform_lines(transform))
+        yield _features(transform.fields)
     for service in contract.services.values():
-        _section(console, f"service {service.name}", service_lines(service))
+        yield from _section(f"service {service.name}", service_lines(service))
     for kind in ("sources", "spines"):
         for name, form in contract.as_dict()[kind].items():
-            _section(console, f"{kind[:-1]} {name}", {part.replace("_", " "): _text(part, form[part]) for part in form})
-
-    if found.learned:
-        _section(console, "what the training part taught", found.learned)
-
-
-def show_contract_difference(found: ContractDifference) -> None:
-    """Prints what changed, and what follows."""
-    console = new_console()
-    for word, one in (("from", found.before), ("to", found.after)):
-        _line(console, f"{word:>4} {one.contract.hash[:12]}  {one.place}")
-    console.print()
-    for change in found.changes:
-        _line(console, str(change))
-    if not found.changes:
-        _line(console, "nothing has changed")
-    if found.learned:
-        _line(console, "the training part taught otherwise about " + ", ".join(found.learned))
-    if not found.services:
-        return
-    table = new_table("service", "its models", "hash before", "hash after", words=True)
-    for service in found.services:
-        declared = (one.contract.services.get(service.service) for one in (found.before, found.after))
-        hashes = ("-" if known is None else known.hash[:12] for known in declared)
-        color = "green" if service.outcome == "same" else "red"
-        table.add_row(escape(service.service), f"[{color}]{_OUTCOMES[service.outcome]}[/]", *hashes)
-    console.print(table)
+            parts = {part.replace("_", " "): _text(part, value) for part, value in form.items()}
+            yield from _section(f"{kind[:-1]} {name}", parts)
+    if source.learned:
+        yield from _section("learned from the training part", source.learned)
 
 
-def _features(console: "Console", fields: Sequence[Column]) -> None:
-    table = new_table("feature", "type", "can exist", words=True)
-    for row in feature_rows(fields):
-        table.add_row(*map(escape, row))
-    console.print(table)
+def difference_blocks(difference: ContractDifference) -> Iterator[Block]:
+    """The changes from one contract to another, and what follows for models."""
+    for word, source in (("from", difference.before), ("to", difference.after)):
+        yield Paragraph(f"{word:>4} {short(source.contract.hash)}  {source.place}")
+    yield Paragraph("")
+    for change in difference.changes:
+        yield Paragraph(str(change))
+    if not difference.changes:
+        yield Paragraph("nothing has changed")
+    if difference.learned:
+        yield Paragraph("the training part taught otherwise about " + ", ".join(difference.learned))
+    if difference.services:
+        rows: list[list[Text]] = []
+        for service in difference.services:
+            style = good if service.outcome == "same" else bad
+            declared = (side.contract.services.get(service.service) for side in (difference.before, difference.after))
+            hashes = (short(None if contract is None else contract.hash) for contract in declared)
+            rows.append([service.service, style(_OUTCOMES[service.outcome]), *hashes])
+        yield Table(["service", "its models", "hash before", "hash after"], rows)
 
 
-def _section(console: "Console", title: str, lines: Mapping[str, str]) -> None:
-    console.print()
-    console.print(f"[bold]{escape(title)}[/]", highlight=False, soft_wrap=True)
-    width = max(16, *map(len, lines))
-    for name, text in lines.items():
-        _line(console, f"{name:>{width}}  {text}")
+def _features(fields: Sequence[Column]) -> Table:
+    return Table(["feature", "type", "can exist"], feature_rows(fields))
 
 
-def _line(console: "Console", text: str) -> None:
-    console.print(escape(text), highlight=False, soft_wrap=True)
+def _section(title: str, lines: Mapping[str, str]) -> Iterator[Block]:
+    yield Heading(title)
+    yield Fields(list(lines.items()))
 
 
 def _text(part: str, value: Any) -> str:
-    """A part of a declaration, from how it stands in the canonical form."""
+    """A part of a declaration, from its canonical form."""
     if part == "code":
-        return str(value)[:12]
+        return short(value)
     if part == "label":
         return " ".join(value)
     if isinstance(value, list):
-        # A number after a type is the size of its arrays.
-        items = [" ".join(f"of {one}" if isinstance(one, int) else str(one) for one in item)
-                 if isinstance(item, list) else item or '""' for item in value]  # fmt: skip
-        return ", ".join(items) or "none"
+        return ", ".join(map(_item, value)) or "none"
     return "none" if value is None else str(value)
+
+
+def _item(value: Any) -> str:
+    if isinstance(value, list):
+        # A number after a type is the size of its arrays.
+        return " ".join(f"of {part}" if isinstance(part, int) else str(part) for part in value)
+    return value or '""'

@@ -1,0 +1,69 @@
+"""The models of a run side by side, and where the student loses most."""
+
+from isthmus.distill.reports.plots import MODELS, axis, color_class, drawable, marks
+from isthmus.distill.reports.report import Model, Report, WorstSlice
+from isthmus.distill.reports.words import between, duration, measure, number, scaled
+from isthmus.features.document import Legend, Table, Text, absent, aside
+
+
+def metrics(report: Report) -> list[str]:
+    """All metrics of the models, the task's own first."""
+    names = dict.fromkeys(name for model in report.models.values() for name in model.quality)
+    return sorted(names, key=lambda name: name != report.metric)
+
+
+def legend(report: Report) -> Legend:
+    """What each model is, in its color."""
+    return Legend([
+        (color_class(name), name, "; ".join(filter(None, (model.about, model.runtime))))
+        for name, model in report.models.items()
+    ])  # fmt: skip
+
+
+def comparison(report: Report) -> Table:
+    """A column per model: its quality, its likeness to the teacher, and what it costs."""
+    models = report.models
+    rows: list[list[Text]] = [
+        [metric, *(_quality(model, metric) for model in models.values())] for metric in metrics(report)
+    ]
+    for likeness in dict.fromkeys(name for measures in report.agreement.values() for name in measures):
+        values = (report.agreement.get(name, {}).get(likeness) for name in models)
+        rows.append([f"{likeness}, with the teacher", *map(measure, values)])
+    rows += [
+        ["parameters", *(number(model.parameters) for model in models.values())],
+        ["size", *(scaled(model.bytes, "B") for model in models.values())],
+        ["p50", *(duration(model.p50_us) for model in models.values())],
+        ["p99", *(duration(model.p99_us) for model in models.values())],
+    ]
+    return Table(["", *models], rows, numbers=list(models))
+
+
+def _quality(model: Model, metric: str) -> Text:
+    bounds = between(*(model.intervals.get(metric) or (None, None)))
+    mean = measure(model.quality.get(metric))
+    return (mean, aside(bounds)) if bounds else mean
+
+
+def worst_slices(report: Report) -> Table:
+    """A row per slice; where figures are shown, all have one scale."""
+    columns = ["slice", "rows", *(name for name in MODELS if name != "reference")]
+    values = [
+        [(name, value) for name in ("teacher", "control", "student") if drawable(value := getattr(part, name))]
+        for part in report.slices
+    ]
+    scale = axis([value for row in values for _, value in row] or [0.0], 6, 114)
+    rows: list[list[Text]] = [
+        [
+            (f"{part.column}: ", _value(part), *([marks(drawn, scale)] if drawn else [])),
+            number(part.rows),
+            *map(measure, (part.teacher, part.student, part.control)),
+        ]
+        for part, drawn in zip(report.slices, values, strict=True)
+    ]
+    return Table(columns, rows, numbers=columns[1:])
+
+
+def _value(part: WorstSlice) -> Text:
+    if part.value is None:
+        return absent("no value")
+    return part.value if part.value.strip() else absent("empty")

@@ -1,0 +1,155 @@
+"""The parts of a document. All text in them is plain: the writers escape it."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+Style = Literal["good", "bad", "strong", "code", "absent", "aside"]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Styled text: `absent` replaces a missing value, `aside` follows a number as its interval does."""
+
+    text: str
+    style: Style
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """An SVG drawing, alone or in a table cell. Markdown and the terminal skip it.
+
+    Attributes:
+        content: the elements inside `<svg>`.
+        label: for screen readers.
+        caption: below a figure that stands alone.
+        width: of its view box.
+        height: of its view box.
+    """
+
+    content: str
+    label: str
+    caption: str = ""
+    width: int = 200
+    height: int = 200
+
+
+Text = str | Span | Figure | tuple["Text", ...]
+
+good = partial(Span, style="good")
+bad = partial(Span, style="bad")
+strong = partial(Span, style="strong")
+code = partial(Span, style="code")
+absent = partial(Span, style="absent")
+aside = partial(Span, style="aside")
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A heading; the document's title has level 1."""
+
+    text: Text
+    level: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    """A paragraph, or a line on a terminal. An error is a paragraph of one `bad` span."""
+
+    text: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Bullets:
+    """A bulleted list."""
+
+    items: Sequence[Text]
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Lines to copy into a file."""
+
+    text: str
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Names and values: two columns without a header."""
+
+    rows: Sequence[tuple[str, Text]]
+
+
+@dataclass(frozen=True, slots=True)
+class Legend:
+    """What the colors of figures mean: color class, name and explanation."""
+
+    entries: Sequence[tuple[str, str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table.
+
+    Attributes:
+        columns: their names; a column may have none.
+        rows: a cell per column.
+        numbers: columns to align right.
+        code: columns to set in monospace.
+        layout: CSS class of a table that phones lay out differently.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Text]]
+    numbers: Collection[str] = ()
+    code: Collection[str] = ()
+    layout: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Blocks that belong together: side by side, in a card, or folded behind the title as `details`."""
+
+    layout: Literal["card", "details", "halves", "plots"]
+    blocks: "Sequence[Block]"
+    title: Text = ""
+
+
+Block = Heading | Paragraph | Bullets | Code | Fields | Legend | Table | Figure | Group
+
+
+def plain(text: Text) -> str:
+    """The text without styles and figures."""
+    match text:
+        case str():
+            return text
+        case Span():
+            return text.text
+        case Figure():
+            return ""
+    return "".join(map(plain, text))
+
+
+def cell(value: object) -> str:
+    """A value of a report as the text of a table cell."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "-"}[value]
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, list):
+        return ", ".join(map(cell, value)) or "none"
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+
+def bars(values: Iterable[float], width: int, height: int, margin: int = 0) -> str:
+    """The SVG bars of a histogram, as wide and high as the figure less its margin."""
+    heights = list(values)
+    step, room = (width - 2 * margin) / max(len(heights), 1), height - 2 * margin
+    tallest = max(heights, default=0) or 1
+    return "".join(
+        f'<rect x="{margin + n * step:.1f}" y="{height - margin - room * value / tallest:.1f}" '
+        f'width="{step - 1:.1f}" height="{room * value / tallest:.1f}"/>'
+        for n, value in enumerate(heights)
+    )

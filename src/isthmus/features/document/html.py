@@ -1,0 +1,166 @@
+"""A document as one HTML page without scripts or network access, in light and dark, for desktops and phones."""
+
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from isthmus.features.document.blocks import (
+    Block,
+    Bullets,
+    Code,
+    Fields,
+    Figure,
+    Group,
+    Heading,
+    Legend,
+    Paragraph,
+    Span,
+    Style,
+    Table,
+    Text,
+)
+
+_COLORS = """\
+:root { color-scheme: light dark; --ink: #1d2430; --soft: #5b6675; --line: #d9dee5; --paper: #fff; --card: #f6f8fa;
+  --bad: #b3261e; --good: #1b7f4b; --mark: #b3261e; --base: #8a95a5 }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ee; --soft: #9aa6b5; --line: #333c48; --paper: #12161c;
+  --card: #1a2029; --bad: #ff8a80; --good: #6fd8a4; --mark: #ff8a80; --base: #75818f } }
+"""
+_DRAWING = """\
+svg { display: block; background: var(--paper); border: 1px solid var(--line); width: 100%; height: auto }
+svg .base { stroke: var(--base); stroke-dasharray: 3 3 } svg circle { fill: var(--mark); fill-opacity: .5 }
+svg rect { fill: var(--mark) } svg .equal { fill: var(--good) }
+"""
+_STYLE = """\
+* { box-sizing: border-box }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 68rem; padding: 1rem; color: var(--ink);
+  background: var(--paper) }
+h1 { font-size: 1.5rem; margin: .5rem 0 } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem }
+h3 { font-size: 1rem; margin: 0 } p, ul { margin: .3rem 0; color: var(--soft) }
+h1, h3, p, li, code, td:first-child { overflow-wrap: anywhere }
+.bad { color: var(--bad); font-weight: 600 } .good { color: var(--good) }
+.card { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: .8rem; margin: .8rem 0 }
+.wide { overflow-x: auto } .plots { display: flex; flex-wrap: wrap; gap: .8rem; margin: .6rem 0 }
+figure { margin: 0; flex: 0 1 200px; min-width: 130px } figcaption { font-size: .8rem; color: var(--soft) }
+table { border-collapse: collapse; width: 100%; font-size: .9rem }
+td, th { padding: .2rem .6rem .2rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top }
+th { color: var(--soft); font-weight: 500 } .n { text-align: right; font-variant-numeric: tabular-nums }
+td.v { font-family: ui-monospace, monospace; overflow-wrap: anywhere; min-width: 6rem }
+td svg { border: 0; background: none; margin-top: .2rem }
+.drawn { display: flex; flex-wrap: wrap; justify-content: space-between; align-items: center; gap: 0 1rem }
+.drawn span { min-width: 6rem }
+summary { cursor: pointer; color: var(--soft) } a { color: inherit }
+i.dot { display: inline-block; width: .7rem; height: .7rem; border-radius: 50%; background: var(--m) }
+.halves { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(340px, 100%), 1fr)); gap: .8rem }
+.halves .card { margin: 0 } .halves td:first-child { width: 40% }
+@media (max-width: 40rem) { body { padding: .6rem; font-size: 14px } .card { padding: .6rem }
+  .plots { flex-wrap: nowrap } .views td:nth-child(2), .views th:nth-child(2) { display: none }
+  .sides th { display: none }
+  .sides td { display: grid; grid-template-columns: 7.5rem 1fr; border: 0; text-align: left }
+  .sides td::before { content: attr(data-of); color: var(--soft); font-family: system-ui, sans-serif }
+  .sides tr + tr td:first-child { border-top: 1px solid var(--line) } }
+"""
+_SPANS: dict[Style, str] = {
+    "good": '<span class="good">{}</span>',
+    "bad": '<span class="bad">{}</span>',
+    "strong": "<b>{}</b>",
+    "code": "<code>{}</code>",
+    "absent": "<i>{}</i>",
+    "aside": "<br><small>{}</small>",
+}
+
+
+def to_html(title: str, blocks: Iterable[Block], style: str = "") -> str:
+    """The page of a document.
+
+    Args:
+        title: of the window.
+        blocks: from top to bottom.
+        style: CSS beyond that of every page.
+    """
+    body = "\n".join(map(_block, blocks))
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{_COLORS}{_STYLE}{_DRAWING}{style}</style></head>\n"
+        f"<body>\n{body}\n</body></html>\n"
+    )
+
+
+def image(figure: Figure, style: str = "") -> str:
+    """A figure as the `data:` address of an image, for a page that has none of our CSS."""
+    size = f'width="{figure.width}" height="{figure.height}"'
+    # The attributes are the size of the image, the CSS keeps the drawing from growing beyond it.
+    size += f' style="width: {figure.width}px; height: {figure.height}px; border: 0"'
+    css = f"<style>{_COLORS}{_DRAWING}{style}</style>"
+    svg = _svg(figure, f'xmlns="http://www.w3.org/2000/svg" {size}', css)
+    return f"data:image/svg+xml;base64,{b64encode(svg.encode()).decode()}"
+
+
+def _block(block: Block) -> str:
+    match block:
+        case Heading(text, level):
+            return f"<h{level}>{_inline(text)}</h{level}>"
+        case Paragraph(text):
+            return f"<p>{_inline(text)}</p>"
+        case Bullets(items):
+            return f"<ul>{''.join(f'<li>{_inline(item)}</li>' for item in items)}</ul>"
+        case Code(text, file):
+            return f"<p>{escape(file)}</p><pre>{escape(text)}</pre>"
+        case Fields(rows):
+            return _table(Table(["", ""], rows))
+        case Legend(entries):
+            return "\n".join(
+                f'<p class="{color}"><i class="dot"></i> <b>{escape(name)}</b> {escape(about)}</p>'
+                for color, name, about in entries
+            )
+        case Figure():
+            return f"<figure>{_svg(block)}<figcaption>{escape(block.caption)}</figcaption></figure>"
+        case Table():
+            return _table(block)
+    return _group(block)
+
+
+def _group(group: Group) -> str:
+    title, body = _inline(group.title), "".join(map(_block, group.blocks))
+    if group.layout == "details":
+        return f"<details><summary>{title}</summary>{body}</details>"
+    if group.layout == "card":
+        return f'<section class="card">{f"<h3>{title}</h3>" if title else ""}{body}</section>'
+    return f'<div class="{group.layout}">{body}</div>'
+
+
+def _table(table: Table) -> str:
+    """A table that scrolls by itself where the page is too narrow."""
+    names = list(map(escape, table.columns))
+    kinds = [
+        ' class="n"' if name in table.numbers else ' class="v"' if name in table.code else "" for name in table.columns
+    ]
+    # Phones stack the cells of a row, each with the name of its column.
+    marks = [f'{kind} data-of="{name}"' if name else kind for kind, name in zip(kinds, names, strict=True)]
+
+    def line(tag: str, attributes: Sequence[str], cells: Iterable[str]) -> str:
+        return f"<tr>{''.join(f'<{tag}{a}>{cell}</{tag}>' for a, cell in zip(attributes, cells, strict=True))}</tr>"
+
+    head = f"{line('th', kinds, names)}\n" if any(names) else ""
+    body = "\n".join(line("td", marks, map(_inline, row)) for row in table.rows)
+    shown = f'<div class="wide"><table>\n{head}{body}\n</table></div>'
+    return f'<div class="{table.layout}">{shown}</div>' if table.layout else shown
+
+
+def _inline(text: Text) -> str:
+    match text:
+        case str():
+            return escape(text)
+        case Span(words, style):
+            return _SPANS[style].format(escape(words))
+        case Figure():
+            return _svg(text, f'style="width: {text.width}px"')
+    figures = [part for part in text if isinstance(part, Figure)]
+    words = "".join(_inline(part) for part in text if not isinstance(part, Figure))
+    return f'<div class="drawn"><span>{words}</span>{"".join(map(_inline, figures))}</div>' if figures else words
+
+
+def _svg(figure: Figure, attributes: str = "", css: str = "") -> str:
+    box = f'viewBox="0 0 {figure.width} {figure.height}" role="img" aria-label="{escape(figure.label)}"'
+    return f"<svg {' '.join(filter(None, (box, attributes)))}>{css}{figure.content}</svg>"

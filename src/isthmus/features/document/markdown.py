@@ -1,0 +1,82 @@
+"""A document in Markdown: CommonMark with GitHub's tables. Its texts may hold anything."""
+
+import re
+from collections.abc import Iterable
+
+from isthmus.features.document.blocks import (
+    Block,
+    Bullets,
+    Code,
+    Fields,
+    Figure,
+    Group,
+    Heading,
+    Legend,
+    Paragraph,
+    Span,
+    Table,
+    Text,
+)
+
+# An underscore inside a word is no markup: `late_arrival` stays readable.
+_MARKUP = re.compile(r"""[\\`*\[\]<>|#&~!$]|_(?![^\W_])""")
+_SPACE = re.compile(r"\s+")
+_LIST = re.compile(r"^([-+=]+|\d+[.)])(?=\s|$)")
+
+
+def to_markdown(blocks: Iterable[Block]) -> str:
+    """The Markdown of a document, without its figures."""
+    return "\n\n".join(filter(None, map(_block, blocks))) + "\n"
+
+
+def _block(block: Block) -> str:
+    match block:
+        case Heading(text, level):
+            return f"{'#' * level} {_inline(text)}"
+        case Paragraph(text):
+            return _paragraph(text)
+        case Bullets(items):
+            return "\n".join(f"* {_paragraph(item)}" for item in items)
+        case Code(text, file):
+            return f"{_paragraph(file)}\n\n```\n{text}\n```"
+        case Fields(rows):
+            return _table(Table(["", " "], rows, numbers=[" "]))
+        case Legend(entries):
+            return "\n".join(f"* {_paragraph(f'{name}: {about}')}" for _, name, about in entries)
+        case Table():
+            return _table(block)
+        case Group(_, blocks, title):
+            return "\n\n".join(filter(None, (_paragraph(title), *map(_block, blocks))))
+    return ""
+
+
+def _table(table: Table) -> str:
+    rules = ["---:" if name in table.numbers else "---" for name in table.columns]
+    lines = [[*map(_inline, table.columns)], rules, *([*map(_inline, row)] for row in table.rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _paragraph(text: Text) -> str:
+    """The text at the start of a line, where a dash or number would begin a list."""
+    return _LIST.sub(lambda match: match[0][:-1] + "\\" + match[0][-1], _inline(text))
+
+
+def _inline(text: Text) -> str:
+    return _styled(text).strip()
+
+
+def _styled(text: Text) -> str:
+    match text:
+        case str():
+            return _MARKUP.sub(r"\\\g<0>", _SPACE.sub(" ", text))
+        case Span(words, "aside"):
+            return f" ({_inline(words)})"
+        case Span(words, "absent"):
+            return f"*{_inline(words)}*"
+        case Span(words, "strong"):
+            return f"**{_inline(words)}**"
+        case Span(words):
+            return _inline(words)
+        case Figure():
+            return ""
+    return "".join(map(_styled, text))

@@ -1,0 +1,47 @@
+"""The models of a distillation and of a search."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from isthmus.distill.reports import (
+    comparison,
+    legend,
+    read_report,
+    read_search,
+    teacher_gain,
+)
+from isthmus.distill.reports.searchpage import advice, front
+from isthmus.features.document import Block, Paragraph
+
+
+def distillation_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
+    """The models of a distillation side by side, and what the teacher added."""
+    yield from models_blocks(report)
+    if not report["trained"]:
+        yield Paragraph(f"Nothing has changed since student {report['id']} was trained, so nothing was trained: "
+                        "--again trains it anew.")  # fmt: skip
+    yield Paragraph(f"Student, with report.html: {report['path']}")
+
+
+def models_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
+    """The models of a report side by side, and what the teacher added."""
+    read = read_report(report)
+    yield comparison(read)
+    yield legend(read)
+    yield from map(Paragraph, teacher_gain(read))
+    yield Paragraph(f"{len(read.seeds)} seed{'s' if len(read.seeds) > 1 else ''}; shipped: {read.shipped}.")
+
+
+def search_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
+    """The front of a search, and what to write for the best student."""
+    read = read_search(report)
+    if read.front:
+        yield front(read)
+        yield Paragraph(
+            f"{read.metric} on the validation part, of the exported graph; no other student is better in all"
+        )
+    statuses = [trial.status for trial in read.trials]
+    counts = ", ".join(f"{statuses.count(word)} {word}" for word in ("trained", "over budget", "failed"))
+    yield Paragraph(f"{len(statuses)} students: {counts}. Budget: {read.budget.words}.")
+    yield from advice(read)
+    yield Paragraph(f"Page: {report['path']}/search.html")

@@ -1,0 +1,82 @@
+"""The reports of the steps, from their plain data."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from isthmus.features import clock
+from isthmus.features.document import Block, Fields, Paragraph, Table, cell
+
+_TIMES = ("at", "deployed_at", "served")
+"""Parts of reports that are microseconds since 1970 UTC."""
+_ENTRIES = 4
+"""The most entries of a mapping on a line."""
+
+
+def report_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
+    """Any report: a table if every part of it is a row, else a line per part."""
+    if report and all(isinstance(value, Mapping) for value in report.values()):
+        columns = list(next(iter(report.values())))
+        rows = [[name, *map(cell, row.values())] for name, row in report.items()]
+        yield Table(["", *columns], rows, numbers=columns)
+    else:
+        yield Fields([(key, _items(value) if isinstance(value, list) else _part(key, value))
+                      for key, value in report.items()])  # fmt: skip
+
+
+def _items(values: list[Any]) -> str:
+    if len(values) > 6:
+        return f"{len(values)}"
+    # Sentences have commas of their own.
+    separator = "\n" if any(", " in str(value) for value in values) else ", "
+    return separator.join(map(str, values)) or "none"
+
+
+def _part(key: str, value: object) -> str:
+    """A part of a report on one line; a mapping with its values if they are few and plain."""
+    if isinstance(value, int) and key in _TIMES:
+        return clock.moment(value).isoformat(timespec="seconds")
+    if not isinstance(value, Mapping):
+        return cell(value)
+    if len(value) > _ENTRIES or any(isinstance(entry, Mapping | list) for entry in value.values()):
+        return f"{len(value)} {'entry' if len(value) == 1 else 'entries'}, see --json"
+    # The values of a part that is a time are times.
+    entries = (f"{name} {_part(key if key in _TIMES else name, entry)}" for name, entry in value.items())
+    return ", ".join(entries) or "none"
+
+
+def training_set_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
+    """A training set; if as served, how each feature differs from the ideal join."""
+    lag = report["lag"]
+    yield from report_blocks({name: value for name, value in report.items() if name != "lag" or not lag})
+    if lag:
+        columns = ["compared", "differing", "older, seconds"]
+        rows = [
+            [
+                f"{view}:{name}", cell(feature["compared"]), cell(feature["differing"]),
+                "-" if feature["lag_seconds"] is None else f"{feature['lag_seconds']:,.1f}",
+            ]
+            for view, features in lag.items()
+            for name, feature in features.items()
+        ]  # fmt: skip
+        yield Table(["as served", *columns], rows, numbers=columns)
+
+
+def export_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
+    """An export: each model file, and what is served at which cost."""
+    served = report["served"]
+    yield from report_blocks(
+        {name: value for name, value in report.items() if name not in ("worst", "quality", "served")}
+    )
+    measures = list(dict.fromkeys(name for quality in report["quality"].values() for name in quality))
+    rows = [
+        [file, cell(worst), *(cell(report["quality"].get(file, {}).get(name)) for name in measures)]
+        for file, worst in report["worst"].items()
+    ]
+    columns = ["worst difference", *measures]
+    yield Table(["model file", *columns], rows, numbers=columns)
+    threads = f"{served['threads']} thread{'s' if served['threads'] > 1 else ''}"
+    yield Paragraph(
+        f"Served: {served['precision']}, on this host with {threads}: p50 {served['p50_us']:,.1f} µs, "
+        f"p99 {served['p99_us']:,.1f} µs, {served['requests_per_second']:,.0f} requests/s, "
+        f"{served['memory_mb']:,.1f} MiB, {served['load_ms']:,.1f} ms to the first answer."
+    )

@@ -1,0 +1,119 @@
+"""A document on the terminal, by rich."""
+
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text as RichText
+
+from isthmus.features.document import (
+    Block,
+    Bullets,
+    Code,
+    Fields,
+    Figure,
+    Group,
+    Heading,
+    Legend,
+    Paragraph,
+    Span,
+    Table,
+    Text,
+    plain,
+)
+from isthmus.orchestration.cli.screens.terminal import harmless
+
+_STYLES = {"good": "green", "bad": "red", "strong": "bold", "aside": "dim"}
+_NUMBER = 32
+"""Characters of a number: the bytes of a token may have no end."""
+_NAME = 40
+"""Characters of a row's name that narrow terminals show."""
+_FIELD = 16
+
+
+def show(blocks: Iterable[Block]) -> None:
+    """Prints a document to stdout.
+
+    It is as wide as the terminal; elsewhere it is wide enough for every table, and has no colors.
+    """
+    console = Console()
+    _write(console if console.is_terminal else Console(width=110), blocks)
+
+
+def _write(console: Console, blocks: Iterable[Block]) -> None:
+    for block in blocks:
+        match block:
+            case Table():
+                console.print(_table(block))
+            case Group(_, parts, title):
+                if title:
+                    _line(console, _styled(title))
+                _write(console, parts)
+            case Heading(text):
+                console.print()
+                _line(console, _styled(text, "bold"))
+            case Figure():
+                continue
+            case _:
+                for line in _lines(block):
+                    _line(console, line)
+
+
+def _line(console: Console, text: RichText) -> None:
+    console.print(text, highlight=False, soft_wrap=True)
+
+
+def _lines(block: Paragraph | Bullets | Code | Fields | Legend) -> Iterable[RichText]:
+    match block:
+        case Paragraph(text):
+            yield _styled(text)
+        case Bullets(items):
+            yield from (RichText("* ").append_text(_styled(item)) for item in items)
+        case Code(text, file):
+            yield _styled(f"{file}: {text}".replace("\n", f"\n{'':>{len(file) + 2}}"))
+        case Legend(entries):
+            yield from (_styled(f"{name}: {about}" if about else name) for _, name, about in entries)
+        case Fields(rows):
+            width = max([_FIELD, *(len(name) for name, _ in rows)])
+            indent = f"\n{'':>{width + 2}}"
+            for name, value in rows:
+                line = RichText(f"{name:>{width}}", "dim").append("  ", "not dim")
+                yield line.append_text(RichText(indent).join(_styled(value).split("\n", allow_blank=True)))
+
+
+def _table(table: Table) -> RichTable:
+    """A table in which names and numbers keep to one line. Columns of figures are left out."""
+    shown = [n for n in range(len(table.columns)) if not _drawn([row[n] for row in table.rows])]
+    rich = RichTable(box=box.SIMPLE, pad_edge=False)
+    for n in shown:
+        name = table.columns[n]
+        number = name in table.numbers
+        longest = max((len(plain(row[0])) for row in table.rows), default=0) if n == 0 else 0
+        rich.add_column(
+            RichText(harmless(name)), justify="right" if number else "left", min_width=min(longest, _NAME) or None,
+            no_wrap=number or n == 0 or name in table.code, overflow="ellipsis" if number or n == 0 else "fold",
+        )  # fmt: skip
+    for row in table.rows:
+        cells = [_styled(row[n]) for n in shown]
+        for n, text in zip(shown, cells, strict=True):
+            if table.columns[n] in table.numbers:
+                text.truncate(_NUMBER, overflow="ellipsis")
+        rich.add_row(*cells)
+    return rich
+
+
+def _drawn(cells: Sequence[Text]) -> bool:
+    return bool(cells) and all(isinstance(cell, Figure) for cell in cells)
+
+
+def _styled(text: Text, style: str = "") -> RichText:
+    """The text as rich prints it: a stranger's file may be quoted, so nothing in it is markup or a control code."""
+    match text:
+        case str():
+            return RichText(harmless(text), style)
+        case Span(words, kind):
+            return RichText(harmless(f" ({words})" if kind == "aside" else words), _STYLES.get(kind, style))
+        case Figure():
+            return RichText()
+    return RichText().join([_styled(part, style) for part in text])
