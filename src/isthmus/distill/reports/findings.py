@@ -7,16 +7,16 @@ from isthmus.distill.reports.words import between, measure, number, share
 def teacher_gain(report: Report) -> list[str]:
     """What the teacher added to the student."""
     sentences = []
-    gap, taught = report.gap_closed, report.taught
+    gap, gain = report.gap_closed, report.taught
     if gap is not None and gap.value is not None:
         bounds = "" if gap.low is None or gap.high is None else f" ({share(gap.low)} to {share(gap.high)})"
         sentences.append(
             f"{share(gap.value)}{bounds} of the gap between control and teacher is closed, in {report.metric}."
         )
-    if taught is not None and taught.value is not None:
-        bounds = between(taught.low, taught.high)
-        gain = f"The teacher is worth {measure(taught.value)} {report.metric} to the student"
-        sentences.append(gain + (f" ({bounds})" if bounds else "") + ", against the same student without it.")
+    if gain is not None and gain.value is not None:
+        bounds = between(gain.low, gain.high)
+        worth = f"The teacher is worth {measure(gain.value)} {report.metric} to the student"
+        sentences.append(worth + (f" ({bounds})" if bounds else "") + ", against the same student without it.")
     return sentences
 
 

@@ -105,4 +105,4 @@ def _setting(report: Report) -> str:
 def _slices(report: Report) -> list[Block]:
     if not report.slices:
         return [Paragraph("Not measured.")]
-    return [Paragraph(f"{report.metric} on the test rows with one value of a feature."), worst_slices(report)]
+    return [Paragraph(f"{report.metric} on the test rows with the same value of a feature."), worst_slices(report)]

@@ -1,4 +1,4 @@
-"""A run as one HTML page."""
+"""A run as an HTML page."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -102,7 +102,10 @@ def _gates(gates: Iterable[GateResult]) -> Block:
 
 
 def _slices(report: Report) -> list[Block]:
-    return [Heading("Worst slices against the teacher"), worst_slices(report)] if report.slices else []
+    if not report.slices:
+        return []
+    metric = Paragraph(f"{report.metric} on the test rows with the same value of a feature.")
+    return [Heading("Worst slices against the teacher"), metric, worst_slices(report)]
 
 
 def _training(report: Report) -> list[Block]:

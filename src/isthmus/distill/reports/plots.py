@@ -12,11 +12,11 @@ from isthmus.features.document import Figure
 
 MODELS = ("teacher", "reference", "student", "control")
 STYLE = """\
-:root { --teacher: #5b6675; --reference: #7a4fb5; --student: #0b62c4; --control: #b8560a; --other: #1d2430 }
+:root { --teacher: #5b6675; --reference: #7a4fb5; --student: #0b62c4; --control: #b8560a; --rest: #1d2430 }
 @media (prefers-color-scheme: dark) { :root { --teacher: #9aa6b5; --reference: #c3a1f5; --student: #6cb0ff;
-  --control: #ffb066; --other: #e6e9ee } }
+  --control: #ffb066; --rest: #e6e9ee } }
 .teacher { --m: var(--teacher) } .reference { --m: var(--reference) } .student { --m: var(--student) }
-.control { --m: var(--control) } .other { --m: var(--other) }
+.control { --m: var(--control) } .rest { --m: var(--rest) }
 .plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(300px, 100%), 1fr)) }
 svg text { font: 11px system-ui, sans-serif; fill: var(--soft) } svg .grid { stroke: var(--line) }
 svg .name { fill: var(--m) } svg polyline { fill: none; stroke: var(--m); stroke-width: 1.5; stroke-linejoin: round }
@@ -91,7 +91,7 @@ def drawable(value: float | None) -> TypeGuard[float]:
 
 def color_class(model: str) -> str:
     """The CSS class with a model's color."""
-    return model if model in MODELS else "other"
+    return model if model in MODELS else "rest"
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ def scatter(
         corners = [f"{x(stairs[0][0]):.1f},{y(stairs[0][1]):.1f}"]
         for (_, before), (step, value) in pairwise(stairs):
             corners += [f"{x(step):.1f},{y(before):.1f}", f"{x(step):.1f},{y(value):.1f}"]
-        parts.append(_colored("other", f'<polyline class="faint" points="{" ".join(corners)}"/>'))
+        parts.append(_colored("rest", f'<polyline class="faint" points="{" ".join(corners)}"/>'))
     for dot in sorted(points, key=lambda dot: not dot.faint):
         mark = _dot(x(dot.x), y(dot.y), 3 if dot.faint else 4, faint=dot.faint, title=dot.name)
         parts.append(f'<g class="{dot.color}">{mark}</g>')

@@ -57,7 +57,7 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 class WorstSlice(msgspec.Struct, frozen=True):
-    """The metric on the rows with one value of a feature; the value None is a missing value."""
+    """The metric on the rows with the same value of a feature; the value None is a missing value."""
 
     column: str
     value: str | None

@@ -153,7 +153,7 @@ def _plots(read: SearchResult) -> list[Figure]:
     for figure, words in (("p50_us", "p50 of one answer in µs"), ("bytes", "bytes of the file")):
         dots = [
             Dot(
-                _COLORS.get(trial.precision, "other"), float(getattr(trial, figure)), trial.score or 0.0,
+                _COLORS.get(trial.precision, "rest"), float(getattr(trial, figure)), trial.score or 0.0,
                 f"{trial.name}: {measure(trial.score)}", faint=trial.number not in read.front,
             )
             for trial in trained
@@ -169,7 +169,7 @@ def _plots(read: SearchResult) -> list[Figure]:
             )  # fmt: skip
     costs = [
         Dot(
-            _COLORS.get(trial.precision, "other"), trial.p99_us, float(trial.bytes),
+            _COLORS.get(trial.precision, "rest"), trial.p99_us, float(trial.bytes),
             f"{trial.name}: {trial.why or 'in budget'}", faint=bool(trial.over),
         )
         for trial in read.trials

@@ -1,4 +1,4 @@
-"""Numbers of a report in words; "-" for one that is not known."""
+"""Numbers of a report in words; "-" for an unknown number."""
 
 import math
 
@@ -7,7 +7,7 @@ _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Whole numbers in full, others with some significant digits."""
+    """A number with all its digits if it is whole, else with `digits` significant ones."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if value == int(value) or abs(value) >= 10**digits:
@@ -16,7 +16,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def measure(value: float | None) -> str:
-    """Of a metric: with zeros at its end, so that those of a table stand below each other."""
+    """A metric, with trailing zeros so that the digits of a table line up."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     size = abs(value)
@@ -33,12 +33,12 @@ def money(value: float, currency: str) -> str:
 
 
 def share(value: float | None) -> str:
-    """Of one, in percent."""
+    """A fraction in percent."""
     return UNKNOWN if value is None or not math.isfinite(value) else f"{100 * value:.3g} %"
 
 
 def scaled(value: float | None, unit: str) -> str:
-    """With the prefix that leaves one to three digits before the point: 120 GFLOP, 225 kB."""
+    """A number with an SI prefix: 120 GFLOP, 225 kB."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     power = 0
@@ -59,5 +59,5 @@ def duration(microseconds: float | None) -> str:
 
 
 def between(low: float | None, high: float | None) -> str:
-    """An interval; nothing if there is none."""
+    """An interval; empty without bounds."""
     return "" if low is None or high is None else f"{measure(low)} to {measure(high)}"

@@ -1,4 +1,4 @@
-"""The command line: its verbs, and what an error ends with. Nothing here or in a verb has logic of its own.
+"""The command line: its verbs and exit codes. Neither this module nor a verb has logic of its own.
 
 Exit codes: 0 done, 1 a gate or verdict failed or data were refused, 2 bad usage or configuration, 3 a dependency
 (Redis, Java, an engine, an optional library) is not available, 130 and 143 stopped by SIGINT or SIGTERM.
@@ -43,8 +43,8 @@ def _options(
 
 
 def main() -> None:
-    """The console script: turns errors into one sentence and an exit code."""
-    # `--debug` is taken wherever it stands: people add it to the end of the line that failed.
+    """The console script: turns errors into a sentence and an exit code."""
+    # `--debug` counts anywhere: people add it to the end of the command that failed.
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
         code = app(arguments, prog_name="isthmus", standalone_mode=False)
@@ -58,8 +58,8 @@ def main() -> None:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         remedy = f"see `{context.command_path if context else 'isthmus'} --help`"
-        found, _, meant = error.format_message().partition(" Did you mean ")
-        usage = RequestError("command line", found.rstrip("."), expected=meant.partition("?")[0], remedy=remedy)
+        message, _, meant = error.format_message().partition(" Did you mean ")
+        usage = RequestError("command line", message.rstrip("."), expected=meant.partition("?")[0], remedy=remedy)
         code = _failed(usage.as_dict(), str(usage), 2)
     except OSError as error:
         # A full disk, a folder that may not be written: the user's to mend.
@@ -70,8 +70,8 @@ def main() -> None:
         code = _failed(trouble.as_dict(), str(trouble), trouble.exit_code)
     code = code if isinstance(code, int) else 0
     if "dagster" in sys.modules:
-        # With Dagster and torch in one process, DuckDB's binding prints pages about its own leaks while the interpreter
-        # is taken apart. Everything of ours is closed by now.
+        # With Dagster and torch in the same process, DuckDB's binding prints pages about its own leaks while the
+        # interpreter shuts down. Everything of ours is closed by now.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def _failed(report: dict[str, object], sentence: str, code: int) -> int:
-    """Shows the error at hand as it was asked for; returns the exit code."""
+    """Shows the current error as `--debug` and `--json` say; returns the exit code."""
     if "--debug" in sys.argv:
         traceback.print_exc()
     if "--json" in sys.argv:

@@ -1,4 +1,4 @@
-"""What many verbs are asked for, and the project they are asked about."""
+"""Options that many verbs share, and the project that they work on."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +16,7 @@ NameArgument = Annotated[str | None, typer.Argument(help="Distillation; may be l
 
 
 def open_project(folder: Path | None) -> "Project":
-    """The project that `--project` named, or the nearest one upwards."""
+    """The project in `folder`, else the nearest project upwards."""
     from isthmus.orchestration.project import Project
 
     return Project(folder) if folder else Project.find(Path.cwd())

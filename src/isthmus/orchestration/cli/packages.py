@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from isthmus.features.document import Block, Table, Text, bad, good
 from isthmus.features.errors import PackageError
 from isthmus.features.package.checksums import REMEDY
 from isthmus.orchestration.cli.options import JsonOption
@@ -18,6 +17,7 @@ from isthmus.orchestration.cli.screens.terminal import judge
 
 if TYPE_CHECKING:
     from isthmus.distill.export.ladder import Ladder
+    from isthmus.features.document import Block, Text
     from isthmus.features.package.inspect import Inspection, Runtime
 
 verbs = typer.Typer(help="Check a package, wherever it came from.", no_args_is_help=True, rich_markup_mode=None)
@@ -113,7 +113,9 @@ RUNTIMES: Mapping[str, Callable[[], "Runtime"]] = {
 """What runs model files, by product name."""
 
 
-def _inspection_blocks(inspection: "Inspection") -> list[Block]:
+def _inspection_blocks(inspection: "Inspection") -> "list[Block]":
+    from isthmus.features.document import Table, bad, good
+
     rows: list[list[Text]] = [
         [check.subject, good("ok") if check.error is None else bad("refused"), check.found]
         for check in inspection.checks
@@ -121,8 +123,10 @@ def _inspection_blocks(inspection: "Inspection") -> list[Block]:
     return [Table(["check", "", "found"], rows)]
 
 
-def ladder_blocks(ladder: "Ladder") -> list[Block]:
+def ladder_blocks(ladder: "Ladder") -> "list[Block]":
     """The rungs: runtime, difference from the student, and what is allowed."""
+    from isthmus.features.document import Table, bad, good
+
     words: Mapping[bool | None, Text] = {True: good("holds"), False: bad("breaks"), None: "unknown"}
     rows: list[list[Text]] = [
         [rung.form, rung.runtime, words[rung.holds], rung.found, f"{rung.tolerance:g}" if rung.tolerance else ""]

@@ -32,7 +32,7 @@ def _items(values: list[Any]) -> str:
 
 
 def _part(key: str, value: object) -> str:
-    """A part of a report on one line; a mapping with its values if they are few and plain."""
+    """A part of a report on a line; a mapping with its values if they are few and plain."""
     if isinstance(value, int) and key in _TIMES:
         return clock.moment(value).isoformat(timespec="seconds")
     if not isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What a command writes: one JSON document on stdout, or text; sentences and progress on stderr."""
+"""What a command writes: text or a JSON document on stdout; sentences and progress on stderr."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator

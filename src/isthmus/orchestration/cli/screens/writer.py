@@ -83,7 +83,7 @@ def _lines(block: Paragraph | Bullets | Code | Fields | Legend) -> Iterable[Rich
 
 
 def _table(table: Table) -> RichTable:
-    """A table in which names and numbers keep to one line. Columns of figures are left out."""
+    """A table in which names and numbers do not wrap. Columns of figures are left out."""
     shown = [n for n in range(len(table.columns)) if not _drawn([row[n] for row in table.rows])]
     rich = RichTable(box=box.SIMPLE, pad_edge=False)
     for n in shown:
