@@ -28,7 +28,7 @@ from isthmus.orchestration.planning import devices
 from isthmus.orchestration.project import Project
 from tests.repository.pages import PAGES, ROOT, Block, Terminal, blocks, prose, words
 
-ELSEWHERE = {"docs/packages.md": "tests/serving/test_signature.py"}
+ELSEWHERE = {"docs/packages.md": "tests/serving/rollout/test_signature.py"}
 """Where a page's block of bash is run."""
 OTHERS = {
     "cd": "changes nothing",

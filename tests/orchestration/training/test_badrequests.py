@@ -347,7 +347,7 @@ def test_the_contract_says_it_in_words(released: Project) -> None:
                  "of wished  at least 2020-01-01 00:00:00+00:00, else 2024-01-01 00:00:00+00:00"):  # fmt: skip
         assert f" {line}\n" in part, part
     assert "takes  shelf_demand: sold_1d\n" in shown
-    taught = shown.partition("\nwhat the training part taught\n")[2].splitlines()
+    taught = shown.partition("\nlearned from the training part\n")[2].splitlines()
     learned = read_record(
         Artifacts(released, released.definitions.distillations["late_order"]).last_model()
     ).preparation
