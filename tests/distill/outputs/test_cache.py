@@ -424,7 +424,7 @@ import sys, time
 from pathlib import Path
 from tests.distill.outputs.test_cache import *
 root, pause = Path(sys.argv[1]), float(sys.argv[2])
-outputs.SHARD_BYTES = 9 * 22
+cache.SHARD_BYTES = 9 * 22
 class Slow(Live):
     def batches(self, rows):
         time.sleep(pause)
