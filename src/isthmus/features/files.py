@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Generic, TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from isthmus.features.errors import DataError, DependencyError
+
+if TYPE_CHECKING:
+    import msgspec
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
@@ -149,7 +150,7 @@ def _sync(folder: Path) -> None:
         os.close(handle)
 
 
-T = TypeVar("T", bound=msgspec.Struct)
+T = TypeVar("T", bound="msgspec.Struct")
 
 
 class Journal(Generic[T]):
@@ -158,20 +159,20 @@ class Journal(Generic[T]):
     Args:
         file: where they are.
         record: what a line is.
-        busy: what is said while another process holds the journal, and what to do then.
-        remedy: what to do about a line that is no record.
+        busy: what is said while another process has the lock, and what to do then.
+        remedy: what to do about a line that is not a record.
     """
 
     def __init__(self, file: Path, record: type[T], *, busy: tuple[str, str], remedy: str) -> None:
         self._file, self._record, self._busy, self._remedy = file, record, busy, remedy
 
     @contextmanager
-    def held(self) -> Iterator[list[T]]:
+    def locked(self) -> Iterator[list[T]]:
         """The records so far; within the block nobody else adds to them.
 
         Raises:
-            DependencyError: another process holds the journal.
-            DataError: a line is no record.
+            DependencyError: another process has the lock.
+            DataError: a line is not a record.
         """
         self._file.parent.mkdir(parents=True, exist_ok=True)
         # The system gives the lock back, however the process ends.
@@ -181,33 +182,35 @@ class Journal(Generic[T]):
             except BlockingIOError as error:
                 found, remedy = self._busy
                 raise DependencyError(str(self._file), found, remedy=remedy) from error
-            whole = self._whole()
-            # Whoever wrote what is behind it was killed, or the disk was full.
-            os.truncate(self._file, len(whole))
-            yield self._records(whole)
+            complete = self._complete_lines()
+            # What follows the last newline is of a writer that was killed, or of a full disk.
+            os.truncate(self._file, len(complete))
+            yield self._records(complete)
 
     def read(self) -> list[T]:
         """The records so far.
 
         Raises:
-            DataError: the file cannot be read, or a line is no record.
+            DataError: the file cannot be read, or a line is not a record.
         """
         try:
-            return self._records(self._whole())
+            return self._records(self._complete_lines())
         except FileNotFoundError:
             return []
         except OSError as error:
             raise DataError(str(self._file), f"cannot be read ({error.strerror})") from error
 
-    def add(self, one: T) -> None:
+    def add(self, record: T) -> None:
         """Adds a record, which is on disk when this returns.
 
         Raises:
             DependencyError: the disk is full.
         """
+        import msgspec  # see `_records`
+
         try:
             with self._file.open("ab") as file:
-                file.write(msgspec.json.encode(one) + b"\n")
+                file.write(msgspec.json.encode(record) + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
@@ -217,18 +220,21 @@ class Journal(Generic[T]):
                 remedy="make room there; the same command goes on",
             ) from error
 
-    def _whole(self) -> bytes:
+    def _complete_lines(self) -> bytes:
         content = self._file.read_bytes()
         return content[: content.rfind(b"\n") + 1]
 
-    def _records(self, whole: bytes) -> list[T]:
-        found = []
-        for number, line in enumerate(whole.splitlines()):
+    def _records(self, lines: bytes) -> list[T]:
+        # Not at the top of the module: `isthmus init` runs where nothing but the package is installed.
+        import msgspec
+
+        records = []
+        for number, line in enumerate(lines.splitlines()):
             try:
-                found.append(msgspec.json.decode(line, type=self._record))
+                records.append(msgspec.json.decode(line, type=self._record))
             except msgspec.MsgspecError as error:
                 raise self._broken(number, f"cannot be read: {error}") from error
-        return found
+        return records
 
     def _broken(self, number: int, found: str, expected: str = "") -> DataError:
         where = f"{self._file}, line {number + 1}"

@@ -455,7 +455,7 @@ def test_a_damaged_file_is_said(few: pa.Table, tmp_path: Path, old: bytes, new: 
 
 def test_two_do_not_search_at_the_same_place(few: pa.Table, tmp_path: Path) -> None:
     report = searched(tmp_path, few, trials=1, of=AT_ONCE)
-    with Trials(report.path / JOURNAL).held(), pytest.raises(DependencyError, match="another process is searching"):
+    with Trials(report.path / JOURNAL).locked(), pytest.raises(DependencyError, match="another process is searching"):
         searched(tmp_path, few, trials=2, of=AT_ONCE)
 
 

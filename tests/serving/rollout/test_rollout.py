@@ -149,7 +149,7 @@ def test_the_cache_has_what_the_last_lines_name(tmp_path: Path, file: Path) -> N
 def test_two_deployments_at_once_are_refused(tmp_path: Path, file: Path) -> None:
     package = made(tmp_path, 1)
     deploy(package, file)
-    with DeploymentHistory(file).held():
+    with DeploymentHistory(file).locked():
         with pytest.raises(DependencyError, match="another deployment is under way here") as caught:
             deploy(package, file)
         assert caught.value.exit_code == 3

@@ -134,7 +134,7 @@ def test_a_refusal_says_where_it_stands(spark: "SparkSession") -> None:
     del spark
     with traced(), pytest.raises(NotCompilableError) as refused:
         compile_columns({"z": F.col("a") + F.length("s")}, {"a": INT, "s": STRING})
-    assert "test_rowwise.py:" in refused.value.problem("request transform moment").where
+    assert "test_compiler.py:" in refused.value.problem("request transform moment").where
 
 
 def test_no_rows(proof: Proof) -> None:

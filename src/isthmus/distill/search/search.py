@@ -120,7 +120,7 @@ def search(
     _set_apart(folder, own, about, machine, progress)
     bench = Bench(task, outputs, profile, budget, folder / "students", own / "graphs", runs)
     journal = Trials(own / JOURNAL)
-    with journal.held() as tried:
+    with journal.locked() as tried:
         while len(tried) < most:
             known = [_known(one, space, more=task.more) for one in tried]
             place = proposed(known, {name: len(values) for name, values in space.items()}, asked.seed)

@@ -243,7 +243,7 @@ def _read(file: Path) -> Deployment | None:
 def _changing(file: Path) -> Iterator[tuple[DeploymentHistory, list[Event]]]:
     """The history, locked against other deployments; afterwards the cache holds no more than it names."""
     history = DeploymentHistory(file)
-    with history.held() as events:
+    with history.locked() as events:
         for event in _unnoted(file, events):
             history.add(event)
             events.append(event)

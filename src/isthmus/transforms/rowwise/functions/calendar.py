@@ -295,16 +295,16 @@ def _make_date(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 def _first_of(graph: Graph, unit: str, days: str) -> str | None:
     """The first day of the period that holds a day."""
     year, month, _ = civil(graph, days)
-    unit = _int(graph, 1)
+    first = _int(graph, 1)
     match unit:
         case "year" | "yyyy" | "yy":
-            return days_from_civil(graph, year, unit, unit)
+            return days_from_civil(graph, year, first, first)
         case "quarter":
             return days_from_civil(
-                graph, year, _sum(graph, _times(graph, _sum(graph, _quarter(graph, days), -1), 3), 1), unit
+                graph, year, _sum(graph, _times(graph, _sum(graph, _quarter(graph, days), -1), 3), 1), first
             )
         case "month" | "mon" | "mm":
-            return days_from_civil(graph, year, month, unit)
+            return days_from_civil(graph, year, month, first)
         case "week":
             return graph.add("Sub", days, _modulo(graph, _sum(graph, days, 3), 7))
     return None
