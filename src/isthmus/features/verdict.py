@@ -218,14 +218,14 @@ def compare(
         same = np.array([a == b for a, b in zip(offline.data, online.data, strict=True)], bool)
     equal = (offline.valid == online.valid) & (same | ~offline.valid)
     unlike = np.flatnonzero(~equal)
-    worst = _worst(_only(offline, unlike), _only(online, unlike), dtype) if len(unlike) else 0.0
+    worst = _worst(offline.take(unlike), online.take(unlike), dtype) if len(unlike) else 0.0
     if tolerance and dtype.name in ("Float32", "Float64"):
         with np.errstate(invalid="ignore", over="ignore"):
             gaps = np.abs(offline.data.astype(np.float64) - online.data)
         equal |= offline.valid & online.valid & (gaps <= tolerance)
     differing = np.flatnonzero(~equal)
     first = _first(keys, differing)
-    examples = zip(first.tolist(), _only(offline, first).tolist(dtype), _only(online, first).tolist(dtype), strict=True)
+    examples = zip(first.tolist(), offline.take(first).tolist(dtype), online.take(first).tolist(dtype), strict=True)
     said = _moment if dtype.name == "UnixTimestamp" else _as_it_is
     told = [
         ValueDifference(keys[n], said(a), said(b), _moment(times[n]) if len(times) else None) for n, a, b in examples
@@ -292,10 +292,6 @@ def identical(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> np.nda
 
 def _same_array(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> bool:
     return len(left) == len(right) and (left.tobytes() == right.tobytes() or bool(identical(left, right).all()))
-
-
-def _only(values: Values, rows: np.ndarray[Any, Any]) -> Values:
-    return Values(values.data[rows], values.valid[rows])
 
 
 def _worst(left: Values, right: Values, dtype: DataType) -> float:

@@ -42,7 +42,7 @@ def edges(row: Columns, types: Mapping[str, DataType]) -> dict[str, Values]:
 
 def take(columns: Columns, rows: Index | np.ndarray[Any, np.dtype[np.bool_]] | slice) -> dict[str, Values]:
     """Some of the rows."""
-    return {name: Values(values.data[rows], values.valid[rows]) for name, values in columns.items()}
+    return {name: values.take(rows) for name, values in columns.items()}
 
 
 def plain(columns: Columns, inputs: Iterable[ModelInput]) -> list[tuple[Any, ...]]:

@@ -96,7 +96,7 @@ class OnlineStore:
         def packed() -> Iterator[Piece]:
             for start in range(0, len(event), PIECE):
                 part = slice(start, start + PIECE)
-                values = {name: Values(column.data[part], column.valid[part]) for name, column in columns.items()}
+                values = {name: column.take(part) for name, column in columns.items()}
                 yield names(part), codec.encode(event[part], known[part], values)
 
         if horizon is not None:

@@ -127,7 +127,7 @@ class RowGraph:
         """
         for name, mask in computed.refused.items():
             row = int(np.flatnonzero(mask)[0])
-            given = {taken: _one(values, row) for taken, values in columns.items()}
+            given = {taken: values.take(slice(row, row + 1)) for taken, values in columns.items()}
             if broken := self._broken(given, row, graphs):
                 return broken
             foreign = self._foreign(given, name)
@@ -154,10 +154,6 @@ class RowGraph:
         if not plain or field in self.run({**given, **plain}).refused:
             return []
         return [name for name in plain if field in self.run({**given, **plain, name: given[name]}).refused]
-
-
-def _one(values: Values, row: int) -> Values:
-    return Values(values.data[row : row + 1], values.valid[row : row + 1])
 
 
 def _shown(values: Values, row: int) -> str:

@@ -39,6 +39,10 @@ class Values:
     data: np.ndarray[Any, Any]
     valid: np.ndarray[Any, np.dtype[np.bool_]]
 
+    def take(self, rows: np.ndarray[Any, Any] | slice) -> "Values":
+        """The rows of an index, a mask or a slice."""
+        return Values(self.data[rows], self.valid[rows])
+
     def tolist(self, dtype: DataType) -> list[Any]:
         """Python values with None for null; UnixTimestamp stays in microseconds."""
         plain: list[Any]

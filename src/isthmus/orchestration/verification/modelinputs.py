@@ -105,7 +105,7 @@ def compare_inputs(
     answered = np.isfinite(expected)
     needed = {item.name for item in inputs}
     fields = {one.name: (one.dtype, from_arrow(some[one.name], one.dtype)) for one in request if one.name in needed}
-    parts = [{name: (dtype, _some(values, answered)) for name, (dtype, values) in part.items()}
+    parts = [{name: (dtype, values.take(answered)) for name, (dtype, values) in part.items()}
              for part in (asked, fields)]  # fmt: skip
     told = [name for name, there in zip(names, answered.tolist(), strict=True) if there]
     refused = api.refused()
@@ -139,7 +139,3 @@ def _tensors(inputs: Sequence[ModelInput], fed: Feeds) -> list[tuple[ModelInput,
             categories += 1
         found.append((item, dtype, Values(data, np.ones(len(data), bool))))
     return found
-
-
-def _some(values: Values, chosen: Bool) -> Values:
-    return Values(values.data[chosen], values.valid[chosen])

@@ -123,18 +123,18 @@ class _Engine:
             [*transform.stored, *((transform.name, field.name) for field in transform.fields)],
             {name: [values[row] for row in rows.tolist()] for name, values in asked.items()},
             len(rows),
-            {column.name: (column.dtype, _some(now[column.name], rows))
+            {column.name: (column.dtype, now[column.name].take(rows))
              for column in transform.request if column.name not in keys},
         )  # fmt: skip
         # What is pushed between the two questions is left out.
         still = np.ones(len(rows), bool)
         for name, later in self._stored(answer).items():
-            still &= _unchanged(_some(now[name], rows), later)
+            still &= _unchanged(now[name].take(rows), later)
         here = np.flatnonzero(still)
-        answered = {field.name: _some(from_arrow(answer[transform.full_name(field.name)], field.dtype), here)
+        answered = {field.name: from_arrow(answer[transform.full_name(field.name)], field.dtype).take(here)
                     for field in transform.fields}  # fmt: skip
         rows = rows[here]
-        return self._compared({name: _some(values, rows) for name, values in expected.items()}, answered, rows)
+        return self._compared({name: values.take(rows) for name, values in expected.items()}, answered, rows)
 
     def _stored(self, served: pa.Table) -> dict[str, Values]:
         columns = map(self._contract.stored, self._transform.stored)
@@ -157,10 +157,6 @@ def _values(table: pa.Table, column: Column) -> Values:
     if column.name in table.column_names:
         return from_arrow(table[column.name], column.dtype)
     return from_arrow(pa.nulls(len(table), ARROW[column.dtype.name]), column.dtype)
-
-
-def _some(values: Values, rows: Rows) -> Values:
-    return Values(values.data[rows], values.valid[rows])
 
 
 def _unchanged(one: Values, other: Values) -> Bool:

@@ -237,13 +237,9 @@ def compare_view(
     moments = [trained[EVENT].tolist(UnixTimestamp), served[EVENT].tolist(UnixTimestamp)]
     times = [a if a is not None else b for a, b, there in zip(*moments, compared.tolist(), strict=True) if there]
     return {
-        name: compare(chosen, _rows(trained[name], compared), _rows(served[name], compared), dtype, times=times)
+        name: compare(chosen, trained[name].take(compared), served[name].take(compared), dtype, times=times)
         for name, dtype in types.items()
     }
-
-
-def _rows(values: Values, chosen: Bool) -> Values:
-    return Values(values.data[chosen], values.valid[chosen])
 
 
 def _keys(history: ViewHistory, at: int, served: Mapping[str, Sequence[KeyValue]] | None) -> pa.Table:

@@ -78,7 +78,7 @@ class Model:
         return result
 
     def _time(self, columns: Mapping[str, Values]) -> float:
-        row = {name: Values(values.data[:1], values.valid[:1]) for name, values in columns.items()}
+        row = {name: values.take(slice(1)) for name, values in columns.items()}
         durations = []
         for _ in range(_TIMINGS):
             start = time.perf_counter()
