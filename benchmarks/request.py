@@ -196,7 +196,7 @@ def example(rounds: int, seconds: float) -> list[Comparison]:
     graph, found = RowGraph(transform), []
     for size, bar in BARS.items():
         chance = np.random.default_rng(size)
-        columns = {name: Values(chance.random(size, np.float32), np.ones(size, bool)) for name in transform.taken}
+        columns = {name: Values(chance.random(size, np.float32), np.ones(size, bool)) for name in transform.inputs}
         columns |= {
             column.name: Values(chance.integers(1, 1440, size), np.ones(size, bool)) for column in transform.request
         }

@@ -14,7 +14,7 @@ from isthmus.distill.export.package import contents, write_package
 from isthmus.distill.onnx.runtime import ask, described, ort_format, session
 from isthmus.features.contract.contract import Column, Contract, ServiceContract
 from isthmus.features.package.checksums import SUMS
-from isthmus.features.package.golden import Case, Golden, Kept
+from isthmus.features.package.golden import Case, Golden, TensorBytes
 from isthmus.features.package.manifest import FORMAT_VERSION, Manifest, Variant
 from isthmus.features.profiles import ServingProfile
 from tests.distill.support import STUDENT, material, run, training_set
@@ -62,8 +62,8 @@ def of_tensors(folder: Path) -> Path:
     files = {"model.fp32.onnx": source, "model.fp32.ort": ort_format(source)}
     found = {file: ask(session(data, 1), kinds) for file, data in files.items()}
     case = Case(
-        {name: Kept.of(array) for name, array in kinds.items()},
-        {file: {name: Kept.of(array) for name, array in of.items()} for file, of in found.items()},
+        {name: TensorBytes.of(array) for name, array in kinds.items()},
+        {file: {name: TensorBytes.of(array) for name, array in of.items()} for file, of in found.items()},
     )
     made = contract()
     variants = tuple(

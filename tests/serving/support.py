@@ -23,7 +23,7 @@ from onnx import TensorProto, helper
 from isthmus.features.contract.contract import Column, Contract, ServiceContract, ViewContract
 from isthmus.features.files import write_atomically
 from isthmus.features.online.store import OnlineStore
-from isthmus.features.package.golden import Case, Golden, Kept
+from isthmus.features.package.golden import Case, Golden, TensorBytes
 from isthmus.features.package.manifest import Input, Manifest, Tensor, Variant, feeds, package_digest
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.redis.connection import connect
@@ -190,9 +190,9 @@ def make_package(
     (folder / "manifest.json").write_bytes(msgspec.json.encode(manifest))
     (folder / "contract.json").write_bytes(contract.dumps())
     names = tuple(name for name, _ in inputs)
-    case = Case({}, {one.name: {"probability": Kept.of(answers)} for one, _, _ in files}, rows)
+    case = Case({}, {one.name: {"probability": TensorBytes.of(answers)} for one, _, _ in files}, rows)
     columns = Golden(names, (case,)).columns(case, manifest.model_inputs)
-    fed = {name: Kept.of(tensor) for name, tensor in feeds(manifest.model_inputs, columns).items()}
+    fed = {name: TensorBytes.of(tensor) for name, tensor in feeds(manifest.model_inputs, columns).items()}
     golden_file = Golden(names, (msgspec.structs.replace(case, tensors=fed),))
     (folder / "golden.json").write_bytes(msgspec.json.encode(golden_file))
     sums = [f"{_sum(entry)}  {entry.name}\n" for entry in sorted(folder.iterdir())]

@@ -12,8 +12,8 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
-from isthmus.features.request.layout import MASKS, NOTES, VALID, Layout, given, given_array
-from isthmus.features.request.layout import found as tensor_of
+from isthmus.features.request.layout import MASKS, NOTES, VALID, Layout, array_input_name, input_name
+from isthmus.features.request.layout import output_name as tensor_of
 from isthmus.transforms.rowwise.compiler import Compiled, compile_columns
 from isthmus.transforms.rowwise.core.types import (
     BOOLEAN,
@@ -124,9 +124,9 @@ class Proof:
     def computed(self, rows: Rows) -> dict[str, Any]:
         """What the graph says: values by name, and under other names where they are valid and where refused."""
         layout = Layout.loads(self._session.get_modelmeta().custom_metadata_map[NOTES])
-        names = [*map(tensor_of, layout.found), MASKS]
+        names = [*map(tensor_of, layout.outputs), MASKS]
         *tensors, masks = self._session.run(names, _feed(rows, self.compiled.inputs, layout))
-        found = {name: row for tensor, fields in zip(tensors, layout.found.values(), strict=True)
+        found = {name: row for tensor, fields in zip(tensors, layout.outputs.values(), strict=True)
                  for name, row in zip(fields, tensor, strict=True)}  # fmt: skip
         valid, raises = masks[: len(layout.fields)], masks[len(layout.fields) :]
         found |= {name + RAISES: row for name, row in zip(layout.fields, raises, strict=True)}
@@ -212,6 +212,6 @@ def _feed(rows: Rows, kinds: Mapping[str, SqlType], layout: Layout) -> dict[str,
         zero: Any = [0] * kind.size if kind.element else "" if kind == STRING else 0
         filled = [zero if value is None else value for value in rows[name]]
         data[name] = np.array(filled, kind.numpy).reshape(len(filled), *([kind.size] if kind.element else []))
-    feed = {given(element): np.array([data[name] for name in names]) for element, names in layout.given.items()}
-    feed[given(VALID)] = np.array([[value is not None for value in rows[name]] for name in layout.masks], bool)
-    return feed | {given_array(n): np.ascontiguousarray(data[n].T) for n, kind in kinds.items() if kind.element}
+    feed = {input_name(element): np.array([data[name] for name in names]) for element, names in layout.inputs.items()}
+    feed[input_name(VALID)] = np.array([[value is not None for value in rows[name]] for name in layout.masks], bool)
+    return feed | {array_input_name(n): np.ascontiguousarray(data[n].T) for n, kind in kinds.items() if kind.element}

@@ -20,6 +20,17 @@ class DataType:
     def __repr__(self) -> str:
         return self.name
 
+    # No fields: fingerprints of teachers that hold a type cover its fields.
+    @property
+    def spark(self) -> str:
+        """Spark SQL's name of the type."""
+        return f"array<{self.element.spark}>" if self.element else _SPARK[self.name]
+
+    @property
+    def tensor(self) -> str:
+        """The ONNX element type that holds it in a model; empty for bytes and arrays, which no model reads."""
+        return _TENSORS.get(self.name, "")
+
 
 class Array(DataType):
     """Any number of values of one scalar type, none of them null. An empty array is not null."""
@@ -40,10 +51,16 @@ String = DataType("String", None)
 Bytes = DataType("Bytes", None)
 
 SCALARS = (Bool, Int32, Int64, Float32, Float64, UnixTimestamp, String, Bytes)
-TYPES: dict[str, DataType] = {t.name: t for t in (*SCALARS, *map(Array, SCALARS))}
+INPUTS = SCALARS[:-1]
+"""What a model can read: numbers, times and texts, but neither bytes nor arrays."""
 KEY_TYPES = (Bool, Int32, Int64, UnixTimestamp, String, Bytes)
+TYPES: dict[str, DataType] = {t.name: t for t in (*SCALARS, *map(Array, SCALARS))}
 
-
-def is_input(dtype: DataType) -> bool:
-    """Whether a model can read values of a type: numbers, times and texts, but neither bytes nor arrays."""
-    return dtype.element is None and dtype != Bytes
+_SPARK = {
+    "Bool": "boolean", "Int32": "int", "Int64": "bigint", "Float32": "float", "Float64": "double",
+    "UnixTimestamp": "timestamp", "String": "string", "Bytes": "binary",
+}  # fmt: skip
+_TENSORS = {
+    "Bool": "bool", "Int32": "int32", "Int64": "int64", "Float32": "float", "Float64": "double",
+    "UnixTimestamp": "int64", "String": "string",
+}  # fmt: skip

@@ -137,7 +137,7 @@ def _ask(project: Project) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     rows = rows.slice(min(coming, len(rows) - EXAMPLES), EXAMPLES)
     service = declared.student.name
     keys = {key.name for view, _ in contract.read(service) for key in contract.views[view].keys}
-    fields = {column.name for column in contract.given(service) if column.available == "request"} - keys
+    fields = {column.name for column in contract.raw_inputs(service) if column.available == "request"} - keys
     request_fields = {column.name for transform in contract.used(service) for column in transform.request}
     lookups, predictions = [], []
     port = _free_port()

@@ -33,7 +33,7 @@ from isthmus.features.definition.spec import (
 from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem, RequestError
 from isthmus.features.package.signature import PASSWORD, Signer, read_public_key
 from isthmus.features.redis.embedded import EmbeddedRedis
-from isthmus.features.types import is_input
+from isthmus.features.types import INPUTS
 from isthmus.orchestration.settings import FILE, ProjectSettings, find, load
 from isthmus.transforms.request.compute import compiled
 
@@ -349,14 +349,14 @@ def _unreadable(distillations: list[Distillation], contract: Contract) -> list[P
         for distillation in distillations
         for role, service in (("teacher", distillation.teacher), ("student", distillation.student))
         for column in contract.inputs(service.name)
-        if not is_input(column.dtype)
+        if column.dtype not in INPUTS
     ] + [
         Problem(f"distillation {distillation.name}, student",
                 f"reads request transform {transform.name}, which takes {column.name}, an Array",
                 "request transforms of numbers, times and Strings: a package is fed no arrays")
         for distillation in distillations
         for transform in contract.used(distillation.student.name)
-        for column in contract.taken(transform)
+        for column in contract.transform_inputs(transform)
         if column.dtype.element is not None
     ]  # fmt: skip
 
@@ -371,7 +371,7 @@ def _beyond_the_device(distillations: list[Distillation], contract: Contract) ->
         found = f"uses {', '.join(beyond)}"
         for transform in contract.used(distillation.student.name):
             # All that a transform computes can exist only where everything can that it takes.
-            if taken := [c.name for c in contract.taken(transform) if c.available == "server"]:
+            if taken := [c.name for c in contract.transform_inputs(transform) if c.available == "server"]:
                 found += f", where request transform {transform.name} takes {', '.join(taken)}"
         problems.append(Problem(f"distillation {distillation.name}, student", found,
                                 'fields with available="device" and request fields, computed or not'))  # fmt: skip

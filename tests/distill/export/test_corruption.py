@@ -476,7 +476,7 @@ def test_a_graph_that_never_ends(package: Path, monkeypatch: pytest.MonkeyPatch)
     inspection = inspect(package)
     refused = [check for check in inspection.checks if check.error is not None]
     assert [check.subject for check in refused] == ["model.fp32.onnx"]
-    assert "no answer in 0.5 seconds" in refused[0].found
+    assert "no answer in 0.5 seconds" in refused[0].finding
 
 
 class Reading:

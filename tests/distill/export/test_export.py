@@ -36,7 +36,7 @@ from isthmus.distill.tasks.task import Task
 from isthmus.distill.types import Index
 from isthmus.features.errors import ContractMismatch, DataError, DependencyError, GateFailed, PackageError
 from isthmus.features.package.checksums import SUMS
-from isthmus.features.package.golden import Kept, read_golden
+from isthmus.features.package.golden import TensorBytes, read_golden
 from isthmus.features.package.manifest import Feeds, feeds, package_digest, read_package
 from isthmus.features.verdict import FeatureVerdict
 from isthmus.transforms.preparation.fit import FittedNumber, FittedText, Preparation
@@ -244,8 +244,8 @@ def test_answers_of_no_rows_are_compared_and_of_other_rows_differ(table: pa.Tabl
 
     def cut(golden: Any) -> None:
         kept = golden["cases"][0]["outputs"]["model.fp32.onnx"]["logits"]
-        logits = Kept(kept["element"], kept["shape"], base64.b64decode(kept["data"])).array[1:]
-        golden["cases"][0]["outputs"]["model.fp32.onnx"]["logits"] = msgspec.to_builtins(Kept.of(logits))
+        logits = TensorBytes(kept["element"], kept["shape"], base64.b64decode(kept["data"])).array[1:]
+        golden["cases"][0]["outputs"]["model.fp32.onnx"]["logits"] = msgspec.to_builtins(TensorBytes.of(logits))
 
     rewritten("golden.json", cut)(package)
     assert differing().keys() == {"model.fp32.onnx"}

@@ -21,7 +21,7 @@ from isthmus.distill.onnx.runtime import ask, described, ort_format, session
 from isthmus.distill.restore import create_task
 from isthmus.features.errors import ConfigurationError, DataError
 from isthmus.features.package.checksums import GOLDEN
-from isthmus.features.package.golden import Case, Golden, Kept
+from isthmus.features.package.golden import Case, Golden, TensorBytes
 from isthmus.features.package.manifest import read_package
 from isthmus.orchestration.runtimes.web import WebRuntime
 from tests.distill.support import material
@@ -300,7 +300,7 @@ def test_a_browser_answers_images_in_int8_to_the_bit(exported: ExportReport, tmp
     variant = read_package(exported.path).variant("int8")
     tensors = [tuple(map(described, of)) for of in (model.graph.input, model.graph.output)]
     manifest = msgspec.structs.replace(read_package(exported.path), tensors=tensors[0], outputs=tensors[1])
-    golden = Golden((), (Case({"x": Kept.of(fed["x"])}, {}),))
+    golden = Golden((), (Case({"x": TensorBytes.of(fed["x"])}, {}),))
     (tmp_path / GOLDEN).write_bytes(msgspec.json.encode(golden))
     (tmp_path / variant.file).write_bytes(ort_format(quantized))
     ours = ask(session(quantized, 1), fed)["y"]
@@ -316,7 +316,7 @@ def test_a_browser_answers_int8_to_the_bit(exported: ExportReport, table: pa.Tab
     drawn = {name: draw.permuted(np.concatenate([array, array]), axis=0) for name, array in fed.items()}
     drawn["numeric"] *= draw.normal(1, 2, drawn["numeric"].shape).astype(np.float32)
     manifest = read_package(exported.path)
-    golden = Golden((), tuple(Case({name: Kept.of(of[name]) for name in of}, {}) for of in (fed, drawn)))
+    golden = Golden((), tuple(Case({name: TensorBytes.of(of[name]) for name in of}, {}) for of in (fed, drawn)))
     (tmp_path / GOLDEN).write_bytes(msgspec.json.encode(golden))
     variant = manifest.variant("int8")
     shutil.copy(exported.path / variant.file, tmp_path)

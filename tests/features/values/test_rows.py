@@ -57,7 +57,7 @@ def test_decode_gives_back_every_bit_with_missing_rows_between(batch: Any, data:
         packed.insert(position, None)
         stored.insert(position, None)
     block = RowCodec(view).decode(packed)
-    assert block.found.tolist() == [row is not None for row in stored]
+    assert block.present.tolist() == [row is not None for row in stored]
     assert block.event.tolist() == [row[0] if row else 0 for row in stored]
     assert block.known.tolist() == [row[1] if row else 0 for row in stored]
     assert set(block.columns) == {field.name for field in view.fields}
@@ -121,8 +121,8 @@ def test_no_rows() -> None:
     for view in (MIXED, FIXED):
         codec = RowCodec(view)
         assert _encode(view, []) == []
-        assert codec.decode([]).found.tolist() == []
-        assert codec.decode([None, None]).found.tolist() == [False, False]
+        assert codec.decode([]).present.tolist() == []
+        assert codec.decode([None, None]).present.tolist() == [False, False]
 
 
 def test_text_without_utf8_is_a_data_error() -> None:
@@ -244,7 +244,7 @@ def test_any_bytes_are_refused_or_decoded(view: Any, noise: bytes, lead: bool) -
         dict(block.columns)
     except (DataError, ContractMismatch):
         return
-    assert block.found.tolist() == [True]
+    assert block.present.tolist() == [True]
     assert lead or row[:9] == bytes([1]) + view.prefix
 
 

@@ -186,12 +186,12 @@ def test_a_damaged_program_is_refused(exported: ExportReport, tmp_path: Path, ho
     }[how]  # fmt: skip
     file.write_bytes(changed)
     (found,) = [check for check in inspected(package).checks if check.error]
-    assert (found.subject, "SHA-256" in found.found) == ("files and manifest", True)
+    assert (found.subject, "SHA-256" in found.finding) == ("files and manifest", True)
     if how == "flipped":
         return  # of a forger, the golden cases are what finds it
     resum(package)
     (found,) = [check for check in inspected(package).checks if check.error]
-    assert (found.subject, "ExecuTorch refuses it (" in found.found) == (FILE, True), found
+    assert (found.subject, "ExecuTorch refuses it (" in found.finding) == (FILE, True), found
 
 
 def test_a_program_of_another_student_or_another_shape_is_refused(exported: ExportReport, tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_program_of_another_student_or_another_shape_is_refused(exported: Expo
     (package / "golden.json").write_text(json.dumps(golden))
     resum(package)
     (found,) = [check for check in inspected(package).checks if check.error]
-    assert (found.subject, "does not reproduce its golden outputs" in found.found) == (FILE, True)
+    assert (found.subject, "does not reproduce its golden outputs" in found.finding) == (FILE, True)
 
 
 def test_tables_are_left_out_and_that_is_said_before_training(tmp_path: Path) -> None:

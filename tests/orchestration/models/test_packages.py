@@ -184,11 +184,11 @@ def test_a_browser_s_runtime_answers_as_recorded(cache: Path, tmp_path: Path) ->
     shutil.copy(package / "model.int8.ort", package / "model.fp32.ort")
     resum(package)
     (found,) = [check for check in inspect(package, runtime=WebRuntime(cache)).checks if check.error]
-    assert (found.subject, "does not reproduce" in found.found) == ("model.fp32.ort", True)
+    assert (found.subject, "does not reproduce" in found.finding) == ("model.fp32.ort", True)
     (package / "model.fp32.ort").write_bytes(b"ORTM" * 9)
     resum(package)
     (found,) = [check for check in inspect(package, runtime=WebRuntime(cache)).checks if check.error]
-    assert (found.subject, "onnxruntime-web refuses it" in found.found) == ("model.fp32.ort", True)
+    assert (found.subject, "onnxruntime-web refuses it" in found.finding) == ("model.fp32.ort", True)
 
 
 def test_what_a_browser_s_runtime_lacks_is_named(cache: Path, tmp_path: Path) -> None:

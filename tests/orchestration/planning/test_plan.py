@@ -20,7 +20,7 @@ from isthmus.distill.export.package import contents, write_package
 from isthmus.distill.onnx.cost import graph_work, weight_bytes
 from isthmus.distill.onnx.runtime import ask, described, ort_format, session
 from isthmus.features.errors import ConfigurationError, DataError, GateFailed
-from isthmus.features.package.golden import Case, Golden, Kept
+from isthmus.features.package.golden import Case, Golden, TensorBytes
 from isthmus.features.package.manifest import FORMAT_VERSION, Manifest, Variant
 from isthmus.features.profiles import ServingProfile
 from isthmus.orchestration.models.models import distill, export
@@ -245,7 +245,7 @@ def made(shop: Shop, **serving: Any) -> Project:
     models = {"model.fp32.onnx": source, "model.fp32.ort": ort_format(source)}
     fed = {"x": np.ones((2, 4), np.float32)}
     outputs = {
-        file: {name: Kept.of(array) for name, array in ask(opened, fed).items()}
+        file: {name: TensorBytes.of(array) for name, array in ask(opened, fed).items()}
         for file, opened in ((file, session(data, 1)) for file, data in models.items())
     }
     variants = tuple(
@@ -266,7 +266,7 @@ def made(shop: Shop, **serving: Any) -> Project:
         FORMAT_VERSION, "late_order", own.hash, "features", told["id"], "none", "tests:Graph", "none", (),
         tuple(map(described, tensors.input)), tuple(map(described, tensors.output)), variants, {},
     )  # fmt: skip
-    case = Case({name: Kept.of(array) for name, array in fed.items()}, outputs)
+    case = Case({name: TensorBytes.of(array) for name, array in fed.items()}, outputs)
     package = write_package(
         shop.state / "packages", "late_order", contents(manifest, json.loads(own.dumps()), Golden((), (case,)), models)
     )

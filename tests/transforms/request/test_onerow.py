@@ -23,7 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark us
 
 from isthmus.features.contract.contract import Column, TransformContract, request_column
 from isthmus.features.request.graph import RowGraph
-from isthmus.features.request.layout import MASKS, NOTES, Computed, Layout, found
+from isthmus.features.request.layout import MASKS, NOTES, Computed, Layout, output_name
 from isthmus.features.request.onerow import OneRow
 from isthmus.features.request.onnxbytes import ELEMENTS, UnreadableError, read
 from isthmus.features.types import Float64
@@ -72,10 +72,10 @@ class Both:
         computed = self.one.run(row)
         assert isinstance(computed, Computed)
         assert [*computed.values] == [*self._layout.fields]
-        names, count = [*map(found, self._layout.found), MASKS], len(self._layout.fields)
+        names, count = [*map(output_name, self._layout.outputs), MASKS], len(self._layout.fields)
         *tensors, masks = self._session.run(names, self._layout.feeds(row))
         places = {name: place for place, name in enumerate(self._layout.fields)}
-        for tensor, fields in zip(tensors, self._layout.found.values(), strict=True):
+        for tensor, fields in zip(tensors, self._layout.outputs.values(), strict=True):
             for name, data in zip(fields, tensor, strict=True):
                 valid, raises = masks[places[name]].item(), masks[count + places[name]].item()
                 mine = computed.values[name]
@@ -263,7 +263,7 @@ def test_sines_far_away_are_those_of_the_kernel_whatever_stands_beside_them() ->
 def test_the_request_features_of_the_flights() -> None:
     transform = Project(FLIGHTS).definitions.contract.transforms["moment"]
     both, chance = Both(transform.graph), random.Random(2)
-    kinds: dict[str, SqlType] = dict.fromkeys(transform.taken, FLOAT)
+    kinds: dict[str, SqlType] = dict.fromkeys(transform.inputs, FLOAT)
     kinds |= {column.name: LONG for column in transform.request}
 
     def value(kind: SqlType) -> Any:
@@ -345,7 +345,7 @@ def _of_the_neighbour(model: onnx.ModelProto) -> None:
 
 
 LEFT = {"an operator": (_hyperbolic, "Tanh of double"), "another version": (_newer, "version 21"),
-        "a node of nothing": (_of_the_neighbour, "what Constant takes")}  # fmt: skip
+        "a node of nothing": (_of_the_neighbour, "the inputs of Constant")}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", LEFT)

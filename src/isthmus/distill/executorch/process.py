@@ -22,7 +22,7 @@ import numpy as np
 from isthmus.distill.types import Array
 from isthmus.features.errors import DependencyError
 from isthmus.features.package.checksums import LARGEST
-from isthmus.features.package.golden import Kept
+from isthmus.features.package.golden import TensorBytes
 from isthmus.features.package.manifest import Feeds, Manifest, Tensor, Variant
 from isthmus.features.package.replay import SECONDS, refused
 from isthmus.features.package.sandbox import confine
@@ -85,7 +85,7 @@ class _Told(msgspec.Struct, frozen=True, omit_defaults=True):
     missing: str = ""
     inputs: tuple[_Shown, ...] = ()
     outputs: tuple[_Shown, ...] = ()
-    answers: tuple[Kept, ...] = ()
+    answers: tuple[TensorBytes, ...] = ()
 
 
 class Program:
@@ -160,7 +160,7 @@ class Program:
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _ask(self, feeds: Feeds) -> dict[str, Array]:
-        told = self._exchange(msgspec.msgpack.encode([Kept.of(feeds[tensor.name]) for tensor in self._tensors]))
+        told = self._exchange(msgspec.msgpack.encode([TensorBytes.of(feeds[tensor.name]) for tensor in self._tensors]))
         try:
             return {tensor.name: kept.array for tensor, kept in zip(self._outputs, told.answers, strict=True)}
         except ValueError as error:
@@ -276,10 +276,10 @@ def _main(threads: str, memory: str) -> None:
         return tell(_Told(error=str(error)[:300] or type(error).__name__))
     tell(_Told(inputs=inputs, outputs=outputs))
     while (asked := _read(sys.stdin.buffer)) is not None:
-        feeds = msgspec.msgpack.decode(asked, type=list[Kept])
+        feeds = msgspec.msgpack.decode(asked, type=list[TensorBytes])
         try:
             given = method([torch.from_numpy(kept.array.copy()) for kept in feeds])
-            tell(_Told(answers=tuple(Kept.of(tensor.numpy()) for tensor in given)))
+            tell(_Told(answers=tuple(TensorBytes.of(tensor.numpy()) for tensor in given)))
         except Exception as error:  # noqa: BLE001 - of any kind: it is told
             tell(_Told(error=str(error)[:300] or type(error).__name__))
     return None

@@ -24,7 +24,7 @@ from isthmus.distill.tasks.task import Case, Material, Task
 from isthmus.distill.types import Array, Index, spread
 from isthmus.features.errors import ContractMismatch, GateFailed
 from isthmus.features.package.golden import Case as GoldenCase
-from isthmus.features.package.golden import Golden, Kept
+from isthmus.features.package.golden import Golden, TensorBytes
 from isthmus.features.package.manifest import FORMAT_VERSION, Feeds, Manifest, Variant, package_digest, placed
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.progress import Progress
@@ -166,8 +166,8 @@ def export(
     )
     cases = tuple(
         GoldenCase(
-            {name: Kept.of(array) for name, array in case.feeds.items()},
-            {file: {name: Kept.of(array) for name, array in of[place].items()} for file, of in outputs.items()},
+            {name: TensorBytes.of(array) for name, array in case.feeds.items()},
+            {file: {name: TensorBytes.of(array) for name, array in of[place].items()} for file, of in outputs.items()},
             tuple(case.rows),
         )
         for place, case in enumerate(golden)

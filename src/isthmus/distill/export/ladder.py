@@ -14,7 +14,7 @@ from isthmus.distill.tasks.task import Case, Material
 from isthmus.distill.teachers.teacher import named
 from isthmus.features.errors import DependencyError, GateFailed, PackageError
 from isthmus.features.package.checksums import GOLDEN
-from isthmus.features.package.golden import Golden, Kept, read_golden
+from isthmus.features.package.golden import Golden, TensorBytes, read_golden
 from isthmus.features.package.inspect import Runtime
 from isthmus.features.package.manifest import Manifest, Variant, read_package
 from isthmus.features.package.replay import Answers
@@ -171,7 +171,7 @@ def _require_same(package: Path, manifest: Manifest, golden: Golden, cases: Sequ
         raise PackageError(
             str(package), f"made from student {manifest.model}", expected=student, remedy="export the student again"
         )
-    fed = [{name: Kept.of(array) for name, array in case.feeds.items()} for case in cases]
+    fed = [{name: TensorBytes.of(array) for name, array in case.feeds.items()} for case in cases]
     if [dict(case.tensors) for case in golden.cases] != fed:
         raise PackageError(
             f"package {manifest.name}: {GOLDEN}", "is of other rows than the student's test part and edges",

@@ -88,7 +88,7 @@ def _running(package: Path, manifest: Manifest, variant: Variant) -> Iterator[Ru
             yield program.ask
     else:
         # By its path: of a model from memory, weights in another file would be looked for in the working folder.
-        yield partial(ask, replay.opened(package, manifest, variant, 1))
+        yield partial(ask, replay.open_session(package, manifest, variant, 1))
 
 
 def _worst(expected: Answers, found: Mapping[str, Array]) -> tuple[Array, Array]:

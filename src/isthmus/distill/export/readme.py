@@ -7,7 +7,7 @@ import jinja2
 
 from isthmus.features.package.checksums import SUMS
 from isthmus.features.package.manifest import Manifest, Variant
-from isthmus.features.request.layout import VALID, given
+from isthmus.features.request.layout import VALID, input_name
 
 _NOT_IN_SWIFT = ("bool", "double")
 _TEMPLATES = jinja2.Environment(  # noqa: S701 - Markdown, not HTML
@@ -33,8 +33,8 @@ def readme(manifest: Manifest) -> str:
         input_names=[tensor.name for tensor in manifest.tensors],
         output_names=[tensor.name for tensor in manifest.outputs],
         input_tensors={column.tensor for column in manifest.inputs},
-        request_columns=[column.name for column in manifest.inputs if column.tensor.startswith(given(""))],
+        request_columns=[column.name for column in manifest.inputs if column.tensor.startswith(input_name(""))],
         unsupported=[tensor for tensor in manifest.tensors if tensor.element in _NOT_IN_SWIFT],
-        valid=given(VALID),
+        valid=input_name(VALID),
         sums=SUMS,
     )

@@ -12,7 +12,7 @@ import msgspec
 
 from isthmus.distill.onnx.runtime import predict, session
 from isthmus.features.errors import GateFailed
-from isthmus.features.package.golden import Kept
+from isthmus.features.package.golden import TensorBytes
 from isthmus.features.package.manifest import Feeds
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -46,7 +46,7 @@ def _footprint(model: bytes, feeds: Feeds, threads: int) -> Footprint:
     with tempfile.TemporaryDirectory() as folder:
         file, tensors = Path(folder) / "model", Path(folder) / "tensors"
         file.write_bytes(model)
-        tensors.write_bytes(msgspec.json.encode({name: Kept.of(array) for name, array in feeds.items()}))
+        tensors.write_bytes(msgspec.json.encode({name: TensorBytes.of(array) for name, array in feeds.items()}))
         # -P: the working directory may hold an onnx.py.
         command = [sys.executable, "-P", "-m", "isthmus.distill.onnx.footprint", str(file), str(tensors), str(threads)]
         answer = subprocess.run(command, capture_output=True, check=False)  # noqa: S603 - this interpreter and module
@@ -66,7 +66,7 @@ def _peak() -> int:
 
 
 def _main(model: str, tensors: str, threads: str) -> None:
-    encoded = msgspec.json.decode(Path(tensors).read_bytes(), type=dict[str, Kept])
+    encoded = msgspec.json.decode(Path(tensors).read_bytes(), type=dict[str, TensorBytes])
     row = {name: tensor.array for name, tensor in encoded.items()}
     with suppress(OSError):  # where the peak cannot be reset, that of the imports counts if it was larger
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")

@@ -15,7 +15,7 @@ from isthmus.distill.onnx.builder import Building
 from isthmus.distill.tabular.preparation import NUMBERS
 from isthmus.distill.tabular.student import Student
 from isthmus.distill.tasks.requestinputs import RequestInputs
-from isthmus.features.request.layout import ELEMENTS, MASKS, NOTES, VALID, Layout, found, given
+from isthmus.features.request.layout import MASKS, NOTES, VALID, Layout, input_name, output_name
 from isthmus.features.types import String
 
 OUTPUT = "probability"
@@ -88,25 +88,29 @@ def _made(build: Building, head: RequestInputs, inputs: list[onnx.ValueInfoProto
     if not head.transforms:
         return _Made([], [], None)
     whole = Layout.of({column.name: column.dtype for column in head.taken})
-    inputs += [_rows(given(element), _TENSORS[element], len(names)) for element, names in whole.given.items()]
-    inputs.append(_rows(given(VALID), TensorProto.BOOL, len(whole.masks)))
-    parts = {**whole.given, VALID: whole.masks}
+    inputs += [_rows(input_name(element), _TENSORS[element], len(names)) for element, names in whole.inputs.items()]
+    inputs.append(_rows(input_name(VALID), TensorProto.BOOL, len(whole.masks)))
+    parts = {**whole.inputs, VALID: whole.masks}
     row = {(what, name): tensor for what, names in parts.items()
-           for name, tensor in zip(names, build.rows(given(what), len(names)), strict=True)}  # fmt: skip
+           for name, tensor in zip(names, build.rows(input_name(what), len(names)), strict=True)}  # fmt: skip
     values: dict[tuple[str, str], tuple[str, str]] = {}
     refused = None
     for transform in head.transforms:
         model = onnx.load_model_from_string(transform.graph)
         layout = Layout.loads(next(m.value for m in model.metadata_props if m.key == NOTES))
         fed: dict[str, str] = {}
-        for what, names in {**layout.given, VALID: layout.masks}.items():
-            split = [f"{given(what)}[{place}]" for place in range(len(names))] if len(names) > 1 else [given(what)]
+        for what, names in {**layout.inputs, VALID: layout.masks}.items():
+            split = (
+                [f"{input_name(what)}[{place}]" for place in range(len(names))]
+                if len(names) > 1
+                else [input_name(what)]
+            )
             fed |= dict(zip(split, (row[what, name] for name in names), strict=True))
         gives = build.include(model, transform.name, fed)
         masks, count = build.rows(gives[MASKS], 2 * len(layout.fields)), len(layout.fields)
         valid = dict(zip(layout.fields, masks, strict=False))
-        for element, names in layout.found.items():
-            rows = build.rows(gives[found(element)], len(names))
+        for element, names in layout.outputs.items():
+            rows = build.rows(gives[output_name(element)], len(names))
             values |= {(transform.name, name): (data, valid[name]) for name, data in zip(names, rows, strict=True)}
         for place, mask in enumerate(masks[count:]):
             if build.always(mask) is not False:
@@ -119,7 +123,7 @@ def _made(build: Building, head: RequestInputs, inputs: list[onnx.ValueInfoProto
             value = _or(build, valid_mask, value, build.once("nothing", np.array([""], object)), name)
             texts.append(_flat(build, value, name))
         else:
-            if ELEMENTS[field.dtype.name] != "float":
+            if field.dtype.tensor != "float":
                 value = build.add("Cast", [value], f"{name}/number", to=TensorProto.FLOAT)
             numbers.append(_or(build, valid_mask, value, build.once("null", np.float32(np.nan)), name))
     return _Made(numbers, texts, refused)

@@ -17,7 +17,7 @@ from isthmus.distill.onnx.builder import Building
 from isthmus.distill.onnx.runtime import session
 from isthmus.distill.tabular.tensors import Tensors
 from isthmus.distill.types import Array
-from isthmus.features.request.layout import VALID, found, given
+from isthmus.features.request.layout import VALID, input_name, output_name
 from isthmus.transforms.preparation import fit
 from isthmus.transforms.preparation.fit import FittedNumber, FittedText, Preparation
 from isthmus.transforms.preparation.steps import Embed, Hashed, OneHot
@@ -127,21 +127,21 @@ def _group(build: Building, numbers: Sequence[FittedNumber], value: str, valid: 
     columns = [*zip(*([p for part in number.parameters for p in part] for number in numbers), strict=True)]
     if columns:
         # Of a graph of one row, each node takes as many: what is told of a column stands in its row.
-        fed = {f"{given('float')}[0]": value, f"{given(VALID)}[0]": valid}
+        fed = {f"{input_name('float')}[0]": value, f"{input_name(VALID)}[0]": valid}
         for n, values in enumerate(columns, 1):
             told = np.array(values, np.float32)[:, None] + np.float32(0)  # of a -0.0, 0.0
-            fed[f"{given('float')}[{n}]"] = build.constant(f"{name}/p{n}", told)
-            fed[f"{given(VALID)}[{n}]"] = valid
+            fed[f"{input_name('float')}[{n}]"] = build.constant(f"{name}/p{n}", told)
+            fed[f"{input_name(VALID)}[{n}]"] = valid
     else:
-        fed = {given("float"): value, given(VALID): valid}
-    return build.include(model, name, fed)[found("float")]
+        fed = {input_name("float"): value, input_name(VALID): valid}
+    return build.include(model, name, fed)[output_name("float")]
 
 
 def _index(build: Building, text: FittedText, place: int) -> str:
     """The place of each text, int64 (N,)."""
     # Of the mask, only the shape is looked at.
-    fed = dict.fromkeys((given("string"), given(VALID)), f"text_{place}")
-    return build.include(fit.place_graph(text.places), f"place_of_{place}", fed)[found("int64")]
+    fed = dict.fromkeys((input_name("string"), input_name(VALID)), f"text_{place}")
+    return build.include(fit.place_graph(text.places), f"place_of_{place}", fed)[output_name("int64")]
 
 
 def _spelled(build: Building, text: FittedText, index: str, place: int) -> str:

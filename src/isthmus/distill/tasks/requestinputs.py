@@ -53,7 +53,7 @@ class RequestInputs:
         columns = dict(given)
         refused = np.zeros(len(next(iter(given.values())).data), bool)
         for graph in self._graphs:
-            found = graph.run({name: given[name] for name in graph.transform.taken})
+            found = graph.run({name: given[name] for name in graph.transform.inputs})
             columns |= {graph.transform.full_name(name): values for name, values in found.values.items()}
             for mask in found.refused.values():
                 refused |= mask

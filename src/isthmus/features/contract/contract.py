@@ -169,7 +169,7 @@ class TransformContract:
         return sha256(self.as_dict())
 
     @property
-    def taken(self) -> tuple[str, ...]:
+    def inputs(self) -> tuple[str, ...]:
         """The columns that it takes, by their names in a training set."""
         return (*(SEPARATOR.join(pair) for pair in self.stored), *(column.name for column in self.request))
 
@@ -307,7 +307,7 @@ class Contract:
         chosen = self.service(service)
         return (*map(self.stored, chosen.features), *chosen.request, *map(self.computed, chosen.computed))
 
-    def given(self, service: str) -> tuple[Column, ...]:
+    def raw_inputs(self, service: str) -> tuple[Column, ...]:
         """The columns from which all inputs of a service's model follow: stored features, then request fields.
 
         What request transforms take comes behind what the model reads itself.
@@ -333,7 +333,7 @@ class Contract:
         """A field of a request transform, given as (transform, field), by its full name."""
         return _full(self.transforms[pair[0]], pair[1])
 
-    def taken(self, transform: TransformContract) -> list[Column]:
+    def transform_inputs(self, transform: TransformContract) -> list[Column]:
         """The columns that a request transform takes, by their names in a training set."""
         return [*map(self.stored, transform.stored), *transform.request]
 

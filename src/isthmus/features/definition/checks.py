@@ -22,7 +22,7 @@ from isthmus.features.definition.spec import (
     Spine,
 )
 from isthmus.features.errors import Problem
-from isthmus.features.types import KEY_TYPES, SCALARS, TYPES, Bytes, DataType, is_input
+from isthmus.features.types import INPUTS, KEY_TYPES, SCALARS, TYPES, Bytes, DataType
 
 Declaration = Entity | Source | FeatureView | RequestSource | RequestTransform | FeatureService | Spine
 
@@ -315,7 +315,7 @@ class Declarations:
             seen.add(folded)
 
     def _input(self, where: str, field: Field) -> None:
-        if field.dtype in TYPES.values() and not is_input(field.dtype):
+        if field.dtype in TYPES.values() and field.dtype not in INPUTS:
             self._wrong(where, f"type {field.dtype!r}", "a type that a model reads: neither Bytes nor an Array")
 
     def _request_field(self, where: str, field: Field) -> None:

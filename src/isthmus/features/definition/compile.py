@@ -164,7 +164,7 @@ def _code(declaration: FeatureView | Spine) -> str:
 def _several_types(contract: Contract, service: str) -> list[Problem]:
     """Request fields that a service takes of several request sources as of several types: a request has one column."""
     types: dict[str, list[str]] = {}
-    for column in contract.given(service):
+    for column in contract.raw_inputs(service):
         size = f" of {column.size}" if column.size else ""
         types.setdefault(column.name, []).append(f"of type {column.dtype}{size}")
     return [

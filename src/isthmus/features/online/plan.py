@@ -119,17 +119,17 @@ def _answer(
     block = codec.decode(packed)
     if stamp is not None:
         event, known = stamp.apply(block.event, block.known)
-        block = Block(block.found, event * block.found, known * block.found, block.columns)
+        block = Block(block.present, event * block.present, known * block.present, block.columns)
     if block.columns.complete and _all_present(view, block, at):
         # What most lookups meet, with a third of the work.
         return ViewAnswer(block.columns, np.zeros(len(packed), np.uint8), block.event, block.known, complete=True)
-    visible = block.found & (block.event <= at) & (block.known <= at)
+    visible = block.present & (block.event <= at) & (block.known <= at)
     status = np.where(visible, _PRESENT, _NOT_FOUND)
     if view.ttl is not None:
         status[visible & (at - block.event > view.ttl)] = Status.EXPIRED
     present = status == _PRESENT
     columns = block.columns
-    if np.count_nonzero(present) != np.count_nonzero(block.found):
+    if np.count_nonzero(present) != np.count_nonzero(block.present):
         columns = columns.only(present)
     status[present & ~columns.filled] = Status.NULL
     return ViewAnswer(columns, status, block.event, block.known)

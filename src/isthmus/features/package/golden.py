@@ -25,7 +25,7 @@ _EXACT = 2**53
 _WORDS = ("NaN", "Infinity", "-Infinity")
 
 
-class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class TensorBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A tensor as JSON holds it: to the bit.
 
     Attributes:
@@ -41,7 +41,7 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     texts: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, array: "np.ndarray[Any, Any]") -> "Kept":
+    def of(cls, array: "np.ndarray[Any, Any]") -> "TensorBytes":
         """What holds an array."""
         if array.dtype == object:
             return cls("string", array.shape, texts=tuple(map(str, array.ravel().tolist())))
@@ -91,8 +91,8 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
             lacks is "NaN", "Infinity" or "-Infinity".
     """
 
-    tensors: dict[str, Kept]
-    outputs: dict[str, dict[str, Kept]]
+    tensors: dict[str, TensorBytes]
+    outputs: dict[str, dict[str, TensorBytes]]
     rows: tuple[tuple[bool | int | float | str | None, ...], ...] = ()
 
     @property

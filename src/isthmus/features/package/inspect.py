@@ -20,7 +20,7 @@ from isthmus.features.package.replay import (
     GOLDEN_TOLERANCE,
     Answers,
     answers,
-    opened,
+    open_session,
     require_fed,
     require_reproduced,
 )
@@ -64,7 +64,7 @@ class OnnxRuntime:
 
     def ask(self, folder: Path, manifest: Manifest, variant: Variant, golden: Golden) -> Sequence[Answers]:
         """A file's answers in the golden cases."""
-        session = opened(folder, manifest, variant, 1)
+        session = open_session(folder, manifest, variant, 1)
         return answers(session, manifest, variant, [case.feeds for case in golden.cases])
 
 
@@ -74,17 +74,17 @@ class Check:
 
     Attributes:
         subject: what was looked at.
-        found: what was found there.
+        finding: what it showed.
         error: why the package is refused; None if it is not.
     """
 
     subject: str
-    found: str
+    finding: str
     error: PackageError | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The check as plain data."""
-        return {"check": self.subject, "passed": self.error is None, "found": self.found}
+        return {"check": self.subject, "passed": self.error is None, "found": self.finding}
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def _contract(package: Path, manifest: Manifest) -> tuple[Contract, str]:
     contract = read_contract(package, manifest)
     known = {
         column.name: column.dtype
-        for column in chain(*(of(manifest.service) for of in (contract.inputs, contract.given)))
+        for column in chain(*(of(manifest.service) for of in (contract.inputs, contract.raw_inputs)))
     }
     for item in manifest.model_inputs:
         if known.get(item.name) != item.dtype:

@@ -16,8 +16,8 @@ import numpy as np
 from isthmus.features.contract.contract import Contract, one_of
 from isthmus.features.errors import ContractMismatch, DataError, PackageError
 from isthmus.features.package.checksums import CONTRACT, GOLDEN, MANIFEST, README, REMEDY, SUMS, summed
-from isthmus.features.request.layout import ELEMENTS, Layout, given
-from isthmus.features.types import TYPES, DataType, String, is_input
+from isthmus.features.request.layout import Layout, input_name
+from isthmus.features.types import INPUTS, TYPES, DataType, String
 from isthmus.features.values.columns import Values
 
 FORMAT_VERSION = 2
@@ -73,7 +73,7 @@ def feeds(inputs: Sequence[ModelInput], columns: Mapping[str, Values]) -> Feeds:
     missing = [item.name for item in inputs if item.name not in columns]
     if missing:
         raise DataError("model inputs", f"no column {', '.join(missing)}", expected="a column for every input")
-    if unusable := [item for item in inputs if not is_input(item.dtype)]:
+    if unusable := [item for item in inputs if item.dtype not in INPUTS]:
         where = f"model input {unusable[0].name}"
         raise DataError(where, f"its type is {unusable[0].dtype}", expected="a number or a String")
     numbers = [columns[item.name] for item in inputs if item.is_number]
@@ -122,7 +122,7 @@ def placed(inputs: Sequence[ModelInput]) -> tuple[Input, ...]:
     counts: dict[str, int] = {}
     result = []
     for item in inputs:
-        tensor = given(ELEMENTS[item.dtype.name]) if item.row else "categories" if item.is_category else "numeric"
+        tensor = input_name(item.dtype.tensor) if item.row else "categories" if item.is_category else "numeric"
         result.append(Input(item.name, item.dtype.name, tensor, counts.get(tensor, 0)))
         counts[tensor] = counts.get(tensor, 0) + 1
     return tuple(result)
@@ -179,7 +179,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def model_inputs(self) -> tuple[ModelInput, ...]:
         """The inputs in order, for `feeds`."""
         return tuple(
-            ModelInput(item.name, TYPES[item.dtype], item.tensor.startswith(given(""))) for item in self.inputs
+            ModelInput(item.name, TYPES[item.dtype], item.tensor.startswith(input_name(""))) for item in self.inputs
         )
 
     def variant(self, precision: str, format: str = "ort") -> Variant:  # noqa: A002 - the manifest's own word
@@ -273,8 +273,8 @@ def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, in
         if not name.isprintable() or len(name) > _LONGEST:
             yield f"a name is {name[:_SHOWN]!r}", f"at most {_LONGEST} characters that can be shown"
     for item in manifest.inputs:
-        if item.dtype not in ELEMENTS:
-            yield f"input {item.name} has type {item.dtype}", "|".join(ELEMENTS)
+        if TYPES.get(item.dtype) not in INPUTS:
+            yield f"input {item.name} has type {item.dtype}", "|".join(map(str, INPUTS))
     for item, place in zip(manifest.inputs, placed(manifest.model_inputs), strict=True):
         if item != place:
             yield f"input {item.name} is {item.tensor}[{item.position}]", f"{place.tensor}[{place.position}]"

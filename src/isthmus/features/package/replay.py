@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from isthmus.features.errors import DataError, PackageError
-from isthmus.features.package.golden import Golden, Kept
+from isthmus.features.package.golden import Golden, TensorBytes
 from isthmus.features.package.manifest import Feeds, Manifest, Tensor, Variant, feeds
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ Answers = Mapping[str, Array]
 """The outputs of a model by name."""
 
 
-def opened(folder: Path, manifest: Manifest, variant: Variant, threads: int) -> "onnxruntime.InferenceSession":
+def open_session(folder: Path, manifest: Manifest, variant: Variant, threads: int) -> "onnxruntime.InferenceSession":
     """A session of ONNX Runtime over a model file, whose graph is the one that the manifest describes.
 
     Raises:
@@ -98,7 +98,7 @@ def require_fed(where: str, golden: Golden, manifest: Manifest) -> int:
         except (DataError, ValueError) as error:
             raise PackageError(f"{where}, case {number}", str(error), expected="rows of the inputs") from error
         for name in {**made, **case.tensors}:
-            if name not in made or name not in case.tensors or Kept.of(made[name]) != case.tensors[name]:
+            if name not in made or name not in case.tensors or TensorBytes.of(made[name]) != case.tensors[name]:
                 raise PackageError(
                     f"{where}, case {number}", f"its rows do not make the tensor {name} that is recorded",
                     expected="the same to the bit", remedy="export the model again",

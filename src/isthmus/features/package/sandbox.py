@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 
-def apart() -> int | None:
+def fork_and_wait() -> int | None:
     """Goes on in a process of its own, for which this one waits. To be called before there are threads.
 
     Returns:

@@ -1,7 +1,7 @@
-"""What ONNX Runtime's kernels make of single values, in Python: the same bits, any NaN for a NaN.
+"""ONNX Runtime's kernels for single values, in Python: the same bits, except that any NaN stands for a NaN.
 
 Only what IEEE 754, two's complement and ONNX fix to the last bit is here, so it holds on every machine; logarithms and
-their like are not. Booleans, whole numbers, floating-point numbers and texts are Python's; of 32 bits are their values.
+the like are not. Values are Python's bool, int, float and str; those of 32 bits are within that range or precision.
 """
 
 import math
@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 Function = Callable[[Any, Any], Any]
-"""Of two values, since calls of one form are the fastest, and functions of C's as well."""
+"""Of two values: calls of a single form are the fastest, and functions in C have it, too."""
 Applied = tuple[Function, Any]
-"""A function, and what it takes as its second value where an operator has only one; None: the first one again."""
+"""A function, and its second argument where an operator has a single one; None repeats the first."""
 
 _LOW = {"int32": -(1 << 31), "int64": -(1 << 63)}
 _pack, _unpack = struct.Struct("f").pack, struct.Struct("f").unpack
@@ -25,14 +25,14 @@ _pack, _unpack = struct.Struct("f").pack, struct.Struct("f").unpack
 def single(value: float) -> float:
     """The float32 nearest to a number."""
     try:
-        found: float = _unpack(_pack(value))[0]
+        nearest: float = _unpack(_pack(value))[0]
     except OverflowError:
         return math.copysign(math.inf, value)
-    return found
+    return nearest
 
 
 def _singles(function: Function) -> Function:
-    """In float32. Of +, -, *, / and the root, to round twice is to round once: a double has 53 bits, 2 * 24 + 2 do."""
+    """In float32. For +, -, *, / and the root, rounding twice is rounding once: 2 * 24 + 2 bits do, a double has 53."""
     return lambda a, b: single(function(a, b))
 
 
@@ -42,8 +42,8 @@ def _wrapped(element: str, function: Function) -> Function:
     high, span = -low, -2 * low
 
     def apply(a: int, b: int) -> int:
-        found: int = function(a, b)
-        return found if low <= found < high else (found - low) % span + low
+        result: int = function(a, b)
+        return result if low <= result < high else (result - low) % span + low
 
     return apply
 
@@ -93,19 +93,19 @@ def _sign(a: float, _: Any) -> float:
     return float((a > 0) - (a < 0)) if a == a else a
 
 
-_SIDES: dict[str, Function] = {
+_COMPARISONS: dict[str, Function] = {
     "Equal": operator.eq, "Less": operator.lt, "LessOrEqual": operator.le, "Greater": operator.gt,
     "GreaterOrEqual": operator.ge,
 }  # fmt: skip
-_DOUBLES = _SIDES | {
+_DOUBLES = _COMPARISONS | {
     "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Div": _divided, "Mod": _remainder,
     "Max": _greater, "Min": _smaller,
     "Floor": _floor, "Ceil": _ceil, "Round": _round, "Sqrt": _root, "Sign": _sign, "IsNaN": operator.ne,
     "IsInf": lambda a, _: math.isinf(a), "Abs": math.copysign, "Neg": operator.mul,
 }  # fmt: skip
 _SECOND = {"Abs": 1.0, "Neg": -1.0}
-"""By what a floating-point number is multiplied, or whose sign it gets."""
-_INTEGERS = _SIDES | {
+"""The factor of a floating-point number, or the number whose sign it gets."""
+_INTEGERS = _COMPARISONS | {
     "Mod": operator.mod, "Max": _greater, "Min": _smaller, "BitwiseAnd": operator.and_, "BitwiseOr": operator.or_,
     "BitwiseXor": operator.xor, "BitwiseNot": lambda a, _: ~a,
 }  # fmt: skip
@@ -125,12 +125,12 @@ _BY_ELEMENT: dict[str, dict[str, Function]] = {
 
 
 def function(name: str, element: str, attributes: Mapping[str, Any]) -> Applied | None:
-    """What an operator does with values of an element; None if that is not known here.
+    """An operator for an element type; None if it is unknown.
 
     Args:
         name: the operator.
-        element: that of its first argument.
-        attributes: its attributes; of a cast, the element that it is to.
+        element: the element type of its first argument.
+        attributes: its attributes; "to" is the element type of a cast.
     """
     match name, element:
         case "Cast", _:
@@ -142,18 +142,18 @@ def function(name: str, element: str, attributes: Mapping[str, Any]) -> Applied 
         case "RegexFullMatch", "string":
             return _pattern(attributes["pattern"].decode())
     fractional = element in ("double", "float")
-    # The remainder of floating-point numbers is fmod's, that of whole ones has the sign of the divisor.
+    # The remainder of floating-point numbers is that of fmod, the remainder of integers has the divisor's sign.
     if name == "Mod" and bool(attributes.get("fmod")) != fractional:
         return None
-    found = _BY_ELEMENT[element].get(name)
-    return (found, _SECOND.get(name) if fractional else None) if found else None
+    known = _BY_ELEMENT[element].get(name)
+    return (known, _SECOND.get(name) if fractional else None) if known else None
 
 
 def _cast(element: str, to: str) -> Applied | None:
     low = _LOW.get(to, 0)
 
     def truncated(a: float, _: Any) -> int:
-        # What does not fit becomes what processors of x86 make of it. Graphs do not look at it: others make another.
+        # What does not fit becomes what x86 processors make of it. Graphs ignore it, since other processors differ.
         return int(a) if low - 1 < a < -low else low
 
     match element, to:
@@ -175,7 +175,7 @@ def _cast(element: str, to: str) -> Applied | None:
 
 
 def _rounded(a: int, _: Any) -> float:
-    """As float32. By way of a double only where that is exact."""
+    """As float32, through a double only where that is exact."""
     return single(float(a)) if abs(a) < 1 << 53 else float(np.int64(a).astype(np.float32))
 
 
@@ -188,7 +188,7 @@ def _encoder(element: str, attributes: Mapping[str, Any]) -> Applied | None:
 
 
 def _normalizer(attributes: Mapping[str, Any]) -> Applied | None:
-    """In the locale C, only letters of ASCII have a case."""
+    """In the locale C, only ASCII letters have a case."""
     change = {b"LOWER": bytes.lower, b"UPPER": bytes.upper}.get(attributes.get("case_change_action", b""))
     if change is None or attributes.get("locale") != b"C" or "stopwords" in attributes:
         return None
@@ -196,13 +196,13 @@ def _normalizer(attributes: Mapping[str, Any]) -> Applied | None:
 
 
 _LITERAL = re.compile(r"(?:\\[^\w\s]|[^\\.+*?()|\[\]{}^$])*")
-_OF_ONE_SIZE = re.compile(r"(?:\\[^\w\s]|[^\\+*?()|\[\]{}^$])*")
+_FIXED_SIZE = re.compile(r"(?:\\[^\w\s]|[^\\+*?()|\[\]{}^$])*")
 
 
 def _pattern(pattern: str) -> Applied | None:
-    """A pattern in which only `.` and `.*` are special, or of ASCII, if Python needs no longer than RE2 for it.
+    """A pattern in which only `.` and `.*` are special, or the pattern for ASCII, if Python is as fast as RE2.
 
-    Python's `re` tries all of a text from every place in it, but not where all that follows `.*` is the end.
+    Python's `re` tries a whole text from every place in it, except where nothing but the end follows `.*`.
     """
     if pattern == r"[\x00-\x7f]*":
         return (lambda a, _: a.isascii()), None
@@ -210,7 +210,7 @@ def _pattern(pattern: str) -> Applied | None:
     if not pattern.startswith("(?s)"):
         return None
     if len(parts) == 1 or (len(parts) == 2 and not parts[1]):
-        if not _OF_ONE_SIZE.fullmatch(parts[0]):
+        if not _FIXED_SIZE.fullmatch(parts[0]):
             return None
         matching = re.compile(pattern).fullmatch
         return (lambda a, _: matching(a) is not None), None

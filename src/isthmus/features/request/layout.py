@@ -1,51 +1,40 @@
-"""Which column of a request transform is in which row of which tensor, and what such a graph answers.
+"""The tensors of a request transform's graph: which column is which row of which tensor.
 
-A call of a runtime costs as much per tensor as several nodes, so columns of a kind come and go as the rows of one. A
-graph takes `given_<element>` of shape (columns, n) for each of bool, int32, int64, float, double and string that is
-needed, with anything under a null, and `given_valid`, booleans of shape (all columns, n). It gives `found_<element>`
-the same way, with anything where a field is null or refused, and `found_masks` of shape (2 fields, n): where each field
-is valid, as long as it is not refused, and then where Spark would refuse to compute it. An array comes in as a tensor
-of its own, `given_array_<column>` of shape (size, n), and its mask with all others. Its metadata tell which row of
-which tensor is whose.
+A call of a runtime costs as much per tensor as several nodes, so columns of one element type travel as the rows of one
+tensor. A graph takes `given_<element>` of shape (columns, n) for each of bool, int32, int64, float, double and string
+in use, with any value where a column is null, and the booleans `given_valid` of shape (all columns, n). An array column
+is a tensor of its own, `given_array_<column>` of shape (size, n), and shares `given_valid`. The graph returns
+`found_<element>` in the same form, with any value where a field is null or refused, and `found_masks` of shape
+(2 fields, n): where each field is valid unless it is refused, then where Spark would refuse to compute it. The layout
+is in the metadata of the model.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from isthmus.features.errors import DataError
+from isthmus.features.request.onnxbytes import NUMPY
 from isthmus.features.types import DataType
 from isthmus.features.values.columns import Values, other_size
 
 VALID, MASKS, NOTES = "valid", "found_masks", "rows"
-"""What masks are called, come out as, and where the metadata tell of the rows."""
-
-
-ELEMENTS = {
-    "Bool": "bool", "Int32": "int32", "Int64": "int64", "UnixTimestamp": "int64", "Float32": "float",
-    "Float64": "double", "String": "string",
-}  # fmt: skip
-"""What a graph holds the values of each type as."""
-
-
-_NUMPY: dict[str, Any] = {
-    "bool": np.bool_, "int32": np.int32, "int64": np.int64, "float": np.float32, "double": np.float64, "string": object,
-}  # fmt: skip
-
+"""The element of the input masks, the name of the output masks, and the metadata key of the layout."""
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a request transform gives for n rows.
+    """The fields of a request transform for n rows.
 
     Attributes:
-        values: field name to its values; what is refused is null.
-        refused: field name to the mask of rows in which Spark would refuse to compute it; empty if there are none.
+        values: field name to its values; null where refused.
+        refused: field name to the mask of rows in which Spark would refuse to compute it; only fields with such rows.
     """
 
     values: Mapping[str, Values]
@@ -54,14 +43,14 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A row that Spark would refuse to compute a field of.
+    """A row in which Spark would refuse to compute a field.
 
     Attributes:
-        field: the field, or the request field that is not as expected.
-        row: its number.
-        shown: what stands there: in that request field, or in what the transform takes, as far as it is to blame.
-        expected: what would be computed.
-        rule: whether it is a request field that is not as expected.
+        field: the field, or the request field that breaks its rule.
+        row: the row's number.
+        shown: the values to blame, in words: of that request field, or of the transform's inputs.
+        expected: what could be computed.
+        rule: whether a request field breaks its rule.
     """
 
     field: str
@@ -71,90 +60,87 @@ class Refused:
     rule: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True,
+    rename={"inputs": "given", "outputs": "found"},
+):  # fmt: skip
     """Which column of a graph is in which row of which tensor.
 
     Attributes:
-        given: element to the columns that come in as it.
-        masks: all columns that come in.
-        found: element to the fields that come out as it.
-        fields: all fields that come out.
-        arrays: of each column of arrays its element and its size.
+        inputs: element type to the input columns that have it.
+        masks: all input columns.
+        outputs: element type to the output fields that have it.
+        fields: all output fields.
+        arrays: array column to its element type and size; left out where empty, so graphs without arrays keep their
+            bytes.
     """
 
-    given: Mapping[str, Sequence[str]]
+    inputs: Mapping[str, Sequence[str]]
     masks: Sequence[str]
-    found: Mapping[str, Sequence[str]]
+    outputs: Mapping[str, Sequence[str]]
     fields: Sequence[str]
-    arrays: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    arrays: Mapping[str, tuple[str, int]] = {}
 
     @classmethod
     def of(cls, columns: Mapping[str, DataType]) -> "Layout":
-        """The layout of a graph that takes some columns, as far as they come in."""
-        elements = dict.fromkeys(ELEMENTS[dtype.name] for dtype in columns.values())
-        rows = {
-            element: [name for name, dtype in columns.items() if ELEMENTS[dtype.name] == element]
-            for element in elements
-        }
+        """The input side of the layout of a graph that takes these columns."""
+        rows: dict[str, list[str]] = {}
+        for name, dtype in columns.items():
+            rows.setdefault(dtype.tensor, []).append(name)
         return cls(rows, list(columns), {}, [])
 
     def dumps(self) -> str:
         """As JSON."""
-        told = asdict(self)
-        # Only where there are any: a graph that was made before them keeps its bytes.
-        return json.dumps({name: part for name, part in told.items() if name != "arrays" or part}, sort_keys=True)
+        return json.dumps(msgspec.to_builtins(self), sort_keys=True)
 
     @classmethod
     def loads(cls, text: str) -> "Layout":
         """The inverse of `dumps`."""
-        return cls(**json.loads(text))
+        return msgspec.json.decode(text, type=cls)
 
     def feeds(self, columns: Mapping[str, Values]) -> dict[str, np.ndarray[Any, Any]]:
-        """The tensors of columns.
+        """The input tensors for columns of n values.
 
         Raises:
             DataError: an array has another size than the graph takes.
         """
         masks = _rows([columns[name].valid for name in self.masks])
-        feeds = {given(VALID): masks}
-        for element, names in self.given.items():
+        feeds = {input_name(VALID): masks}
+        for element, names in self.inputs.items():
             data = [columns[name].data for name in names]
             if element == "string" and np.count_nonzero(masks) != masks.size:
                 data = [np.where(columns[name].valid, part, "") for name, part in zip(names, data, strict=True)]
             rows = _rows(data)
-            feeds[given(element)] = rows.view(np.bool_) if element == "bool" else rows
+            feeds[input_name(element)] = rows.view(np.bool_) if element == "bool" else rows
         for name, (element, size) in self.arrays.items():
-            feeds[given_array(name)] = _elements(name, columns[name], element, size)
+            feeds[array_input_name(name)] = _elements(name, columns[name], element, size)
         return feeds
 
 
-def given(element: str) -> str:
-    """The tensor of all columns of an element that come in."""
+def input_name(element: str) -> str:
+    """The input tensor of all columns of an element type."""
     return f"given_{element}"
 
 
-def given_array(name: str) -> str:
-    """The tensor of a column of arrays that comes in."""
-    return given(f"array_{name}")
+def array_input_name(column: str) -> str:
+    """The input tensor of an array column."""
+    return input_name(f"array_{column}")
 
 
-def found(element: str) -> str:
-    """The tensor of all fields of an element that come out."""
+def output_name(element: str) -> str:
+    """The output tensor of all fields of an element type."""
     return f"found_{element}"
 
 
 def _rows(parts: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """Arrays of n values under each other."""
     return parts[0][None] if len(parts) == 1 else np.concatenate(parts).reshape(len(parts), -1)
 
 
 def _elements(name: str, values: Values, element: str, size: int) -> np.ndarray[Any, Any]:
-    """Arrays of one size as a tensor of shape (size, n); anything where one is null."""
-    if other := other_size(values.data, size):
-        raise DataError(f"column {name}", f"an array of {other[1]} elements in row {other[0]}", expected=f"{size}")
-    dtype = _NUMPY[element]
-    rows = np.full((len(values.data), size), "" if element == "string" else 0, dtype)
-    if there := values.data[values.valid].tolist():
-        rows[values.valid] = np.concatenate(there).reshape(-1, size) if element != "string" else there
+    """Arrays of one size as a tensor of shape (size, n); zeros or empty texts where null."""
+    if wrong := other_size(values.data, size):
+        raise DataError(f"column {name}", f"an array of {wrong[1]} elements in row {wrong[0]}", expected=f"{size}")
+    rows = np.full((len(values.data), size), "" if element == "string" else 0, NUMPY[element])
+    if arrays := values.data[values.valid].tolist():
+        rows[values.valid] = np.concatenate(arrays).reshape(-1, size) if element != "string" else arrays
     return np.ascontiguousarray(rows.T)

@@ -1,6 +1,6 @@
-"""ONNX graphs as bytes: what stands in one, and graphs of one node. A serving host has a runtime and no ONNX library.
+"""ONNX graphs as bytes: reading one, and writing graphs of one node. A serving host has a runtime and no ONNX library.
 
-Read are the fields of onnx.proto that graphs of row functions have; all others are passed over.
+Only the fields of onnx.proto that graphs of row functions use are read; all others are skipped.
 """
 
 import struct
@@ -18,11 +18,11 @@ NUMPY: dict[str, Any] = {
 _NUMBERS = {element: number for number, element in ELEMENTS.items()}
 _IR_VERSION = 9
 _OPSETS = {b"": 20, b"ai.onnx.ml": 2}
-"""The versions of ONNX's operators that are known here, by their domain."""
+"""The known versions of ONNX's operators, by domain."""
 
 
 class UnreadableError(Exception):
-    """The bytes hold what is not known here. No error of a user's: whoever reads has another way."""
+    """The bytes hold something unknown here. Not a user's error: the caller falls back to the runtime."""
 
 
 @dataclass(frozen=True)
@@ -30,18 +30,15 @@ class Node:
     """A node of a graph.
 
     Attributes:
-        operator: its operator.
-        inputs: the tensors that it takes.
-        outputs: those that it gives.
         attributes: numbers, texts as bytes, or lists of these, by name.
-        written: its attributes as they stand in the file.
+        encoded: the attributes as they are in the file.
     """
 
     operator: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any]
-    written: tuple[bytes, ...]
+    encoded: tuple[bytes, ...]
 
 
 @dataclass(frozen=True)
@@ -56,15 +53,14 @@ def read(model: bytes) -> tuple[list[Node], dict[str, Tensor]]:
     """The nodes of a model's graph in their order, and its constants by name.
 
     Raises:
-        UnreadableError: its operators are those of another version, or a constant is written in a form that is not
-            known here.
+        UnreadableError: the operators are of an unknown version, or a constant has an unknown form.
     """
     nodes, constants, graph = [], {}, b""
     for number, value in _fields(model):
         if number == 7:
             graph = value
-        elif number == 8 and (said := dict(_fields(value))) and said[2] != _OPSETS.get(said.get(1, b"")):
-            raise UnreadableError(f"operators of version {said[2]}")
+        elif number == 8 and (opset := dict(_fields(value))) and opset[2] != _OPSETS.get(opset.get(1, b"")):
+            raise UnreadableError(f"operators of version {opset[2]}")
     for number, value in _fields(graph):
         if number == 1:
             nodes.append(_node(value))
@@ -74,28 +70,26 @@ def read(model: bytes) -> tuple[list[Node], dict[str, Tensor]]:
     return nodes, constants
 
 
-def single(node: Node, takes: Sequence[tuple[str, tuple[int, ...]]], gives: str, shape: tuple[int, ...]) -> bytes:
-    """A model of nothing but one node of ONNX's own, whose inputs are called 0, 1, and so on, and its output y.
+def single(node: Node, inputs: Sequence[tuple[str, tuple[int, ...]]], output: str, shape: tuple[int, ...]) -> bytes:
+    """A model of a single node of ONNX's own, with inputs "0", "1", ... and output "y".
 
     Args:
         node: the node.
-        takes: element and shape of each input.
-        gives: the element of its output.
-        shape: the shape of its output.
+        inputs: element type and shape of each input.
+        output: the element type of the output.
+        shape: the shape of the output.
     """
-    called = [str(place) for place in range(len(takes))]
-    body = [*(_written(1, name) for name in called), _written(2, "y"), _written(4, node.operator)]
-    body += [_written(5, attribute) for attribute in node.written]
-    inputs = [_written(11, _described(name, *one)) for name, one in zip(called, takes, strict=True)]
-    parts = [_written(1, b"".join(body)), _written(2, "node"), *inputs, _written(12, _described("y", gives, shape))]
-    return _written(1, _IR_VERSION) + _written(7, b"".join(parts)) + _written(8, _written(2, _OPSETS[b""]))
-
-
-# --- protocol buffers
+    body = b"".join(_encoded(1, str(place)) for place in range(len(inputs)))
+    body += _encoded(2, "y") + _encoded(4, node.operator)
+    body += b"".join(_encoded(5, attribute) for attribute in node.encoded)
+    graph = _encoded(1, body) + _encoded(2, "node")
+    graph += b"".join(_encoded(11, _value_info(str(place), *tensor)) for place, tensor in enumerate(inputs))
+    graph += _encoded(12, _value_info("y", output, shape))
+    return _encoded(1, _IR_VERSION) + _encoded(7, graph) + _encoded(8, _encoded(2, _OPSETS[b""]))
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Number and value of each field: whole numbers, floats, and bytes of all else."""
+    """Number and value of each field of a protocol buffer: integers, floats, and bytes for everything else."""
     place = 0
     while place < len(message):
         key, place = _varint(message, place)
@@ -125,7 +119,7 @@ def _varint(message: bytes, place: int) -> tuple[int, int]:
 
 
 def _node(message: bytes) -> Node:
-    inputs, outputs, operator, written = [], [], "", []
+    inputs, outputs, operator, encoded = [], [], "", []
     for number, value in _fields(message):
         if number == 1:
             inputs.append(value.decode())
@@ -134,21 +128,21 @@ def _node(message: bytes) -> Node:
         elif number == 4:
             operator = value.decode()
         elif number == 5:
-            written.append(value)
-    return Node(operator, tuple(inputs), tuple(outputs), dict(map(_attribute, written)), tuple(written))
+            encoded.append(value)
+    return Node(operator, tuple(inputs), tuple(outputs), dict(map(_attribute, encoded)), tuple(encoded))
 
 
 def _attribute(message: bytes) -> tuple[str, Any]:
-    """Its name and its value; None where that is of a kind that no row function has."""
-    name, found, many = "", None, []
+    """The name and the value; None for kinds that no row function has."""
+    name, scalar, items = "", None, []
     for number, value in _fields(message):
         if number == 1:
             name = value.decode()
         elif number in (2, 3, 4):
-            found = value
+            scalar = value
         elif number in (8, 9):
-            many.append(value)
-    return name, found if found is not None else many or None
+            items.append(value)
+    return name, scalar if scalar is not None else items or None
 
 
 def _tensor(message: bytes) -> tuple[str, Tensor]:
@@ -173,24 +167,24 @@ def _tensor(message: bytes) -> tuple[str, Tensor]:
     return name, Tensor(element, data.reshape(shape))
 
 
-def _written(number: int, value: int | str | bytes) -> bytes:
-    """A field."""
+def _encoded(number: int, value: int | str | bytes) -> bytes:
+    """A field of a protocol buffer."""
     if isinstance(value, int):
-        return _number(number << 3) + _number(value)
+        return _encoded_varint(number << 3) + _encoded_varint(value)
     content = value.encode() if isinstance(value, str) else value
-    return _number(number << 3 | 2) + _number(len(content)) + content
+    return _encoded_varint(number << 3 | 2) + _encoded_varint(len(content)) + content
 
 
-def _number(value: int) -> bytes:
-    found = bytearray()
+def _encoded_varint(value: int) -> bytes:
+    head = bytearray()
     while value > 127:
-        found.append(value & 127 | 128)
+        head.append(value & 127 | 128)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*head, value])
 
 
-def _described(name: str, element: str, shape: tuple[int, ...]) -> bytes:
+def _value_info(name: str, element: str, shape: tuple[int, ...]) -> bytes:
     """A ValueInfoProto."""
-    dimensions = b"".join(_written(1, _written(1, size)) for size in shape)
-    tensor = _written(1, _NUMBERS[element]) + _written(2, dimensions)
-    return _written(1, name) + _written(2, _written(1, tensor))
+    dimensions = b"".join(_encoded(1, _encoded(1, size)) for size in shape)
+    tensor = _encoded(1, _NUMBERS[element]) + _encoded(2, dimensions)
+    return _encoded(1, name) + _encoded(2, _encoded(1, tensor))

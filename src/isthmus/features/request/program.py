@@ -1,12 +1,11 @@
-"""A graph as steps from single values to single values: what is left of it when there is one row.
+"""A graph as steps between single values: what remains of it for a single row.
 
-When a graph is loaded, its tensors become arrays of slots, one for each of their elements: so whatever only moves
-elements is done then, by NumPy, and constants are computed. A row fills the slots that it gives, and the steps the
-others.
+When a graph is loaded, its tensors become arrays of slots, one per element. So NumPy then does whatever only moves
+elements, and constants are computed. A row fills the input slots, and the steps fill the rest.
 
-What no standard fixes to the last bit, logarithms and their like, is computed by the runtime, in a graph of that node
-alone with tensors of the same shapes; so are patterns for which Python takes longer. Where only one side of a choice
-needs something, only that side computes it.
+Functions that no standard fixes to the last bit, such as logarithms, are computed by the runtime, in a graph of that
+node alone with tensors of the same shapes; so are patterns for which Python takes longer. What only one side of a
+choice needs, only that side computes.
 """
 
 from collections import defaultdict
@@ -23,37 +22,39 @@ import numpy as np
 from isthmus.features.request.kernels import Function, function
 from isthmus.features.request.onnxbytes import ELEMENTS, NUMPY, Node, Tensor, UnreadableError, single
 
-_RUNTIMES = frozenset({"Exp", "Log", "Pow", "Sin", "Cos"})
-_ASKING = frozenset({"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "IsNaN", "IsInf", "RegexFullMatch"})
+_INEXACT = frozenset({"Exp", "Log", "Pow", "Sin", "Cos"})
+_PREDICATES = frozenset(
+    {"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "IsNaN", "IsInf", "RegexFullMatch"}
+)
 _SAME = frozenset({("float", "double"), ("int32", "int64")})
-"""Casts of what is held in the same way."""
+"""Casts between types that Python represents the same way."""
 _DEEPEST, _SHORT = 20, 2
-"""How many choices stand within each other at most; how many steps are taken without a look whether they are needed."""
+"""How deep choices nest at most, and how many steps run without checking whether they are needed."""
 
 Slots = list[Any]
 Program = Sequence[tuple[Any, ...]]
 """Steps in their order, see `Steps.program`."""
 Session = Callable[[bytes], Any]
-"""Makes a session of a model."""
+"""Creates a session of a model."""
 _Path = tuple[tuple[int, int], ...]
-"""Sides of choices within each other: where each choice goes, and which of what it takes is meant."""
+"""Sides of nested choices: the slot of each choice, and which of its inputs."""
 
 
 def follow(program: Program, slots: Slots) -> None:
-    """Takes steps."""
+    """Runs steps."""
     for apply, out, first, second in program:
         if apply is not None:
             slots[out] = apply(slots[first], slots[second])
         elif first is None:
-            takes, kernel, kept, place = second
-            if slots[kept] is None:
-                slots[kept] = kernel([slots[slot] for slot in takes])
-            slots[out] = slots[kept][place]
+            inputs, kernel, results, place = second
+            if slots[results] is None:
+                slots[results] = kernel([slots[slot] for slot in inputs])
+            slots[out] = slots[results][place]
         else:
-            before, chosen = second[slots[first]]
+            before, side = second[slots[first]]
             if before:
                 follow(before, slots)
-            slots[out] = slots[chosen]
+            slots[out] = slots[side]
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,9 @@ class Part:
     slots: np.ndarray[Any, np.dtype[np.intp]]
 
     def listed(self) -> list[int]:
-        """The slots in a row."""
-        found: list[int] = self.slots.reshape(-1).tolist()
-        return found
+        """The slots in order."""
+        slots: list[int] = self.slots.reshape(-1).tolist()
+        return slots
 
 
 @dataclass(frozen=True)
@@ -75,48 +76,44 @@ class _Step:
 
     Attributes:
         out: the slot.
-        takes: the slots that are needed; of a choice its condition, what is taken where that holds, and otherwise.
+        inputs: the slots that it needs; of a choice the condition, the slot where that holds, and the slot where not.
         apply: a function of two values; None for a choice.
-        kernel: a function of all that is in these slots, instead of that, to a list of which this is one.
-        kept: where that list is kept for the others.
-        place: which of the list it is.
+        kernel: instead of `apply`, a function of the values of all inputs to the values of several slots.
+        results: the slot of that function's result, which those slots share.
+        place: which value of the result it is.
     """
 
     out: int
-    takes: tuple[int, ...]
+    inputs: tuple[int, ...]
     apply: Function | None = None
     kernel: Callable[[Sequence[Any]], Sequence[Any]] | None = None
-    kept: int = -1
+    results: int = -1
     place: int = 0
 
 
 class Steps:
-    """The steps of a graph, node by node.
-
-    Args:
-        session: makes a session of a graph.
-    """
+    """The steps of a graph, node by node."""
 
     def __init__(self, session: Session) -> None:
         self._session = cache(session)
         self._slots: Slots = []
-        """Constants, and None where each row has its own value."""
+        """Constants, and None where rows differ."""
         self._steps: list[_Step] = []
-        self._given: set[int] = set()
+        self._inputs: set[int] = set()
         self._open: set[int] = set()
-        """The slots of which each row has its own value."""
+        """The slots whose values differ from row to row."""
 
     @property
     def calls(self) -> int:
-        """How often the runtime is called for a row, if all is needed."""
-        return len({step.kept for step in self._steps if step.kernel is not None})
+        """Calls of the runtime for a row that needs all steps."""
+        return len({step.results for step in self._steps if step.kernel is not None})
 
     def open(self, element: str, rows: int) -> Part:
-        """A tensor that a row gives, of shape (rows, 1)."""
+        """An input tensor of shape (rows, 1)."""
         slots = np.arange(rows) + len(self._slots)
         self._slots += [None] * rows
         self._open.update(slots.tolist())
-        self._given.update(slots.tolist())
+        self._inputs.update(slots.tolist())
         return Part(element, slots[:, None])
 
     def constant(self, tensor: Tensor) -> Part:
@@ -129,16 +126,16 @@ class Steps:
         return self._open.isdisjoint(part.listed())
 
     def _value(self, part: Part) -> Any:
-        """What is in a tensor that no row changes, as lists."""
+        """The values of a constant tensor, as lists."""
         if not self._fixed(part):
             raise UnreadableError("a shape or a table that depends on a row")
         return np.array([self._slots[slot] for slot in part.listed()]).reshape(part.slots.shape).tolist()
 
     def node(self, node: Node, inputs: Sequence[Part]) -> list[Part]:
-        """What a node gives.
+        """The outputs of a node.
 
         Raises:
-            UnreadableError: its operator is not known here, or not in this form.
+            UnreadableError: its operator is unknown, or not known in this form.
         """
         first, slots, attributes = inputs[0], inputs[0].slots, node.attributes
         match node.operator:
@@ -160,148 +157,148 @@ class Steps:
             case "Gather":
                 return [self._gathered(first, inputs[1], attributes.get("axis", 0))]
             case "Where":
-                return [self._chosen(*inputs)]
-            case name if name in _RUNTIMES:
-                return [self._computed(node, inputs, first.element)]
-        return [self._each(node, inputs)]
+                return [self._where(*inputs)]
+            case name if name in _INEXACT:
+                return [self._by_runtime(node, inputs, first.element)]
+        return [self._elementwise(node, inputs)]
 
     def _gathered(self, table: Part, places: Part, axis: int) -> Part:
         if self._fixed(places):
             return Part(table.element, np.take(table.slots, self._value(places), axis))
         if table.slots.ndim != 1:
             raise UnreadableError("a table of tables")
-        # Python's, too, count from the end where the number is negative.
+        # As in Python, negative numbers count from the end.
         return self.mapped(table.element, getitem, self._single(table.element, self._value(table)), places)
 
     def _single(self, element: str, value: Any) -> Part:
-        """One value that no row changes."""
+        """A constant."""
         self._slots.append(value)
         return Part(element, np.array(len(self._slots) - 1))
 
-    def _chosen(self, condition: Part, one: Part, other: Part) -> Part:
-        if one.element in ("double", "float"):
-            # The runtime makes 0.0 of a -0.0 that is its first choice; or its second one, if only the first is many.
-            zero = self._single(one.element, 0.0)
-            if condition.slots.size == other.slots.size == 1 < one.slots.size:
-                other = self.mapped(one.element, add, other, zero)
+    def _where(self, condition: Part, yes: Part, no: Part) -> Part:
+        if yes.element in ("double", "float"):
+            # The runtime turns a -0.0 of its first choice into 0.0; of its second, if only the first has many elements.
+            zero = self._single(yes.element, 0.0)
+            if condition.slots.size == no.slots.size == 1 < yes.slots.size:
+                no = self.mapped(yes.element, add, no, zero)
             else:
-                one = self.mapped(one.element, add, one, zero)
-        asked, yes, no = np.broadcast_arrays(condition.slots, one.slots, other.slots)
-        out = [self._choice(*three) for three in zip(asked.flat, yes.flat, no.flat, strict=True)]
-        return Part(one.element, np.array(out, np.intp).reshape(asked.shape))
+                yes = self.mapped(yes.element, add, yes, zero)
+        slots = np.broadcast_arrays(condition.slots, yes.slots, no.slots)
+        out = [self._choice(*triple) for triple in zip(*(part.flat for part in slots), strict=True)]
+        return Part(yes.element, np.array(out, np.intp).reshape(slots[0].shape))
 
     def _choice(self, condition: int, yes: int, no: int) -> int:
         if condition in self._open:
             return self._added(_Step(len(self._slots), (int(condition), int(yes), int(no))))
         return yes if self._slots[condition] else no
 
-    def _each(self, node: Node, inputs: Sequence[Part]) -> Part:
+    def _elementwise(self, node: Node, inputs: Sequence[Part]) -> Part:
         name, element = node.operator, inputs[0].element
         if name == "Cast":
-            given = ELEMENTS.get(node.attributes["to"], "")
-            if given == element or (element, given) in _SAME:
-                return Part(given, inputs[0].slots)
+            output = ELEMENTS.get(node.attributes["to"], "")
+            if output == element or (element, output) in _SAME:
+                return Part(output, inputs[0].slots)
         else:
-            given = "bool" if name in _ASKING else "int64" if name == "LabelEncoder" else element
-        known = function(name, element, {**node.attributes, "to": given})
+            output = "bool" if name in _PREDICATES else "int64" if name == "LabelEncoder" else element
+        known = function(name, element, {**node.attributes, "to": output})
         if known is None and name == "RegexFullMatch":
-            return self._computed(node, inputs, given)
+            return self._by_runtime(node, inputs, output)
         if known is None or len(inputs) > 2:
             raise UnreadableError(f"{name} of {element}")
         apply, second = known
-        return self.mapped(given, apply, *inputs, *([] if second is None else [self._single(given, second)]))
+        return self.mapped(output, apply, *inputs, *([] if second is None else [self._single(output, second)]))
 
     def mapped(self, element: str, apply: Function, *inputs: Part) -> Part:
-        """A function of one tensor or two, of each of their elements."""
-        one, other = np.broadcast_arrays(inputs[0].slots, inputs[-1].slots)
-        pairs = zip(one.reshape(-1).tolist(), other.reshape(-1).tolist(), strict=True)
+        """A function of the elements of a tensor, or of two."""
+        left, right = np.broadcast_arrays(inputs[0].slots, inputs[-1].slots)
+        pairs = zip(left.reshape(-1).tolist(), right.reshape(-1).tolist(), strict=True)
         out = [self._added(_Step(len(self._slots), pair, apply)) for pair in pairs]
-        return Part(element, np.array(out, np.intp).reshape(one.shape))
+        return Part(element, np.array(out, np.intp).reshape(left.shape))
 
     def _added(self, step: _Step) -> int:
-        """The slot of a step; it is taken at once if no row changes what comes out."""
+        """The slot of a step, which runs at once if its result is constant."""
         self._slots.append(None)
-        if not self._open.isdisjoint(step.takes):
+        if not self._open.isdisjoint(step.inputs):
             self._open.add(step.out)
             self._steps.append(step)
             return step.out
-        values = [self._slots[slot] for slot in step.takes]
+        values = [self._slots[slot] for slot in step.inputs]
         if step.apply is not None:
             self._slots[step.out] = step.apply(*values)
         elif step.kernel is not None:
             self._slots[step.out] = step.kernel(values)[step.place]
         return step.out
 
-    def _computed(self, node: Node, inputs: Sequence[Part], element: str) -> Part:
-        """A node that the runtime computes: as a whole, once, when the first of its elements is needed."""
+    def _by_runtime(self, node: Node, inputs: Sequence[Part], element: str) -> Part:
+        """A node that the runtime computes, all elements at once when the first is needed."""
         shape = np.broadcast_shapes(*(part.slots.shape for part in inputs))
-        takes = [(part.element, part.slots.shape) for part in inputs]
-        run = self._session(single(node, takes, element, shape)).run
+        tensors = [(part.element, part.slots.shape) for part in inputs]
+        run = self._session(single(node, tensors, element, shape)).run
         ends = [*accumulate(part.slots.size for part in inputs)]
         feeds = [(str(place), slice(end - part.slots.size, end), NUMPY[part.element], part.slots.shape)
                  for place, (part, end) in enumerate(zip(inputs, ends, strict=True))]  # fmt: skip
 
         def kernel(values: Sequence[Any]) -> Sequence[Any]:
-            tensors = {name: np.array(values[part], dtype).reshape(shape) for name, part, dtype, shape in feeds}
-            found: list[Any] = run(["y"], tensors)[0].reshape(-1).tolist()
-            return found
+            fed = {name: np.array(values[part], dtype).reshape(shape) for name, part, dtype, shape in feeds}
+            result: list[Any] = run(["y"], fed)[0].reshape(-1).tolist()
+            return result
 
-        needed, kept = tuple(slot for part in inputs for slot in part.listed()), len(self._slots)
+        slots, results = tuple(slot for part in inputs for slot in part.listed()), len(self._slots)
         self._slots.append(None)
-        out = [self._added(_Step(len(self._slots), needed, None, kernel, kept, place)) for place in range(prod(shape))]
+        out = [self._added(_Step(len(self._slots), slots, None, kernel, results, n)) for n in range(prod(shape))]
         return Part(element, np.array(out, np.intp).reshape(shape))
 
-    def program(self, wanted: Sequence[int]) -> tuple[Program, Slots, dict[int, int]]:
-        """The steps that some slots need, what is in all slots before, and the new numbers of those that are left.
+    def program(self, goals: Sequence[int]) -> tuple[Program, Slots, dict[int, int]]:
+        """The steps that fill the slots `goals`, the slots before them, and the new numbers of the slots in use.
 
-        A step is a tuple of four: a function of two values, where its result goes, and where they are; None, where to,
-        None, and the slots that a function takes, it, where its list is kept, and which of that is meant; or None,
-        where to, where the condition of a choice is, and for false and for true the steps that only this side needs
-        and the slot that is taken.
+        A step is a tuple of four: (function of two values, slot of the result, slot of each value); or
+        (None, slot of the result, None, (input slots, kernel, slot of the kernel's result, place in that)); or
+        (None, slot of the result, slot of a choice's condition, (for false, for true)), where either is the steps that
+        only this side needs and the slot of its value.
         """
         steps = self._with_polynomials()
-        paths: dict[int, _Path] = dict.fromkeys(wanted, ())
+        paths: dict[int, _Path] = dict.fromkeys(goals, ())
         for step in reversed(steps):
             if (path := paths.get(step.out)) is not None:
                 if step.kernel is not None:
-                    paths[step.kept] = ()
+                    paths[step.results] = ()
                 choice = step.apply is None and step.kernel is None and len(path) < _DEEPEST
-                for side, slot in enumerate(step.takes):
-                    there = (*path, (step.out, side)) if choice and side else path
-                    paths[slot] = _common(paths[slot], there) if slot in paths else there
-        places = {slot: place for place, slot in enumerate(sorted(paths.keys() | self._given))}
+                for side, slot in enumerate(step.inputs):
+                    branch = (*path, (step.out, side)) if choice and side else path
+                    paths[slot] = _common(paths[slot], branch) if slot in paths else branch
+        places = {slot: place for place, slot in enumerate(sorted(paths.keys() | self._inputs))}
         blocks: defaultdict[_Path, list[tuple[Any, ...]]] = defaultdict(list)
         for step in steps:
             if (path := paths.get(step.out)) is None:
                 continue
-            out, takes = places[step.out], [places[slot] for slot in step.takes]
+            out, inputs = places[step.out], [places[slot] for slot in step.inputs]
             if step.apply is not None:
-                blocks[path].append((step.apply, out, *takes))
+                blocks[path].append((step.apply, out, *inputs))
             elif step.kernel is not None:
-                blocks[path].append((None, out, None, (takes, step.kernel, places[step.kept], step.place)))
+                blocks[path].append((None, out, None, (inputs, step.kernel, places[step.results], step.place)))
             else:
                 before = [blocks.pop((*path, (step.out, side)), []) for side in (2, 1)]
                 for part in before:
                     if len(part) <= _SHORT and all(apply for apply, *_ in part):
                         blocks[path] += part
                         part.clear()
-                blocks[path].append((None, out, takes[0], tuple(zip(before, takes[:0:-1], strict=True))))
+                blocks[path].append((None, out, inputs[0], tuple(zip(before, inputs[:0:-1], strict=True))))
         return blocks[()], [self._slots[slot] for slot in places], places
 
     def _with_polynomials(self) -> list[_Step]:
-        """The steps, where sums and products of Horner's rule are one. What they replace is needed no more."""
+        """The steps, with each chain of Horner's rule as a single step. Those that it replaces are needed no more."""
         products: dict[int, tuple[int, ...]] = {}
         chains: dict[int, tuple[int, int, tuple[float, ...]]] = {}
         steps = []
         for step in self._steps:
-            if step.apply is mul and step.takes[1] in self._open:
-                products[step.out] = step.takes
-            elif step.apply is add and step.takes[0] in products and step.takes[1] not in self._open:
-                begin, x = products[step.takes[0]]
+            if step.apply is mul and step.inputs[1] in self._open:
+                products[step.out] = step.inputs
+            elif step.apply is add and step.inputs[0] in products and step.inputs[1] not in self._open:
+                begin, x = products[step.inputs[0]]
                 before: tuple[float, ...] = ()
                 if begin in chains and chains[begin][1] == x:
                     begin, _, before = chains[begin]
-                chains[step.out] = begin, x, (*before, self._slots[step.takes[1]])
+                chains[step.out] = begin, x, (*before, self._slots[step.inputs[1]])
                 if before:
                     step = _Step(step.out, (begin, x), _polynomial(chains[step.out][2]))
             steps.append(step)
@@ -309,14 +306,13 @@ class Steps:
 
 
 def _polynomial(coefficients: Sequence[float]) -> Function:
-    def apply(found: float, x: float) -> float:
+    def apply(value: float, x: float) -> float:
         for coefficient in coefficients:
-            found = found * x + coefficient
-        return found
+            value = value * x + coefficient
+        return value
 
     return apply
 
 
-def _common(one: _Path, other: _Path) -> _Path:
-    """As far as both go the same way."""
-    return tuple(side for side, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+def _common(left: _Path, right: _Path) -> _Path:
+    return tuple(side for side, _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))

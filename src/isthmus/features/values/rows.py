@@ -45,16 +45,16 @@ Bool = np.ndarray[Any, np.dtype[np.bool_]]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Decoded rows of one view for n keys; what `found` leaves out is 0 or null everywhere else.
+    """Decoded rows of one view for n keys; 0 or null everywhere for keys that are not `present`.
 
     Attributes:
-        found: shape (n,), which keys have a row.
+        present: shape (n,), which keys have a row.
         event: shape (n,) int64 microseconds.
         known: shape (n,) int64 microseconds.
         columns: feature name to its values.
     """
 
-    found: Bool
+    present: Bool
     event: Int64
     known: Int64
     columns: "Columns"
@@ -257,8 +257,8 @@ class RowCodec:
         if len(fixed) != len(rows) * self.width:
             self.refuse(rows)
         packed = np.frombuffer(fixed, self._dtype)
-        found = (packed["version"] == VERSION) & (packed["prefix"] == self._prefix)
-        if np.count_nonzero(found) != len(rows) - missing:
+        present = (packed["version"] == VERSION) & (packed["prefix"] == self._prefix)
+        if np.count_nonzero(present) != len(rows) - missing:
             self.refuse(rows)
         if self._variable:
             # Every end is checked, also that of a null: the next value starts there.
@@ -266,7 +266,7 @@ class RowCodec:
             sizes = np.fromiter(map(len, whole), np.int64, len(whole)) - self.width
             if (ends[:, 1:] < ends[:, :-1]).any() or (ends[:, -1] != sizes).any():
                 self.refuse(rows)
-        return Block(found, packed["event"], packed["known"], Columns(self, rows, packed))
+        return Block(present, packed["event"], packed["known"], Columns(self, rows, packed))
 
     def _pack(self, columns: Mapping[str, Values], rows: int) -> tuple[np.ndarray[Any, Any], list[bytes]]:
         """The fixed part of each row without its header, and the variable parts."""

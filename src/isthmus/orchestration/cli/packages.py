@@ -68,9 +68,9 @@ def _confined(package: Path) -> None:
     Raises:
         PackageError: a signal ended it.
     """
-    from isthmus.features.package.sandbox import apart, confine, limit
+    from isthmus.features.package.sandbox import confine, fork_and_wait, limit
 
-    ended = apart()
+    ended = fork_and_wait()
     if ended is None:
         limit(SECONDS)
         confine(MEMORY)
@@ -117,7 +117,7 @@ def _inspection_blocks(inspection: "Inspection") -> "list[Block]":
     from isthmus.features.document import Table, bad, good
 
     rows: list[list[Text]] = [
-        [check.subject, good("ok") if check.error is None else bad("refused"), check.found]
+        [check.subject, good("ok") if check.error is None else bad("refused"), check.finding]
         for check in inspection.checks
     ]
     return [Table(["check", "", "found"], rows)]

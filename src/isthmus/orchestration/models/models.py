@@ -21,12 +21,12 @@ from isthmus.features.latency import LatencyReader
 from isthmus.features.package.manifest import ModelInput, read_package
 from isthmus.features.package.signature import require_signature
 from isthmus.features.progress import Progress, silent
+from isthmus.features.types import UnixTimestamp
 from isthmus.features.verdict import FeatureVerdict
 from isthmus.orchestration.artifacts import DATA, Artifacts, TrainingSet, serving_profile
 from isthmus.orchestration.models import cards
 from isthmus.orchestration.project import Project
 from isthmus.transforms import engine
-from isthmus.transforms.views.compute import SPARK
 
 if TYPE_CHECKING:
     from isthmus.distill.distillation import DistillationReport
@@ -153,8 +153,8 @@ def _learned(
     """What the student's preparation learns, by the project's engine."""
     from isthmus.distill.tabular.preparation import learned
 
-    types = {item.name: SPARK[item.dtype.name] for item in inputs}
-    types |= dict.fromkeys(("event_timestamp", "known_at"), SPARK["UnixTimestamp"])
+    types = {item.name: item.dtype.spark for item in inputs}
+    types |= dict.fromkeys(("event_timestamp", "known_at"), UnixTimestamp.spark)
     # Said and not found out: Sail takes no file in which any column is a dictionary.
     schema = ", ".join(f"`{name}` {kind}" for name, kind in types.items())
     with engine.session(project.settings.engine, project.settings.profiles.training.threads) as spark:

@@ -17,7 +17,7 @@ import msgspec
 from isthmus.features.errors import DependencyError, PackageError
 from isthmus.features.files import scratch_folder
 from isthmus.features.package.checksums import GOLDEN
-from isthmus.features.package.golden import Golden, Kept
+from isthmus.features.package.golden import Golden, TensorBytes
 from isthmus.features.package.manifest import Manifest, Variant
 from isthmus.features.package.replay import SECONDS, Answers, refused
 
@@ -37,7 +37,7 @@ class _Told(msgspec.Struct):
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    answers: tuple[dict[str, Kept], ...]
+    answers: tuple[dict[str, TensorBytes], ...]
 
 
 class WebRuntime:

@@ -14,9 +14,9 @@ from isthmus.distill.types import spread
 from isthmus.features.contract.contract import Contract
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.package.manifest import Feeds, Manifest, ModelInput, Variant, feeds
-from isthmus.features.package.replay import opened
+from isthmus.features.package.replay import open_session
 from isthmus.features.pointintime.join import point_in_time
-from isthmus.features.request.layout import VALID, Layout, given
+from isthmus.features.request.layout import VALID, Layout, input_name
 from isthmus.features.types import DataType, Float32, String
 from isthmus.features.values.columns import Values, from_arrow
 from isthmus.features.values.rows import Bool
@@ -72,7 +72,7 @@ def compare_inputs(
         newer: see `Newer`.
     """
     service = manifest.service
-    request = [column for column in contract.given(service) if column.available == "request"]
+    request = [column for column in contract.raw_inputs(service) if column.available == "request"]
     some = examples.select(list(dict.fromkeys((*keys, *(column.name for column in request)))))
     for name in keys:
         # A null key is no key of any row, and the API takes none.
@@ -100,7 +100,7 @@ def compare_inputs(
         item.name: compare(names, one, other, dtype, times=times)
         for (item, dtype, one), (_, _, other) in zip(*(_tensors(inputs, side) for side in sides), strict=True)
     }
-    expected = predict(opened(package, manifest, variant, 1), sides[0]) if names else np.empty(0, np.float32)
+    expected = predict(open_session(package, manifest, variant, 1), sides[0]) if names else np.empty(0, np.float32)
     # Where a request transform is not defined the model has no answer, and the API refuses.
     answered = np.isfinite(expected)
     needed = {item.name for item in inputs}
@@ -123,8 +123,10 @@ def compare_inputs(
 def _tensors(inputs: Sequence[ModelInput], fed: Feeds) -> list[tuple[ModelInput, DataType, Values]]:
     """What a graph is fed, an input at a time, in the type of its tensor."""
     rows = Layout.of({item.name: item.dtype for item in inputs if item.row})
-    taken = {name: fed[given(element)][n] for element, names in rows.given.items() for n, name in enumerate(names)}
-    there = {name: fed[given(VALID)][n] for n, name in enumerate(rows.masks)}
+    taken = {
+        name: fed[input_name(element)][n] for element, names in rows.inputs.items() for n, name in enumerate(names)
+    }
+    there = {name: fed[input_name(VALID)][n] for n, name in enumerate(rows.masks)}
     found = []
     numbers = categories = 0
     for item in inputs:

@@ -85,7 +85,7 @@ class _Engine:
         self._names = np.array([str(row) for row in table.select(keys).to_pylist()], object)
         self._times = micros(table["event_timestamp"])
         self._graph = RowGraph(transform)
-        self._given = {column.name: _values(table, column) for column in contract.taken(transform)}
+        self._given = {column.name: _values(table, column) for column in contract.transform_inputs(transform)}
         self._found = {field.name: from_arrow(table[transform.full_name(field.name)], field.dtype)
                        for field in transform.fields}  # fmt: skip
 

@@ -10,7 +10,7 @@ import numpy as np
 from isthmus.features.errors import PackageError
 from isthmus.features.package.golden import read_golden
 from isthmus.features.package.manifest import feeds, package_digest, read_contract, read_package
-from isthmus.features.package.replay import answers, opened, require_fed, require_reproduced
+from isthmus.features.package.replay import answers, open_session, require_fed, require_reproduced
 from isthmus.features.package.signature import require_signature
 from isthmus.features.values.columns import Values
 from isthmus.serving.deployment.deployment import Deployment, require_rows
@@ -58,7 +58,7 @@ class Model:
         self._output = require_rows(manifest)
         golden = read_golden(folder, manifest)
         require_fed(f"package {manifest.name}", golden, manifest)
-        self._session = opened(folder, manifest, variant, deployment.threads)
+        self._session = open_session(folder, manifest, variant, deployment.threads)
         began = time.perf_counter()
         outputs = answers(self._session, manifest, variant, [case.feeds for case in golden.cases])
         require_reproduced(golden, manifest, variant, outputs)

@@ -60,7 +60,7 @@ class Predictor:
         self.plan = LookupPlan(contract, [view for view, _, _ in self._features], earlier)
         self.bits = self.plan.bits((view, feature) for view, feature, _ in self._features)
         self._fields = {
-            column.name: column for column in contract.given(deployment.service) if column.available == "request"
+            column.name: column for column in contract.raw_inputs(deployment.service) if column.available == "request"
         }
         self._needed = [name for name in self._fields if name in needed]
         read = {column.name for column in contract.service(deployment.service).request}
@@ -107,7 +107,7 @@ class Predictor:
         """Refuses rows for which a request transform in the model is not defined: the model has no answer for them."""
         if np.isnan(output).any():
             for transform in self._used:
-                inputs = {name: columns[name] for name in transform.taken}
+                inputs = {name: columns[name] for name in transform.inputs}
                 self._graphs(transform.name).require(inputs, self._graphs, self._place)
 
     def _place(self, field: str) -> str:

@@ -45,7 +45,7 @@ class Graphs:
         Raises:
             DataError: one of them is refused.
         """
-        graph, taken = self._graph(name), self._contract.taken(self._contract.transforms[name])
+        graph, taken = self._graph(name), self._contract.transform_inputs(self._contract.transforms[name])
         columns = {column.name: from_arrow(rows[column.name], column.dtype) for column in taken}
         one = graph.first_refused(columns, graph.run(columns), self._graph)
         if one is None:

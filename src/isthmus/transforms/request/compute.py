@@ -16,10 +16,10 @@ from isthmus.features.definition.checks import sized
 from isthmus.features.definition.codehash import parameters
 from isthmus.features.definition.spec import AtRequest, RequestSource
 from isthmus.features.errors import DataError, Problem
+from isthmus.features.types import INPUTS
 from isthmus.features.values.columns import ARROW, null_elements, other_sizes
 from isthmus.transforms.request import fields as requestfields
 from isthmus.transforms.request.check import REMEDY, Graphs
-from isthmus.transforms.request.fields import SPARK
 from isthmus.transforms.sources import first_line
 
 if TYPE_CHECKING:
@@ -69,17 +69,17 @@ def compiled(transform: AtRequest, columns: Sequence[Column]) -> tuple[bytes, li
         return b"", [error.problem(where if error.node.place else place)]
     problems = [
         Problem(f"{place}, field {field.name}", f"its column is of type {graph.outputs[field.name]}",
-                f"{SPARK[field.dtype.name]}, because it is declared as {field.dtype}: cast it")
+                f"{field.dtype.spark}, because it is declared as {field.dtype}: cast it")
         for field in fields
-        if graph.outputs[field.name].name != SPARK[field.dtype.name]
+        if graph.outputs[field.name].name != field.dtype.spark
     ]  # fmt: skip
     return graph.model.SerializeToString(deterministic=True), problems
 
 
 def _unusable(where: str, column: Column) -> Problem | None:
     """Why a graph cannot take a column, if it cannot."""
-    if (column.dtype.element or column.dtype).name not in SPARK:
-        expected = f"one of {', '.join(SPARK)}, or an Array of one of them"
+    if (column.dtype.element or column.dtype) not in INPUTS:
+        expected = f"one of {', '.join(map(str, INPUTS))}, or an Array of one of them"
         return Problem(f"{where}, input {column.name}", f"has type {column.dtype}", expected)
     if column.dtype.element is not None and column.size is None:
         feature = column.name.rpartition(SEPARATOR)[2]
@@ -92,9 +92,9 @@ def _kind_of(column: Column) -> "SqlType":
     from isthmus.transforms.rowwise.core.types import TYPES, array_of
 
     if column.dtype.element is None:
-        return TYPES[SPARK[column.dtype.name]]
+        return TYPES[column.dtype.spark]
     assert column.size is not None  # noqa: S101 - looked at before
-    return array_of(TYPES[SPARK[column.dtype.element.name]], column.size)
+    return array_of(TYPES[column.dtype.element.spark], column.size)
 
 
 def _misfits(place: str, transform: AtRequest, found: object) -> list[Problem]:
@@ -157,7 +157,7 @@ def schema_with(schema: pa.Schema, transforms: Iterable[TransformContract]) -> p
     for transform in transforms:
         where = f"request transform {transform.name}"
         having = optional([transform]).union(schema.names)
-        if missing := [name for name in transform.taken if name not in having]:
+        if missing := [name for name in transform.inputs if name not in having]:
             raise DataError(where, f"the rows have no column {', '.join(missing)}", expected="what its function takes",
                             remedy="give the spine such a column")  # fmt: skip
         for field in transform.fields:
@@ -204,7 +204,7 @@ def _computed(
     if not len(batch):
         return [pa.array([], ARROW[field.dtype.name]) for field in contract.fields]
     place = _place(transform)
-    rows = {name: _taken(place, batch, name, contract) for name in contract.taken}
+    rows = {name: _taken(place, batch, name, contract) for name in contract.inputs}
     try:
         # Engines owe nobody an order of rows.
         frame: Any = spark.createDataFrame(pa.table({**rows, _ROW: pa.array(range(len(batch)), pa.int64())}))

@@ -19,10 +19,6 @@ from isthmus.features.types import TYPES
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-SPARK = {"Bool": "boolean", "Int32": "int", "Int64": "bigint", "Float32": "float", "Float64": "double",
-         "UnixTimestamp": "timestamp", "String": "string"}  # fmt: skip
-"""What Spark calls the types that graphs have."""
-
 
 def fields(source: RequestSource) -> "dict[str, Column]":
     """The fields of a request source as a transform sees them, by name."""

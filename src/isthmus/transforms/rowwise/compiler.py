@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import onnx
 from onnx import helper
 
-from isthmus.features.request.layout import MASKS, NOTES, VALID, Layout, found, given, given_array
+from isthmus.features.request.layout import MASKS, NOTES, VALID, Layout, array_input_name, input_name, output_name
 from isthmus.transforms.rowwise.core.casts import cast
 from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError, node_of
 from isthmus.transforms.rowwise.core.graph import Graph, Value
@@ -66,10 +66,10 @@ class _Compiler:
         self._inputs = inputs
         self._graph = Graph()
         self._scalars = _by_element(inputs)
-        rows = {name: given_array(name) for name, kind in inputs.items() if kind.element}
+        rows = {name: array_input_name(name) for name, kind in inputs.items() if kind.element}
         for element, names in self._scalars.items():
-            rows |= dict(zip(names, self._graph.split(given(element), len(names)), strict=True))
-        masks = self._graph.split(given(VALID), len(inputs))
+            rows |= dict(zip(names, self._graph.split(input_name(element), len(names)), strict=True))
+        masks = self._graph.split(input_name(VALID), len(inputs))
         self._graph.begin(masks[0])
         self._graph.plain(rows[name] for name in plain)
         self._columns = {
@@ -173,14 +173,18 @@ class _Compiler:
                 raise NotCompilableError(nodes[name], f"gives {value.kind}", "a value of one of Isthmus' plain types")
         kinds = {name: value.kind for name, value in values.items()}
         results = _by_element(kinds)
-        inputs = [_described(given(element), _TENSORS[element], len(names)) for element, names in self._scalars.items()]
+        inputs = [
+            _described(input_name(element), _TENSORS[element], len(names)) for element, names in self._scalars.items()
+        ]
         sized = {name: kind for name, kind in self._inputs.items() if kind.element}
-        inputs += [_described(given_array(name), kind.tensor, kind.size) for name, kind in sized.items()]
-        inputs.append(_described(given(VALID), BOOLEAN.tensor, len(self._inputs)))
-        outputs = [_described(found(element), _TENSORS[element], len(names)) for element, names in results.items()]
+        inputs += [_described(array_input_name(name), kind.tensor, kind.size) for name, kind in sized.items()]
+        inputs.append(_described(input_name(VALID), BOOLEAN.tensor, len(self._inputs)))
+        outputs = [
+            _described(output_name(element), _TENSORS[element], len(names)) for element, names in results.items()
+        ]
         outputs.append(_described(MASKS, BOOLEAN.tensor, 2 * len(values)))
         for element, names in results.items():
-            graph.packed([values[name].data for name in names], found(element))
+            graph.packed([values[name].data for name in names], output_name(element))
         valid = [value.valid or graph.constant(True, BOOLEAN) for value in values.values()]
         raises = [value.raises or graph.constant(False, BOOLEAN) for value in values.values()]
         graph.packed([*valid, *raises], MASKS)

@@ -14,7 +14,6 @@ from isthmus.features.contract.contract import Column, ViewContract
 from isthmus.features.definition import codehash
 from isthmus.features.definition.spec import FeatureView, Spine
 from isthmus.features.errors import ConfigurationError, DataError, Problem
-from isthmus.features.types import SCALARS, Array
 from isthmus.features.values.columns import ARROW, null_elements, other_sizes
 from isthmus.transforms.sources import first_line
 
@@ -23,19 +22,6 @@ if TYPE_CHECKING:
 
 Frames: TypeAlias = "Mapping[str, DataFrame]"
 """Source name to its DataFrame."""
-
-SPARK = {
-    "Bool": "boolean",
-    "Int32": "int",
-    "Int64": "bigint",
-    "Float32": "float",
-    "Float64": "double",
-    "UnixTimestamp": "timestamp",
-    "String": "string",
-    "Bytes": "binary",
-}
-SPARK |= {Array(scalar).name: f"array<{SPARK[scalar.name]}>" for scalar in SCALARS}
-"""What an engine calls each data type."""
 
 _CORRECT = "correct it, or what its sources hold; nothing that was being computed was written"
 _TIME = pa.timestamp("us", tz="UTC")
@@ -261,7 +247,7 @@ def _check_schema(place: str, frame: "DataFrame", columns: Sequence[Column], *, 
         if names.count(name) > 1
     ]
     for column in columns:
-        wanted = SPARK[column.dtype.name]
+        wanted = column.dtype.spark
         if column.name not in types:
             expected = f"one of type {wanted} beside {', '.join(names)}"
             problems.append(Problem(place, f"its result has no column {column.name!r}", expected))

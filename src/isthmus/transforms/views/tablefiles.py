@@ -7,7 +7,6 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from isthmus.features.contract.contract import ViewContract
-from isthmus.transforms.views.compute import SPARK
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -22,7 +21,7 @@ def history(spark: "SparkSession", view: ViewContract, files: Sequence[str]) -> 
         files: what `files` says.
     """
     columns = [*view.keys, *view.fields]
-    types = {column.name: SPARK[column.dtype.name] for column in columns}
+    types = {column.name: column.dtype.spark for column in columns}
     types |= {"event_timestamp": "timestamp", "known_at": "timestamp", "content_hash": "bigint"}
     schema = ", ".join(f"`{name}` {dtype}" for name, dtype in types.items())
     if not files:
