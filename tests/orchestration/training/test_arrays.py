@@ -286,7 +286,7 @@ REFUSED = {
     ),
     "a request's array of any size": (
         'Field("query", Array(Float32), size=4)', 'Field("query", Array(Float32))',
-        'field \'query\': type Array(Float32) of any size; expected a declared one: declare Field("query", Array(Fl',
+        'field \'query\': type Array(Float32) of any size; expected a declared size: declare Field("query", Array(Fl',
     ),
     "an array for a key": (
         'Field("query", Array(Float32), size=4)', 'Field("customer", Array(Float32), size=4)',

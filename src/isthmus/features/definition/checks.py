@@ -1,4 +1,4 @@
-"""Declarations, looked at together: every problem at once."""
+"""Checks all declarations of a project together and reports every problem at once."""
 
 import math
 import re
@@ -26,7 +26,7 @@ from isthmus.features.types import INPUTS, KEY_TYPES, SCALARS, TYPES, Bytes, Dat
 
 Declaration = Entity | Source | FeatureView | RequestSource | RequestTransform | FeatureService | Spine
 
-_ANY_TYPE = one_of(map(repr, SCALARS)) + ", or Array of one of them"
+_ANY_TYPE = one_of(map(repr, SCALARS)) + ", or Array of these"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 
 _TITLES: dict[type, str] = {
@@ -48,11 +48,11 @@ _PARTS: dict[type, dict[str, tuple[type, ...]]] = {
     Spine: {"entities": (Entity,), "label": (Field,), "sources": (Source,), "request": (RequestSource, NoneType),
             "function": _FUNCTION},
 }  # fmt: skip
-"""What each part of a declaration, or each item of it, must be."""
+"""The types of each part of a declaration, or of each item of a sequence."""
 
 
 class Declarations:
-    """The declarations by kind and name, and what is wrong with them."""
+    """The declarations by kind and name, and their problems."""
 
     def __init__(self, project: str) -> None:
         self.entities: dict[str, Entity] = {}
@@ -62,16 +62,20 @@ class Declarations:
         self.transforms: dict[str, RequestTransform] = {}
         self.services: dict[str, FeatureService] = {}
         self.spines: dict[str, Spine] = {}
+        self._by_type: dict[type, dict[str, Any]] = {
+            Entity: self.entities, Source: self.sources, FeatureView: self.views, RequestSource: self.requests,
+            RequestTransform: self.transforms, FeatureService: self.services, Spine: self.spines,
+        }  # fmt: skip
         self.problems: list[Problem] = []
         if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", project):
             self._wrong(f"project {project!r}", "is not a usable name", "lower-case letters, digits, _ and -")
 
     def add(self, declaration: Declaration) -> bool:
-        """Takes a declaration in, with everything it refers to; False if its parts are not what they should be."""
+        """Adds a declaration and everything it refers to; returns False if a part has the wrong type."""
         title = _TITLES.get(type(declaration))
         if title is None:
-            found = f"is of type {type(declaration).__name__}"
-            self._wrong(f"declaration {declaration!r}", found, one_of(_TITLES.values()))
+            where = f"declaration {declaration!r}"
+            self._wrong(where, f"is of type {type(declaration).__name__}", one_of(_TITLES.values()))
             return False
         parts: list[Any] = []
         sound = True
@@ -87,29 +91,15 @@ class Declarations:
                     parts.append(item.view)
                 elif type(item) in _TITLES:
                     parts.append(item)
-        # All of them, also after one that is not sound: every problem is reported.
+        # A list, not a generator: a part with a problem must not keep the next part from being checked.
         added = [self.add(part) for part in parts]
         if not all(added) or not sound:
             return False
-        match declaration:
-            case Entity():
-                self._put(self.entities, declaration)
-            case Source():
-                self._put(self.sources, declaration)
-            case RequestSource():
-                self._put(self.requests, declaration)
-            case RequestTransform():
-                self._put(self.transforms, declaration)
-            case FeatureView():
-                self._put(self.views, declaration)
-            case Spine():
-                self._put(self.spines, declaration)
-            case FeatureService():
-                self._put(self.services, declaration)
+        self._put(self._by_type[type(declaration)], declaration)
         return True
 
     def check(self) -> None:
-        """Collects every problem of the declarations taken in."""
+        """Collects every problem of the declarations added so far."""
         for entity in self.entities.values():
             if not entity.join_keys:
                 self._wrong(f"entity {entity.name}", "has no join key", "at least one")
@@ -124,9 +114,9 @@ class Declarations:
                 self._wrong(f"source {source.name}", "has no path", "a file, a folder or a URL")
         folded: dict[str, str] = {}
         for view in self.views.values():
-            if (other := folded.setdefault(str(view.name).lower(), view.name)) != view.name:
-                self._wrong(f"view {view.name!r}", f"differs from {other!r} in case only", "another name")
-            self._computed(f"view {view.name}", view, [source.name for source in view.sources])
+            if (first := folded.setdefault(str(view.name).lower(), view.name)) != view.name:
+                self._wrong(f"view {view.name!r}", f"differs from {first!r} in case only", "another name")
+            self._function(f"view {view.name}", view)
             self._schema(f"view {view.name}", view.schema, self._keys(f"view {view.name}", view), (*RESERVED, STATUS))
             if not view.schema:
                 self._wrong(f"view {view.name}", "has no feature", "at least one Field in its schema")
@@ -138,7 +128,6 @@ class Declarations:
                 self._wrong(f"view {view.name}, delay", str(view.delay), "zero or a positive time")
             fields = {field.name: field.dtype for field in view.schema}
             self.problems += expectations.problems(f"view {view.name}", fields, view.expectations)
-
             if view.lookback is not None and view.lookback < MICROSECOND * 0:
                 self._wrong(f"view {view.name}, lookback", str(view.lookback), "zero or a positive time, or None")
             if view.lateness < MICROSECOND * 0:
@@ -157,7 +146,7 @@ class Declarations:
             self._unlike(f"request transform {transform.name!r}", transform.name, self.transforms)
             self._transform(f"request transform {transform.name}", transform)
         for spine in self.spines.values():
-            self._computed(f"spine {spine.name}", spine, [source.name for source in spine.sources])
+            self._function(f"spine {spine.name}", spine)
             self._schema(f"spine {spine.name}", [spine.label], self._keys(f"spine {spine.name}", spine))
             self._input(f"spine {spine.name}, label {spine.label.name!r}", spine.label)
             if spine.request and spine.label.name in [field.name for field in spine.request.schema]:
@@ -167,14 +156,14 @@ class Declarations:
             self._service(service)
 
     def _key_types(self) -> None:
-        """A request names a join key once, whatever the number of entities that have it."""
+        # A request names a join key once, however many entities have it.
         types: dict[str, tuple[str, DataType]] = {}
         for entity in self.entities.values():
             for key, dtype in entity.join_keys.items():
                 first, known = types.setdefault(key, (entity.name, dtype))
                 if known != dtype:
                     self._wrong(f"entity {entity.name}, join key {key}", f"type {dtype!r}", f"{known!r}, as in {first}")
-        # A request field of that name is the key's value.
+        # A request field with the name of a join key is that key's value.
         for request in self.requests.values():
             for field in request.schema:
                 first, known = types.get(field.name, ("", field.dtype))
@@ -182,16 +171,16 @@ class Declarations:
                     self._wrong(f"request source {request.name}, field {field.name!r}", f"type {field.dtype!r}",
                                 f"{known!r}, as the join key of {first}")  # fmt: skip
 
-    def _computed(self, where: str, declaration: FeatureView | Spine, given: Sequence[str]) -> None:
-        """What a view and a spine share: a function that takes the declared sources."""
-        asked = self._parameters(where, declaration)
+    def _function(self, where: str, declaration: FeatureView | Spine) -> None:
+        parameters = self._parameters(where, declaration)
+        sources = [source.name for source in declaration.sources]
         if declaration.function is None:
             return
-        if sorted(asked) != sorted(given):
+        if sorted(parameters) != sorted(sources):
             self._wrong(
                 f"{where} ({codehash.location(declaration.function)})",
-                f"its function takes ({', '.join(asked)})",
-                f"one parameter per source: ({', '.join(given)})",
+                f"its function takes ({', '.join(parameters)})",
+                f"one parameter per source: ({', '.join(sources)})",
             )
         try:
             codehash.digest(declaration.function)
@@ -200,12 +189,11 @@ class Declarations:
 
     def _parameters(self, where: str, declaration: FeatureView | Spine | RequestTransform) -> list[str]:
         if declaration.function is None:
-            self._wrong(where, "has no function", "a PySpark function, given by the decorator")
+            self._wrong(where, "has no function", "a PySpark function: use the decorator")
             return []
         return codehash.parameters(declaration.function)
 
     def _transform(self, where: str, transform: RequestTransform) -> None:
-        """A function that takes some of the columns of its inputs, by their names in a training set."""
         self._schema(where, transform.schema, set())
         for field in transform.schema:
             self._input(f"{where}, field {field.name!r}", field)
@@ -213,77 +201,72 @@ class Declarations:
                 self._wrong(f"{where}, field {field.name!r}", f"tolerance={field.tolerance!r}", "zero or more")
             if field.available != "server":
                 self._wrong(f"{where}, field {field.name!r}", f"available={field.available!r}",
-                            "none: it can exist where all that the function takes can")  # fmt: skip
+                            "none: it exists wherever all inputs of the function do")  # fmt: skip
         if not transform.schema:
             self._wrong(where, "has no field", "at least one Field in its schema")
         known = [name for part in transform.inputs for name in self._columns(where, part)]
         for name in sorted({name for name in known if known.count(name) > 1}):
             self._wrong(f"{where}, inputs", f"{name} is there twice", "each once")
-        asked = self._parameters(where, transform)
+        parameters = self._parameters(where, transform)
         if transform.function is not None:
-            if not asked:
-                place = f"{where} ({codehash.location(transform.function)})"
+            place = f"{where} ({codehash.location(transform.function)})"
+            if not parameters:
                 self._wrong(place, "its function takes nothing", f"parameters named like its inputs: {one_of(known)}")
-            for name in asked:
+            for name in parameters:
                 if name not in known:
-                    place = f"{where} ({codehash.location(transform.function)})"
                     self._wrong(place, f"its function takes {name!r}", one_of(known))
 
     def _checked(self, where: str, request: RequestSource, views: Mapping[str, str]) -> None:
-        """A request source that stands among the views, and whose fields have rules."""
+        # A checked request source has columns `source__field` in a training set, like a view.
         if (same := views.get(str(request.name).lower())) is not None:
             self._wrong(where, f"has the name of view {same!r}", "another name, since it has expectations or defaults")
         if (same := next((n for n in self.transforms if n.lower() == str(request.name).lower()), None)) is not None:
             self._wrong(where, f"has the name of request transform {same!r}", "another name")
-        self._unlike(where, request.name, (name for name, other in self.requests.items() if other.checked))
+        self._unlike(where, request.name, (name for name, source in self.requests.items() if source.checked))
         fields = {field.name: field.dtype for field in request.schema}
         if all(isinstance(dtype, DataType) for dtype in fields.values()):
             self.problems += expectations.request_problems(where, fields, request.expectations, request.defaults)
 
     def _unlike(self, where: str, name: str, names: Iterable[str]) -> None:
-        """Refuses a name that an earlier one differs from in case only: so would columns of a training set."""
-        first = next(other for other in names if str(other).lower() == str(name).lower())
+        # Such names would give columns of a training set that differ in case only.
+        first = next(known for known in names if str(known).lower() == str(name).lower())
         if first != name:
             self._wrong(where, f"differs from {first!r} in case only", "another name")
 
     def _columns(self, where: str, part: FeatureView | FeatureProjection | RequestSource) -> list[str]:
-        """The columns of an input of a request transform, by their names in a training set."""
         match part:
             case RequestSource():
                 return [field.name for field in part.schema]
             case FeatureProjection(RequestTransform()):
                 self._wrong(f"{where}, inputs", f"request transform {part.view.name}", "views and request sources")
                 return []
-        return self._chosen(where, part)
+        return self._full_names(where, part)
 
-    def _chosen(self, where: str, part: FeatureView | FeatureProjection | RequestTransform) -> list[str]:
-        """The full names of the features of a view or a request transform, or of those of a part of it."""
+    def _full_names(self, where: str, part: FeatureView | FeatureProjection | RequestTransform) -> list[str]:
         view = part.view if isinstance(part, FeatureProjection) else part
         known = [field.name for field in view.schema]
-        chosen = list(part.features) if isinstance(part, FeatureProjection) else known
-        for name in chosen:
+        names = list(part.features) if isinstance(part, FeatureProjection) else known
+        for name in names:
             if name not in known:
                 self._wrong(f"{where}, {view.name}", f"no feature {name!r}", one_of(known))
-        return [f"{view.name}{SEPARATOR}{name}" for name in chosen]
+        return [f"{view.name}{SEPARATOR}{name}" for name in names]
 
     def _service(self, service: FeatureService) -> None:
+        where = f"service {service.name}"
         if not service.features:
-            self._wrong(f"service {service.name}", "has no feature", "at least one view")
+            self._wrong(where, "has no feature", "at least one view")
         seen: set[str] = set()
         for part in service.features:
-            where = f"service {service.name}"
-            match part:
-                case RequestSource():
-                    names = [f"{part.name}{SEPARATOR}{f.name}" if part.checked else f.name for f in part.schema]
-                case _:
-                    names = self._chosen(where, part)
+            if isinstance(part, RequestSource):
+                names = [f"{part.name}{SEPARATOR}{f.name}" if part.checked else f.name for f in part.schema]
+            else:
+                names = self._full_names(where, part)
             for name in names:
                 if name in seen:
-                    self._wrong(f"service {service.name}", f"{name} is there twice", "each feature once")
+                    self._wrong(where, f"{name} is there twice", "each feature once")
                 seen.add(name)
 
     def _keys(self, where: str, declaration: FeatureView | Spine) -> set[str]:
-        """The join keys, in lower case."""
         seen: set[str] = set()
         for column in join_keys(declaration.entities):
             if column.name.lower() in seen:
@@ -319,13 +302,13 @@ class Declarations:
             self._wrong(where, f"type {field.dtype!r}", "a type that a model reads: neither Bytes nor an Array")
 
     def _request_field(self, where: str, field: Field) -> None:
-        """What a model reads, or arrays that a request transform can take."""
+        # A model reads the scalars; only request transforms take arrays.
         if field.dtype not in TYPES.values() or field.dtype.element is None:
             self._input(where, field)
         elif field.dtype.element == Bytes:
             self._wrong(where, f"type {field.dtype!r}", "arrays of what a model reads, which Bytes are not")
         elif field.size is None:
-            self._wrong(where, f"type {field.dtype!r} of any size", f"a declared one: {sized(field.name, field.dtype)}")
+            self._wrong(where, f"type {field.dtype!r} of any size", f"a declared size: {sized(field.name, field.dtype)}")
         elif any(field.name in entity.join_keys for entity in self.entities.values()):
             self._wrong(where, "is an Array with the name of a join key", "another name: it would be that key's value")
 
@@ -347,14 +330,14 @@ class Declarations:
             place = f" ({codehash.location(declaration.function)})" if getattr(declaration, "function", None) else ""
             self._wrong(f"{title} {declaration.name!r}{place}", f"a second {title} has this name", "one name each")
 
-    def _wrong(self, where: str, found: str, expected: str = "") -> None:
-        problem = Problem(where, found, expected)
+    def _wrong(self, where: str, error: str, expected: str) -> None:
+        problem = Problem(where, error, expected)
         if problem not in self.problems:
             self.problems.append(problem)
 
 
 def sized(name: str, dtype: DataType) -> str:
-    """How a field with arrays of one size is declared, for a message."""
+    """An example declaration of a field whose arrays have a fixed size, for a message."""
     return f'declare Field("{name}", {dtype}, size=n)'
 
 

@@ -1,9 +1,8 @@
-"""What a function computes, as text that formatting, comments and the place of the code do not change.
+"""A digest of what a function computes. Formatting, comments and the place of the code do not change it.
 
-The digest of a feature function covers its own syntax tree, its default arguments, and everything of the user's it
-refers to: helper functions, in its own or in other modules of the user's, classes and their instances, constants, and
-for objects of libraries (a PySpark column, a compiled pattern) the statement that assigns them. Code of the standard
-library and of installed packages is named, not followed.
+It covers the function's syntax tree, its default arguments, and all user code it refers to: helper functions in any
+user module, classes and their instances, constants, and for library objects (a PySpark column, a compiled pattern) the
+statement that assigns them. Code of the standard library and of installed packages counts by its name only.
 """
 
 import ast
@@ -22,7 +21,7 @@ from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-# A virtual environment may see the libraries of the interpreter below it: then more than its own folder holds some.
+# A virtual environment may also use the site-packages of its base interpreter.
 _LIBRARIES = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
 _INSTALLED = tuple(
     Path(path).resolve()
@@ -37,8 +36,8 @@ def digest(function: Callable[..., Any]) -> str:
     """SHA-256 of what a function computes.
 
     Raises:
-        OSError: the source of the function cannot be read (it was typed at a prompt, for example).
-        SyntaxError: what is read there is not the function.
+        OSError: the function's source cannot be read, for example because it was typed at a prompt.
+        SyntaxError: the file at its place holds other code.
     """
     described = _described(function, [])
     if described is None:
@@ -47,7 +46,7 @@ def digest(function: Callable[..., Any]) -> str:
 
 
 def location(function: Callable[..., Any]) -> str:
-    """`file:line` of a function, for messages; its name where it has no Python code."""
+    """`file:line` of a function, for messages; its name if it has no Python code."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return getattr(function, "__name__", None) or type(function).__name__
@@ -55,23 +54,17 @@ def location(function: Callable[..., Any]) -> str:
 
 
 def of_user(value: types.FunctionType | type) -> bool:
-    """Whether a function or a class is the user's, so that its code counts; else only its name does."""
+    """Whether a function or class is user code, so that its code counts; otherwise only its name does."""
     return _is_users(value.__code__.co_filename if isinstance(value, types.FunctionType) else _file(value))
 
 
 def _described(value: Any, seen: list[object]) -> Any:
-    """What a value is, as plain data; None for what is only named.
-
-    Args:
-        value: whatever a name of the user's stands for.
-        seen: the functions and classes on the way here; meeting one again gives its position.
-    """
+    """A value as plain data; None for library code. `seen` are the objects on the way here, to end recursion."""
     if isinstance(value, _CONSTANTS):
         return repr(value)
     if isinstance(value, list | tuple):
         return [type(value).__name__, *(_described(item, seen) for item in value)]
     if isinstance(value, set | frozenset):
-        # Sets have no order of their own.
         return [type(value).__name__, *sorted(json.dumps(_described(item, seen)) for item in value)]
     if isinstance(value, dict):
         return ["dict", *([_described(key, seen), _described(item, seen)] for key, item in value.items())]
@@ -80,8 +73,9 @@ def _described(value: Any, seen: list[object]) -> Any:
         return described and ["partial", described, _described(value.args, seen), _described(value.keywords, seen)]
     if callable(value):
         value = inspect.unwrap(value)
-    if any(value is other for other in seen):
-        return next(position for position, other in enumerate(seen) if value is other)
+    for position, earlier in enumerate(seen):
+        if value is earlier:
+            return position
     if isinstance(value, types.FunctionType) and _is_users(value.__code__.co_filename):
         seen.append(value)
         return _function(value, seen)
@@ -95,7 +89,7 @@ def _described(value: Any, seen: list[object]) -> Any:
 
 
 def _function(function: types.FunctionType, seen: list[object]) -> list[Any]:
-    # What a decorator of the feature function declares (entities, schema, ttl) is in the contract in its own right.
+    # The decorator of the feature function (entities, schema, ttl) is already in the contract.
     tree = _normal(_parsed(function), decorated=len(seen) > 1)
     names = dict(function.__globals__)
     for free, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -111,7 +105,7 @@ def _class(value: type, seen: list[object]) -> list[Any]:
     try:
         tree = _normal(ast.parse(textwrap.dedent(inspect.getsource(value))), decorated=True)
     except OSError:
-        # Made by a call: a named tuple has its fields, and nothing else that counts.
+        # A named tuple, created by a call: only its fields count.
         return [value.__qualname__, list(getattr(value, "_fields", ()))]
     return [ast.unparse(tree), _referred(tree, vars(sys.modules[value.__module__]), seen)]
 
@@ -119,17 +113,15 @@ def _class(value: type, seen: list[object]) -> list[Any]:
 def _parsed(function: types.FunctionType) -> ast.Module:
     if function.__name__ != "<lambda>":
         return ast.parse(textwrap.dedent(inspect.getsource(function)))
-    # The lines of a lambda are seldom a statement: it is looked up in the whole file, with any others of its line.
+    # The lines of a lambda may be no complete statement: take all lambdas of its line from the whole file.
     file, line = ast.parse("".join(inspect.findsource(function)[0])), function.__code__.co_firstlineno
-    found: list[ast.stmt] = [
-        ast.Expr(node) for node in ast.walk(file) if isinstance(node, ast.Lambda) and node.lineno == line
-    ]
-    return ast.Module(found, [])
+    lambdas = (node for node in ast.walk(file) if isinstance(node, ast.Lambda) and node.lineno == line)
+    return ast.Module([ast.Expr(node) for node in lambdas], [])
 
 
 def _referred(tree: ast.AST, names: Mapping[str, Any], seen: list[object]) -> list[tuple[str, Any]]:
-    """Every name of the user's that the code reads, with what it stands for."""
-    found = []
+    """The names of user code that a tree reads, with what they stand for."""
+    references = []
     names = {**names, **_imported(tree, names.get("__package__"))}
     for reference in _references(tree):
         head, *attributes = reference.split(".")
@@ -140,31 +132,35 @@ def _referred(tree: ast.AST, names: Mapping[str, Any], seen: list[object]) -> li
         if described is None and not isinstance(value, _NAMED) and not type(value).__module__.startswith("isthmus."):
             described = _assigned(value, names, reference, seen)
         if described is not None:
-            found.append((reference, described))
-    return found
+            references.append((reference, described))
+    return references
 
 
 def _imported(tree: ast.AST, package: str | None) -> dict[str, Any]:
-    """What import statements inside of code bind, as far as it is in modules of the user's; no other one is loaded."""
-    found: dict[str, Any] = {}
+    """The names that import statements inside of a tree bind to user code. Library modules are not loaded."""
+    bound: dict[str, Any] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 name = alias.name if alias.asname else alias.name.partition(".")[0]
                 if _loaded(alias.name) is not None:
-                    found[alias.asname or name] = sys.modules[name]
+                    bound[alias.asname or name] = sys.modules[name]
         elif isinstance(node, ast.ImportFrom) and (package or not node.level):
-            origin = "." * node.level + (node.module or "")
-            origin = importlib.util.resolve_name(origin, package) if node.level else origin
+            origin = _origin(node, package)
             module = _loaded(origin)
             for alias in node.names if module is not None else ():
                 value = getattr(module, alias.name, None)
-                found[alias.asname or alias.name] = _loaded(f"{origin}.{alias.name}") if value is None else value
-    return found
+                bound[alias.asname or alias.name] = _loaded(f"{origin}.{alias.name}") if value is None else value
+    return bound
+
+
+def _origin(statement: ast.ImportFrom, package: str | None) -> str:
+    module = statement.module or ""
+    return importlib.util.resolve_name("." * statement.level + module, package) if statement.level else module
 
 
 def _loaded(name: str) -> types.ModuleType | None:
-    """A module of the user's; None if it is none, or cannot be loaded: who runs the code is told why."""
+    """A user module; None for a library, and for a module that cannot be loaded: running the code will say why."""
     top = name.partition(".")[0]
     try:
         spec = None if top in sys.modules else importlib.util.find_spec(top)
@@ -177,34 +173,29 @@ def _loaded(name: str) -> types.ModuleType | None:
 
 
 def _assigned(value: Any, names: Mapping[str, Any], reference: str, seen: list[object]) -> Any:
-    """The statements at the top of a module of the user's that make a value, and what they refer to."""
+    """The top-level statements of a user module that assign a value, and what they refer to."""
     head, *attributes = reference.split(".")
     for attribute in attributes:
         if _is_users_module(names[head]):
             names, head = vars(names[head]), attribute
     if not _is_users(names.get("__file__")):
         return None
-    found: list[Any] = []
+    assignments: list[Any] = []
     for statement in ast.parse(Path(names["__file__"]).read_text()).body:
         if isinstance(statement, ast.ImportFrom):
-            origin = "." * statement.level + (statement.module or "")
-            if statement.level:
-                origin = importlib.util.resolve_name(origin, names["__package__"])
+            module = sys.modules.get(_origin(statement, names.get("__package__")))
             for alias in statement.names:
-                module = sys.modules.get(origin)
                 if (alias.asname or alias.name) == head and module is not None:
                     return _assigned(value, vars(module), alias.name, seen)
-        targets = [
-            node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-        ]
-        if head in targets and not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        stored = (node for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+        definition = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        if not definition and any(node.id == head for node in stored):
             seen.append(value)
-            found.append([ast.unparse(statement), _referred(statement, names, seen)])
-    return found or None
+            assignments.append([ast.unparse(statement), _referred(statement, names, seen)])
+    return assignments or None
 
 
 def _resolve(value: Any, attributes: list[str]) -> Any:
-    """Follows `module.attribute` through modules of the user's only."""
     for attribute in attributes:
         if not _is_users_module(value):
             break
@@ -217,9 +208,9 @@ def _file(value: type) -> str | None:
 
 
 def _is_users_module(value: Any) -> bool:
-    """Whether it is a module of the user's; a folder without `__init__.py` is one of no file."""
     if not isinstance(value, types.ModuleType):
         return False
+    # A namespace package has only a `__path__`.
     return any(map(_is_users, [getattr(value, "__file__", None), *getattr(value, "__path__", ())]))
 
 
@@ -231,8 +222,8 @@ def _is_users(file: str | None) -> bool:
 
 
 def _references(tree: ast.AST) -> list[str]:
-    """Every dotted name the code reads, longest form first seen."""
-    found = []
+    """Every dotted name in a tree, and each of its prefixes."""
+    references = set()
     for node in ast.walk(tree):
         dotted: list[str] = []
         inner: ast.AST = node
@@ -240,12 +231,12 @@ def _references(tree: ast.AST) -> list[str]:
             dotted.insert(0, inner.attr)
             inner = inner.value
         if isinstance(inner, ast.Name):
-            found.append(".".join([inner.id, *dotted]))
-    return sorted(set(found))
+            references.add(".".join([inner.id, *dotted]))
+    return sorted(references)
 
 
 def _normal(tree: ast.Module, *, decorated: bool) -> ast.Module:
-    """Without docstrings and, unless `decorated`, without the decorators of the outermost function."""
+    # Docstrings do not count; `decorated` says whether the decorators of the outermost function do.
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             value = getattr(node.body[0], "value", None)

@@ -1,4 +1,4 @@
-"""The contract of declarations: their canonical form."""
+"""Compiles declarations to a contract, their canonical form."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -31,7 +31,7 @@ from isthmus.features.definition.spec import (
 from isthmus.features.errors import ConfigurationError, Problem
 
 Compiler = Callable[[AtRequest, Sequence[Column]], tuple[bytes, list[Problem]]]
-"""Makes the graph of a request transform or a checked request source of some columns, or says why there is none."""
+"""Compiles a request transform or a checked request source that takes these columns to a graph, or returns problems."""
 
 
 def compile_contract(
@@ -41,36 +41,35 @@ def compile_contract(
 
     Args:
         project: its name.
-        declarations: all of them.
+        declarations: of the whole project.
         where: the file, for a message.
-        compiler: what compiles request transforms; needed where there are any.
+        compiler: compiles request transforms; needed if there are any.
 
     Raises:
-        ConfigurationError: with every problem found.
+        ConfigurationError: with every problem.
     """
-    found = Declarations(project)
+    declared = Declarations(project)
     for declaration in declarations:
-        found.add(declaration)
-    found.check()
-    if found.problems:
-        raise ConfigurationError(where, found.problems)
-    views = {name: _view(view) for name, view in found.views.items()}
+        declared.add(declaration)
+    declared.check()
+    if declared.problems:
+        raise ConfigurationError(where, declared.problems)
+    views = {name: _view(view) for name, view in declared.views.items()}
     transforms, problems = {}, []
-    checked = {name: request for name, request in found.requests.items() if request.checked}
-    for name, declared in {**checked, **found.transforms}.items():
+    checked = {name: request for name, request in declared.requests.items() if request.checked}
+    for name, transform in {**checked, **declared.transforms}.items():
         if compiler is None:
             raise TypeError(f"no compiler for request transform {name}")
-        match declared:
-            case RequestSource():
-                transforms[name], wrong = _checked(declared, compiler)
-            case RequestTransform():
-                transforms[name], wrong = _transform(declared, views, compiler)
+        if isinstance(transform, RequestSource):
+            transforms[name], wrong = _checked(transform, compiler)
+        else:
+            transforms[name], wrong = _transform(transform, views, compiler)
         problems += wrong
     if problems:
         raise ConfigurationError(where, problems)
-    services = {name: _declared_service(service, views, transforms) for name, service in found.services.items()}
-    sources = {name: _source(source) for name, source in found.sources.items()}
-    spines = {name: _spine(spine) for name, spine in found.spines.items()}
+    services = {name: _service(service, views, transforms) for name, service in declared.services.items()}
+    sources = {name: _source(source) for name, source in declared.sources.items()}
+    spines = {name: _spine(spine) for name, spine in declared.spines.items()}
     contract = Contract(project, views, services, sources, spines, transforms)
     if problems := [problem for name in services for problem in _several_types(contract, name)]:
         raise ConfigurationError(where, problems)
@@ -98,38 +97,36 @@ def _transform(
     columns: dict[str, tuple[tuple[str, str] | None, Column]] = {}
     rules: dict[str, FieldRule] = {}
     for part in transform.inputs:
-        match part:
-            case RequestSource():
-                columns |= {f.name: (None, request_column(f.name, f.dtype, f.size)) for f in part.schema}
-                rules |= _rules(part)
-            case _:
-                view = views[part.view.name if isinstance(part, FeatureProjection) else part.name]
-                columns |= {view.full_name(c.name): ((view.name, c.name), c) for c in view.fields}
-    assert transform.function is not None  # noqa: S101 - checked together with all other declarations
-    taken = {name: columns[name] for name in codehash.parameters(transform.function)}
-    graph, problems = compiler(transform, [replace(column, name=name) for name, (_, column) in taken.items()])
-    # The least of the places where all that it takes can be.
-    places = {column.available for _, column in taken.values()}
+        if isinstance(part, RequestSource):
+            columns |= {f.name: (None, request_column(f.name, f.dtype, f.size)) for f in part.schema}
+            rules |= _rules(part)
+        else:
+            view = views[part.view.name if isinstance(part, FeatureProjection) else part.name]
+            columns |= {view.full_name(c.name): ((view.name, c.name), c) for c in view.fields}
+    assert transform.function is not None  # noqa: S101 - `Declarations` has checked it
+    inputs = {name: columns[name] for name in codehash.parameters(transform.function)}
+    graph, problems = compiler(transform, [replace(column, name=name) for name, (_, column) in inputs.items()])
+    # It exists only where all of its inputs do.
+    places = {column.available for _, column in inputs.values()}
     available = next(place for place in ("server", "device", "request") if place in places)
     return TransformContract(
         name=transform.name,
-        stored=tuple(pair for pair, _ in taken.values() if pair is not None),
-        request=tuple(column for pair, column in taken.values() if pair is None),
+        stored=tuple(pair for pair, _ in inputs.values() if pair is not None),
+        request=tuple(column for pair, column in inputs.values() if pair is None),
         fields=tuple(Column(field.name, field.dtype, available) for field in transform.schema),
         graph=graph,
-        rules={name: rule for name, rule in rules.items() if name in taken},
+        rules={name: rule for name, rule in rules.items() if name in inputs},
     ), problems
 
 
 def _checked(request: RequestSource, compiler: Compiler) -> tuple[TransformContract, list[Problem]]:
-    # Its arrays are for request transforms alone: nothing that is computed gives one.
+    # Only request transforms take its arrays: no computed field is an array.
     columns = tuple(request_column(f.name, f.dtype) for f in request.schema if f.dtype.element is None)
     graph, problems = compiler(request, columns)
     return TransformContract(request.name, (), columns, columns, graph, _rules(request)), problems
 
 
 def _rules(request: RequestSource) -> dict[str, FieldRule]:
-    """The fields of a request source of which something is expected, or for which something stands in."""
     expected = {field.name: [str(e) for e in request.expectations if e.feature == field.name]
                 for field in request.schema}  # fmt: skip
     return {
@@ -156,30 +153,30 @@ def _spine(spine: Spine) -> dict[str, Any]:
 
 def _code(declaration: FeatureView | Spine) -> str:
     """Digest of what decides the values: the function, and how its sources are read."""
-    assert declaration.function is not None  # noqa: S101 - checked together with all other declarations
+    assert declaration.function is not None  # noqa: S101 - `Declarations` has checked it
     read = {source.name: _source(source) for source in declaration.sources}
     return sha256({"function": codehash.digest(declaration.function), "sources": read})
 
 
 def _several_types(contract: Contract, service: str) -> list[Problem]:
-    """Request fields that a service takes of several request sources as of several types: a request has one column."""
+    # A service may take fields of the same name from several request sources, but a request has a single column.
     types: dict[str, list[str]] = {}
     for column in contract.raw_inputs(service):
         size = f" of {column.size}" if column.size else ""
         types.setdefault(column.name, []).append(f"of type {column.dtype}{size}")
     return [
-        Problem(f"service {service}", f"request field {name} is {' and '.join(found)}", "one type, or another name")
-        for name, found in types.items()
-        if len(found) > 1
+        Problem(f"service {service}", f"request field {name} is {' and '.join(names)}", "one type, or another name")
+        for name, names in types.items()
+        if len(names) > 1
     ]
 
 
 def _source(source: Source) -> dict[str, Any]:
-    """What of a source decides values; where it is changes between environments."""
+    # The path decides no values: it changes between environments.
     return {"timestamp": source.timestamp, "known": source.known, "null_values": list(source.null_values)}
 
 
-def _declared_service(
+def _service(
     service: FeatureService, views: Mapping[str, ViewContract], transforms: Mapping[str, TransformContract]
 ) -> ServiceContract:
     features: list[tuple[str, str]] = []

@@ -1,8 +1,7 @@
-"""What a view promises of its rows, and a request source expects of a request.
+"""Expectations: what must hold for the rows of a view or the fields of a request.
 
-Of a view they are gates, not values: no expectation is part of the contract or its hash, and a build whose rows break a
-promise writes nothing. Of a request source they decide values, see `transforms.requestfields`. Every class is frozen
-and light, like the declarations beside them; `Expect` has a name for each:
+A view's expectations are gates: they are not part of its contract or hash, and a build whose rows break one writes
+nothing. A request source's expectations decide values, see `transforms.request.fields`. Definitions write them as:
 
     transform(..., expectations=[Expect.present("price"), Expect.between("price", 0, 1e6), Expect.rows(at_least=1)])
 """
@@ -19,8 +18,8 @@ from isthmus.features.types import DataType
 _SIZED = ("String", "Bytes")
 _NUMBERS = ("Int32", "Int64", "Float32", "Float64")
 _LONGEST = 1000
-"""Characters up to which a text of a request is measured."""
-_OF_ARRAYS = "none: arrays of a request keep their declared size, and nothing more"
+"""The longest bound, in characters, that a graph can check on a request's text."""
+_OF_ARRAYS = "none: an array in a request has its declared size, and no other rule"
 _PYTHON = {"Bool": bool, "Int32": int, "Int64": int, "UnixTimestamp": datetime, "String": str, "Bytes": bytes}
 
 
@@ -29,7 +28,7 @@ class Expectation:
     """Base of all expectations.
 
     Attributes:
-        feature: whose values it is about; empty for one about the rows.
+        feature: the feature it is about; empty if it is about the rows.
     """
 
     feature: str = ""
@@ -47,7 +46,7 @@ class Present(Expectation):
 
 @dataclass(frozen=True)
 class Between(Expectation):
-    """Every value that is there lies within the bounds, both of them included. NaN does not."""
+    """Every non-null value lies within the bounds, inclusive. NaN does not."""
 
     low: Any = None
     high: Any = None
@@ -58,7 +57,7 @@ class Between(Expectation):
 
 @dataclass(frozen=True)
 class Length(Expectation):
-    """Every String (in characters), Bytes or Array that is there has a length within the bounds, both included."""
+    """Every non-null String (in characters), Bytes or Array has a length within the bounds, inclusive."""
 
     low: int | None = None
     high: int | None = None
@@ -69,7 +68,7 @@ class Length(Expectation):
 
 @dataclass(frozen=True)
 class OneOf(Expectation):
-    """Every value that is there is one of these."""
+    """Every non-null value is in this list."""
 
     values: tuple[Any, ...] = ()
 
@@ -80,7 +79,7 @@ class OneOf(Expectation):
 
 @dataclass(frozen=True)
 class Unique(Expectation):
-    """No value stands in two rows of the table."""
+    """No two rows of the table have the same value."""
 
     def __str__(self) -> str:
         return "unique"
@@ -88,7 +87,7 @@ class Unique(Expectation):
 
 @dataclass(frozen=True)
 class Rows(Expectation):
-    """The table has a number of rows within the bounds, both of them included."""
+    """The number of rows of the table lies within the bounds, inclusive."""
 
     at_least: int = 0
     at_most: int | None = None
@@ -109,9 +108,9 @@ class Fresh(Expectation):
 
 @dataclass(frozen=True)
 class NoDrift(Expectation):
-    """Rows with event times after those of the training set in use have at most this population stability index.
+    """Rows later than the training set in use have at most this population stability index.
 
-    Without a training set, or without such rows, there is nothing to compare.
+    It holds without a training set, or without such rows.
     """
 
     psi: float = 0.25
@@ -121,11 +120,11 @@ class NoDrift(Expectation):
 
 
 class Expect:
-    """The expectations, by the names under which a definition writes them."""
+    """The names of the expectations in definitions."""
 
     @staticmethod
     def present(feature: str, *, share: float = 1.0) -> Present:
-        """At least `share` of the rows have a value; by default all."""
+        """At least `share` of the rows (all by default) have a value."""
         return Present(feature, share)
 
     @staticmethod
@@ -140,12 +139,12 @@ class Expect:
 
     @staticmethod
     def one_of(feature: str, values: Sequence[Any]) -> OneOf:
-        """Every value is one of these."""
+        """Every value is in this list."""
         return OneOf(feature, tuple(values))
 
     @staticmethod
     def unique(feature: str) -> Unique:
-        """No value stands in two rows of the table."""
+        """No two rows of the table have the same value."""
         return Unique(feature)
 
     @staticmethod
@@ -155,12 +154,12 @@ class Expect:
 
     @staticmethod
     def fresh(*, within: timedelta) -> Fresh:
-        """The latest event is no older than this."""
+        """The latest event is no older than `within`, by the project's clock."""
         return Fresh(within=within)
 
     @staticmethod
     def drift(feature: str, *, psi: float = 0.25) -> NoDrift:
-        """What came after the training set looks like what was there when it was made."""
+        """Rows later than the training set in use look like the rows in it."""
         return NoDrift(feature, psi)
 
 
@@ -171,13 +170,7 @@ _NAMES: dict[type, str] = {
 
 
 def problems(owner: str, fields: dict[str, DataType], expectations: Sequence[Expectation]) -> Iterator[Problem]:
-    """What is wrong with the expectations of a view or a request source.
-
-    Args:
-        owner: which one.
-        fields: the types of its features, by name.
-        expectations: in the order of the declaration.
-    """
+    """The problems of the expectations of `owner`, a view or a request source with these features."""
     for expectation in expectations:
         where = f"{owner}, Expect.{_NAMES[type(expectation)]}"
         dtype = None
@@ -187,24 +180,17 @@ def problems(owner: str, fields: dict[str, DataType], expectations: Sequence[Exp
             if dtype is None:
                 yield Problem(where, "there is no such feature", "one of " + ", ".join(fields))
                 continue
-        if (found := _wrong(expectation, dtype)) is not None:
-            yield Problem(where, *found)
+        if (wrong := _wrong(expectation, dtype)) is not None:
+            yield Problem(where, *wrong)
 
 
 def request_problems(
     owner: str, fields: dict[str, DataType], expectations: Sequence[Expectation], defaults: Mapping[str, Any]
 ) -> Iterator[Problem]:
-    """What is wrong with what a request source expects and with its defaults.
-
-    Args:
-        owner: the request source.
-        fields: the types of its fields, by name.
-        expectations: in the order of the declaration.
-        defaults: values by field.
-    """
-    found = list(problems(owner, fields, expectations))
-    yield from found
-    for expectation in [] if found else expectations:
+    """The problems of the expectations and defaults of a request source with these fields."""
+    senseless = list(problems(owner, fields, expectations))
+    yield from senseless
+    for expectation in [] if senseless else expectations:
         where = f"{owner}, Expect.{_NAMES[type(expectation)]}({expectation.feature!r})"
         match expectation:
             case _ if fields[expectation.feature].element is not None:
@@ -212,7 +198,7 @@ def request_problems(
             case Present(share=share) if share != 1:
                 yield Problem(where, f"share={share!r}", "none: a request is one row")
             case Between(low=low, high=high) if fields[expectation.feature].name.startswith("Int"):
-                # Engines compare whole numbers with fractions as doubles, which do not hold all of them.
+                # Engines compare integers with fractions as doubles, which cannot hold every integer.
                 bounds = tuple(bound for bound in (low, high) if bound is not None)
                 if (wrong := _wrong_values(bounds, fields[expectation.feature].name)) is not None:
                     yield Problem(where, *wrong)
@@ -226,13 +212,12 @@ def request_problems(
             yield Problem(where, "the field is an Array", _OF_ARRAYS)
         elif (wrong := _wrong_values((value,), fields[name].name)) is not None:
             yield Problem(where, *wrong)
-        elif not found:
-            yield from (Problem(where, repr(value), str(one)) for one in expectations
-                        if one.feature == name and not _kept(one, value))  # fmt: skip
+        elif not senseless:
+            yield from (Problem(where, repr(value), str(expectation)) for expectation in expectations
+                        if expectation.feature == name and not _fits(expectation, value))  # fmt: skip
 
 
-def _kept(expectation: Expectation, value: Any) -> bool:
-    """Whether a value is as expected."""
+def _fits(expectation: Expectation, value: Any) -> bool:
     match expectation:
         case Between(low=low, high=high):
             return bool((low is None or value >= low) and (high is None or value <= high))
@@ -244,7 +229,7 @@ def _kept(expectation: Expectation, value: Any) -> bool:
 
 
 def _wrong(expectation: Expectation, dtype: DataType | None) -> tuple[str, str] | None:
-    """What was found and what is expected, if an expectation on values of this type makes no sense."""
+    """The error and what is expected, if the expectation makes no sense for this type."""
     name = "" if dtype is None else dtype.name
     match expectation:
         case Present(share=share) if not _number(share) or not 0 < share <= 1:
@@ -271,10 +256,10 @@ def _wrong(expectation: Expectation, dtype: DataType | None) -> tuple[str, str] 
 
 
 def _wrong_bounds(low: Any, high: Any, name: str) -> tuple[str, str] | None:
-    given = [bound for bound in (low, high) if bound is not None]
-    if not given:
+    bounds = [bound for bound in (low, high) if bound is not None]
+    if not bounds:
         return "it has no bound", "low, high or both"
-    for bound in given:
+    for bound in bounds:
         if name == "UnixTimestamp":
             if not isinstance(bound, datetime) or bound.utcoffset() is None:
                 return f"bound {bound!r}", "a datetime with a time zone"
@@ -282,7 +267,7 @@ def _wrong_bounds(low: Any, high: Any, name: str) -> tuple[str, str] | None:
             return f"bound {bound!r}", "a number"
         elif name == "a length" and (not isinstance(bound, int) or bound < 0):
             return f"bound {bound!r}", "a whole number, 0 or more"
-    if len(given) == 2 and low > high:
+    if len(bounds) == 2 and low > high:
         return f"{low} is greater than {high}", "bounds that a value can meet"
     return None
 

@@ -1,7 +1,7 @@
-"""Declarations: what a feature is, by Feast's names.
+"""Declarations of features, with Feast's names. Importing this module loads no third-party library.
 
-Every class is frozen and light; importing this module loads no third-party library. A declaration does not check
-itself: `declarations.compile_contract` looks at all of them together, so that every problem is reported at once.
+A declaration does not check itself: `compile.compile_contract` checks all of them together, so that every problem is
+reported at once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +13,9 @@ from isthmus.features.definition.expectations import Expectation
 from isthmus.features.types import DataType
 
 Available = Literal["server", "device"]
-"""Where a stored value can exist: only behind the API, or also on the device that runs the student.
+"""Where a stored value exists: only behind the API, or also on the device that runs the student.
 
-A request field exists wherever the request is, which is both: to the contract it is "request".
+A request field exists in both places: the contract calls it "request".
 """
 
 
@@ -25,14 +25,14 @@ class Field:
 
     Attributes:
         name: unique within its view or request source.
-        dtype: one of the types of `isthmus.features.types`.
+        dtype: a type of `isthmus.features.types`.
         available: "device" if a device can have the value when it predicts (a table small enough to sync, a sensor);
             "server" if only the API can.
         description: for people; not part of the contract.
-        tolerance: of a number that a request transform computes, the absolute difference between engine and graph that
-            a verdict lets pass. A gate, not a value: not part of the contract.
-        size: of an array, how many elements each one has, checked wherever values come in; None for any number. What a
-            request transform takes must have one.
+        tolerance: for a number that a request transform computes, the absolute difference between engine and graph
+            that a verdict allows. A gate, not a value: not part of the contract.
+        size: the number of elements of every array, checked wherever values come in; None for any number. The arrays
+            that a request transform takes must have a size.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Entity:
 
     Attributes:
         name: unique within the project.
-        join_keys: column name to type, in the order in which they make up the key.
+        join_keys: column name to type, in the order of the key.
         description: for people; not part of the contract.
     """
 
@@ -68,7 +68,7 @@ class Source:
             read. Relative to the project; `package:NAME/FILE` is a file inside an installed Python package.
         timestamp: column that says when a row became true; must carry a time zone.
         known: column that says when a row could first be used; must carry a time zone.
-        null_values: texts that mean null in a CSV file.
+        null_values: strings that mean null in a CSV file.
     """
 
     name: str
@@ -80,24 +80,23 @@ class Source:
 
 @dataclass(frozen=True)
 class FeatureView:
-    """A group of features that one transform computes for one set of entities.
+    """A group of features that a single transform computes for a set of entities.
 
     Attributes:
         name: unique within the project.
-        entities: whose join keys together identify a row, in order.
+        entities: their join keys, in order, identify a row.
         schema: the features.
-        sources: what the transform reads.
-        ttl: how old a value may be and still be served; None for as old as you like.
-        delay: how long after its event time a row becomes known, where the transform gives no `known_at` itself.
-        function: the PySpark transform; one DataFrame parameter per source, named like the source.
+        sources: the parameters of the transform.
+        ttl: how old a value may be and still be served; None for no limit.
+        delay: how long after its event time a row becomes known, unless the transform returns `known_at`.
+        function: the PySpark transform; its parameters are a DataFrame per source, named like the source.
         description: for people; not part of the contract.
-        expectations: what a build must hold to be written; gates, not values, so not part of the contract either.
-
-        lookback: how far from a row's event time its sources reach; None for everything they hold. Given one, the build
-            of a range reads of each source with a `timestamp` only what lies within `lookback` of the range.
-        lateness: how late rows may still arrive at the sources; `isthmus build --catch-up` goes back so far. Not part
-            of the contract.
-        version: a new one begins a table of its own, which a feature of another type needs.
+        expectations: what must hold for a build to be written; not part of the contract.
+        lookback: how far before and after a row's event time the transform reads its sources; None for all of them.
+            With a lookback, the build of a range of days reads only that part of each source with a `timestamp`.
+        lateness: how late rows may still arrive at the sources; `isthmus build --catch-up` goes back that far. Not
+            part of the contract.
+        version: a higher version starts a new table, which a feature needs to change its type.
     """
 
     name: str
@@ -109,30 +108,29 @@ class FeatureView:
     function: Callable[..., Any] | None = field(default=None, repr=False)
     description: str = ""
     expectations: Sequence[Expectation] = ()
-
     lookback: timedelta | None = None
     lateness: timedelta = timedelta(0)
     version: int = 1
 
     def __getitem__(self, features: Sequence[str]) -> "FeatureProjection":
-        """Only the named features of this view, for a feature service; a single name counts as a list of one."""
-        return FeatureProjection(self, (features,) if isinstance(features, str) else tuple(features))
+        """Only these features of the view, for a feature service; a string is a single feature."""
+        return _projection(self, features)
 
 
 @dataclass(frozen=True)
 class RequestSource:
     """Values that exist only in the request. A field named like a join key is that key's value.
 
-    With expectations or defaults it is a request transform of itself: its fields are what it gives, `source__field` in
-    a training set, and what a request transform takes of it is checked, too.
+    With expectations or defaults it works like a request transform whose fields are its own, `source__field` in a
+    training set; request transforms then get the checked values.
 
     Attributes:
         name: unique within the project.
         schema: the fields.
         description: for people; not part of the contract.
-        expectations: what each value must keep: `present`, `between`, `one_of` and `length` of `Expect`. A row with a
-            value that does not is refused, unless the field has a default.
-        defaults: field to what stands where its value is null or not as expected. Such a field may be left out.
+        expectations: `present`, `between`, `one_of` and `length` of `Expect`. A row that breaks a rule is refused,
+            unless the field has a default.
+        defaults: field to the value that replaces a null or a value that breaks a rule. Such a field is optional.
     """
 
     name: str
@@ -143,22 +141,22 @@ class RequestSource:
 
     @property
     def checked(self) -> bool:
-        """Whether anything is expected of a field, or stands in for one."""
+        """Whether it has expectations or defaults."""
         return bool(self.expectations or self.defaults)
 
 
 @dataclass(frozen=True)
 class RequestTransform:
-    """Features of one row, computed at the moment of the question from stored features and request fields.
+    """Features computed at the time of the request from a row's stored features and request fields.
 
     The engine computes them for training; behind the API and on a device a graph does, compiled from the same function.
 
     Attributes:
         name: unique among views and request transforms.
-        inputs: what the function may take.
-        schema: what it gives. Where a value can exist is where all that the function takes can.
-        function: PySpark, of Columns to a dict of Columns by field; its parameters are named like the columns of a
-            training set: `view__feature`, and request fields by their own name.
+        inputs: the views and request sources whose columns the function may take.
+        schema: the computed fields. They exist wherever all parameters of the function do.
+        function: a PySpark function from Columns to a dict of Columns by field; its parameters are named like the
+            columns of a training set: `view__feature`, and request fields by their own name.
         description: for people; not part of the contract.
     """
 
@@ -169,27 +167,31 @@ class RequestTransform:
     description: str = ""
 
     def __getitem__(self, features: Sequence[str]) -> "FeatureProjection":
-        """Only the named fields, for a feature service; a single name counts as a list of one."""
-        return FeatureProjection(self, (features,) if isinstance(features, str) else tuple(features))
+        """Only these fields, for a feature service; a string is a single field."""
+        return _projection(self, features)
 
 
 AtRequest = RequestTransform | RequestSource
-"""What is computed at the request; of request sources those that are checked."""
+"""What is computed at the time of the request; among request sources, those that are checked."""
 
 
 @dataclass(frozen=True)
 class FeatureProjection:
-    """Some features of a view or of a request transform."""
+    """A selection of the features of a view or a request transform."""
 
     view: FeatureView | RequestTransform
     features: tuple[str, ...]
 
 
+def _projection(view: FeatureView | RequestTransform, features: Sequence[str]) -> FeatureProjection:
+    return FeatureProjection(view, (features,) if isinstance(features, str) else tuple(features))
+
+
 @dataclass(frozen=True)
 class FeatureService:
-    """The features of one model: views, request fields and request transforms, or parts of them.
+    """The features of a model: views, request sources and request transforms, or parts of them.
 
-    The model's inputs are the stored features, then the request fields, then what is computed, each in this order.
+    The model's inputs are the stored features, then the request fields, then the computed ones, each in this order.
     """
 
     name: str
@@ -199,18 +201,18 @@ class FeatureService:
 
 @dataclass(frozen=True)
 class Spine:
-    """The moments at which a model is asked, with the answer: one row per example.
+    """The examples a model learns from: a row for each moment of a prediction, with the label.
 
-    Its function returns the join keys of all `entities`, `event_timestamp` (the moment of the question), `known_at`
+    Its function returns the join keys of all `entities`, `event_timestamp` (the moment of the prediction), `known_at`
     (when the label became known), the fields of `request`, and the label.
 
     Attributes:
         name: unique within the project.
-        entities: whose keys the rows carry.
-        label: the answer; Int64 with values 0 and 1 for a binary question.
-        sources: what the function reads.
-        request: the request fields the rows carry.
-        function: PySpark; one DataFrame parameter per source, named like the source.
+        entities: their join keys are columns of the rows.
+        label: what the model predicts; Int64 with values 0 and 1 for a binary label.
+        sources: the parameters of the function.
+        request: the request source whose fields are columns of the rows.
+        function: a PySpark function; its parameters are a DataFrame per source, named like the source.
         description: for people; not part of the contract.
     """
 
