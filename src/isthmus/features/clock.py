@@ -3,7 +3,7 @@
 The value of a view for a key at time t is the row with the greatest (event, known, content) among the key's rows with
 event <= t and known <= t. If t - event > ttl, the value is expired; exactly ttl old is still valid.
 
-`as_of` is the rule as it reads: the oracle of every fast path in this package.
+`as_of` is the plain form of the rule: the oracle of every fast path in this package.
 """
 
 import time
@@ -18,23 +18,23 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Status(IntEnum):
-    """What a view answers for a key at a time."""
+    """A view's answer for a key at a time."""
 
     PRESENT = 0
     NULL = 1
-    """There is a valid row, and all its features are null."""
+    """There is a valid row, but all its features are null."""
     EXPIRED = 2
     NOT_FOUND = 3
 
     @property
     def label(self) -> str:
-        """The word used in tables and reports."""
+        """The name in tables and reports."""
         return self.name.lower()
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One feature row of one key: times in microseconds, the content hash, the values (None is null)."""
+    """A feature row of a key: times in microseconds, the content hash, the values (None is null)."""
 
     event: int
     known: int
@@ -43,15 +43,12 @@ class Row:
 
 
 def as_of(rows: Iterable[Row], at: int, ttl: int | None) -> tuple[Row | None, Status]:
-    """The row that a key's history answers with at time `at`, and the status.
+    """The value of a key at time `at`, and its status; no row if EXPIRED or NOT_FOUND.
 
     Args:
-        rows: the history of one key, in any order.
-        at: the time of the question, in microseconds.
-        ttl: the view's time to live in microseconds, or None.
-
-    Returns:
-        The row and PRESENT or NULL; (None, EXPIRED) if the winning row is too old; (None, NOT_FOUND) without a row.
+        rows: the history of the key, in any order.
+        at: in microseconds.
+        ttl: in microseconds, or None.
     """
     visible = [row for row in rows if row.event <= at and row.known <= at]
     if not visible:
@@ -63,14 +60,14 @@ def as_of(rows: Iterable[Row], at: int, ttl: int | None) -> tuple[Row | None, St
 
 
 def expired(event: int, at: int, ttl: int | None) -> bool:
-    """Whether a value that became true at `event` is too old at `at`. Exactly `ttl` old is still valid."""
+    """Whether a value that became true at `event` is too old at `at`."""
     return ttl is not None and at - event > ttl
 
 
 def micros(moment: datetime) -> int:
-    """Microseconds since 1970 UTC of a moment that carries a time zone."""
+    """Microseconds since 1970 UTC of a datetime with a time zone."""
     if moment.utcoffset() is None:
-        raise ValueError(f"{moment.isoformat()} has no time zone; write it with one, for example with Z at its end")
+        raise ValueError(f"{moment.isoformat()} has no time zone; add it, for example a Z at the end")
     return (moment - _EPOCH) // MICROSECOND
 
 

@@ -1,4 +1,4 @@
-"""Ranges of whole UTC days: what a build covers and what an offline table is partitioned by."""
+"""Ranges of UTC days, which builds cover and offline tables are partitioned by."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from isthmus.features import clock
 from isthmus.features.errors import RequestError
 
 DAY = 86_400_000_000
-"""Microseconds of a day."""
+"""In microseconds."""
 FIRST, LAST = clock.micros(datetime.min.replace(tzinfo=UTC)), clock.micros(datetime.max.replace(tzinfo=UTC))
-"""The first and the last microsecond that lie on a day which has a date."""
+"""The first and last microsecond of `datetime`."""
 _EPOCH = date(1970, 1, 1)
 
 
 def day_of(micros: int) -> int:
-    """The day of a moment."""
+    """The day of a time in microseconds."""
     return micros // DAY
 
 
@@ -28,10 +28,10 @@ class Days:
 
     @classmethod
     def parse(cls, first: str, end: str) -> "Days":
-        """A range of days, or of ISO times that lie on day borders.
+        """A range of days, or of ISO times at the start of a day.
 
         Raises:
-            RequestError: one of them is no day, or the range is empty.
+            RequestError: `first` or `end` is no day, or the range is empty.
         """
         days = cls(_day("from", first), _day("to", end))
         if days.first >= days.end:
@@ -53,30 +53,30 @@ class Days:
             yield Days(first, min(first + length, self.end))
 
     def without(self, done: Iterable["Days"]) -> list["Days"]:
-        """What of the range lies in none of the others, in order."""
+        """The parts of the range that are not in `done`, in order."""
         left, first = [], self.first
-        for other in sorted(done):
-            if other.end <= first or other.first >= self.end:
+        for days in sorted(done):
+            if days.end <= first or days.first >= self.end:
                 continue
-            if other.first > first:
-                left.append(Days(first, other.first))
-            first = other.end
+            if days.first > first:
+                left.append(Days(first, days.first))
+            first = days.end
         return [*left, Days(first, self.end)] if first < self.end else left
 
 
 def union(ranges: Iterable[Days]) -> list[Days]:
-    """The same days in as few ranges as there can be, in order."""
-    found: list[Days] = []
+    """The same days in the fewest ranges, in order."""
+    merged: list[Days] = []
     for days in sorted(ranges):
-        if found and days.first <= found[-1].end:
-            found[-1] = Days(found[-1].first, max(found[-1].end, days.end))
+        if merged and days.first <= merged[-1].end:
+            merged[-1] = Days(merged[-1].first, max(merged[-1].end, days.end))
         else:
-            found.append(days)
-    return found
+            merged.append(days)
+    return merged
 
 
 def day_name(day: int) -> str:
-    """A day as ISO 8601 writes it; the day after the last one of all has none."""
+    """A day in ISO 8601; the day after the last date has none."""
     try:
         return (_EPOCH + timedelta(days=day)).isoformat()
     except OverflowError:

@@ -2,28 +2,28 @@
 
 IsthmusError
 ├── ConfigurationError     exit 2   isthmus.toml or the definitions are wrong: every problem at once
-├── DataError              exit 1   data does not hold what was declared; nothing was written
-├── ContractMismatch       exit 1   rows, tables or packages made under another contract
+├── DataError              exit 1   data does not match its declaration; nothing was written
+├── ContractMismatch       exit 1   rows, tables or packages of another contract
 ├── GateFailed             exit 1   a verdict, a parity check or a budget did not pass
 ├── PackageError           exit 1   a model package is damaged, altered or incomplete
 ├── RequestError           exit 2   a lookup or prediction asks for what does not exist
 ├── DependencyError        exit 3   Redis, Java, an engine or an optional library is not available
-└── Stopped                exit 130 or 143   SIGINT or SIGTERM; what was done so far is kept
+└── Stopped                exit 130 or 143   SIGINT or SIGTERM; finished work stays
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 _LONGEST = 600
-"""Characters of each part of a message about what a stranger wrote."""
+"""Characters of each part of a message about a package."""
 
 
 class IsthmusError(Exception):
-    """Base of every error a user is meant to read: one sentence with the place, the finding and the remedy.
+    """Base of every error a user is meant to read: a sentence with the place, the problem and the remedy.
 
     Attributes:
         where: the file, key, view, table or request the error is about.
-        found: what was met there.
+        found: what is wrong there.
         expected: what would have been accepted; may be empty.
         remedy: what to do next; may be empty.
     """
@@ -44,18 +44,13 @@ class IsthmusError(Exception):
 
     def as_dict(self) -> dict[str, object]:
         """The error as plain data, for `--json` and for an API answer."""
-        return {
-            "error": type(self).__name__,
-            "where": self.where,
-            "found": self.found,
-            "expected": self.expected,
-            "remedy": self.remedy,
-        }
+        parts = {name: getattr(self, name) for name in ("where", "found", "expected", "remedy")}
+        return {"error": type(self).__name__, **parts}
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong in a configuration: where it stands, what was found, what would be accepted."""
+    """A problem of a configuration, with the attributes of `IsthmusError`."""
 
     where: str
     found: str
@@ -73,10 +68,10 @@ class ConfigurationError(IsthmusError):
     def __init__(self, where: str, problems: Sequence[Problem], *, remedy: str = "") -> None:
         self.problems = tuple(problems)
         if len(self.problems) == 1:
-            found = str(self.problems[0])
+            text = str(self.problems[0])
         else:
-            found = f"{len(self.problems)} problems" + "".join(f"\n  - {problem}" for problem in self.problems)
-        super().__init__(where, found, remedy=remedy)
+            text = f"{len(self.problems)} problems" + "".join(f"\n  - {problem}" for problem in self.problems)
+        super().__init__(where, text, remedy=remedy)
 
     def __str__(self) -> str:
         if len(self.problems) > 1 and self.remedy:
@@ -84,17 +79,16 @@ class ConfigurationError(IsthmusError):
         return super().__str__()
 
     def as_dict(self) -> dict[str, object]:
-        """The error as plain data with one entry per problem."""
-        problems = [{"where": p.where, "found": p.found, "expected": p.expected} for p in self.problems]
-        return {**super().as_dict(), "problems": problems}
+        """The error as plain data with an entry per problem."""
+        return {**super().as_dict(), "problems": [asdict(problem) for problem in self.problems]}
 
 
 class DataError(IsthmusError):
-    """Data that does not hold what was declared. Nothing was written."""
+    """Data that does not match its declaration. Nothing was written."""
 
 
 class ContractMismatch(IsthmusError):
-    """Rows, tables or packages that were made under another contract than the one in use."""
+    """Rows, tables or packages of another contract than the current one."""
 
 
 class GateFailed(IsthmusError):
@@ -104,7 +98,7 @@ class GateFailed(IsthmusError):
 class PackageError(IsthmusError):
     """A model package that is damaged, altered or incomplete.
 
-    Whatever stands in a package may stand in the message: a terminal is told of it, at no great length, and not obeyed.
+    Its parts may quote any content of a package, so they are shortened, without control characters for the terminal.
     """
 
     def __init__(self, where: str, found: str, *, expected: str = "", remedy: str = "") -> None:
@@ -113,11 +107,11 @@ class PackageError(IsthmusError):
 
 def _shown(text: str) -> str:
     text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
-    return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)
+    return "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text)
 
 
 class RequestError(IsthmusError):
-    """A lookup or a prediction that asks for something that does not exist or has another type."""
+    """A lookup or a prediction that asks for what does not exist or has another type."""
 
     exit_code = 2
 
@@ -126,7 +120,7 @@ class DependencyError(IsthmusError):
     """Something outside this process is not available: Redis, Java, an engine, an optional library.
 
     Attributes:
-        passes: whether waiting may be enough; if not, somebody has to do what `remedy` says.
+        passes: whether waiting may help; if not, only the remedy does.
     """
 
     exit_code = 3
@@ -137,7 +131,7 @@ class DependencyError(IsthmusError):
 
 
 class Stopped(IsthmusError):
-    """Work that a signal ended in order: the same call goes on with it. The exit code is a shell's for the signal."""
+    """Work that a signal ended; the same call resumes it. The exit code is the shell's for the signal."""
 
     def __init__(self, where: str, found: str, number: int, *, remedy: str = "") -> None:
         super().__init__(where, found, remedy=remedy)

@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all."""
+"""Atomic writes of files and folders: readers see all of the new content, or none of it."""
 
 import errno
 import fcntl
@@ -20,12 +20,9 @@ if TYPE_CHECKING:
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
-    """Replaces a file's content so that a reader, or a crash, meets the old or the new one, never a part.
+    """Replaces a file's content. After a crash, the file has its old or its new content.
 
-    Args:
-        path: the file.
-        content: all of it.
-        mode: permissions, less those of the umask; the file never has others, not even while it is written.
+    The permissions are `mode` without those of the umask, also while the file is written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -37,7 +34,7 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
             os.fsync(file.fileno())
         partial.replace(path)
     except BaseException:
-        # A full disk must not stay full of what did not fit.
+        # On a full disk, the partial file must not stay.
         with suppress(OSError):
             partial.unlink(missing_ok=True)
         raise
@@ -45,11 +42,11 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 def read_pointer(file: Path) -> Path:
-    """The folder beside a file that holds nothing but the folder's name.
+    """The folder beside a file that contains only the folder's name.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: what it holds is not the name of a folder there.
+        ValueError: its content is not the name of a folder there.
     """
     name = file.read_text()
     if not name or Path(name).name != name or not (file.parent / name).is_dir():
@@ -58,16 +55,10 @@ def read_pointer(file: Path) -> Path:
 
 
 def publish(target: Path, write: Callable[[Path], None], *, kind: str = "") -> None:
-    """Fills a new folder with `write` and moves it to `target`, in place of a folder that is there.
+    """Fills a new folder with `write` and moves it to `target`, replacing a folder there.
 
-    A reader never sees a half-written file. Of several that publish to one target at the same time, the last one stays.
-    If the process dies, what is left beside the target begins with a dot, and
-    the next one to publish there removes it; or of several targets of one kind, to any of them.
-
-    Args:
-        target: the folder.
-        write: fills a folder.
-        kind: what the target is, where no two targets have the same name.
+    If several processes publish to the same target, the last wins. What a killed process leaves beside the target
+    begins with a dot, and the next call with the same `kind` (by default the target's name) removes it.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with scratch_folder(target.parent, f".{kind or target.name}") as scratch:
@@ -78,7 +69,7 @@ def publish(target: Path, write: Callable[[Path], None], *, kind: str = "") -> N
         except OSError as error:
             if error.errno is None or (error.filename is not None and error.filename2 is None):
                 raise
-            # Arrow says that a disk is full, and not for what; a copy names first what it was reading.
+            # Arrow's "disk full" names no file; a failed copy names the file it was reading.
             raise OSError(error.errno, os.strerror(error.errno), str(target)) from error
         for entry in (fresh, *fresh.rglob("*")):
             if entry.is_dir():
@@ -92,7 +83,7 @@ def publish(target: Path, write: Callable[[Path], None], *, kind: str = "") -> N
             try:
                 fresh.rename(target)
                 break
-            except OSError as error:  # another one was put there meanwhile
+            except OSError as error:  # another process has published there meanwhile
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
     _sync(target.parent)
@@ -100,44 +91,34 @@ def publish(target: Path, write: Callable[[Path], None], *, kind: str = "") -> N
 
 @contextmanager
 def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
-    """A folder for the block, gone after it; and so are those that killed processes of this machine left there.
+    """A temporary folder whose name begins with `name`. Also removes those that killed processes left in `parent`.
 
-    A process holds a lock for as long as it lives. Other machines may share the folder but not its locks: theirs stay.
-
-    Args:
-        parent: where to make it.
-        name: how its name begins, and the names of those left.
+    Each process locks its folder while it lives. Locks of other machines are not visible here, so their folders stay.
     """
-    mine = f"{name}-{socket.gethostname()}-"
-    # The whole of it: the name of another machine may begin like that of this one.
-    for left in parent.glob(glob.escape(mine) + "[0-9a-f]" * 16):
-        with suppress(OSError), ExitStack() as held:
-            _lock(left, held)
-            shutil.rmtree(left, ignore_errors=True)
-    with ExitStack() as held:
+    prefix = f"{name}-{socket.gethostname()}-"
+    # All 16 digits: the name of another machine may begin with the name of this machine.
+    for stale in parent.glob(glob.escape(prefix) + "[0-9a-f]" * 16):
+        with suppress(OSError), ExitStack() as stack:
+            _lock(stale, stack)
+            shutil.rmtree(stale, ignore_errors=True)
+    with ExitStack() as stack:
         folder = None
         while folder is None:
-            fresh = parent / f"{mine}{secrets.token_hex(8)}"
+            fresh = parent / f"{prefix}{secrets.token_hex(8)}"
             fresh.mkdir()
-            # Before it is locked, another process may take it for one that was left.
+            # Until it is locked, another process may remove it as stale.
             with suppress(FileNotFoundError, BlockingIOError):
-                _lock(fresh, held)
+                _lock(fresh, stack)
                 folder = fresh
-        held.callback(shutil.rmtree, folder, ignore_errors=True)
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
         yield folder
 
 
-def _lock(folder: Path, held: ExitStack) -> None:
-    """Locks a folder until `held` ends.
-
-    Raises:
-        BlockingIOError: another process has it.
-        FileNotFoundError: the folder is gone.
-    """
+def _lock(folder: Path, stack: ExitStack) -> None:
     path = folder / "lock"
-    lock = held.enter_context(path.open("w"))
+    lock = stack.enter_context(path.open("w"))
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    # Whoever had it before may have removed it, and may be about to remove the folder.
+    # The process that had the lock before may have removed the file, and be about to remove the folder.
     if not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
         raise FileNotFoundError(path)
 
@@ -154,13 +135,13 @@ T = TypeVar("T", bound="msgspec.Struct")
 
 
 class Journal(Generic[T]):
-    """Records as JSON, a line each.
+    """A file of records as JSON lines.
 
     Args:
-        file: where they are.
-        record: what a line is.
-        busy: what is said while another process has the lock, and what to do then.
-        remedy: what to do about a line that is not a record.
+        file: its path.
+        record: the type of a line.
+        busy: error and remedy while another process has the lock.
+        remedy: for a line that is not a record.
     """
 
     def __init__(self, file: Path, record: type[T], *, busy: tuple[str, str], remedy: str) -> None:
@@ -168,22 +149,22 @@ class Journal(Generic[T]):
 
     @contextmanager
     def locked(self) -> Iterator[list[T]]:
-        """The records so far; within the block nobody else adds to them.
+        """The records so far; no other process can add to them within the block.
 
         Raises:
             DependencyError: another process has the lock.
             DataError: a line is not a record.
         """
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        # The system gives the lock back, however the process ends.
+        # The system releases the lock even if the process is killed.
         with self._file.open("ab") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                found, remedy = self._busy
-                raise DependencyError(str(self._file), found, remedy=remedy) from error
+                problem, remedy = self._busy
+                raise DependencyError(str(self._file), problem, remedy=remedy) from error
             complete = self._complete_lines()
-            # What follows the last newline is of a writer that was killed, or of a full disk.
+            # Bytes after the last newline come from a writer that was killed, or from a full disk.
             os.truncate(self._file, len(complete))
             yield self._records(complete)
 
@@ -214,18 +195,16 @@ class Journal(Generic[T]):
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise DependencyError(
-                str(self._file),
-                f"cannot be written ({error.strerror})",
-                remedy="make room there; the same command goes on",
-            ) from error
+            problem = f"cannot be written ({error.strerror})"
+            remedy = "make room there; the same command goes on"
+            raise DependencyError(str(self._file), problem, remedy=remedy) from error
 
     def _complete_lines(self) -> bytes:
         content = self._file.read_bytes()
         return content[: content.rfind(b"\n") + 1]
 
     def _records(self, lines: bytes) -> list[T]:
-        # Not at the top of the module: `isthmus init` runs where nothing but the package is installed.
+        # Not at the top of the module: `isthmus init` runs without any dependency installed.
         import msgspec
 
         records = []
@@ -236,6 +215,6 @@ class Journal(Generic[T]):
                 raise self._broken(number, f"cannot be read: {error}") from error
         return records
 
-    def _broken(self, number: int, found: str, expected: str = "") -> DataError:
+    def _broken(self, number: int, problem: str, expected: str = "") -> DataError:
         where = f"{self._file}, line {number + 1}"
-        return DataError(where, found, expected=expected, remedy=self._remedy)
+        return DataError(where, problem, expected=expected, remedy=self._remedy)

@@ -1,6 +1,7 @@
-"""How fast the servers of a project answer, for a training on the same machine: a small file of each, every second.
+"""The latency of a project's servers, for a training on the same machine.
 
-No request waits for it: a server writes the counters it has anyway. Readers call no server, which would cost it time.
+Every second each server writes the counters that it has anyway to a small file: no request waits for it, and readers
+cost the servers no time.
 """
 
 import platform
@@ -18,22 +19,22 @@ import msgspec
 
 WRITE_SECONDS = 1.0
 STALE_SECONDS = 5.0
-"""After which a server that has written nothing counts as dead."""
+"""A server that has not written for so long counts as dead."""
 WINDOW_SECONDS = 4.0
-"""Requests of the last seconds that count."""
-FEWEST = 3
-"""Slow answers that mean something: a server's first answer is always slow."""
+"""The recent requests that count."""
+_FEWEST_SLOW = 3
+"""Fewer slow answers are ignored: a server's first answer is always slow."""
 
 
 class LatencySample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The counters of a server process at a moment: the content of its file.
+    """The content of a server process's file.
 
     Attributes:
-        machine: where it runs.
+        machine: an identifier of the machine it runs on.
         at: seconds of the machine's monotonic clock, which all its processes share.
         objective_ms: upper limit for the p99.
         bounds: upper bounds of durations in seconds, ascending; the objective is among them.
-        counts: requests answered since the server's start, by bound, and at last those beyond all bounds.
+        counts: requests answered since the server's start, by bound; the last count is beyond all bounds.
     """
 
     machine: str
@@ -50,7 +51,7 @@ class Latency(NamedTuple):
         p99_ms: in milliseconds, interpolated between bounds as Prometheus does; at most the last bound.
         objective_ms: the lowest of any server.
         answered: number of requests.
-        slow: how many of these took longer than their server's objective: exact, whatever the p99 is.
+        slow: requests that took longer than their server's objective: an exact count.
     """
 
     p99_ms: float
@@ -61,20 +62,14 @@ class Latency(NamedTuple):
     @property
     def strained(self) -> bool:
         """Whether the p99 is above the objective."""
-        return self.slow >= FEWEST and self.slow * 100 > self.answered
+        return self.slow >= _FEWEST_SLOW and self.slow * 100 > self.answered
 
     def __str__(self) -> str:
         return f"p99 {self.p99_ms:.3g} ms > {self.objective_ms:g} ms"
 
 
 class LatencyWriter:
-    """Writes the samples of a server process.
-
-    Args:
-        folder: of all servers of the project.
-        objective_ms: upper limit for the p99.
-        bounds: of its counters, in seconds.
-    """
+    """Writes the samples of a server process; the arguments are those of `LatencySample`."""
 
     def __init__(self, folder: Path, objective_ms: float, bounds: Sequence[float]) -> None:
         # Not named by the process id: processes of two containers may have the same.
@@ -82,11 +77,7 @@ class LatencyWriter:
         self._objective_ms, self._bounds = objective_ms, tuple(bounds)
 
     def write(self, counts: Sequence[int]) -> None:
-        """Writes the counters. The file need not survive a crash of the machine, so nothing waits for the disk.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Writes the counters, without waiting for the disk: the file need not survive a crash of the machine."""
         sample = LatencySample(_machine(), time.monotonic(), self._objective_ms, self._bounds, tuple(counts))
         if not self._file.exists():
             self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -103,14 +94,14 @@ class LatencyWriter:
 
 
 class LatencyReader:
-    """Reads the samples in a project's folder; called, it returns the recent latency."""
+    """A callable that returns the recent latency from the samples in a project's folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._samples: dict[Path, deque[LatencySample]] = {}
 
     def __call__(self) -> Latency | None:
-        """None without a server. A server counts from its second sample on."""
+        """The latency; None without a server. A server counts from its second sample on."""
         fresh = _fresh(self._folder)
         for gone in self._samples.keys() - fresh.keys():
             del self._samples[gone]
@@ -134,10 +125,10 @@ class LatencyReader:
 
 
 def quantile(counts: Mapping[float, float], share: float) -> float:
-    """What a share of durations took at most: linear within a bucket, as Prometheus does it in `histogram_quantile`.
+    """A quantile of durations, linear within a bucket like `histogram_quantile` of Prometheus.
 
     Args:
-        counts: upper bound of a bucket to how many durations fell into it; beyond the last bound, that bound counts.
+        counts: upper bound of a bucket to the number of its durations; an infinite bound counts as the one before.
         share: 0.99 for the p99.
     """
     rank, below = share * sum(counts.values()), 0.0
@@ -149,7 +140,7 @@ def quantile(counts: Mapping[float, float], share: float) -> float:
 
 
 def _fresh(folder: Path) -> dict[Path, LatencySample]:
-    """The current samples of this machine's servers. Unreadable files are ignored."""
+    """The recent samples of this machine's servers. Unreadable files are ignored."""
     samples = {}
     machine, now = _machine(), time.monotonic()
     for file in folder.glob("*.json"):
@@ -162,7 +153,7 @@ def _fresh(folder: Path) -> dict[Path, LatencySample]:
 
 
 def _machine() -> str:
-    """The same for all processes of a machine, in whatever containers, until it reboots."""
+    """An identifier that all processes of a machine share, in any container, until it reboots."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

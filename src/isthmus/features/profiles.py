@@ -1,6 +1,6 @@
-"""Two workloads, two typed configurations: `[profiles.training]` and `[profiles.serving]` of isthmus.toml."""
+"""The configurations of training and serving: `[profiles.training]` and `[profiles.serving]` of isthmus.toml."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
@@ -12,8 +12,7 @@ _Count = Annotated[int, Ge(1)]
 Accelerator = Literal["nvidia-t4", "nvidia-a10", "nvidia-l4", "nvidia-a100", "nvidia-h100", "nvidia-h200"]
 
 WITHOUT_BF16 = frozenset({"nvidia-t4"})
-"""Accelerators older than compute capability 8.0, the first with bf16 (CUDA C++ Programming Guide, arithmetic
-instructions)."""
+"""Those below compute capability 8.0 (CUDA C++ Programming Guide, arithmetic instructions)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,20 +20,20 @@ class TrainingProfile:
     """How the student is trained: throughput matters.
 
     Attributes:
-        device: where the student trains; "auto" takes CUDA where there is one.
+        device: where the student trains; "auto" is CUDA if available.
         precision: arithmetic of the forward pass; "bf16" needs a device that has it.
-        batch: rows in one step.
+        batch: rows per step.
         epochs: passes over the training part.
         threads: CPU threads for the teacher and the student.
-        compile: whether torch.compile prepares the student first, which pays off on a GPU and with large students.
-        give_way: whether a training leaves this machine to the project's API while that is slower than it may be.
-        framework: what trains.
-        accelerator: what a node of the training fleet has; None for CPUs alone.
+        compile: whether to use torch.compile, which pays off on a GPU and with large students.
+        give_way: whether training pauses while the project's API on this machine misses its latency objective.
+        framework: the training framework.
+        accelerator: the accelerator of the training fleet's nodes; None for CPUs.
         nodes: machines of the fleet that train together.
-        per_node: processes of each, with an accelerator of its own each if there are any.
-        interconnect: what joins the nodes.
-        memory_mb: main memory of a node's part, in MiB.
-        script: what every process runs, relative to the project; None for `isthmus distill`, which is one process.
+        per_node: processes per node, each with its own accelerator if there are any.
+        interconnect: the network between the nodes.
+        memory_mb: main memory per node, in MiB.
+        script: what every process runs, relative to the project; None for `isthmus distill`, a single process.
     """
 
     device: Literal["cpu", "cuda", "auto"] = "cpu"
@@ -54,35 +53,37 @@ class TrainingProfile:
 
     @property
     def processes(self) -> int:
-        """Processes of all nodes together."""
+        """The number of processes on all nodes."""
         return self.nodes * self.per_node
 
     def identity(self) -> dict[str, Any]:
-        """What a student depends on; how many machines share the work is no part of it."""
+        """The settings a student depends on; the number of machines is not among them."""
         return _named(self, "device", "precision", "batch", "epochs", "threads", "compile")
 
     def problems(self) -> list[Problem]:
-        """Values that are sound and do not go together, by the name of the field to change."""
-        found = []
-        if self.accelerator is not None and self.device == "cpu":
-            found.append(Problem("device", f'"cpu" leaves the accelerator {self.accelerator} idle', '"cuda" or "auto"'))
-        if self.precision == "bf16" and self.accelerator in WITHOUT_BF16:
-            found.append(Problem("precision", f'"bf16", which {self.accelerator} has no arithmetic for', '"fp32"'))
-        if self.processes > 1 and self.script is None:
-            expected = "a script for them (docs/training.md), or nodes = 1 and per_node = 1"
-            what = f"none for {self.processes} processes, and `isthmus distill` is one"
-            found.append(Problem("script", what, expected))
-        if self.batch < self.processes:
-            what = f"{self.batch}, which {self.processes} processes cannot share"
-            found.append(Problem("batch", what, f"{self.processes} or more"))
-        return found
+        """Valid values that do not go together, by the name of the field to change."""
+        idle = f'"cpu" leaves the accelerator {self.accelerator} idle'
+        unavailable = f'"bf16", which {self.accelerator} has no arithmetic for'
+        missing = f"none for {self.processes} processes, and `isthmus distill` is one"
+        script = "a script for them (docs/training.md), or nodes = 1 and per_node = 1"
+        small = f"{self.batch}, which {self.processes} processes cannot share"
+        checks = [
+            (self.accelerator is not None and self.device == "cpu", Problem("device", idle, '"cuda" or "auto"')),
+            (
+                self.precision == "bf16" and self.accelerator in WITHOUT_BF16,
+                Problem("precision", unavailable, '"fp32"'),
+            ),
+            (self.processes > 1 and self.script is None, Problem("script", missing, script)),
+            (self.batch < self.processes, Problem("batch", small, f"{self.processes} or more")),
+        ]
+        return [problem for wrong, problem in checks if wrong]
 
 
 FASTEST = "fastest"
 OBJECTIVE_MS = 1.0
 
 BATCH_ROWS = 256
-"""Rows that wait for a slow model and are predicted together; more are faster together and later one by one."""
+"""Rows that wait for a slow model and are predicted together; more raise the throughput and the latency."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +92,17 @@ class ServingProfile:
 
     Attributes:
         runtime: what executes the exported graph.
-        precision: which variant of the package is deployed; "fastest" is the one that answered sooner when it was
-            exported.
-        threads: CPU threads of one prediction.
-        latency_objective_ms: largest p99 of a one-row prediction, in milliseconds, that `export` lets through, and of
-            the API's answers beside which a training does not give way, unless `[server]` has one of its own.
-        memory_mb: largest growth of a process, in MiB, that opens the model and answers, that `export` lets through.
-        load_ms: longest time from the model's file to its first answer, in milliseconds; None for no limit.
-        package_kb: largest package, in kB, with one precision only; None for no limit.
+        precision: the variant of the package to deploy; "fastest" is the faster variant when exported.
+        threads: CPU threads per prediction.
+        latency_objective_ms: upper limit, in milliseconds, for the p99 of single-row predictions at `export`; and of
+            the API's answers, for `give_way`, unless `[server]` has its own.
+        memory_mb: upper limit at `export`, in MiB, for the growth of a process that opens the model and answers.
+        load_ms: upper limit, in milliseconds, from the model's file to its first answer; None for no limit.
+        package_kb: upper limit for the package, in kB, with a single precision; None for no limit.
         batch: rows of several requests that a slow model predicts together.
-        replicas_min: servers of the fleet when it is idle.
-        replicas_max: servers of the fleet at most.
-        target_utilization: share of the CPUs it asks for at which a server is busy enough for another one.
+        replicas_min: servers of an idle fleet.
+        replicas_max: upper limit for the servers of the fleet.
+        target_utilization: CPU utilization of the servers above which the fleet grows.
     """
 
     runtime: Literal["onnxruntime"] = "onnxruntime"
@@ -118,13 +118,13 @@ class ServingProfile:
     target_utilization: Annotated[float, Ge(0.01), Le(1)] = 0.6
 
     def identity(self) -> dict[str, Any]:
-        """What a package depends on; how many servers answer with it is no part of it."""
+        """The settings a package depends on; the number of servers is not among them."""
         return _named(
             self, "runtime", "precision", "threads", "latency_objective_ms", "memory_mb", "load_ms", "package_kb"
         )
 
     def problems(self) -> list[Problem]:
-        """Values that are sound and do not go together, by the name of the field to change."""
+        """Valid values that do not go together, by the name of the field to change."""
         if self.replicas_min <= self.replicas_max:
             return []
         expected = f"replicas_min ({self.replicas_min}) or more"
@@ -132,5 +132,4 @@ class ServingProfile:
 
 
 def _named(profile: TrainingProfile | ServingProfile, *names: str) -> dict[str, Any]:
-    every = asdict(profile)
-    return {name: every[name] for name in names}
+    return {name: getattr(profile, name) for name in names}

@@ -1,4 +1,4 @@
-"""How a long step says where it is: a callback that receives a sentence and the share that is done."""
+"""Progress of a long step: a callback with a sentence and the share that is done."""
 
 from collections.abc import Callable
 
@@ -6,4 +6,4 @@ Progress = Callable[[str, float], None]
 
 
 def silent(text: str, done: float) -> None:
-    """A progress that nobody watches."""
+    """Ignores the progress."""

@@ -1,4 +1,4 @@
-"""The status of a project: what `isthmus status` finds, stores for the server, and shows on screen and page."""
+"""The status of a project: `isthmus status` stores it for the server and shows it on the terminal and on a page."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -13,7 +13,6 @@ from isthmus.features.errors import DataError
 from isthmus.features.files import write_atomically
 
 FILE = "status.json"
-"""Beside the deployment file."""
 
 
 class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,14 +21,14 @@ class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rows: of its table; None without a table.
         last_day: the last day with rows up to the project's present.
-        age_days: whole days from then to the present.
-        expired: whether everything it could serve is older than its ttl.
+        age_days: full days from then to the present.
+        expired: whether all its rows are older than its ttl.
         built_at: when the table was written, in microseconds since 1970 UTC.
         current: whether the table matches today's sources and definitions.
-        served_at: when its rows became readable online for the last time, in microseconds since 1970 UTC.
+        served_at: when its rows last became readable online, in microseconds since 1970 UTC.
         served: whether Redis has the table's current rows.
         broken: expectations that do not hold.
-        drifted: features that are no longer like the rows a model learned from.
+        drifted: features that have drifted from the rows a model learned from.
         problem: why the view cannot be read; empty if it can.
     """
 
@@ -47,15 +46,11 @@ class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def timeless(self) -> bool:
-        """Whether all rows are valid from the beginning of the clock, as rows without event times are."""
+        """Whether its rows have no event times of their own, only 1970."""
         return self.last_day == day_name(0)
 
     def wrong(self, *, applied: bool) -> Sequence[str]:
-        """What needs to be done, in words; empty if the view is up to date.
-
-        Args:
-            applied: whether today's definitions are in force.
-        """
+        """The view's problems, in words; `applied` is whether today's definitions are in force."""
         if self.problem:
             return ["cannot be read"]
         if self.rows is None:
@@ -79,11 +74,11 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
         package: digest of the last package.
         stale: a sentence for each of these whose definitions have changed since.
         verdict: whether the last verdict passed; None without a verdict on this package.
-        compared: values that it compared.
-        verified_at: when, in microseconds since 1970 UTC, by the project's clock.
+        compared: number of values in the verdict.
+        verified_at: time of the verdict, in microseconds since 1970 UTC, by the project's clock.
         deployed: digest of the package behind the API.
         contract: hash of the deployed package's contract.
-        deployed_at: since when, in microseconds since 1970 UTC.
+        deployed_at: time of the deployment, in microseconds since 1970 UTC.
     """
 
     training_set: str | None = None
@@ -99,7 +94,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of Dagster: what it was to build, its outcome, and when it began, in microseconds since 1970 UTC."""
+    """A Dagster run: its assets, its outcome, and when it began, in microseconds since 1970 UTC."""
 
     id: str
     made: str
@@ -117,9 +112,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         now: the project's present, in microseconds since 1970 UTC.
         views: by name.
         models: by name.
-        runs: the last ones, the latest first.
+        runs: recent runs, the latest first.
         measured: whether expectations and drift were measured.
-        found_at: when `isthmus status` looked, in microseconds since 1970 UTC, by the system clock.
+        found_at: when `isthmus status` ran, in microseconds since 1970 UTC, by the system clock.
     """
 
     project: str
@@ -133,21 +128,17 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     found_at: int
 
     def as_dict(self) -> dict[str, Any]:
-        """The machine-readable form."""
+        """The JSON form, as plain data."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
 
     def write(self, folder: Path) -> None:
-        """Stores it for the server."""
+        """Stores it for the server, beside the deployment file."""
         write_atomically(folder / FILE, msgspec.json.encode(self) + b"\n")
 
     @classmethod
     def read(cls, folder: Path) -> "Status | None":
-        """The stored status; None if there is none.
-
-        Raises:
-            DataError: it cannot be read.
-        """
+        """The stored status, if any; a DataError if it cannot be read."""
         file = folder / FILE
         try:
             return msgspec.json.decode(file.read_bytes(), type=cls)
@@ -157,7 +148,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
             raise DataError(str(file), f"cannot be read: {error}", remedy="run `isthmus status`") from error
 
     def screen(self) -> Iterator[Block]:
-        """What the terminal shows."""
+        """The blocks of the terminal: a headline, then `blocks`."""
         in_force = "in force" if self.applied else bad("not in force, run `isthmus apply`")
         now = f"; it is {minute(self.now)}"
         yield Paragraph((f"{self.project}, contract {short(self.contract)}, ", in_force, now))
@@ -204,12 +195,12 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def short(identity: str | None) -> str:
-    """The beginning of a hash or digest, as tables show it."""
+    """A hash or digest, shortened for a table."""
     return "-" if identity is None else identity[:12]
 
 
 def minute(at: int | None) -> str:
-    """A moment in microseconds since 1970 UTC, to the minute."""
+    """A time in microseconds since 1970 UTC, to the minute."""
     return "-" if at is None else f"{clock.moment(at):%Y-%m-%d %H:%M}"
 
 

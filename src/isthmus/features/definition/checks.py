@@ -308,7 +308,9 @@ class Declarations:
         elif field.dtype.element == Bytes:
             self._wrong(where, f"type {field.dtype!r}", "arrays of what a model reads, which Bytes are not")
         elif field.size is None:
-            self._wrong(where, f"type {field.dtype!r} of any size", f"a declared size: {sized(field.name, field.dtype)}")
+            self._wrong(
+                where, f"type {field.dtype!r} of any size", f"a declared size: {sized(field.name, field.dtype)}"
+            )
         elif any(field.name in entity.join_keys for entity in self.entities.values()):
             self._wrong(where, "is an Array with the name of a join key", "another name: it would be that key's value")
 

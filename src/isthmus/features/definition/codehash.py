@@ -187,7 +187,9 @@ def _assigned(value: Any, names: Mapping[str, Any], reference: str, seen: list[o
             for alias in statement.names:
                 if (alias.asname or alias.name) == head and module is not None:
                     return _assigned(value, vars(module), alias.name, seen)
-        stored = (node for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+        stored = (
+            node for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        )
         definition = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         if not definition and any(node.id == head for node in stored):
             seen.append(value)
