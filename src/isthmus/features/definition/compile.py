@@ -56,8 +56,9 @@ def compile_contract(
         raise ConfigurationError(where, declared.problems)
     views = {name: _view(view) for name, view in declared.views.items()}
     transforms, problems = {}, []
-    checked = {name: request for name, request in declared.requests.items() if request.checked}
-    for name, transform in {**checked, **declared.transforms}.items():
+    computed: dict[str, AtRequest] = {name: request for name, request in declared.requests.items() if request.checked}
+    computed |= declared.transforms
+    for name, transform in computed.items():
         if compiler is None:
             raise TypeError(f"no compiler for request transform {name}")
         if isinstance(transform, RequestSource):

@@ -1,29 +1,29 @@
-"""How far the values of a feature have moved from those of a reference: a pure function of two statistics.
+"""Drift of a feature's values from those of a reference, computed from the statistics of both.
 
-* Population stability index, sum over bins of (p - q) ln(p / q) for the shares p of the reference and q of what is new
+* Population stability index, sum over bins of (p - q) ln(p / q) for the shares p of the reference and q of the new rows
   (Siddiqi 2006, "Credit Risk Scorecards"; it is the symmetrized Kullback-Leibler divergence). Numbers fall into bins
-  between the deciles of the reference, and a value that makes up a decile alone has a bin of its own; categories into
+  between the deciles of the reference, and a value that makes up a decile by itself has its own bin; categories into
   the reference's most frequent ones and all others. Null has a bin, and so have NaN and the infinities together. A
-  share below half a row of the fewer ones, or below half a point (`statistics.POINTS`), counts as that half, so that an
-  empty bin gives no infinity.
+  share below half a row of the smaller side, or below half a point (`statistics.POINTS`), counts as that half, so that
+  an empty bin gives no infinity.
 * Kolmogorov-Smirnov statistic, the largest gap between the two distribution functions (`scipy.stats.ks_2samp`).
 * Wasserstein distance of first order, the area between them (`scipy.stats.wasserstein_distance`), in standard
   deviations of the reference.
 
-The latter two read the points of the statistics, so they are off by at most 1/256, and say nothing of categories.
+The last two use the points of the statistics, so they are off by at most 1/256, and do not apply to categories.
 
-What has drifted is beyond three things. Fewer than a hundred new rows, of which a decile holds fewer than ten, are
-measured and not judged.
+A feature has drifted if a measure exceeds all three of these. Fewer than a hundred new rows, with fewer than ten in a
+decile, are measured but not judged.
 
-* A threshold. The three are one: a normal distribution that moves by half a standard deviation has an index of 0.25, a
-  gap of 0.197 and a distance of 0.5.
-* Chance: what so few rows of one distribution exceed once in a thousand times. For the index that is the 0.999 quantile
-  of chi-square with one degree less than bins, times 1/n + 1/m (Yurdakul and Naranjo 2020, "Statistical properties of
-  the population stability index", Journal of Risk Model Validation 14:4); for the gap, 1.95 sqrt(1/n + 1/m) (Smirnov
-  1948).
-* What is usual. Chance takes rows for independent, and those of one night or of one rolling window are not: four hours
-  never look like a year. So windows of the reference's own time, each as long as that of the new rows, are compared
-  with the whole of it too. New rows that are no stranger than one of those have not drifted.
+* A threshold. The three thresholds agree: a normal distribution that moves by half a standard deviation has an index of
+  0.25, a gap of 0.197 and a distance of 0.5.
+* Chance: what as many rows of the same distribution exceed once in a thousand times. For the index that is the 0.999
+  quantile of chi-square with (bins - 1) degrees of freedom, times 1/n + 1/m (Yurdakul and Naranjo 2020, "Statistical
+  properties of the population stability index", Journal of Risk Model Validation 14:4); for the gap,
+  1.95 sqrt(1/n + 1/m) (Smirnov 1948).
+* Usual variation. Chance assumes independent rows, but rows of the same night or rolling window are not: four hours
+  never look like a year. So windows of the reference itself, each as long as the new rows' window, are compared with
+  all of it too; the largest of their measures is usual.
 """
 
 import math
@@ -40,20 +40,21 @@ from isthmus.features.quality.statistics import POINTS, SAMPLE, FeatureStatistic
 from isthmus.features.values.columns import micros
 
 WINDOWS = 50
-"""Windows of the reference that new rows are held against."""
+"""Upper limit for the number of windows of the reference."""
 
 LEAST = 100
-"""New rows that are needed to judge them."""
+"""Fewer new rows are not judged."""
 
 BINS = 10
 CATEGORIES = 20
 _WINDOW_SAMPLE = 4_096
 _RARE = 3.0902
 """The normal quantile of 0.999."""
+_Numbers = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
 class Thresholds(msgspec.Struct, frozen=True):
-    """Beyond which a feature has drifted; see the module."""
+    """A feature that exceeds them may have drifted; see the module."""
 
     psi: float = 0.25
     ks: float = 0.2
@@ -61,15 +62,15 @@ class Thresholds(msgspec.Struct, frozen=True):
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a feature has moved.
+    """The drift of a feature.
 
     Attributes:
-        rows: how many are new.
+        rows: number of new rows.
         psi: population stability index.
-        ks: Kolmogorov-Smirnov statistic; None for categories, or where one side has no number.
-        wasserstein: in standard deviations of the reference; likewise None, and None if the reference is constant.
-        exceeded: which of them are beyond threshold, chance and what is usual; none of too few rows.
-        unseen: categories of the new rows that the reference, which names all of its own, has not; the most frequent.
+        ks: Kolmogorov-Smirnov statistic; None for categories, or if a side has no numbers.
+        wasserstein: in standard deviations of the reference; None like `ks`, and if the reference is constant.
+        exceeded: names of the measures that exceed threshold, chance and usual variation.
+        unseen: the most frequent categories that only the new rows have; empty if the reference has too many to name.
     """
 
     rows: int
@@ -86,13 +87,13 @@ def drift(
     thresholds: Thresholds | None = None,
     windows: Sequence[FeatureStatistics] = (),
 ) -> Drift:
-    """Compares what is new with a reference of the same type.
+    """Compares new rows with a reference of the same type.
 
     Args:
-        reference: what it is compared with.
-        new: what is new.
-        thresholds: beyond which it has drifted.
-        windows: parts of the reference, each as long as the window of the new rows.
+        reference: statistics of the earlier rows.
+        new: statistics of the new rows.
+        thresholds: see the module.
+        windows: statistics of parts of the reference, each as long as the window of the new rows.
 
     Raises:
         DependencyError: SciPy is not installed.
@@ -111,8 +112,8 @@ def drift(
     judged = new.rows >= LEAST
     exceeded = [name for name, value in values.items() if judged and value > bounds[name]]
     if exceeded:
-        usual = [{"psi": psi(reference, one)[0], **_numeric(reference, one)} for one in windows if one.rows]
-        exceeded = [name for name in exceeded if values[name] > max((one.get(name, 0.0) for one in usual), default=0.0)]
+        usual = [{"psi": psi(reference, part)[0], **_numeric(reference, part)} for part in windows if part.rows]
+        exceeded = [name for name in exceeded if all(values[name] > part.get(name, 0.0) for part in usual)]
     return Drift(
         rows=new.rows,
         psi=index,
@@ -126,16 +127,16 @@ def drift(
 def windows(
     columns: Sequence[Column], data: ds.Dataset | pa.Table, until: int, length: int
 ) -> dict[str, list[FeatureStatistics]]:
-    """Parts of a history, each of the same length of time, evenly spread from its end to its beginning.
+    """Statistics of each column in windows of a history, evenly spread from its end to its beginning.
 
     Args:
         columns: the features.
         data: the history, with `event_timestamp`.
         until: the end of the last window, in microseconds.
-        length: of each, in microseconds.
+        length: of each window, in microseconds.
 
     Returns:
-        For each column its statistics in at most WINDOWS windows that hold rows; none if there is time for only one.
+        At most WINDOWS windows with rows; none if the history is shorter than two windows.
     """
     first = until
     for batch in read(data, ["event_timestamp"], until=until):
@@ -144,22 +145,21 @@ def windows(
     count = (until - first) // length
     if count < 2:
         return {column.name: [] for column in columns}
-    chosen = np.unique(np.linspace(0, count - 1, min(count, WINDOWS)).astype(np.int64))
-    parts = [Measurement(columns, _WINDOW_SAMPLE) for _ in chosen]
+    numbers = np.unique(np.linspace(0, count - 1, min(count, WINDOWS)).astype(np.int64))
+    parts = [Measurement(columns, _WINDOW_SAMPLE) for _ in numbers]
     for batch in read(data, [*(column.name for column in columns), "event_timestamp"], until=until):
         place = (until - micros(batch["event_timestamp"])) // length
         order = np.argsort(place, kind="stable")
-        starts = np.searchsorted(place[order], chosen, side="left")
-        ends = np.searchsorted(place[order], chosen, side="right")
+        starts = np.searchsorted(place[order], numbers, side="left")
+        ends = np.searchsorted(place[order], numbers, side="right")
         for part, start, end in zip(parts, starts, ends, strict=True):
             if start < end:
                 part.add(batch.take(pa.array(order[start:end])))
     measured = [part.features() for part in parts if part.rows]
-    return {column.name: [one[column.name] for one in measured] for column in columns}
+    return {column.name: [features[column.name] for features in measured] for column in columns}
 
 
 def _numeric(reference: FeatureStatistics, new: FeatureStatistics) -> dict[str, float]:
-    """The measures that only numbers have."""
     if not reference.points or not new.points:
         return {}
     gap, distance = _scipy(reference.points, new.points)
@@ -167,12 +167,7 @@ def _numeric(reference: FeatureStatistics, new: FeatureStatistics) -> dict[str, 
 
 
 def psi(reference: FeatureStatistics, new: FeatureStatistics) -> tuple[float, float]:
-    """The population stability index, and what chance alone exceeds once in a thousand times.
-
-    Args:
-        reference: of at least one row.
-        new: likewise.
-    """
+    """The population stability index of two sides with rows, and what chance exceeds once in a thousand times."""
     if reference.categorical:
         names = list(reference.top)[:CATEGORIES]
         shares = [_category_shares(side, names) for side in (reference, new)]
@@ -185,16 +180,14 @@ def psi(reference: FeatureStatistics, new: FeatureStatistics) -> tuple[float, fl
     return float(np.sum((p - q) * np.log(p / q))), _chi_square(filled - 1) * _inverse_rows(reference.rows, new.rows)
 
 
-def _edges(points: Sequence[float]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """The upper ends of all bins but the last, ascending: the deciles, and what is just below one met twice."""
+def _edges(points: Sequence[float]) -> _Numbers:
+    """The upper ends of all bins but the last, ascending: the deciles, and the number just below a repeated decile."""
     deciles = [points[min(n * len(points) // BINS, len(points) - 1)] for n in range(1, BINS)] if points else []
     twice = {value for value in deciles if deciles.count(value) > 1}
     return np.array(sorted({*deciles, *(math.nextafter(value, -math.inf) for value in twice)}), np.float64)
 
 
-def _number_shares(
-    side: FeatureStatistics, edges: np.ndarray[tuple[int], np.dtype[np.float64]]
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _number_shares(side: FeatureStatistics, edges: _Numbers) -> _Numbers:
     """Shares of all rows: null, not finite, and each bin (edge, edge]."""
     counts = np.bincount(np.searchsorted(edges, np.array(side.points), side="left"), minlength=len(edges) + 1)
     finite = side.rows - side.nulls - side.not_finite
@@ -202,7 +195,7 @@ def _number_shares(
     return np.concatenate([[side.nulls / side.rows, side.not_finite / side.rows], inside])
 
 
-def _category_shares(side: FeatureStatistics, names: Sequence[str]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _category_shares(side: FeatureStatistics, names: Sequence[str]) -> _Numbers:
     """Shares of all rows: null, each named category, all others."""
     named = [side.top.get(name, 0.0) for name in names]
     nulls = side.nulls / side.rows
@@ -216,12 +209,12 @@ def _unseen(reference: FeatureStatistics, new: FeatureStatistics) -> tuple[str, 
 
 
 def _inverse_rows(n: int, m: int) -> float:
-    """1/n + 1/m for the rows that were looked at."""
+    """1/n + 1/m for the rows in the samples."""
     return 1 / max(min(n, SAMPLE), 1) + 1 / max(min(m, SAMPLE), 1)
 
 
 def _chi_square(freedom: int) -> float:
-    """The 0.999 quantile of chi-square, as Wilson and Hilferty (1931) have it; 0 without freedom."""
+    """The 0.999 quantile of chi-square, by Wilson and Hilferty (1931); 0 without freedom."""
     if freedom < 1:
         return 0.0
     part = 2 / (9 * freedom)
@@ -234,7 +227,7 @@ def _scipy(reference: Sequence[float], new: Sequence[float]) -> tuple[float, flo
     except ImportError as error:
         raise DependencyError("drift", f"SciPy cannot be imported ({error})",
                               remedy="install it with: pip install 'isthmus[orchestration]'") from error  # fmt: skip
-    # Its p-value, which nobody reads, is none for single values; a distance can be more than a float holds.
+    # The p-value, which is not used, is undefined for single values; a distance can exceed the range of floats.
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         gap = float(ks_2samp(reference, new, method="asymp").statistic)
         return gap, float(wasserstein_distance(reference, new))

@@ -1,18 +1,19 @@
-"""What the values of a feature look like: read once, in bounded memory, the same figures for the same rows in order.
+"""Statistics of a feature's values, in a single pass and bounded memory. The same rows in order give the same numbers.
 
 Counts, extremes, means and deviations are those of all rows. The shape (points, top values) is that of a sample of at
 most `SAMPLE` rows, drawn without replacement: a share in it is off by more than 0.0077 once in a thousand times
-(Massart 1990, "The tight constant in the Dvoretzky-Kiefer-Wolfowitz inequality"), by nothing if the rows are fewer.
-How many values differ is exact up to `DISTINCT`, and beyond an estimate from the smallest hashes with a standard error
-of 1.6 % (Beyer et al. 2007, "On synopses for distinct-value estimation under multiset operations", SIGMOD).
+(Massart 1990, "The tight constant in the Dvoretzky-Kiefer-Wolfowitz inequality"), and exact if the rows are fewer.
+The number of distinct values is exact up to `DISTINCT`, and beyond an estimate from the smallest hashes with a standard
+error of 1.6 % (Beyer et al. 2007, "On synopses for distinct-value estimation under multiset operations", SIGMOD).
 
 Numbers are Int32, Int64, Float32, Float64 and UnixTimestamp (in microseconds); Bool, String and Bytes are categories;
-of an array its length is measured.
+arrays are measured by their length.
 """
 
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -34,32 +35,32 @@ POINTS = 256
 """Values of equal weight that stand for a distribution: its shares are off by at most half of 1/256."""
 
 TOP = 256
-"""Categories that are named."""
+"""Upper limit for the categories that are named."""
 
 _TEXT = 80
-"""Characters of a category's name; a longer one ends with a digest of the whole."""
+"""Characters of a category's name; a longer name is cut and ends with its digest."""
 
 _CATEGORIES = ("Bool", "String", "Bytes")
 _BATCH = 65_536
-_TIME = pa.timestamp("us", tz="UTC")
+_TIME = ARROW["UnixTimestamp"]
 _Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 class FeatureStatistics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the values of one feature look like.
+    """Statistics of a feature's values.
 
     Attributes:
         dtype: name of its type.
-        rows: how many were read.
-        nulls: how many of them have no value.
-        distinct: how many values differ, null left out; NaN is one value.
-        not_finite: how many values are NaN or infinite. What follows leaves them out.
+        rows: number of rows.
+        nulls: rows without a value.
+        distinct: number of distinct values without null; all NaN count as a single value.
+        not_finite: values that are NaN or infinite. All that follows excludes them.
         low: the smallest number or length.
-        high: the largest.
-        mean: of the numbers or lengths; None without any, or beyond what a float can hold.
-        deviation: standard deviation of the population; likewise.
-        points: at most POINTS numbers or lengths in ascending order, one for each equal part of the distribution.
-        top: a category to its share of all rows, most frequent first; at most TOP.
+        high: the largest number or length.
+        mean: of the numbers or lengths; None without any, or beyond the range of floats.
+        deviation: standard deviation of the population; None like `mean`.
+        points: at most POINTS numbers or lengths in ascending order, each for an equal part of the distribution.
+        top: category to its share of all rows, most frequent first; at most TOP.
     """
 
     dtype: str
@@ -76,25 +77,25 @@ class FeatureStatistics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     @property
     def categorical(self) -> bool:
-        """Whether the values are categories, not numbers."""
+        """Whether the values are categories and not numbers."""
         return self.dtype in _CATEGORIES
 
     def quantile(self, share: float) -> float | None:
-        """The number below which this share of the numbers lies; None without any."""
+        """A quantile of the numbers; None without any."""
         return self.points[min(int(share * len(self.points)), len(self.points) - 1)] if self.points else None
 
 
 class ViewStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rows of a view look like.
+    """Statistics of a view's rows.
 
     Attributes:
         view: its name.
         contract: hash of the view.
         version: version of the table.
         fingerprint: SHA-256 of the rows of that version.
-        rows: how many were read.
+        rows: number of rows.
         first: the earliest event time, in microseconds; None without rows.
-        last: the latest.
+        last: the latest event time.
         features: by name, in the order of the view.
         format: of this record.
     """
@@ -115,7 +116,7 @@ def read(
 ) -> Iterator[pa.RecordBatch]:
     """Columns of the rows whose event time lies in (after, until], both in microseconds, batch by batch.
 
-    Where a batch ends depends on the rows alone, not on the files that hold them.
+    The bounds of the batches depend only on the rows, not on the table's files.
     """
     event = ds.field("event_timestamp")
     where = None
@@ -125,11 +126,10 @@ def read(
         before = event <= pa.scalar(until, pa.int64()).cast(_TIME)
         where = before if where is None else where & before
     source = ds.dataset(data) if isinstance(data, pa.Table) else data
-    # In order, and no more read ahead than is being worked on.
-    found = source.to_batches(
+    batches = source.to_batches(
         columns=list(columns), filter=where, batch_size=_BATCH, batch_readahead=2, fragment_readahead=1
     )
-    for rows in in_lots(found, _BATCH):
+    for rows in in_lots(batches, _BATCH):
         yield from rows.combine_chunks().to_batches()
 
 
@@ -146,42 +146,33 @@ def view_statistics(
 
     Args:
         view: the view.
-        data: its rows, from the offline table.
-        version: version of that table.
+        data: its offline table.
+        version: of that table.
         fingerprint: SHA-256 of that version's rows.
-        after: microseconds; None for the beginning.
-        until: microseconds; None for the end.
+        after: in microseconds; None for the beginning.
+        until: in microseconds; None for the end.
     """
+    measurement = Measurement(view.fields)
     first, last = math.inf, -math.inf
-
-    def timed() -> Iterator[pa.RecordBatch]:
-        nonlocal first, last
-        for batch in read(data, [*(field.name for field in view.fields), "event_timestamp"], after, until):
-            if len(batch):
-                times = pc.min_max(pc.cast(batch["event_timestamp"], pa.int64()))
-                first, last = min(first, times["min"].as_py()), max(last, times["max"].as_py())
-            yield batch
-
-    rows, features = measure(view.fields, timed())
+    for batch in read(data, [*(column.name for column in view.fields), "event_timestamp"], after, until):
+        if len(batch):
+            times = pc.min_max(pc.cast(batch["event_timestamp"], pa.int64()))
+            first, last = min(first, times["min"].as_py()), max(last, times["max"].as_py())
+        measurement.add(batch)
     return ViewStatistics(
         view=view.name,
         contract=view.hash,
         version=version,
         fingerprint=fingerprint,
-        rows=rows,
-        first=int(first) if rows else None,
-        last=int(last) if rows else None,
-        features=features,
+        rows=measurement.rows,
+        first=int(first) if measurement.rows else None,
+        last=int(last) if measurement.rows else None,
+        features=measurement.features(),
     )
 
 
 def measure(columns: Sequence[Column], batches: Iterable[pa.RecordBatch]) -> tuple[int, dict[str, FeatureStatistics]]:
-    """How many rows there are, and what each of the columns looks like.
-
-    Args:
-        columns: what to measure.
-        batches: rows that hold these columns, in the types of the contract.
-    """
+    """The number of rows, and the statistics of these columns, in the types of the contract."""
     measurement = Measurement(columns)
     for batch in batches:
         measurement.add(batch)
@@ -189,36 +180,31 @@ def measure(columns: Sequence[Column], batches: Iterable[pa.RecordBatch]) -> tup
 
 
 class Measurement:
-    """Columns being measured, batch by batch.
-
-    Args:
-        columns: what to measure.
-        sample: rows that the shapes of distributions are taken from, at most.
-    """
+    """Measures columns, batch by batch; the shapes of their distributions from at most `sample` rows."""
 
     def __init__(self, columns: Sequence[Column], sample: int = SAMPLE) -> None:
         self.rows = 0
-        self._measured = {column.name: _Measured(column.dtype) for column in columns}
-        empty = {name: _measurable(pa.array([], ARROW[m.dtype.name]), m.dtype) for name, m in self._measured.items()}
+        self._columns = {column.name: _Measured(column.dtype) for column in columns}
+        empty = {name: _measurable(pa.array([], ARROW[m.dtype.name]), m.dtype) for name, m in self._columns.items()}
         self._sample = _Sample(pa.table(empty), sample)
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Takes rows in; they must have the columns, in the types of the contract."""
+        """Adds rows, with the columns in the types of the contract."""
         if len(batch):
-            arrays = {name: _measurable(batch[name], one.dtype) for name, one in self._measured.items()}
-            for name, one in self._measured.items():
-                one.add(arrays[name])
+            arrays = {name: _measurable(batch[name], column.dtype) for name, column in self._columns.items()}
+            for name, column in self._columns.items():
+                column.add(arrays[name])
             self._sample.add(arrays, len(batch))
             self.rows += len(batch)
 
     def features(self) -> dict[str, FeatureStatistics]:
-        """What the columns look like so far."""
-        drawn = self._sample.rows()
-        return {name: one.statistics(drawn[name], self.rows) for name, one in self._measured.items()}
+        """The statistics of the rows so far."""
+        sample = self._sample.rows()
+        return {name: column.statistics(sample[name], self.rows) for name, column in self._columns.items()}
 
 
 def category(value: bool | str | bytes) -> str:
-    """The name of a category: Bytes as 0x and hexadecimal digits, a long one by its beginning and a digest."""
+    """The name of a category: Bytes as 0x and hexadecimal digits; a long name is cut and ends with its digest."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -236,19 +222,19 @@ def _measurable(array: pa.Array, dtype: DataType) -> pa.Array:
     return pc.cast(array, pa.int64()) if dtype.name == "UnixTimestamp" else array
 
 
+@dataclass
 class _Measured:
-    """One column on its way: everything but what the sample says."""
+    """The statistics of a column so far, without those of the sample. `squares` are the squared deviations."""
 
-    def __init__(self, dtype: DataType) -> None:
-        self.dtype = dtype
-        self.nulls = 0
-        self.not_finite = 0
-        self.count = 0
-        self.mean = 0.0
-        self.squares = 0.0
-        self.low: Any = None
-        self.high: Any = None
-        self._smallest: _Hashes = np.empty(0, np.uint64)
+    dtype: DataType
+    nulls: int = 0
+    not_finite: int = 0
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    low: Any = None
+    high: Any = None
+    _smallest: _Hashes = field(default_factory=lambda: np.empty(0, np.uint64))
 
     def add(self, array: pa.Array) -> None:
         self.nulls += array.null_count
@@ -272,8 +258,8 @@ class _Measured:
         low, high = numbers.min().item(), numbers.max().item()
         self.low = low if self.low is None else min(self.low, low)
         self.high = high if self.high is None else max(self.high, high)
-        # Two parts' means and squared deviations become those of the whole: Chan, Golub and LeVeque 1979, "Updating
-        # formulae and a pairwise algorithm for computing sample variances".
+        # Combines means and squared deviations: Chan, Golub and LeVeque 1979, "Updating formulae and a pairwise
+        # algorithm for computing sample variances".
         with np.errstate(over="ignore", invalid="ignore"):
             real = numbers.astype(np.float64)
             mean, count = float(real.mean()), self.count + len(real)
@@ -286,7 +272,7 @@ class _Measured:
         if len(self._smallest) == DISTINCT:
             hashes = hashes[hashes < self._smallest[-1]]
         if len(hashes):
-            # Arrow's hash table first: sorting every batch would cost more than everything else together.
+            # Arrow's hash table first: sorting every batch would take longer than the rest of the measurement.
             fresh = pc.unique(pa.array(hashes)).to_numpy()
             self._smallest = np.unique(np.concatenate([self._smallest, fresh]))[:DISTINCT]
 
@@ -295,16 +281,16 @@ class _Measured:
             return len(self._smallest)
         return round((DISTINCT - 1) / (float(self._smallest[-1]) / 2.0**64))
 
-    def statistics(self, drawn: pa.ChunkedArray, rows: int) -> FeatureStatistics:
+    def statistics(self, sample: pa.ChunkedArray, rows: int) -> FeatureStatistics:
         top: dict[str, float] = {}
         points: tuple[float, ...] = ()
         if self.dtype.name in _CATEGORIES:
-            counted = pc.value_counts(drawn.drop_null())
+            counted = pc.value_counts(sample.drop_null())
             pairs = zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True)
             named = sorted((-count, category(value)) for value, count in pairs)
-            top = {name: -count / len(drawn) for count, name in named[:TOP]}
+            top = {name: -count / len(sample) for count, name in named[:TOP]}
         else:
-            points = _points(drawn.drop_null().to_numpy())
+            points = _points(sample.drop_null().to_numpy())
         deviation = math.sqrt(self.squares / self.count) if self.count else None
         return FeatureStatistics(
             dtype=self.dtype.name,
@@ -322,10 +308,9 @@ class _Measured:
 
 
 class _Sample:
-    """At most `size` of the rows, each as likely as any other: those with the smallest of random numbers.
+    """A uniform sample of at most `size` rows: those with the smallest random numbers.
 
-    The numbers are a stream of their own, one a row, so the same rows in the same order give the same sample, however
-    they are cut into batches.
+    Each row has its own number of a fixed stream, so the sample does not depend on the sizes of the batches.
     """
 
     def __init__(self, empty: pa.Table, size: int) -> None:
@@ -337,10 +322,10 @@ class _Sample:
 
     def add(self, arrays: Mapping[str, pa.Array], rows: int) -> None:
         numbers = self._random.random_raw(rows)
-        chosen = np.flatnonzero(numbers <= self._limit)
+        places = np.flatnonzero(numbers <= self._limit)
         table = pa.table(dict(arrays))
-        self._numbers.append(numbers[chosen])
-        self._parts.append(table if len(chosen) == rows else table.take(pa.array(chosen)))
+        self._numbers.append(numbers[places])
+        self._parts.append(table if len(places) == rows else table.take(pa.array(places)))
         if sum(map(len, self._numbers)) > 2 * self._size:
             self._shrink()
 
@@ -351,14 +336,14 @@ class _Sample:
     def _shrink(self) -> None:
         numbers, table = np.concatenate(self._numbers), pa.concat_tables(self._parts)
         if len(numbers) > self._size:
-            kept = np.argpartition(numbers, self._size - 1)[: self._size]
-            numbers, table = numbers[kept], table.take(pa.array(kept)).combine_chunks()
+            places = np.argpartition(numbers, self._size - 1)[: self._size]
+            numbers, table = numbers[places], table.take(pa.array(places)).combine_chunks()
             self._limit = numbers.max()
         self._numbers, self._parts = [numbers], [table]
 
 
 def _points(values: np.ndarray[Any, Any]) -> tuple[float, ...]:
-    """The middle value of each of POINTS equal parts; every value if there are no more."""
+    """The middle value of each of POINTS equal parts; all values if there are no more."""
     finite = np.sort(values[np.isfinite(values)].astype(np.float64))
     count = min(len(finite), POINTS)
     places = ((np.arange(count) + 0.5) * len(finite) / max(count, 1)).astype(np.int64)
