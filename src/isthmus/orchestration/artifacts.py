@@ -1,4 +1,4 @@
-"""The files that the steps write to the state folder, and which of them are the last."""
+"""The files that the steps write to the state folder, and pointers to the last of each kind."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -22,7 +22,6 @@ from isthmus.features.profiles import FASTEST, ServingProfile
 from isthmus.orchestration.project import Project
 
 if TYPE_CHECKING:
-    from isthmus.distill.declaration import Distillation
     from isthmus.orchestration.tensors import Tensors
 
 
@@ -45,7 +44,7 @@ class TrainingSet:
         features: view to the joined features.
         tables: view to the version of its table.
         tables_sha256: view to the hash of that version's rows.
-        options: what else decides the content: `status`, whether each view has a status column.
+        options: further inputs of the hash: `status`, whether each view has a status column.
         rows_in: rows of the spine.
         rows_out: rows of the training set.
         served: view to the moment up to which its log was replayed, if the join was as served.
@@ -122,13 +121,22 @@ def records_folder(project: Project) -> Path:
 
 @dataclass(frozen=True)
 class Artifacts:
-    """The files that the steps of one distillation write to the state folder.
+    """The files of a distillation in the state folder.
 
-    Whatever raises DataError names the step that has to run first.
+    Each DataError names the step to run first.
     """
 
     project: Project
     declared: Distillation
+
+    @classmethod
+    def of(cls, project: Project, name: str | None = None) -> "Artifacts":
+        """The files of the distillation with this name, or of the only distillation.
+
+        Raises:
+            RequestError: there is none, or there are several and no name.
+        """
+        return cls(project, project.distillation(name))
 
     @property
     def training_sets(self) -> Path:
@@ -243,7 +251,7 @@ def read_report(model: Path, package: Path | None = None) -> dict[str, Any]:
     """A student's report, with the `serving` part that was measured when `package` was exported.
 
     Raises:
-        DataError: one of them is damaged.
+        DataError: a file is damaged.
     """
     report = read_json(model / REPORT, "distill")
     measured = serving_file(package) if package else None
@@ -264,10 +272,10 @@ def read_json(file: Path, verb: str) -> dict[str, Any]:
 
 
 def serving_profile(project: Project, package: Path) -> ServingProfile:
-    """The profile a package is served with: a fastest precision is the one that `export` measured.
+    """The profile to serve a package with; the precision "fastest" becomes the fastest that `export` measured.
 
     Raises:
-        DataError: the measurement is not there.
+        DataError: the measurement is missing.
     """
     profile = project.settings.profiles.serving
     if profile.precision != FASTEST:
@@ -276,15 +284,15 @@ def serving_profile(project: Project, package: Path) -> ServingProfile:
 
 
 def serving_file(package: Path) -> Path:
-    """What `export` measured. Not in the package: its bytes would differ from one export to the next."""
+    """The measurement of `export`. Not in the package, whose bytes would differ between exports."""
     return package.parents[1] / "serving" / f"{package.name}.json"
 
 
 def outdated(package: Path, contract: Contract) -> list[str]:
-    """What changed between a package's contract and this one; empty if the package can run under it.
+    """The changes that keep a package from running under a contract; empty if it can.
 
     Raises:
-        PackageError: it is damaged.
+        PackageError: the package is damaged.
     """
     manifest = read_package(package)
     return service_differences(read_contract(package, manifest), contract, manifest.service)
@@ -296,6 +304,6 @@ def verdict_file(project: Project, declared: Distillation | None) -> Path:
 
 
 def page_file(project: Project, name: str | None = None) -> Path:
-    """The page of the last verdict, of a distillation or of a project that has one or none."""
+    """The page of the last verdict; the name may be omitted unless the project has several distillations."""
     declared = project.distillation(name) if name or project.definitions.distillations else None
     return verdict_file(project, declared).with_suffix(".html")

@@ -1,4 +1,4 @@
-"""Libraries of an extra are imported where they are used: `with extra("distill"):` says what to install."""
+"""Guards the import of a library that an extra of Isthmus installs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from isthmus.features.errors import DependencyError
 
 @contextmanager
 def extra(name: str) -> Iterator[None]:
-    """Imports in the block may fail.
+    """Wraps the imports of an extra's libraries.
 
     Raises:
         DependencyError: an import failed; the remedy is to install the extra.

@@ -1,4 +1,4 @@
-"""A project: a folder with isthmus.toml, its definitions, and the state the steps leave in `.isthmus`."""
+"""A project: a folder with isthmus.toml, its definitions, and the state that the steps write to `.isthmus`."""
 
 import ast
 import importlib
@@ -44,15 +44,15 @@ _DECLARATIONS = (Entity, Source, FeatureView, RequestSource, RequestTransform, F
 
 @dataclass(frozen=True)
 class Definitions:
-    """What a definitions module declares.
+    """The declarations of a definitions module, by name.
 
     Attributes:
-        views: by name, in the order in which they stand in the module.
-        spines: by name.
-        entities: by name, those that views and spines refer to included.
-        transforms: request transforms by name, and request sources that are checked.
-        distillations: by name.
-        contract: all of it but the distillations, compiled.
+        views: in the order of the module.
+        spines: of the module and of its distillations.
+        services: of the module and of its distillations.
+        transforms: request transforms, and request sources that are checked.
+        distillations: in the order of the module.
+        contract: the other declarations, compiled.
     """
 
     views: Mapping[str, FeatureView]
@@ -64,13 +64,10 @@ class Definitions:
 
 
 class Project:
-    """A folder with an isthmus.toml.
-
-    Args:
-        root: the folder.
+    """The project in the folder `root`.
 
     Raises:
-        ConfigurationError: isthmus.toml is missing or wrong.
+        ConfigurationError: its isthmus.toml is missing or wrong.
     """
 
     def __init__(self, root: Path) -> None:
@@ -84,19 +81,19 @@ class Project:
 
     @property
     def name(self) -> str:
-        """The project's name."""
+        """Its name, from the settings."""
         return self.settings.project.name
 
     @property
     def state(self) -> Path:
-        """The folder that holds what the steps write."""
+        """The folder that the steps write to."""
         return self.root / STATE
 
     @property
     def offline(self) -> str:
         """Folder or URL of the Delta tables."""
-        place = self.settings.stores.offline
-        return place if "://" in place else str(self.root / place)
+        address = self.settings.stores.offline
+        return address if "://" in address else str(self.root / address)
 
     @property
     def contract_file(self) -> Path:
@@ -105,12 +102,12 @@ class Project:
 
     @property
     def deployment_file(self) -> Path:
-        """What is deployed."""
+        """The current deployment."""
         return self.state / "deployment.json"
 
     @property
     def latency_folder(self) -> Path:
-        """Where servers say how fast they answer."""
+        """The folder in which servers report their latency."""
         return self.state / "latency"
 
     @property
@@ -120,10 +117,10 @@ class Project:
 
     @cached_property
     def public_key(self) -> str | None:
-        """Whose owner must have signed every package, as PEM; None if nobody must.
+        """The key that the signature of every package must match, as PEM; None if packages need no signature.
 
         Raises:
-            ConfigurationError: what is configured is no public key.
+            ConfigurationError: the configured file is not a public key.
             DependencyError: the extra `signing` is not installed.
         """
         configured = self.settings.packages.public_key
@@ -131,10 +128,10 @@ class Project:
 
     @property
     def signer(self) -> Signer | None:
-        """What signs packages; None if nothing is configured.
+        """Signs packages; None without a configured key.
 
         Raises:
-            ConfigurationError: what is configured is no private key, or its password is not in the environment.
+            ConfigurationError: the configured file is not a private key, or its password is not in the environment.
             DependencyError: the extra `signing` is not installed.
         """
         configured = self.settings.packages.signing_key
@@ -142,7 +139,7 @@ class Project:
 
     @property
     def fixed_now(self) -> int | None:
-        """Where the project's clock stands, in microseconds, or None for the clock on the wall."""
+        """The time at which the project's clock is fixed, in microseconds since 1970 UTC; None for the wall clock."""
         fixed = self.settings.project.now
         return None if fixed is None else clock.micros(fixed)
 
@@ -152,7 +149,7 @@ class Project:
 
     @contextmanager
     def importing(self) -> Iterator[None]:
-        """Functions of the definitions that are called inside may import modules that lie beside them."""
+        """In the block, functions of the definitions can import modules from the project's folder."""
         with _first_on_path(self.root):
             yield
 
@@ -177,50 +174,50 @@ class Project:
             return self._compiled(module)
 
     def distillation(self, name: str | None = None) -> Distillation:
-        """The distillation of this name, or the only one.
+        """The distillation of this name, or the only distillation.
 
         Raises:
-            RequestError: there is none, or there are several and none is named.
+            RequestError: there is none, or there are several and no name.
         """
         known = self.definitions.distillations
         if name is None and len(known) == 1:
             return next(iter(known.values()))
         if name is None or name not in known:
-            found = "none is named" if name is None else f"{name!r} is not declared"
+            problem = "none is named" if name is None else f"{name!r} is not declared"
             if not known:
-                raise RequestError("distillation", f"{found}, and the definitions declare none",
+                raise RequestError("distillation", f"{problem}, and the definitions declare none",
                                    remedy="declare one; `isthmus training-set --spine` needs none")  # fmt: skip
-            raise RequestError("distillation", found, expected=one_of(known))
+            raise RequestError("distillation", problem, expected=one_of(known))
         return known[name]
 
     def _compiled(self, module: ModuleType) -> Definitions:
-        found = [value for value in vars(module).values() if isinstance(value, (*_DECLARATIONS, Distillation))]
-        distillations = [value for value in found if isinstance(value, Distillation)]
-        declarations: list[Declaration] = [value for value in found if isinstance(value, _DECLARATIONS)]
+        where, values = str(module.__file__), list(vars(module).values())
+        distillations = [value for value in values if isinstance(value, Distillation)]
+        declarations: list[Declaration] = [value for value in values if isinstance(value, _DECLARATIONS)]
         for distillation in distillations:
             declarations += [distillation.spine, distillation.teacher, distillation.student]
-        where = str(module.__file__)
+        reached = _reached(declarations)
         problems = [problem for distillation in distillations for problem in distillation.problems()]
         problems += _hidden(module)
-        if not any(isinstance(value, FeatureView) for value in _reached(declarations)):
+        if not any(isinstance(value, FeatureView) for value in reached):
             problems.append(Problem(Path(where).name, "declares no feature view", "at least one"))
         contract = None
         try:
-            contract = compile_contract(self.name, _each_once(declarations), where, compiled)
+            contract = compile_contract(self.name, _unique(declarations), where, compiled)
             problems += _unreadable(distillations, contract)
             problems += _beyond_the_device(distillations, contract)
-            problems += [p for one in distillations for p in one.misfits(contract.inputs(one.student.name))]
+            problems += [p for d in distillations for p in d.misfits(contract.inputs(d.student.name))]
         except ConfigurationError as error:
             problems += error.problems
         if problems or contract is None:
             raise ConfigurationError(where, problems)
         return Definitions(
-            views={value.name: value for value in _reached(declarations) if isinstance(value, FeatureView)},
+            views={value.name: value for value in reached if isinstance(value, FeatureView)},
             spines={value.name: value for value in declarations if isinstance(value, Spine)},
             services={value.name: value for value in declarations if isinstance(value, FeatureService)},
             transforms={
                 value.name: value
-                for value in _reached(declarations)
+                for value in reached
                 if isinstance(value, RequestTransform) or (isinstance(value, RequestSource) and value.checked)
             },
             distillations={value.name: value for value in distillations},
@@ -228,7 +225,7 @@ class Project:
         )
 
     def applied(self) -> Contract:
-        """The contract of the last `apply`, which must be the contract of today's definitions.
+        """The contract of the last `apply`, which must be that of today's definitions.
 
         Raises:
             ContractMismatch: nothing was applied, or the definitions have changed since.
@@ -247,7 +244,7 @@ class Project:
 
     @contextmanager
     def _imported(self, name: str) -> Iterator[ModuleType]:
-        """The definitions, run afresh, with the project's folder first on the path for modules beside them."""
+        """Runs the definitions, which can import modules from the project's folder."""
         file = self.root.joinpath(*name.split(".")).with_suffix(".py")
         where = str(file)
         if not file.is_file():
@@ -257,18 +254,18 @@ class Project:
             assert spec is not None  # noqa: S101 - it is a .py file that exists
             assert spec.loader is not None  # noqa: S101 - likewise
             module = importlib.util.module_from_spec(spec)
-            # Classes are looked up by their module, by dataclasses as by the digest of the code.
+            # Dataclasses and the digest of the code look up a class by its module.
             hidden = sys.modules.get(name)
             sys.modules[name] = module
-            # A Python function that becomes one of Spark's before there is a session is one of Spark Connect, too.
+            # So that a udf that is declared before there is a session also works with Spark Connect.
             os.environ.setdefault("SPARK_CONNECT_MODE_ENABLED", "1")
             try:
                 spec.loader.exec_module(module)
             except (Exception, SystemExit) as error:  # the user's own code may raise anything
                 place = _place(error, self.root, file)
-                found = f"fails with {type(error).__name__}: {str(error).rstrip('.')}"
-                expected = _WITHOUT_SESSION if "SESSION" in found and "PySpark" in found else ""
-                problem = Problem(place, found, expected)
+                reason = f"fails with {type(error).__name__}: {str(error).rstrip('.')}"
+                expected = _WITHOUT_SESSION if "SESSION" in reason and "PySpark" in reason else ""
+                problem = Problem(place, reason, expected)
                 raise ConfigurationError(where, [problem], remedy="correct that line") from error
             else:
                 yield module
@@ -280,17 +277,17 @@ class Project:
 
 @contextmanager
 def _first_on_path(folder: Path) -> Iterator[None]:
-    """Modules of the folder can be imported inside; afterwards they are forgotten, so that the next run is fresh."""
+    """Modules of the folder can be imported in the block. Then they are forgotten, so that the next run is fresh."""
     sys.path.insert(0, str(folder))
     before = set(sys.modules)
-    written = sys.dont_write_bytecode
-    # Python takes cached bytecode for fresh if source time, in seconds, and size are equal: a quick edit would be lost.
+    dont_write = sys.dont_write_bytecode
+    # Python trusts cached bytecode if the source's time, in seconds, and its size match: a quick edit would be lost.
     sys.dont_write_bytecode = True
     importlib.invalidate_caches()
     try:
         yield
     finally:
-        sys.dont_write_bytecode = written
+        sys.dont_write_bytecode = dont_write
         sys.path.remove(str(folder))
         for name in set(sys.modules) - before:
             file = getattr(sys.modules[name], "__file__", None)
@@ -299,7 +296,7 @@ def _first_on_path(folder: Path) -> Iterator[None]:
 
 
 def _place(error: BaseException, folder: Path, file: Path) -> str:
-    """The file and line of the project at which an import failed: where the error is, not where it was noticed."""
+    """The file and line in the project at which an import failed."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         place, line = Path(error.filename), error.lineno
     else:
@@ -312,7 +309,7 @@ def _place(error: BaseException, folder: Path, file: Path) -> str:
 
 
 def _hidden(module: ModuleType) -> list[Problem]:
-    """Views and spines that are lost because a later function of the module has their name."""
+    """Views and spines that a later function of the same name replaces."""
     file = Path(str(module.__file__))
     problems = []
     first: dict[str, int] = {}
@@ -325,12 +322,12 @@ def _hidden(module: ModuleType) -> list[Problem]:
     return problems
 
 
-def _each_once(declarations: list[Declaration]) -> list[Declaration]:
+def _unique(declarations: list[Declaration]) -> list[Declaration]:
     return list({id(declaration): declaration for declaration in declarations}.values())
 
 
 def _reached(declarations: list[Declaration]) -> list[Declaration]:
-    """The declarations, and what services, request transforms and spines use without the module naming it."""
+    """The declarations, and those that services, request transforms and spines refer to."""
     reached: list[Declaration] = list(declarations)
     for declaration in reached:
         match declaration:
@@ -338,11 +335,11 @@ def _reached(declarations: list[Declaration]) -> list[Declaration]:
                 reached += [part.view if isinstance(part, FeatureProjection) else part for part in parts]
             case Spine(request=RequestSource() as request):
                 reached.append(request)
-    return _each_once(reached)
+    return _unique(reached)
 
 
 def _unreadable(distillations: list[Distillation], contract: Contract) -> list[Problem]:
-    """Neither a teacher nor a student reads bytes or arrays, nor does a student's graph take any."""
+    """Inputs of teachers and students that are bytes or arrays, and arrays that a student's graph would need."""
     return [
         Problem(f"distillation {distillation.name}, {role}", f"reads {column.name}, of type {column.dtype}",
                 "numbers, times and Strings")
@@ -362,17 +359,17 @@ def _unreadable(distillations: list[Distillation], contract: Contract) -> list[P
 
 
 def _beyond_the_device(distillations: list[Distillation], contract: Contract) -> list[Problem]:
-    """A student may use only what a device can have."""
+    """Students that read what only a server has."""
     problems = []
     for distillation in distillations:
         beyond = [c.name for c in contract.inputs(distillation.student.name) if c.available == "server"]
         if not beyond:
             continue
-        found = f"uses {', '.join(beyond)}"
+        uses = f"uses {', '.join(beyond)}"
         for transform in contract.used(distillation.student.name):
-            # All that a transform computes can exist only where everything can that it takes.
-            if taken := [c.name for c in contract.transform_inputs(transform) if c.available == "server"]:
-                found += f", where request transform {transform.name} takes {', '.join(taken)}"
-        problems.append(Problem(f"distillation {distillation.name}, student", found,
+            # The results of a transform exist only where all of its inputs do.
+            if inputs := [c.name for c in contract.transform_inputs(transform) if c.available == "server"]:
+                uses += f", where request transform {transform.name} takes {', '.join(inputs)}"
+        problems.append(Problem(f"distillation {distillation.name}, student", uses,
                                 'fields with available="device" and request fields, computed or not'))  # fmt: skip
     return problems

@@ -1,4 +1,4 @@
-"""`init`: a new project, from one of the examples."""
+"""`init`: a new project, from an example."""
 
 import re
 import shutil

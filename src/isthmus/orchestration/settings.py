@@ -1,11 +1,12 @@
-"""isthmus.toml: what changes between environments, typed and checked once."""
+"""isthmus.toml: the settings that differ between environments, typed and checked once."""
 
 import json
 import os
 import re
 import tomllib
+from collections.abc import Callable
 from dataclasses import fields as fields_of
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from datetime import date, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
@@ -28,8 +29,7 @@ from isthmus.serving.limits import Limits
 FILE = "isthmus.toml"
 _ENVIRONMENT = "ISTHMUS_"
 PROCESS_VARIABLES = ("ISTHMUS_ROOT", "ISTHMUS_SERVER", PASSWORD)
-"""Variables that one process of ours sets for another, and a secret that belongs into no file."""
-
+"""Variables that our processes set for each other, and a secret that belongs into no file."""
 
 _Profile = TypeVar("_Profile", TrainingProfile, ServingProfile)
 
@@ -45,48 +45,48 @@ def _zoned(moment: object) -> datetime:
     return zoned
 
 
-def _matching(pattern: str, expected: str) -> AfterValidator:
+def _matching(matches: Callable[[str], object], expected: str) -> AfterValidator:
     def check(text: str) -> str:
-        if not re.fullmatch(pattern, text):
+        if not matches(text):
             raise ValueError(expected)
         return text
 
     return AfterValidator(check)
 
 
-def _engine(name: str) -> str:
-    if name not in ("sail", "spark") and not name.startswith("sc://"):
-        raise ValueError("sail, spark, or a Spark Connect URL like sc://host:15002")
-    return name
-
-
-def _online(url: str) -> str:
-    if url != "embedded" and not url.startswith(SCHEMES):
-        raise ValueError(f'"embedded", or a URL that begins with {", ".join(SCHEMES[:-1])} or {SCHEMES[-1]}')
-    return url
-
-
-_PART = r"(?:\*|(\d{1,2})(?:-(\d{1,2}))?)(?:/[1-9]\d?)?"
-"""Of a field of cron: every value, one, or a range of them; of these each, or every so many."""
-_RANGES = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
+_CRON_ITEM = r"(?:\*|(\d{1,2})(?:-(\d{1,2}))?)(?:/[1-9]\d?)?"
+"""An item of a field of cron: all values, a value, or a range, and perhaps a step."""
+_CRON_RANGES = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
 
 
 def _is_cron(schedule: str) -> bool:
     if schedule in ("@hourly", "@daily", "@weekly", "@monthly", "@yearly"):
         return True
     fields = schedule.split(" ")
-    return len(fields) == len(_RANGES) and all(
-        (found := re.fullmatch(_PART, part)) is not None
-        and low <= int(found[1] or low) <= int(found[2] or found[1] or low) <= high
-        for field, (low, high) in zip(fields, _RANGES, strict=True)
-        for part in field.split(",")
+    return len(fields) == len(_CRON_RANGES) and all(
+        (match := re.fullmatch(_CRON_ITEM, item)) is not None
+        and low <= int(match[1] or low) <= int(match[2] or match[1] or low) <= high
+        for field, (low, high) in zip(fields, _CRON_RANGES, strict=True)
+        for item in field.split(",")
     )
 
 
-def _cron(schedule: str | None) -> str | None:
-    if schedule is not None and not _is_cron(schedule):
-        raise ValueError("five fields like 0 3 * * 0, or @hourly, @daily, @weekly, @monthly or @yearly")
-    return schedule
+_NAME = _matching(
+    re.compile(r"[a-z0-9][a-z0-9_-]*").fullmatch, "lower-case letters, digits, _ and -, a letter or digit first"
+)
+_MODULE = _matching(
+    re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*").fullmatch, "the name of a Python module, for example definitions"
+)
+_ENGINE = _matching(
+    lambda name: name in ("sail", "spark") or name.startswith("sc://"),
+    "sail, spark, or a Spark Connect URL like sc://host:15002",
+)
+_ONLINE = _matching(
+    lambda url: url == "embedded" or url.startswith(SCHEMES),
+    f'"embedded", or a URL that begins with {", ".join(SCHEMES[:-1])} or {SCHEMES[-1]}',
+)
+_CRON = _matching(_is_cron, "five fields like 0 3 * * 0, or @hourly, @daily, @weekly, @monthly or @yearly")
+_Count = Annotated[int, Field(ge=1)]
 
 
 class _Table(BaseModel):
@@ -97,17 +97,13 @@ class ProjectTable(_Table):
     """`[project]`.
 
     Attributes:
-        name: stands first in every online key; lower-case letters, digits, `_` and `-`.
+        name: prefix of every online key; lower-case letters, digits, `_` and `-`.
         definitions: module of the declarations, in the project's folder.
-        now: fixes the project's clock, for replaying history; by default it is the clock on the wall.
+        now: fixes the project's clock, to replay history; by default it is the wall clock.
     """
 
-    name: Annotated[
-        str, _matching(r"[a-z0-9][a-z0-9_-]*", "lower-case letters, digits, _ and -, a letter or digit first")
-    ]
-    definitions: Annotated[
-        str, _matching(r"[^\W\d]\w*(\.[^\W\d]\w*)*", "the name of a Python module, for example definitions")
-    ] = "definitions"
+    name: Annotated[str, _NAME]
+    definitions: Annotated[str, _MODULE] = "definitions"
     now: Annotated[datetime | None, BeforeValidator(_zoned)] = None
 
 
@@ -120,18 +116,18 @@ class StoresTable(_Table):
     """
 
     offline: str = ".isthmus/offline"
-    online: Annotated[str, AfterValidator(_online)] = "embedded"
+    online: Annotated[str, _ONLINE] = "embedded"
 
 
 class _ContradictionsError(ValueError):
-    """Values of a table that do not go together, every one of them."""
+    """All the values of a table that contradict each other."""
 
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__(*problems)
         self.problems = problems
 
 
-def _agreeing(profile: _Profile) -> _Profile:
+def _check_profile(profile: _Profile) -> _Profile:
     if problems := profile.problems():
         raise _ContradictionsError(problems)
     return profile
@@ -140,16 +136,16 @@ def _agreeing(profile: _Profile) -> _Profile:
 class ProfilesTable(_Table):
     """`[profiles.training]` and `[profiles.serving]`."""
 
-    training: Annotated[TrainingProfile, AfterValidator(_agreeing)] = TrainingProfile()
-    serving: Annotated[ServingProfile, AfterValidator(_agreeing)] = ServingProfile()
+    training: Annotated[TrainingProfile, AfterValidator(_check_profile)] = TrainingProfile()
+    serving: Annotated[ServingProfile, AfterValidator(_check_profile)] = ServingProfile()
 
 
 class PricesTable(_Table):
-    """`[prices]`: what the boundary card multiplies measured times with, and `isthmus plan` expected ones.
+    """`[prices]`: for the boundary card, which multiplies them by measured times, and for `isthmus plan`.
 
     Attributes:
-        currency: what prices are in.
-        hour: price of an hour of a device, by its name there, "cpu" or "cuda", or in the catalogue of devices.
+        currency: of all prices.
+        hour: device to the price of an hour: "cpu" and "cuda" on the boundary card, or a name from the catalogue.
     """
 
     currency: str = ""
@@ -157,13 +153,12 @@ class PricesTable(_Table):
 
 
 class PackagesTable(_Table):
-    """`[packages]`: who signs packages, and whose signature they must have.
+    """`[packages]`: the key that signs packages, and the key whose signature they must have.
 
     Attributes:
-        signing_key: file (relative to the project) of the private key with which `export` signs, in PEM; its password,
-            if it has one, is in the environment.
-        public_key: file of the public key with whose private key every package must be signed that is deployed or
-            served.
+        signing_key: file (relative to the project) of the private key with which `export` signs, in PEM. The password
+            of an encrypted key is in the environment.
+        public_key: file of the public key that the signature of every deployed or served package must match.
     """
 
     signing_key: str | None = None
@@ -175,11 +170,11 @@ class ServerTable(_Table):
 
     Attributes:
         host: address.
-        port: 0 for any that is free.
+        port: 0 for any free port.
         workers: processes.
-        latency_objective_ms: largest p99 of the API's answers, in milliseconds, beside which a training does not give
-            way; by default that of `[profiles.serving]`, which also says what is exported.
-        limits: what one request and all together may ask.
+        latency_objective_ms: the p99 of the API's answers, in milliseconds, above which a training gives way; by
+            default that of `[profiles.serving]`, which also decides what is exported.
+        limits: of a single request, and of all requests together.
     """
 
     host: str = "127.0.0.1"
@@ -197,7 +192,7 @@ class DevTable(_Table):
 
 
 class PoolsTable(_Table):
-    """`[orchestration.pools]`: how many steps of each kind run at a time.
+    """`[orchestration.pools]`: how many steps of each kind run at once.
 
     Attributes:
         engine: steps that compute with PySpark.
@@ -205,36 +200,36 @@ class PoolsTable(_Table):
         serve: steps that write what is served.
     """
 
-    engine: Annotated[int, Field(ge=1)] = 1
-    train: Annotated[int, Field(ge=1)] = 1
-    serve: Annotated[int, Field(ge=1)] = 1
+    engine: _Count = 1
+    train: _Count = 1
+    serve: _Count = 1
 
 
 class OrchestrationTable(_Table):
     """`[orchestration]`: how Dagster runs the project.
 
     Attributes:
-        automation: whether what depends on new data is made again by itself.
-        retrain: when models are trained again, as cron in UTC; by default when their features have drifted.
-        days_from: the first day of the daily partitions of builds; without it tables are built whole.
-        pools: how many steps run at a time.
+        automation: whether assets follow new data without being started.
+        retrain: when to train models again, as cron in UTC; by default when their features have drifted.
+        days_from: the first day of the daily partitions of builds; without it, builds write complete tables.
+        pools: how many steps run at once.
     """
 
     automation: bool = True
-    retrain: Annotated[str | None, AfterValidator(_cron)] = None
+    retrain: Annotated[str, _CRON] | None = None
     days_from: date | None = None
     pools: PoolsTable = PoolsTable()
 
 
 class ProjectSettings(BaseSettings):
-    """The whole file. `ISTHMUS_ENGINE`, `ISTHMUS_STORES__ONLINE` and so on override it."""
+    """The complete file. `ISTHMUS_ENGINE`, `ISTHMUS_STORES__ONLINE` and so on override it."""
 
     model_config = SettingsConfigDict(
         env_prefix=_ENVIRONMENT, env_nested_delimiter="__", extra="forbid", frozen=True, toml_file=FILE
     )
 
     project: ProjectTable
-    engine: Annotated[str, AfterValidator(_engine)] = "sail"
+    engine: Annotated[str, _ENGINE] = "sail"
     stores: StoresTable = StoresTable()
     profiles: ProfilesTable = ProfilesTable()
     prices: PricesTable = PricesTable()
@@ -245,7 +240,7 @@ class ProjectSettings(BaseSettings):
 
     @property
     def latency_objective_ms(self) -> float:
-        """What the p99 of the API's answers shall not be above."""
+        """The largest p99 of the API's answers beside which a training keeps its pace."""
         return self.server.latency_objective_ms or self.profiles.serving.latency_objective_ms
 
     @classmethod
@@ -257,7 +252,7 @@ class ProjectSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is the library's
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is the library's
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Environment before file; nothing else."""
+        """The environment comes before the file, and there are no further sources."""
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
 
@@ -265,14 +260,13 @@ def load(path: Path) -> ProjectSettings:
     """The settings of an isthmus.toml, with the environment on top.
 
     Raises:
-        ConfigurationError: the file is missing, is not TOML, or holds wrong values; every one of them is named.
+        ConfigurationError: the file is missing, is not TOML, or has wrong values; every problem is named.
     """
     if not path.is_file():
         problem = Problem(FILE, "there is none", "a file with a [project] table")
         raise ConfigurationError(str(path.parent), [problem], remedy="name the project's folder with --project")
 
-    unknown = _unknown_variables()
-    if unknown:
+    if unknown := _unknown_variables():
         raise ConfigurationError(str(path), unknown)
 
     class Located(ProjectSettings):
@@ -299,25 +293,23 @@ _EXPECTED = {
     "float_parsing": "a number",
     "float_type": "a number",
 }
-
-
 _WHY: dict[tuple[str, ...], str] = {
     ("profiles", "training", "precision"): ": gradients need floating point. For an INT8 package, set "
     'profiles.serving.precision = "int8"'
 }
-"""What is said besides of a value that many try."""
+"""More about a wrong value that many people try."""
 
 
 def _problems(place: tuple[str, ...], detail: dict[str, Any]) -> list[Problem]:
-    """A pydantic finding as sentences: for each key, the value and what would be accepted."""
+    """A pydantic error as sentences: for each key, the value and what would be accepted."""
     error = detail.get("ctx", {}).get("error")
     if isinstance(error, _ContradictionsError):
-        return [Problem(_key((*place, one.where)), one.found, one.expected) for one in error.problems]
+        return [replace(problem, where=_key((*place, problem.where))) for problem in error.problems]
     return [_problem(place, detail)]
 
 
 def _key(place: tuple[str, ...]) -> str:
-    """Where a value comes from: a variable, or the file."""
+    """The source of a value: a variable, or a key of the file."""
     variable = _ENVIRONMENT + "__".join(place).upper()
     return variable if variable in {name.upper() for name in os.environ} else ".".join(place)
 
@@ -329,32 +321,32 @@ def _problem(place: tuple[str, ...], detail: dict[str, Any]) -> Problem:
         return Problem(key, "is missing", f"a table [{key}]" if table else "a value")
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return Problem(key, "is not a setting", "one of " + ", ".join(sorted(_fields(place[:-1]))))
-    found = _shown(detail["input"].isoformat() if isinstance(detail["input"], date) else detail["input"])
+    value = _shown(detail["input"].isoformat() if isinstance(detail["input"], date) else detail["input"])
     message = str(detail["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
     if table:
-        return Problem(key, found, f"a table [{'.'.join(place)}]")
-    return Problem(key, found, _EXPECTED.get(kind, message) + _WHY.get(place, ""))
+        return Problem(key, value, f"a table [{'.'.join(place)}]")
+    return Problem(key, value, _EXPECTED.get(kind, message) + _WHY.get(place, ""))
 
 
 def _fields(place: tuple[str, ...]) -> list[str]:
-    """The keys of the table at a place; none if it is no table."""
+    """The keys of the table at a place; empty if it is not a table."""
     table: Any = ProjectSettings
     for key in place:
         fields = get_type_hints(table) if is_dataclass(table) else getattr(table, "model_fields", {})
-        found = fields.get(key)
-        table = getattr(found, "annotation", found)
+        field = fields.get(key)
+        table = getattr(field, "annotation", field)
     if is_dataclass(table):
         return [field.name for field in fields_of(table)]
     return list(getattr(table, "model_fields", {}))
 
 
 def _shown(value: object) -> str:
-    """A value as it may be shown: what a URL says of a user, a password or a token is left out."""
+    """A value for a message, without the user, password or token of a URL."""
     return re.sub(r"(token|password)=[^;&'\"]*", r"\1=***", re.sub(r"//[^\s'\"]*@", "//***@", repr(value)))
 
 
 def _unknown_variables() -> list[Problem]:
-    """The variables with our prefix that set nothing: a misspelled one would be ignored without a word."""
+    """The variables with our prefix that set nothing: a misspelled name would be ignored in silence."""
     known = {f"{_ENVIRONMENT}{name}".upper() for name in ProjectSettings.model_fields}
     problems = []
     for name in os.environ:
@@ -365,7 +357,7 @@ def _unknown_variables() -> list[Problem]:
 
 
 def _not_json() -> list[Problem]:
-    """The variables that stand for a whole table and are not JSON, which the library does not name."""
+    """The variables for complete tables that are not JSON: the library's error does not name them."""
     problems = []
     for name, value in os.environ.items():
         key = name.upper().removeprefix(_ENVIRONMENT).lower()
@@ -392,5 +384,5 @@ def find(start: Path) -> Path:
 
 
 def environment_root() -> Path:
-    """The project that a Dagster code location was started for: around `ISTHMUS_ROOT`, or the working folder."""
+    """The project of a Dagster code location: around `ISTHMUS_ROOT`, or around the working folder."""
     return find(Path(os.environ.get("ISTHMUS_ROOT", ".")))

@@ -63,7 +63,7 @@ def status(project: Project, *, measure: bool = True, progress: Progress = silen
 
 
 def note(project: Project) -> None:
-    """Writes the status for the server. Measures nothing, and reuses measurements of the same tables and models."""
+    """Writes the status for the server, without new measurements: it reuses those of the same tables and models."""
     current, before = status(project, measure=False), None
     with suppress(DataError):
         before = Status.read(project.state)

@@ -1,4 +1,4 @@
-"""Training data as tensors. The one module of the steps that imports torch when it is loaded."""
+"""Training data as tensors. Of the modules of the steps, only this one imports torch when it is loaded."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -16,19 +16,19 @@ Item = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
 
 
 class Tensors(IterableDataset[Item]):
-    """Rows in batches: per batch the values and which of them there are, both by column name.
+    """Rows in batches: two dictionaries by column name, the values and whether each is present.
 
-    Floats keep their width, integers too; truth values are bool, times int64 microseconds since 1970 UTC, a status is
-    its place in `clock.Status` as int8. A null is NaN where there is one and 0 elsewhere, and False in the second
-    dictionary. Texts, bytes and arrays are left out: encode them first.
+    Floats and integers keep their width; truth values are bool, times int64 microseconds since 1970 UTC, a status is
+    its index in `clock.Status` as int8. A null is NaN in a column of floats and 0 elsewhere, and False in the second
+    dictionary. Texts, bytes and arrays are omitted: encode them first.
 
-    Give it to a `DataLoader` with `batch_size=None`. Of several workers each yields every n-th batch, from a training
-    set that is written: a forked process cannot read the offline tables.
+    Pass it to a `DataLoader` with `batch_size=None`. Each of n workers yields every n-th batch, from a training set on
+    disk: a forked process cannot read the offline tables.
 
     Args:
         schema: the columns of the rows.
-        read: gives the rows from the first one on.
-        columns: names of those that are wanted; by default all that are numeric.
+        read: returns the rows, from the beginning.
+        columns: their names; by default all numeric columns.
         batch: rows of a batch.
         workers: whether the workers of a `DataLoader` can read.
 
@@ -48,8 +48,8 @@ class Tensors(IterableDataset[Item]):
         numeric = [field.name for field in schema if _is_numeric(field.type)]
         for name in columns or ():
             if name not in numeric:
-                found = f"has type {schema.field(name).type}" if name in schema.names else "is not there"
-                raise RequestError(f"column {name}", found, expected="one of " + ", ".join(numeric))
+                problem = f"has type {schema.field(name).type}" if name in schema.names else "is not there"
+                raise RequestError(f"column {name}", problem, expected="one of " + ", ".join(numeric))
         self._columns = numeric if columns is None else list(columns)
         self._read, self._batch, self._workers = read, batch, workers
 
@@ -85,7 +85,7 @@ def _numbers(column: pa.Array) -> np.ndarray[Any, Any]:
         column = column.indices
     elif pa.types.is_timestamp(column.type):
         column = column.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
-    nothing = np.nan if pa.types.is_floating(column.type) else False if pa.types.is_boolean(column.type) else 0
-    filled = pc.fill_null(column, pa.scalar(nothing, column.type)) if column.null_count else column
+    missing = np.nan if pa.types.is_floating(column.type) else False if pa.types.is_boolean(column.type) else 0
+    filled = pc.fill_null(column, pa.scalar(missing, column.type)) if column.null_count else column
     numbers: np.ndarray[Any, Any] = filled.to_numpy(zero_copy_only=False).copy()
     return numbers

@@ -24,7 +24,7 @@ from isthmus.features.package.golden import Case, Golden, TensorBytes
 from isthmus.features.package.manifest import FORMAT_VERSION, Manifest, Variant
 from isthmus.features.profiles import ServingProfile
 from isthmus.orchestration.models.models import distill, export
-from isthmus.orchestration.planning.devices import Device, Peak, Precision, catalogue, measured
+from isthmus.orchestration.planning.devices import Device, Peak, Precision, catalogue, measure_host
 from isthmus.orchestration.planning.plan import plan
 from isthmus.orchestration.planning.roofline import Work, roofline, rows_to_ridge
 from isthmus.orchestration.project import Project
@@ -96,7 +96,7 @@ def test_threads_have_their_part_of_a_cpu_and_all_of_a_gpu() -> None:
 
 
 def test_this_host_is_measured() -> None:
-    here = measured(1)
+    here = measure_host(1)
     assert 1e8 < here.peak.fp32 < 1e14
     assert 1e7 < here.bandwidth < 1e13
     assert here.memory > 1e8

@@ -1,4 +1,7 @@
-"""`deploy` and `rollback`: put a package behind the API, and the one before it again."""
+"""`deploy`, `promote` and `rollback`: put a package behind the API, and the package before it again.
+
+A running server takes up the change by itself.
+"""
 
 import http.client
 import json
@@ -20,14 +23,14 @@ from isthmus.serving.rollout import rollout
 from isthmus.serving.rollout.rollout import Rollout, happened
 
 SWITCH_SECONDS = 5.0
-"""How long a server that answers is waited for: it looks for a new deployment twice a second."""
+"""How long to wait for a running server, which looks for a new deployment twice a second."""
 _PAUSE_SECONDS = 0.02
-_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where a server listens that is asked here
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the address to reach a server that listens on all
 
 
 @dataclass(frozen=True)
 class Released:
-    """What came of a deployment or a rollback.
+    """The outcome of a deployment or a rollback.
 
     Attributes:
         rollout: the deployment, and what it took.
@@ -48,11 +51,11 @@ class Released:
 
 
 def deploy(project: Project, name: str | None = None, *, share: float | None = None) -> Released:
-    """Puts the last package of a distillation behind the API. A running server takes it up by itself.
+    """Puts the last package of a distillation behind the API.
 
     Args:
         project: the project, with a package and a verdict.
-        name: the distillation; may be left out where there is only one.
+        name: the distillation; may be omitted if there is only one.
         share: of requests that it answers beside what is deployed; 0 for a shadow; None to replace that.
 
     Raises:
@@ -61,29 +64,32 @@ def deploy(project: Project, name: str | None = None, *, share: float | None = N
         PackageError: the package is damaged or altered, not signed by whom it must be, or cannot be loaded.
         DependencyError: another deployment is under way.
     """
-    declared = project.distillation(name)
+    artifacts = Artifacts.of(project, name)
+    declared = artifacts.declared
     require_release(project, declared)
     contract, store = project.applied(), OfflineStore(project.offline)
-    views = [contract.view(view) for view in {view for view, _ in contract.read(declared.student.name)}]
+    views = {view for view, _ in contract.read(declared.student.name)}
     file = verdict_file(project, declared)
     verdict = Verdict.loads(file.read_bytes(), str(file)) if file.exists() else None
-    package = Artifacts(project, declared).last_package()
-    done = rollout.deploy(
-        package,
-        verdict,
-        contract,
-        serving_profile(project, package),
-        project.deployment_file,
-        tables={view.name: store.history(view).fingerprint for view in views},
-        at=clock.now(),
-        public_key=project.public_key,
-        share=share,
+    package = artifacts.last_package()
+    return _released(
+        project,
+        rollout.deploy(
+            package,
+            verdict,
+            contract,
+            serving_profile(project, package),
+            project.deployment_file,
+            tables={view: store.history(contract.view(view)).fingerprint for view in views},
+            at=clock.now(),
+            public_key=project.public_key,
+            share=share,
+        ),
     )
-    return _released(project, done)
 
 
 def promote(project: Project) -> Released:
-    """Puts the candidate in force. A running server takes it up by itself.
+    """Puts the candidate in force.
 
     Raises:
         GateFailed: there is no candidate, or it was given up.
@@ -96,13 +102,9 @@ def promote(project: Project) -> Released:
 
 
 def rollback(project: Project, to: str | None = None) -> Released:
-    """Drops the candidate, if there is one; else puts the deployment before the one in force behind the API again.
+    """Drops the candidate, if there is one; else puts an earlier deployment behind the API again.
 
-    A running server takes it up by itself.
-
-    Args:
-        project: the project.
-        to: how the digest begins of the one to go back to; by default the one before.
+    `to` is how the digest of that deployment begins; the default is the deployment before the current one.
 
     Raises:
         GateFailed: there is nothing to go back to.
@@ -117,12 +119,12 @@ def rollback(project: Project, to: str | None = None) -> Released:
 
 
 def history(project: Project) -> list[dict[str, Any]]:
-    """What was deployed and rolled back, the newest first."""
+    """The deployments and rollbacks, the newest first."""
     return [event.as_dict() for event in reversed(happened(project.deployment_file))]
 
 
 def _contract(project: Project) -> Contract:
-    """The contract of the server, whatever the definitions have become: going back must not wait for them."""
+    """The applied contract, whatever the definitions have become: a rollback must not wait for them."""
     file = project.contract_file
     if not file.exists():
         raise ContractMismatch(f"project {project.name}", "nothing has been applied", remedy="run `isthmus apply`")
@@ -130,39 +132,39 @@ def _contract(project: Project) -> Contract:
 
 
 def _released(project: Project, done: Rollout) -> Released:
-    server = _switched(project, done.deployment)
+    server = _await_switch(project, done.deployment)
     done.done("switch")
     return Released(done, server)
 
 
-def _switched(project: Project, deployment: Deployment) -> str:
-    """Waits until the project's server answers with a package; says what it says where it does not."""
+def _await_switch(project: Project, deployment: Deployment) -> str:
+    """Waits until the project's server answers with a package, and says in words how that ended."""
     settings = project.settings.server
-    host = _ANY.get(settings.host, settings.host)
+    host = _LOOPBACK.get(settings.host, settings.host)
     end = time.monotonic() + SWITCH_SECONDS
-    told = "none answers here"
+    message = "none answers here"
     wanted = deployment.digest, deployment.candidate and deployment.candidate.deployment.digest
     try:
         with closing(http.client.HTTPConnection(host, settings.port, timeout=SWITCH_SECONDS)) as server:
-            status, found = _asked(server, "/readyz")
+            status, answer = _get(server, "/readyz")
             if status in (401, 403):
                 return "answers those with a key: its /models says whether it has switched"
-            if status == 200 and found.get("project") != project.name:
-                return told
+            if status == 200 and answer.get("project") != project.name:
+                return message
             while time.monotonic() < end:
-                _, found = _asked(server, "/models")
-                models = found.get("models", ())
-                if any((one["package"], one.get("candidate", {}).get("package")) == wanted for one in models):
+                _, answer = _get(server, "/models")
+                models = answer.get("models", ())
+                if any((model["package"], model.get("candidate", {}).get("package")) == wanted for model in models):
                     return "has switched"
-                told = f"has not switched: {found.get('refused') or 'it still answers with the package before'}"
+                message = f"has not switched: {answer.get('refused') or 'it still answers with the package before'}"
                 time.sleep(_PAUSE_SECONDS)
     except (OSError, http.client.HTTPException, ValueError):
-        return told
-    return told
+        return message
+    return message
 
 
-def _asked(server: http.client.HTTPConnection, path: str) -> tuple[int, dict[str, Any]]:
+def _get(server: http.client.HTTPConnection, path: str) -> tuple[int, dict[str, Any]]:
     server.request("GET", path)
-    answer = server.getresponse()
-    found: dict[str, Any] = json.loads(answer.read())
-    return answer.status, found
+    response = server.getresponse()
+    answer: dict[str, Any] = json.loads(response.read())
+    return response.status, answer

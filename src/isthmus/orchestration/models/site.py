@@ -13,49 +13,46 @@ from isthmus.orchestration.runtimes.web import NAME, SOURCES, installed
 
 NOTE = "page.json"
 _SHARED = ("begin.mjs", "model.mjs", "page.css")
-_FORM = ("form.mjs",)
 _RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 
 
 def site(project: Project, name: str | None, out: Path) -> Path:
-    """Writes the folder, and gives it.
+    """Writes the folder, and replaces what an earlier call wrote there.
 
-    What lies in `pages/<distillation>` of the project is its page. A model of rows needs none: it gets a form.
-
-    Args:
-        project: the project, with a package.
-        name: the distillation; may be left out where there is only one.
-        out: where to write; what an earlier call wrote there is replaced.
+    The page is `pages/<distillation>` of the project. A model of rows needs none: it gets a form.
 
     Raises:
-        ConfigurationError: there is no page for a model that is not one of rows.
-        DataError: there is no package, or something else is in the folder.
-        DependencyError: the runtime for browsers cannot be had.
+        ConfigurationError: there is no page for a model that is not a model of rows.
+        DataError: there is no package, or the folder holds something else.
+        DependencyError: the runtime for browsers cannot be installed.
         PackageError: the package is damaged.
     """
-    declared = project.distillation(name)
-    package = Artifacts(project, declared).last_package()
-    manifest, own = read_package(package), project.root / "pages" / declared.name
+    artifacts = Artifacts.of(project, name)
+    package, distillation = artifacts.last_package(), artifacts.declared.name
+    manifest, own = read_package(package), project.root / "pages" / distillation
     if not own.is_dir() and not manifest.inputs:
-        problem = Problem(f"distillation {declared.name}", f"there is no {own}", "a folder with an index.html")
+        problem = Problem(
+            f"distillation {artifacts.declared.name}", f"there is no {own}", "a folder with an index.html"
+        )
         raise ConfigurationError("pages", [problem])
     if out.exists() and not (out / NOTE).is_file() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(str(out), "holds something else", expected="a new folder, or one that this command wrote")
     runtime = installed() / "node_modules" / NAME / "dist"
 
     def write(folder: Path) -> None:
-        for file in _SHARED if own.is_dir() else (*_SHARED, *_FORM):
+        for file in _SHARED:
             shutil.copy(SOURCES / file, folder)
         if own.is_dir():
             shutil.copytree(own, folder, dirs_exist_ok=True)
         else:
+            shutil.copy(SOURCES / "form.mjs", folder)
             shutil.copy(SOURCES / "form.html", folder / "index.html")
         shutil.copytree(package, folder / "package")
         (folder / "ort").mkdir()
         for file in _RUNTIME:
             shutil.copy(runtime / file, folder / "ort")
-        made_for = {"contract": manifest.contract, "precision": serving_profile(project, package).precision}
-        (folder / NOTE).write_text(json.dumps(made_for), encoding="utf-8")
+        note = {"contract": manifest.contract, "precision": serving_profile(project, package).precision}
+        (folder / NOTE).write_text(json.dumps(note), encoding="utf-8")
 
     publish(out, write)
     return out

@@ -1,4 +1,4 @@
-"""What devices can do: a catalogue of datasheet figures, which a project adds to, and this host, measured."""
+"""The speed of devices: a catalogue of datasheet figures, to which a project can add, and this host, measured."""
 
 import os
 import platform
@@ -24,21 +24,21 @@ Precision = Literal["fp32", "bf16", "int8"]
 _NAME = f"lower-case letters, digits, _ and -, a letter or digit first, and not {' or '.join(KINDS)}"
 
 
-def _named(name: str) -> str:
+def _check_name(name: str) -> str:
     if name in KINDS or not re.fullmatch("[a-z0-9][a-z0-9_-]*", name):
         raise ValueError(_NAME)
     return name
 
 
-_Name = Annotated[str, AfterValidator(_named)]
+_Name = Annotated[str, AfterValidator(_check_name)]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 
 _SIDE = 1024
-"""Rows and columns of the matrices that are multiplied."""
+"""Rows and columns of the matrices that the measurement multiplies."""
 _COPIED = 1 << 27
-"""Bytes that are copied: more than caches hold."""
+"""Bytes that the measurement copies: more than caches hold."""
 _SECONDS = 0.4
-"""For which each of both is repeated; the fastest counts, as everything else a machine does can only add."""
+"""How long to repeat each; the fastest repetition counts, since other work of the machine only adds time."""
 
 
 class _Figures(BaseModel):
@@ -46,7 +46,7 @@ class _Figures(BaseModel):
 
 
 class Peak(_Figures):
-    """Operations a second, by precision; None where the device has no such arithmetic, or nobody says how fast."""
+    """Operations per second, by precision; None if the device lacks that arithmetic, or its speed is not published."""
 
     fp32: _Positive
     bf16: _Positive | None = None
@@ -54,18 +54,18 @@ class Peak(_Figures):
 
 
 class Device(_Figures):
-    """A device, or the part of one that does a piece of work.
+    """A device, or the share of a CPU that a piece of work gets.
 
     Attributes:
-        kind: what a training profile calls it.
-        title: what it is called.
-        peak: operations a second.
-        bandwidth: of its main memory, in bytes a second.
+        kind: its name in a training profile.
+        title: its name for people.
+        peak: operations per second.
+        bandwidth: of its main memory, in bytes per second.
         memory: in bytes.
-        cores: of a CPU: what its peak is divided among.
-        watts: the most it takes.
-        source: where the figures are from.
-        note: which of them stand there otherwise.
+        cores: of a CPU, which share its peak.
+        watts: its maximum power.
+        source: of the figures.
+        note: how figures were derived from the source, where they differ from it.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -79,15 +79,15 @@ class Device(_Figures):
     note: str = ""
 
     def rate(self, precision: Precision) -> float | None:
-        """Operations a second; None where it has no such arithmetic.
+        """Operations per second; None without such arithmetic.
 
-        INT8 is at least as fast as float32 everywhere, and is taken to be as fast where nobody says more.
+        INT8 is at least as fast as float32 everywhere, so float32 stands in for an unpublished INT8 peak.
         """
-        found: float | None = getattr(self.peak, precision)
-        return self.peak.fp32 if found is None and precision == "int8" else found
+        peak: float | None = getattr(self.peak, precision)
+        return self.peak.fp32 if peak is None and precision == "int8" else peak
 
     def part(self, threads: int) -> "Device":
-        """What so many threads have of a CPU while all its other cores are at work, too; a GPU is not divided."""
+        """The share of a CPU that `threads` have while its other cores are busy, too; a GPU is not divided."""
         if self.kind != "cpu" or threads >= self.cores:
             return self
         share = threads / self.cores
@@ -96,17 +96,17 @@ class Device(_Figures):
 
 
 def catalogue(root: Path, priced: Iterable[str]) -> dict[str, Device]:
-    """The devices that are known in a project, by name: those that come with Isthmus, and those of its `devices.toml`.
+    """The devices of a project by name: those that come with Isthmus, and those of its `devices.toml`.
 
     Args:
         root: the project's folder.
-        priced: the devices that have a price.
+        priced: names of the devices with a price.
 
     Raises:
-        ConfigurationError: a figure is missing, or is no positive number, or what has a price is not known; every one
-            of them is named.
+        ConfigurationError: a figure is missing or is not a positive number, or a device with a price is unknown; every
+            problem is named.
     """
-    known = _read(files("isthmus.orchestration.planning").joinpath(FILE).read_text("utf-8"))
+    known = _read(files(__package__).joinpath(FILE).read_text("utf-8"))
     problems: list[Problem] = []
     own = root / FILE
     if own.exists():
@@ -132,7 +132,7 @@ def _read(text: str) -> dict[str, Device]:
 
 
 def _tables(own: Path) -> set[str]:
-    """Names of a file's own, whatever is wrong with their figures: each problem is told once."""
+    """The names in a file, whatever is wrong with their figures: each problem is reported once."""
     return set(tomllib.loads(own.read_text("utf-8"))) if own.exists() else set()
 
 
@@ -144,16 +144,14 @@ def _problem(detail: Mapping[str, Any]) -> Problem:
     if detail["type"] == "extra_forbidden":
         return Problem(where, "is no figure of a device", one_of(Device.model_fields))
     if detail["loc"][-1] == "[key]":
-        return Problem(
-            where, "cannot be its name", f"lower-case letters, digits, _ and -, and not {' or '.join(KINDS)}"
-        )
+        return Problem(where, "cannot be its name", _NAME)
     return Problem(where, repr(detail["input"]), str(detail["msg"]).removeprefix("Input should be "))
 
 
-def measured(threads: int) -> Device:
-    """This host as so many threads find it: float32 products of matrices by NumPy's BLAS, and copies of 128 MiB.
+def measure_host(threads: int) -> Device:
+    """Measures this host with so many threads: float32 matrix products by NumPy's BLAS, and copies of 128 MiB.
 
-    It takes a second. The bandwidth counts a byte that is copied twice, as it is read and written.
+    It takes a second. The bandwidth counts each copied byte twice, for the read and the write.
     """
     from threadpoolctl import threadpool_limits
 
@@ -165,7 +163,7 @@ def measured(threads: int) -> Device:
     product = np.empty_like(left)
     with threadpool_limits(threads), ThreadPoolExecutor(threads) as pool:
         multiplied = _fastest(lambda: np.matmul(left, right, out=product))
-        copied = _fastest(lambda: list(pool.map(lambda both: np.copyto(*both), parts)))
+        copied = _fastest(lambda: list(pool.map(lambda pair: np.copyto(*pair), parts)))
     return Device(
         kind="cpu",
         title=f"{HOST}: {platform.machine()}, {threads} of {os.cpu_count()} cores",
@@ -174,12 +172,12 @@ def measured(threads: int) -> Device:
         memory=float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
         cores=threads,
         source="measured just now",
-        note="int8 is taken to be as fast as fp32",
+        note="int8 is assumed to be as fast as fp32",
     )
 
 
 def _fastest(call: Callable[[], object]) -> float:
-    """Seconds of the fastest of several calls, after one that does not count."""
+    """Seconds of the fastest call, after a first call that does not count."""
     call()
     best, until = float("inf"), time.perf_counter() + _SECONDS
     while time.perf_counter() < until:

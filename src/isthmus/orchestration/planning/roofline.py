@@ -1,8 +1,8 @@
-"""How long work takes at least on a device, and what keeps it from being done sooner.
+"""The least time that work takes on a device, and what limits it.
 
 The model is that of Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for multicore
-architectures", Communications of the ACM 52(4), 2009: no work is done faster than its operations at the peak rate, nor
-than its bytes at the bandwidth of the memory. Beside it stands what every call costs however little it does.
+architectures", Communications of the ACM 52(4), 2009: no work is faster than its operations at the peak rate, nor than
+its bytes at the bandwidth of the memory. Every call adds an overhead, however little it does.
 """
 
 import math
@@ -16,12 +16,12 @@ Bound = Literal["compute", "bandwidth", "overhead"]
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be done.
+    """A piece of work.
 
     Attributes:
-        flops: operations, a multiplication and an addition being two.
-        bytes: that go between memory and arithmetic.
-        calls: in how many pieces, one after the other.
+        flops: operations; a multiplication with an addition counts as two.
+        bytes: moved between memory and arithmetic.
+        calls: sequential calls that do the work.
     """
 
     flops: float
@@ -39,10 +39,10 @@ class Estimate:
     """Work on a device.
 
     Attributes:
-        ridge: operations per byte from which on the arithmetic, and no more the memory, is what limits.
+        ridge: operations per byte above which arithmetic limits, and below which memory does.
         compute: seconds of the operations at the peak rate.
         bandwidth: seconds of the bytes.
-        overhead: seconds that the calls cost beside that.
+        overhead: seconds that the calls add.
     """
 
     ridge: float
@@ -52,31 +52,24 @@ class Estimate:
 
     @property
     def least(self) -> float:
-        """Seconds below which the roofline lets nothing go."""
+        """The least seconds under the roofline."""
         return max(self.compute, self.bandwidth)
 
     @property
     def seconds(self) -> float:
-        """Seconds that are expected."""
+        """The expected seconds."""
         return self.least + self.overhead
 
     @property
     def bound(self) -> Bound:
-        """What most of these seconds are."""
+        """What takes most of these seconds."""
         if self.overhead > self.least:
             return "overhead"
         return "compute" if self.compute >= self.bandwidth else "bandwidth"
 
 
 def roofline(work: Work, device: Device, precision: Precision, overhead: float = 0.0) -> Estimate | None:
-    """Work on a device; None if it has no such arithmetic.
-
-    Args:
-        work: what is to be done.
-        device: where.
-        precision: of the operations.
-        overhead: seconds of each call beside its work.
-    """
+    """Estimates work on a device, with `overhead` seconds per call; None if the device lacks the arithmetic."""
     rate = device.rate(precision)
     if rate is None:
         return None
@@ -89,11 +82,11 @@ def roofline(work: Work, device: Device, precision: Precision, overhead: float =
 
 
 def rows_to_ridge(flops: float, fixed: float, each: float, ridge: float) -> int | None:
-    """How many rows must be answered together until arithmetic limits; None if no number is enough.
+    """The batch size from which on arithmetic limits; None if memory limits at every size.
 
     Args:
         flops: operations of a row.
-        fixed: bytes that are read once, however many rows there are: the weights.
+        fixed: bytes that are read once for the batch: the weights.
         each: bytes of a row.
         ridge: of the device, in operations per byte.
     """

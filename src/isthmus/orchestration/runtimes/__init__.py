@@ -1,1 +1,1 @@
-"""Runtimes that only a verifier needs."""
+"""Runtimes to verify a package with."""

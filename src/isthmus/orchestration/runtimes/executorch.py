@@ -1,4 +1,4 @@
-"""ExecuTorch, for whoever verifies a package: whether a phone answers as recorded."""
+"""ExecuTorch, to verify a package: whether a phone answers as recorded."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -11,7 +11,7 @@ from isthmus.features.package.replay import GOLDEN_TOLERANCE, Answers
 
 
 class ExecuTorchRuntime:
-    """ExecuTorch, one process for a model file, on one thread.
+    """ExecuTorch, in one process per model file, on one thread.
 
     Raises:
         DependencyError: it is not installed.
@@ -25,7 +25,7 @@ class ExecuTorchRuntime:
     tolerance = GOLDEN_TOLERANCE
 
     def files(self, manifest: Manifest) -> Sequence[Variant]:
-        """Its programs."""
+        """The ExecuTorch programs."""
         return [variant for variant in manifest.variants if variant.format == "pte"]
 
     def ask(self, folder: Path, manifest: Manifest, variant: Variant, golden: Golden) -> Sequence[Answers]:

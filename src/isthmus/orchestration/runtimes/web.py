@@ -23,17 +23,17 @@ from isthmus.features.package.replay import SECONDS, Answers, refused
 
 NAME = "onnxruntime-web"
 TOLERANCE = 1e-6
-"""Largest difference from the recorded outputs: a browser has no fused multiply-add, so that sums of floats, and what
-is made of them, may differ in their last bits."""
+"""Largest difference from the recorded outputs: a browser has no fused multiply-add, so that sums of floats, and their
+results, may differ in their last bits."""
 
 SOURCES = Path(__file__).parents[1] / "web"
-"""What pages and Node run."""
+"""The scripts that pages and Node run."""
 _FILES = ("package.json", "package-lock.json", "model.mjs", "check.mjs")
-_SECONDS = 600
+_INSTALL_TIMEOUT = 600
 
 
-class _Told(msgspec.Struct):
-    """What the script writes."""
+class _Output(msgspec.Struct):
+    """The output of the script."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -41,10 +41,10 @@ class _Told(msgspec.Struct):
 
 
 class WebRuntime:
-    """onnxruntime-web, one process for a model file.
+    """onnxruntime-web, in one process per model file.
 
     Args:
-        cache: where it is installed, if it is not there yet; by default the user's cache.
+        cache: where to install it, unless it is there already; by default the user's cache.
 
     Raises:
         DependencyError: Node or npm is missing, or the registry does not answer.
@@ -58,7 +58,7 @@ class WebRuntime:
     tolerance = TOLERANCE
 
     def files(self, manifest: Manifest) -> Sequence[Variant]:
-        """Those in ORT format, which a browser is sent."""
+        """The files in ORT format, which a browser receives."""
         return [variant for variant in manifest.variants if variant.format == "ort"]
 
     def ask(self, folder: Path, manifest: Manifest, variant: Variant, _golden: Golden) -> Sequence[Answers]:
@@ -70,22 +70,19 @@ class WebRuntime:
             raise refused(manifest, variant, NAME, f"no answer in {SECONDS} seconds") from error
         if done.returncode:
             raise refused(manifest, variant, NAME, _reason(done.stderr.decode(errors="replace")))
-        told = msgspec.json.decode(done.stdout, type=_Told)
+        output = msgspec.json.decode(done.stdout, type=_Output)
         for what, names, tensors in (
-            ("inputs", told.inputs, manifest.tensors),
-            ("outputs", told.outputs, manifest.outputs),
+            ("inputs", output.inputs, manifest.tensors),
+            ("outputs", output.outputs, manifest.outputs),
         ):
             if sorted(names) != sorted(expected := [tensor.name for tensor in tensors]):
                 where = f"package {manifest.name}: {variant.file}, {what}"
                 raise PackageError(where, ", ".join(names), expected=", ".join(expected))
-        return [{name: kept.array for name, kept in of.items()} for of in told.answers]
+        return [{name: tensor.array for name, tensor in answer.items()} for answer in output.answers]
 
 
 def installed(cache: Path | None = None) -> Path:
-    """The folder with the script and what it imports; made if it is not there.
-
-    Args:
-        cache: where it is, or is made; by default the user's cache.
+    """The folder with the script and its imports in `cache`, by default the user's; created if it is missing.
 
     Raises:
         DependencyError: npm is missing, or its registry does not answer.
@@ -94,7 +91,7 @@ def installed(cache: Path | None = None) -> Path:
     cache = cache or (Path(home) if home else Path.home() / ".cache") / "isthmus"
     content = {name: (SOURCES / name).read_bytes() for name in _FILES}
     version = json.loads(content["package.json"])["dependencies"][NAME]
-    # Another release of ours brings another script.
+    # Another release of Isthmus has another script.
     digest = hashlib.sha256(b"".join(content.values())).hexdigest()[:12]
     target = cache / f"{NAME}-{version}-{digest}"
     if target.is_dir():
@@ -117,24 +114,26 @@ def _install(npm: str, folder: Path, version: str) -> None:
     where, remedy = "npm", f"make its registry reachable: {NAME} {version} is installed on first use"
     try:
         done = subprocess.run(  # noqa: S603 - what it installs is pinned by the lockfile
-            [npm, "ci", *options, "--prefix", str(folder)], capture_output=True, check=False, timeout=_SECONDS
+            [npm, "ci", *options, "--prefix", str(folder)], capture_output=True, check=False, timeout=_INSTALL_TIMEOUT
         )
     except subprocess.TimeoutExpired as error:
-        raise DependencyError(where, f"has not installed {NAME} in {_SECONDS} seconds", remedy=remedy) from error
+        raise DependencyError(
+            where, f"has not installed {NAME} in {_INSTALL_TIMEOUT} seconds", remedy=remedy
+        ) from error
     if done.returncode:
         reason = _reason(done.stderr.decode(errors="replace"))
         raise DependencyError(where, f"cannot install {NAME} ({reason})", remedy=remedy)
 
 
 def _program(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         raise DependencyError(name, "is not there", remedy="install Node.js 20 or later, with npm", passes=False)
-    return found
+    return path
 
 
 def _reason(text: str) -> str:
-    """The line of what a program of Node's wrote that says why it ended."""
+    """The line in the output of a Node program that says why it ended."""
     lines = [line.removeprefix("npm error ").strip() for line in text.splitlines() if line.strip()]
-    telling = [line for line in lines if "error" in line.lower() or line.startswith("request to")]
-    return (telling or lines or ["it says nothing"])[0][:300]
+    errors = [line for line in lines if "error" in line.lower() or line.startswith("request to")]
+    return (errors or lines or ["it says nothing"])[0][:300]
