@@ -54,7 +54,7 @@ def test_without_gates_the_teacher_must_help_and_tables_keep_their_lift() -> Non
 def test_a_gate_about_nothing_is_named() -> None:
     misspelt = [Gate("tuaght", at_least=0), Gate("lift_kept", at_least=0), Gate("student.auc", at_least=0)]
     (problem,) = declaration(gates=misspelt).problems()
-    expected = "one of gap_closed, lift_kept, taught, or a model and one of its figures, as student.p99_us"
+    expected = "one of gap_closed, lift_kept, taught, or a model and its figure, such as student.p99_us"
     assert str(problem) == f"distillation late: gate: 'tuaght'; expected {expected}"
     # What a task of one's own adds is known where it is imported.
     assert declaration(gates=misspelt, task="search.task:Search").problems() == []
@@ -69,7 +69,7 @@ def test_a_task_is_named_by_module_and_class() -> None:
 def test_a_table_is_split_by_time() -> None:
     assert declaration(task="search:Search", split_by="question").problems() == []
     (problem,) = declaration(split_by="carrier").problems()
-    assert "split_by: 'carrier'; expected None: what prepares a table is learned" in str(problem)
+    assert "split_by: 'carrier'; expected None: tables are prepared by the rows before a time" in str(problem)
 
 
 def test_the_profile_says_how_long_where_the_declaration_does_not() -> None:

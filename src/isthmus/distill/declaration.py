@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from isthmus.distill.settings import TrainingSettings
+from isthmus.distill.settings import TrainingSettings, failed_checks
 from isthmus.features.contract.contract import one_of
 from isthmus.features.definition.spec import FeatureService, Spine
 from isthmus.features.errors import Problem
@@ -20,29 +20,23 @@ if TYPE_CHECKING:
     from isthmus.features.profiles import TrainingProfile
 
 DEFAULT: tuple[Step, ...] = (Standardize(), Impute(0.0))
-"""What is done to a number, unless something else is declared."""
+"""The default steps of a number."""
 
 TABLES = TrainingSettings(learning_rate=2e-3, weight_decay=1e-2)
-"""How a student is trained if nothing is declared."""
-
+"""The default settings of a student of tables."""
 
 ONNX_RUNTIME, EXECUTORCH = "onnxruntime", "executorch"
 
 
-class Named(Protocol):
-    """An input: its name and its type."""
-
+class _Input(Protocol):
     @property
-    def name(self) -> str:
-        """Its column."""
-
+    def name(self) -> str: ...
     @property
-    def dtype(self) -> DataType:
-        """Its type."""
+    def dtype(self) -> DataType: ...
 
 
 class Plan(NamedTuple):
-    """What is done to each input: the steps of the numbers, and what is made of the texts."""
+    """How each input is prepared: the steps of each number, the encoding of each text."""
 
     numbers: Mapping[str, Sequence[Step]]
     texts: Mapping[str, Text]
@@ -50,7 +44,7 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Tabular:
-    """The task of answering yes or no from a row of features: gradient boosting teaches a small network.
+    """Binary classification of a row of features: gradient boosting teaches a small network.
 
     Attributes:
         hidden: width of the student's hidden layers, first to last.
@@ -59,9 +53,9 @@ class Tabular:
         soft_weight: share of the teacher's term in the loss; 0 learns from the labels alone.
         teacher_rounds: trees of the gradient boosting.
         teacher_learning_rate: weight of each tree.
-        preparation: what is done to the student's inputs: input, or pattern of inputs with * and ?, to the steps of a
-            number or to what is made of a text. The first pattern that fits counts; for others, numbers are
-            standardized and texts embedded.
+        preparation: of the student's inputs: an input, or a pattern of inputs with * and ?, to the steps of a number or
+            the encoding of a text. The first matching pattern counts; by default numbers are standardized and texts
+            embedded.
     """
 
     hidden: Sequence[int] = (64, 32)
@@ -72,36 +66,35 @@ class Tabular:
     teacher_learning_rate: float = 0.2
     preparation: Mapping[str, Sequence[Step] | Text] = field(default_factory=dict)
 
-    def plan(self, inputs: Sequence[Named]) -> Plan:
-        """What is done to each input of the student."""
+    def plan(self, inputs: Sequence[_Input]) -> Plan:
+        """The preparation of each input of the student."""
         numbers: dict[str, tuple[Step, ...]] = {}
         texts: dict[str, Text] = {}
         for item in inputs:
-            chosen = next((how for name, how in self.preparation.items() if fnmatchcase(item.name, name)), None)
+            declared = next((how for name, how in self.preparation.items() if fnmatchcase(item.name, name)), None)
             if item.dtype == String:
-                texts[item.name] = Embed() if chosen is None or isinstance(chosen, Sequence) else chosen
+                texts[item.name] = Embed() if declared is None or isinstance(declared, Sequence) else declared
             else:
-                numbers[item.name] = tuple(chosen) if isinstance(chosen, Sequence) else DEFAULT
+                numbers[item.name] = tuple(declared) if isinstance(declared, Sequence) else DEFAULT
         return Plan(numbers, texts)
 
-    def misfits(self, where: str, inputs: Sequence[Named]) -> list[Problem]:
-        """What in the preparation does not fit the student's inputs."""
+    def misfits(self, where: str, inputs: Sequence[_Input]) -> list[Problem]:
+        """Each place where the preparation does not fit the student's inputs."""
         problems = []
         for pattern, how in self.preparation.items():
             place = f"{where}: preparation of {pattern!r}"
-            found = [item for item in inputs if fnmatchcase(item.name, pattern)]
-            if not found:
-                problems.append(
-                    Problem(place, "no input of the student has such a name", one_of(i.name for i in inputs))
-                )
+            matches = [item for item in inputs if fnmatchcase(item.name, pattern)]
+            if not matches:
+                names = one_of(item.name for item in inputs)
+                problems.append(Problem(place, "no input of the student has such a name", names))
             steps = isinstance(how, Sequence) and not isinstance(how, str)
             if not (isinstance(how, Text) or (steps and all(isinstance(step, Step) for step in how))):
-                problems.append(Problem(place, repr(how), "a list of Log1p, Clip, Impute and Standardize, or one of "
-                                        "Embed, OneHot, Ordinal and Hashed"))  # fmt: skip
+                problems.append(Problem(place, repr(how), "a list of Log1p, Clip, Impute and Standardize, or "
+                                        "Embed, OneHot, Ordinal or Hashed"))  # fmt: skip
                 continue
-            several = how if isinstance(how, Sequence) else [how]
-            problems += [Problem(place, repr(one), one.misfit()) for one in several if one.misfit()]
-            for item in found:
+            parts = how if isinstance(how, Sequence) else [how]
+            problems += [Problem(place, repr(part), misfit) for part in parts if (misfit := part.misfit())]
+            for item in matches:
                 if (item.dtype == String) == steps:
                     kind = "a text, which has no steps" if steps else f"of type {item.dtype}, which has no words"
                     expected = "Embed, OneHot, Ordinal or Hashed" if steps else "a list of steps"
@@ -109,20 +102,16 @@ class Tabular:
         return problems
 
     def problems(self, where: str) -> list[Problem]:
-        """Everything wrong in the values, one entry each."""
+        """The invalid values, each with what would be valid."""
         checks = [
             ("hidden", all(width >= 1 for width in self.hidden), "widths of at least 1"),
             ("dropout", 0 <= self.dropout < 1, "at least 0, less than 1"),
             ("temperature", 0 < self.temperature < math.inf, "more than 0"),
-            (
-                "soft_weight",
-                0 < self.soft_weight < 1,
-                "more than 0, less than 1: the control learns without the teacher",
-            ),
+            ("soft_weight", 0 < self.soft_weight < 1, "more than 0, less than 1: the control has no teacher"),
             ("teacher_rounds", self.teacher_rounds >= 1, "at least 1"),
             ("teacher_learning_rate", 0 < self.teacher_learning_rate <= 1, "more than 0, at most 1"),
         ]
-        return _problems(self, where, checks)
+        return failed_checks(self, where, checks)
 
 
 @dataclass(frozen=True)
@@ -131,8 +120,8 @@ class Gate:
 
     Attributes:
         metric: a figure of its report: "taught" (what the teacher adds to the metric of the task), "gap_closed" (the
-            share of the way from the control to the teacher), one that the task adds, or a model and one of its
-            figures, such as "student.auc" or "student.p99_us".
+            share of the way from the control to the teacher), a figure that the task adds, or a model and its figure,
+            such as "student.auc" or "student.p99_us".
         at_least: the least that passes.
         at_most: the most that passes.
     """
@@ -144,16 +133,16 @@ class Gate:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """Which students `isthmus search` tries, to find those that are good, fast and small on this machine.
+    """Which students `isthmus search` trains, to find those that are good, fast and small on this machine.
 
-    What a student may take is said by `[profiles.serving]`: its p99, its memory, and its precision, which is searched,
-    too, where that is "fastest".
+    `[profiles.serving]` limits a student's p99 and memory and sets its precision, which is searched too where that is
+    "fastest".
 
     Attributes:
-        shape: of the student: names of its task's `shape`, each with the values to try. Values next to each other
-            should be alike: the search goes along them. Of a `Tabular` these are `width`, of the first hidden layer,
-            and `depth`: each layer is half as wide as the one before.
-        trials: how many students are tried.
+        shape: of the student: names of its task's `shape`, each with the values to try. Neighboring values should be
+            alike: the search moves along them. Of a `Tabular` these are `width`, of the first hidden layer, and
+            `depth`: each layer is half as wide as the layer before.
+        trials: number of students.
         settings: how each is trained, if not as the distillation says: shorter, say.
         most_bytes: of a model file in ORT format; None for any.
         seed: of the choice.
@@ -166,43 +155,46 @@ class Search:
     seed: int = 0
 
     def problems(self, where: str, task: "Tabular | str") -> list[Problem]:
-        """Everything wrong in the values, one entry each."""
+        """The invalid values, each with what would be valid."""
         checks = [
             ("shape", bool(self.shape), "at least one name with values"),
             ("trials", self.trials >= 1, "at least 1"),
             ("most_bytes", self.most_bytes is None or self.most_bytes >= 1, "at least 1"),
             ("seed", 0 <= self.seed < 2**32, "0 to 2**32 - 1"),
         ]
-        found = _problems(self, where, checks)
+        problems = failed_checks(self, where, checks)
         for name, values in self.shape.items():
             place = f"{where}: shape {name!r}"
             if name == "precision":
-                found.append(Problem(place, "is what [profiles.serving] says", "another name"))
+                problems.append(Problem(place, "is what [profiles.serving] says", "another name"))
             elif not isinstance(values, Sequence) or isinstance(values, str) or not len(values):
-                found.append(Problem(place, repr(values), "a sequence of values"))
+                problems.append(Problem(place, repr(values), "a sequence of values"))
             elif not all(map(_plain, values)):
-                found.append(Problem(place, repr(values), "numbers, truth values, texts, and tuples of them"))
-            elif len(set(map(json.dumps, values))) < len(values):  # as the file of a search has them
-                found.append(Problem(place, repr(values), "each value once"))
+                problems.append(Problem(place, repr(values), _PLAIN_VALUES))
+            elif len(set(map(json.dumps, values))) < len(values):  # as in the file of a search
+                problems.append(Problem(place, repr(values), "each value once"))
             elif isinstance(task, Tabular) and name not in LAYERS:
-                found.append(Problem(place, "is nothing of a Tabular's student", one_of(LAYERS)))
+                problems.append(Problem(place, "is no part of a Tabular's student", one_of(LAYERS)))
             elif isinstance(task, Tabular) and not all(type(value) is int and value >= 1 for value in values):
-                found.append(Problem(place, repr(values), "whole numbers of at least 1"))
-        return found
+                problems.append(Problem(place, repr(values), "whole numbers of at least 1"))
+        return problems
 
 
 LAYERS = ("width", "depth")
-"""What is searched of a `Tabular`'s student."""
+"""The shape of a `Tabular`'s student, for a search."""
 
 OVERALL = ("taught", "gap_closed")
-"""Figures of a report that are of no single model, whatever the task is."""
+"""Figures of every report that are not of a single model."""
 
 MEASURED = ("lift_kept",)
-"""What the report of a `Tabular` adds to them."""
+"""Figures that a `Tabular` adds to those."""
+
+
+_PLAIN_VALUES = "numbers, truth values, texts, and tuples of them"
 
 
 def _plain(value: Any) -> bool:
-    """Whether a value stands in JSON as it is."""
+    """Whether JSON can hold a value."""
     if isinstance(value, tuple | list):
         return all(map(_plain, value))
     return isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
@@ -210,28 +202,28 @@ def _plain(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Distillation:
-    """A teacher, a student and how the one learns from the other.
+    """A teacher, a student, and how the student learns.
 
     Attributes:
         name: unique within the project; the name of the model and the start of its package folder.
         spine: the examples and their label.
         teacher: what the teacher sees: everything the server has.
         student: what the student sees: only what the device has when it predicts.
-        task: what kind of models they are: a `Tabular`, or where a `Task` of your own is, "module:Class", in a module
-            beside the definitions; it is imported where models are trained only.
+        task: the kind of model: a `Tabular`, or your own `Task` as "module:Class", in a module beside the definitions,
+            which only training imports.
         settings: how student and control are trained; if it names neither epochs nor steps, as many epochs as
             `[profiles.training]` says. None also takes the batch from there, with the settings of `TABLES`.
         split: shares of the training, validation and test parts, in order of event time.
-        split_by: a column of the training set whose values are divided among the parts instead, each with all its
-            rows; for rows without times, and only with a task of your own.
-        seeds: how many students and controls are trained, each with weights, order of rows and dropout of its own.
+        split_by: a column of the training set: rows with the same value are in the same part; for rows without times,
+            and only with a task of your own.
+        seeds: number of students and of controls to train, each with its own weights, order of rows and dropout.
         seed: the first of the seeds.
         shape: of the student of a task of your own: values for names of its task's `shape`.
-        search: which other students `isthmus search` tries.
-        gates: what the student must reach to be packaged. None: the teacher helped, and of tables 95 % of the
-            reference's lift over chance is kept.
-        runtimes: what the package has a model for: "onnxruntime", which gates and budgets are measured in, and
-            "executorch", where that can have the model (docs/packages.md).
+        search: the other students that `isthmus search` trains.
+        gates: what the student must reach to be packaged. None: the teacher helped, and a student of tables has 95 % of
+            the reference's lift over chance.
+        runtimes: of the package: "onnxruntime", in which gates and budgets are measured, and "executorch", for models
+            that it supports (docs/packages.md).
         description: for people.
     """
 
@@ -258,76 +250,51 @@ class Distillation:
 
     @property
     def required(self) -> Sequence[Gate]:
-        """What the student must reach, declared or not."""
+        """The declared gates, or the default gates of the task."""
         if self.gates is not None:
             return self.gates
         helped = Gate("taught", at_least=0.0)
         return (helped, Gate("lift_kept", at_least=0.95)) if isinstance(self.task, Tabular) else (helped,)
 
-    def misfits(self, inputs: Sequence[Named]) -> list[Problem]:
-        """What of the task does not fit the student's inputs."""
+    def misfits(self, inputs: Sequence[_Input]) -> list[Problem]:
+        """Each place where the task does not fit the student's inputs."""
         return self.task.misfits(self.where, inputs) if isinstance(self.task, Tabular) else []
 
     def problems(self) -> list[Problem]:
-        """Everything wrong in the values, one entry each."""
+        """The invalid values, each with what would be valid."""
+        tabular, three_shares = isinstance(self.task, Tabular), len(self.split) == 3 and min(self.split) > 0
+        named = re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", self.name)
+        own_task = re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", str(self.task))
+        bounded = all(gate.at_least is not None or gate.at_most is not None for gate in self.required)
+        plain = "nothing: the layers of a Tabular are its `hidden`" if tabular else _PLAIN_VALUES
         checks = [
-            (
-                "name",
-                bool(re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", self.name)),
-                "a letter, then letters, digits, - or _",
-            ),
-            (
-                "task",
-                isinstance(self.task, Tabular) or bool(re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", str(self.task))),
-                'a Tabular, or "module:Class"',
-            ),
-            (
-                "split",
-                len(self.split) == 3 and all(share > 0 for share in self.split) and math.isclose(sum(self.split), 1),
-                "three shares above 0 whose sum is 1",
-            ),
-            (
-                "split_by",
-                self.split_by is None or not isinstance(self.task, Tabular),
-                "None: what prepares a table is learned from the rows before a time",
-            ),
+            ("name", bool(named), "a letter, then letters, digits, - or _"),
+            ("task", tabular or bool(own_task), 'a Tabular, or "module:Class"'),
+            ("split", three_shares and math.isclose(sum(self.split), 1), "three shares above 0 whose sum is 1"),
+            ("split_by", self.split_by is None or not tabular, "None: tables are prepared by the rows before a time"),
             ("seeds", self.seeds >= 1, "at least 1"),
             ("seed", 0 <= self.seed < 2**32, "0 to 2**32 - 1"),
-            (
-                "shape",
-                not (self.shape and isinstance(self.task, Tabular)) and _plain([*self.shape.values()]),
-                "nothing: the layers of a Tabular are its `hidden`"
-                if isinstance(self.task, Tabular)
-                else "numbers, truth values, texts, and tuples of them",
-            ),
-            (
-                "gates",
-                all(gate.at_least is not None or gate.at_most is not None for gate in self.required),
-                "at_least or at_most in each",
-            ),
+            ("shape", not (self.shape and tabular) and _plain([*self.shape.values()]), plain),
+            ("gates", bounded, "at_least or at_most in each"),
             (
                 "runtimes",
                 ONNX_RUNTIME in self.runtimes and {*self.runtimes} <= {ONNX_RUNTIME, EXECUTORCH},
                 f'("{ONNX_RUNTIME}",) or ("{ONNX_RUNTIME}", "{EXECUTORCH}")',
             ),
         ]
-        found = _problems(self, self.where, checks)
+        problems = failed_checks(self, self.where, checks)
         if isinstance(self.task, Tabular):
-            found += [*self.task.problems(self.where), *self.misnamed(MEASURED)]
+            problems += [*self.task.problems(self.where), *self.misnamed(MEASURED)]
         if self.search is not None:
             place = f"{self.where}: search"
-            found += [*self.search.problems(place, self.task), *self._misset(self.search.settings, place)]
-        return found + self._misset(self.settings, self.where)
+            problems += [*self.search.problems(place, self.task), *self._misset(self.search.settings, place)]
+        return problems + self._misset(self.settings, self.where)
 
     def misnamed(self, measured: Sequence[str]) -> list[Problem]:
-        """Gates about no single model whose names no report has.
-
-        Args:
-            measured: what the task adds to a report.
-        """
+        """Gates on a figure that is neither a model's, nor common to all reports, nor in `measured`, the task's."""
         known = (*OVERALL, *measured)
         names = [gate.metric for gate in self.required if "." not in gate.metric and gate.metric not in known]
-        expected = f"{one_of(known)}, or a model and one of its figures, as student.p99_us"
+        expected = f"{one_of(known)}, or a model and its figure, such as student.p99_us"
         return [Problem(f"{self.where}: gate", repr(name), expected) for name in names]
 
     def _misset(self, settings: TrainingSettings | None, where: str) -> list[Problem]:
@@ -344,14 +311,8 @@ class Distillation:
 
     def search_settings(self, profile: "TrainingProfile") -> TrainingSettings:
         """How the students of a search are trained under a profile."""
-        chosen = None if self.search is None else self.search.settings
-        return self.training_settings(profile) if chosen is None else self._timed(chosen, profile.epochs)
+        settings = None if self.search is None else self.search.settings
+        return self.training_settings(profile) if settings is None else self._timed(settings, profile.epochs)
 
     def _timed(self, settings: TrainingSettings, epochs: int) -> TrainingSettings:
         return settings if settings.epochs or settings.steps else replace(settings, epochs=epochs)
-
-
-def _problems(declared: Any, where: str, checks: Sequence[tuple[str, bool, str]]) -> list[Problem]:
-    return [
-        Problem(f"{where}: {key}", repr(getattr(declared, key)), expected) for key, good, expected in checks if not good
-    ]

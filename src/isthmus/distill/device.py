@@ -18,7 +18,7 @@ _WHERE = "profiles.training"
 
 
 def accelerator(profile: TrainingProfile) -> Accelerator:
-    """This process's device and precision, and the other processes that `accelerate launch` has started.
+    """This process's device and precision, and its peers if `accelerate launch` has started any.
 
     Raises:
         DependencyError: the profile asks for what this machine lacks.
@@ -26,8 +26,8 @@ def accelerator(profile: TrainingProfile) -> Accelerator:
     device, precision = resolve(profile)
     if profile.compile:
         _require_compiler(device)
-    # accelerate keeps the first choice of a process for ever, and one process may well train by two profiles. A process
-    # group that is there stays: it is torch's.
+    # accelerate never changes the first choice of a process, but a process may train by two profiles. An existing
+    # process group stays: it is torch's.
     AcceleratorState._reset_state(reset_partial_state=True)
     return Accelerator(
         cpu=device.type == "cpu",
@@ -62,7 +62,7 @@ def resolve(profile: TrainingProfile) -> tuple[torch.device, str]:
 
 @contextmanager
 def enough_memory(where: str, device: torch.device, settings: TrainingSettings, rows: int) -> Iterator[None]:
-    """Says of a memory that is full within the block, at so many rows at once, what needs less of it."""
+    """If memory runs out within the block, raises an error that says which settings need less of it."""
     try:
         yield
     except RuntimeError as error:
@@ -78,7 +78,7 @@ def enough_memory(where: str, device: torch.device, settings: TrainingSettings, 
 
 
 def peak(device: torch.device) -> int:
-    """The most bytes that this process has taken so far: what torch allocated on a GPU, else what was resident."""
+    """This process's peak memory in bytes: what torch allocated on a GPU, else the resident set."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -86,7 +86,7 @@ def peak(device: torch.device) -> int:
 
 
 def is_full(error: Exception) -> bool:
-    """Whether what torch raised says that memory is full."""
+    """Whether an error of torch means that memory ran out."""
     return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 
@@ -97,9 +97,9 @@ def _has_bf16(device: torch.device) -> bool:
 
 
 def _require_compiler(device: torch.device) -> None:
-    """Compiles something small: what torch.compile needs (Triton, a C++ compiler, headers) differs by device."""
+    """Compiles a small function: what torch.compile needs (Triton, a C++ compiler, headers) differs by device."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # in torch, of torch
+        with warnings.catch_warnings(action="ignore"):
             torch.compile(torch.sigmoid)(torch.zeros(2, device=device))
     except (RuntimeError, OSError, ImportError) as error:
         raise DependencyError(
@@ -112,7 +112,7 @@ def _require_compiler(device: torch.device) -> None:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Torch computes with so many threads within the block."""
+    """Within the block, torch computes with `count` threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,4 +1,4 @@
-"""What a student must reach, held against its report."""
+"""Checks a student's gates against its report."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,13 +11,7 @@ from isthmus.features.errors import ConfigurationError, Problem
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """A gate and what was found.
-
-    Attributes:
-        gate: as declared.
-        value: the figure of the report; None if it has no value there.
-        holds: whether it passes; a figure without a value does not.
-    """
+    """A gate and the figure of the report; a figure without a value does not pass."""
 
     gate: Gate
     value: float | None
@@ -29,45 +23,44 @@ class GateResult:
 
     @property
     def expected(self) -> str:
-        """What would pass, in words."""
+        """The bounds, in words."""
         least = [] if self.gate.at_least is None else [f"at least {self.gate.at_least:g}"]
         most = [] if self.gate.at_most is None else [f"at most {self.gate.at_most:g}"]
         return f"{self.gate.metric} {' and '.join(least + most)}"
 
 
 def check_gates(report: Mapping[str, Any], gates: Sequence[Gate], where: str) -> list[GateResult]:
-    """Every gate held against a report.
+    """Checks every gate.
 
     Raises:
-        ConfigurationError: a gate is about a figure that the report does not have.
+        ConfigurationError: the report does not have the figure of a gate.
     """
-    known = gate_figures(report)
-    unknown = [gate.metric for gate in gates if gate.metric not in known]
-    if unknown:
-        problems = [Problem("gate", repr(metric), one_of(known)) for metric in unknown]
+    figures = gate_figures(report)
+    problems = [Problem("gate", repr(gate.metric), one_of(figures)) for gate in gates if gate.metric not in figures]
+    if problems:
         raise ConfigurationError(where, problems)
-    return check_figures(known, gates)
+    return check_figures(figures, gates)
 
 
-def check_figures(known: Mapping[str, float | None], gates: Iterable[Gate]) -> list[GateResult]:
-    """The gates about figures that are known, held against them."""
-    own = [(gate, known[gate.metric]) for gate in gates if gate.metric in known]
-    return [GateResult(gate, found, _holds(gate, found)) for gate, found in own]
+def check_figures(figures: Mapping[str, float | None], gates: Iterable[Gate]) -> list[GateResult]:
+    """Checks those gates whose figures are known."""
+    values = [(gate, figures[gate.metric]) for gate in gates if gate.metric in figures]
+    return [GateResult(gate, value, _holds(gate, value)) for gate, value in values]
 
 
 def gate_figures(report: Mapping[str, Any]) -> dict[str, float | None]:
-    """All numbers of a report that a gate can be about, by name."""
-    found: dict[str, float | None] = {name: (report[name] or {}).get("value") for name in OVERALL}
-    found |= report["measures"]
-    for model, told in report["models"].items():
-        plain = {name: value for name, value in told.items() if isinstance(value, int | float)}
-        found |= {f"{model}.{name}": value for name, value in {**told["quality"], **plain}.items()}
-    for model, told in report["agreement"].items():
-        found |= {f"{model}.{name}": value for name, value in told.items()}
-    return found
+    """All numbers of a report that a gate can name."""
+    figures: dict[str, float | None] = {name: (report[name] or {}).get("value") for name in OVERALL}
+    figures |= report["measures"]
+    for model, record in report["models"].items():
+        plain = {name: value for name, value in record.items() if isinstance(value, int | float)}
+        figures |= {f"{model}.{name}": value for name, value in {**record["quality"], **plain}.items()}
+    for model, agreement in report["agreement"].items():
+        figures |= {f"{model}.{name}": value for name, value in agreement.items()}
+    return figures
 
 
-def _holds(gate: Gate, found: float | None) -> bool:
-    if found is None:
+def _holds(gate: Gate, value: float | None) -> bool:
+    if value is None:
         return False
-    return (gate.at_least is None or found >= gate.at_least) and (gate.at_most is None or found <= gate.at_most)
+    return (gate.at_least is None or value >= gate.at_least) and (gate.at_most is None or value <= gate.at_most)

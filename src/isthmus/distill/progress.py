@@ -11,17 +11,11 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 PLOT_SECONDS, LINE_SECONDS = 1.0, 10.0
-"""Between two points of a plot and between two lines of progress, unless an evaluation comes first."""
+"""Between points of a plot and between lines of progress, unless an evaluation comes first."""
 
 
 class RunLog:
-    """Reports on a run, at most so often that it costs nothing.
-
-    Args:
-        progress: called with each line.
-        total: steps of the run.
-        folder: of the event files; None for none.
-    """
+    """Reports on a run of `total` steps, rarely enough to cost nothing; `folder` is that of the event files."""
 
     def __init__(self, progress: Progress, total: int, folder: Path | None) -> None:
         self.progress, self._total, self._folder = progress, total, folder
@@ -41,7 +35,7 @@ class RunLog:
         self._last_line = self._last_point = self._began
 
     def step(self, step: int, rows: int, values: Mapping[str, float], place: str) -> None:
-        """Logs a step, and the number of rows since the step logged before."""
+        """Logs a step, and the number of rows since the last call."""
         self._rows += rows
         now = time.monotonic()
         if self._writer and now - self._last_point >= PLOT_SECONDS:

@@ -1,8 +1,8 @@
 """The settings of a training run: how long, how fast, and what decides."""
 
-import dataclasses
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from isthmus.features.errors import Problem
@@ -15,21 +15,21 @@ class TrainingSettings:
     Attributes:
         epochs: passes over the data; this or `steps`.
         steps: steps of the optimizer.
-        batch: rows of one step, of all processes together.
-        accumulation: parts into which each process divides its share of a batch, to need less memory; it changes
-            results by rounding only.
+        batch: rows of a step, of all processes together.
+        accumulation: parts into which each process divides its share of a batch, to save memory; results change by
+            rounding only.
         learning_rate: the largest step of AdamW.
         weight_decay: decoupled weight decay of AdamW.
         schedule: how the learning rate falls to zero after the warm-up, or that it stays.
         warm_up: share of the steps over which it rises.
         clip: largest norm of all gradients together; None for any.
-        gate: the metric that decides which weights are kept; None keeps the last.
+        gate: the metric by which the best weights are selected; None for the last weights.
         best: whether more or less of it is better.
         patience: evaluations without a better gate after which training stops; None for never.
-        evaluate_every: steps between evaluations; None for one after each epoch. The last step is always evaluated.
-        checkpoint_steps: steps between checkpoints; None for no such.
-        checkpoint_seconds: seconds between checkpoints; None for no such. An end in order always makes one.
-        seed: of the order of the rows, and of all that a step draws.
+        evaluate_every: steps between evaluations; None to evaluate after each epoch. The last step is always evaluated.
+        checkpoint_steps: steps between checkpoints; None for none.
+        checkpoint_seconds: seconds between checkpoints; None for none. A run that ends in order always writes a last.
+        seed: of the order of the rows, and of everything random in a step.
     """
 
     epochs: int | None = None
@@ -50,7 +50,7 @@ class TrainingSettings:
     seed: int = 0
 
     def problems(self, where: str) -> list[Problem]:
-        """Everything wrong in the values, one entry each."""
+        """The invalid values, each with what would be valid."""
         counts = ("batch", "accumulation")
         maybe = ("epochs", "steps", "patience", "evaluate_every", "checkpoint_steps")
         checks = [
@@ -67,17 +67,14 @@ class TrainingSettings:
             ("checkpoint_seconds", self.checkpoint_seconds is None or self.checkpoint_seconds > 0, "more than 0"),
             ("seed", 0 <= self.seed < 2**63, "0 to 2**63 - 1"),
         ]
-        return [
-            Problem(f"{where}: {key}", repr(getattr(self, key)), expected) for key, good, expected in checks if not good
-        ]
+        return failed_checks(self, where, checks)
 
     def identity(self) -> dict[str, Any]:
-        """The values that the trained weights depend on: how often a checkpoint is written is none of them."""
-        plain = dataclasses.asdict(self)
-        return {key: value for key, value in plain.items() if not key.startswith("checkpoint")}
+        """The values that the trained weights depend on: all but when checkpoints are written."""
+        return {key: value for key, value in asdict(self).items() if not key.startswith("checkpoint")}
 
     def total(self, rows: int) -> int:
-        """Steps of the optimizer, of so many rows."""
+        """Steps of the optimizer over `rows` rows."""
         return self.steps or (self.epochs or 0) * math.ceil(rows / self.batch)
 
     def rate(self, step: int, total: int) -> float:
@@ -92,3 +89,10 @@ class TrainingSettings:
 
 
 Settings = TrainingSettings
+
+
+def failed_checks(declared: object, where: str, checks: Iterable[tuple[str, bool, str]]) -> list[Problem]:
+    """A problem for each check (attribute, whether it holds, what would be accepted) that does not hold."""
+    return [
+        Problem(f"{where}: {key}", repr(getattr(declared, key)), expected) for key, good, expected in checks if not good
+    ]

@@ -1,4 +1,4 @@
-"""What tensors must have in common, held before anything is computed from them."""
+"""Checks of the kinds, sizes and devices of tensors, before anything is computed from them."""
 
 import math
 from dataclasses import dataclass
@@ -14,12 +14,11 @@ HALVES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expected:
-    """A tensor and what it is to be.
+    """A value that must be a tensor.
 
     Attributes:
-        tensor: whatever was given.
-        layout: its sizes in words, first to last. A number must be met; a word must stand for the same size in all
-            tensors; a leading "..." stands for any number of sizes, the same ones in all tensors.
+        layout: its sizes in words, first to last. A number is that size; a word is a size that all tensors share; a
+            leading "..." is any number of sizes, which all tensors share.
         kind: "floats", "integers" or "booleans".
     """
 
@@ -44,29 +43,36 @@ def booleans(tensor: Any, layout: str) -> Expected | None:
 
 
 def agree(where: str, *problems: Problem | None, **tensors: Expected | None) -> None:
-    """Refuses tensors whose kinds, sizes or devices do not go together, and what was found wrong beside that.
+    """Refuses tensors whose kinds, sizes or devices do not go together, together with the problems passed in.
 
     Raises:
-        ConfigurationError: with every problem. An empty tensor is one: it has no mean.
+        ConfigurationError: with every problem. An empty tensor is a problem: it has no mean.
     """
-    found = [problem for problem in problems if problem is not None]
+    failures = [problem for problem in problems if problem is not None]
     sizes: dict[str, tuple[Any, str]] = {}
     for name, expected in tensors.items():
         if expected is not None:
-            found += _misfits(name, expected, sizes)
-    if found:
-        raise ConfigurationError(where, found)
+            failures += _misfits(name, expected, sizes)
+    if failures:
+        raise ConfigurationError(where, failures)
+
+
+def agree_pair(
+    where: str, layout: str, student: Any, teacher: Any, *problems: Problem | None, **tensors: Expected | None
+) -> None:
+    """`agree` for floats of student and teacher in the same layout, and further tensors."""
+    agree(where, *problems, student=floats(student, layout), teacher=floats(teacher, layout), **tensors)
 
 
 def positive(name: str, value: float) -> Problem | None:
-    """What is wrong with a number that must be above 0 and finite."""
+    """The problem of a number that is not above 0 and finite."""
     return None if 0 < value < math.inf else Problem(name, repr(value), "a finite number above 0")
 
 
 def below(name: str, indexes: Tensor, limit: int) -> Problem | None:
-    """What is wrong with indexes that must be at least 0 and below a limit.
+    """The problem of indexes that are not at least 0 and below a limit.
 
-    A GPU is waited for: an index out of range would end the process there, without a word about whose it was.
+    Waits for a GPU: an index out of range would kill the process there, without a word about whose it was.
     """
     if indexes.numel() == 0:
         return None
@@ -84,7 +90,7 @@ def precise(tensor: Tensor) -> Tensor:
 def select(tensor: Tensor, where: Tensor | None) -> Tensor:
     """The positions that count, (..., n) to (positions, n), in no less than float32.
 
-    The others are taken out before anything is computed: what is not finite there reaches neither loss nor gradient.
+    The rest is dropped before anything is computed: what is not finite there reaches neither loss nor gradient.
     """
     return precise(tensor if where is None else tensor[where])
 
@@ -102,25 +108,25 @@ def _misfits(name: str, expected: Expected, sizes: dict[str, tuple[Any, str]]) -
     layout = f"({', '.join(words)})"
     if tensor.numel() == 0:
         return [Problem(name, f"empty: shape {shape}", layout)]
-    found = []
+    problems = []
     if not _is(tensor, expected.kind):
-        found.append(Problem(name, str(tensor.dtype), expected.kind))
+        problems.append(Problem(name, str(tensor.dtype), expected.kind))
     lead = len(shape) - len(words) + 1 if words[0] == "..." else 0
     if len(shape) != lead + len(words) - (words[0] == "...") or lead < 0:
-        return [*found, Problem(name, f"shape {shape}", layout)]
+        return [*problems, Problem(name, f"shape {shape}", layout)]
     actual: list[Any] = list(shape)
     if words[0] == "...":
         actual[:lead] = [shape[:lead]]
     for word, size in [*zip(words, actual, strict=True), ("device", tensor.device)]:
         if word.isdigit():
             if size != int(word):
-                found.append(Problem(name, f"shape {shape}", layout))
+                problems.append(Problem(name, f"shape {shape}", layout))
             continue
         first, owner = sizes.setdefault(word, (size, name))
         if first != size:
             label = "leading sizes" if word == "..." else word
-            found.append(Problem(name, f"{label} {size}", f"{first}, as in {owner}"))
-    return found
+            problems.append(Problem(name, f"{label} {size}", f"{first}, as in {owner}"))
+    return problems
 
 
 def _is(tensor: Tensor, kind: str) -> bool:

@@ -1,4 +1,4 @@
-"""The arrays that training, outputs and measures pass to each other."""
+"""The arrays that training, outputs and metrics exchange."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,12 +6,8 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-
-
 Answers = Mapping[str, Array]
-"""What a model says of n rows, (n, ...) by key."""
-
-
+"""The outputs of a model for n rows, (n, ...) by key."""
 Index = np.ndarray[Any, np.dtype[np.int64]]
 
 

@@ -153,9 +153,9 @@ def test_cosine_of_any_length_is_that_of_the_direction(ours: float, theirs: floa
 @pytest.mark.parametrize(
     ("student", "teacher", "found"),
     [
-        (np.zeros(3), np.zeros(4), r"logits: \(3,\) of the student and \(4,\) of the teacher; expected one shape"),
+        (np.zeros(3), np.zeros(4), r"logits: \(3,\) of the student and \(4,\) of the teacher; expected the same shape"),
         (np.zeros(0), np.zeros(0), "at least one row"),
-        (np.zeros((2, 3, 4)), np.zeros((2, 3, 4)), r"expected one shape \(n,\) or \(n, c\)"),
+        (np.zeros((2, 3, 4)), np.zeros((2, 3, 4)), r"expected the same shape \(n,\) or \(n, c\)"),
         (np.array([0, 1, np.nan]), np.zeros(3), "logits of the student, row 2: not finite"),
         (np.zeros((600_000, 1)), np.r_[np.zeros(599_999), np.inf][:, None], "logits of the teacher, row 599999: not f"),
     ],
@@ -166,7 +166,7 @@ def test_logits_that_cannot_be_compared(student: Array, teacher: Array, found: s
 
 
 def test_an_embedding_without_a_direction() -> None:
-    with pytest.raises(DataError, match="one is zero in every place"):
+    with pytest.raises(DataError, match="an embedding is zero"):
         cosine(np.eye(3), np.array([[1, 0, 0], [0, 0, 0], [0, 0, 1]]))
-    with pytest.raises(DataError, match=r"expected one shape \(n, c\)"):
+    with pytest.raises(DataError, match=r"expected the same shape \(n, c\)"):
         cosine(np.ones(3), np.ones(3))

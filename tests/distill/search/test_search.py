@@ -483,7 +483,7 @@ def test_two_do_not_search_at_the_same_place(few: pa.Table, tmp_path: Path) -> N
         ("a:B", {"shape": {"units": (1, 2, 1)}}, r"shape 'units': \(1, 2, 1\); expected each value once"),
         ("a:B", {"settings": Settings(batch=0)}, "search: batch: 0; expected at least 1"),
         ("a:B", {"settings": Settings(steps=1, gate="auc")}, "search: gate: 'auc'; expected None: the task's"),
-        (None, {"shape": {"hidden": (1,)}}, "shape 'hidden': is nothing of a Tabular's student; expected one of"),
+        (None, {"shape": {"hidden": (1,)}}, "shape 'hidden': is no part of a Tabular's student; expected one of"),
         (None, {"shape": {"width": (0,)}}, r"shape 'width': \(0,\); expected whole numbers of at least 1"),
         (None, {"shape": {"depth": (1.5,)}}, r"shape 'depth': \(1.5,\); expected whole numbers of at least 1"),
     ],

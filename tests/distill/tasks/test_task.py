@@ -222,7 +222,7 @@ def test_a_tokenizer_is_held_against_the_teachers_where_all_it_says_is_kept(tabl
 
 def test_a_gate_about_nothing_is_said_before_anything_is_asked(table: pa.Table, tmp_path: Path) -> None:
     notes: list[str] = []
-    expected = "one of gap_closed, halved, taught, or a model and one of its figures, as student.p99_us"
+    expected = "one of gap_closed, halved, taught, or a model and its figure, such as student.p99_us"
     with pytest.raises(ConfigurationError, match=f"distillation late: gate: 'tuaght'; expected {expected}"):
         trained(tmp_path, table, gates=[Gate("tuaght", at_least=0), Gate("halved", at_least=0)], notes=notes)
     assert not [*(tmp_path / "cache").glob("*/*.npy")]

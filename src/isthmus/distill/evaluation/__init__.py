@@ -1,1 +1,1 @@
-"""What a model is measured by, with the interval of several seeds and the slices where it loses most."""
+"""Metrics of a model, the interval over several seeds, and the slices where a student loses most."""

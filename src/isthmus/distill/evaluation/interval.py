@@ -1,4 +1,4 @@
-"""What several seeds say together."""
+"""The mean over several seeds and its confidence interval."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ LEVEL = 0.95
 
 
 class Interval(NamedTuple):
-    """A mean and its two-sided 95 % interval, which one value does not have."""
+    """A mean and its two-sided 95 % interval, which a single value does not have."""
 
     value: float
     low: float | None
@@ -20,24 +20,24 @@ class Interval(NamedTuple):
 
     @property
     def bounds(self) -> list[float] | None:
-        """Low and high."""
+        """Low and high; None for a single value."""
         return None if self.low is None or self.high is None else [self.low, self.high]
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """The mean of what the seeds gave, with Student's t interval (Student, 1908).
+    """The mean of the seeds' values, with Student's t interval (Student, 1908).
 
-    It is that of the mean over all seeds, if their values are about normal; it says nothing of other rows. Of two
-    models hand in the differences, seed by seed.
+    The interval is of the mean over all seeds, if their values are about normal; it says nothing about new rows. To
+    compare two models, pass their differences, seed by seed.
 
     Raises:
-        DataError: there is no value, or one is not finite.
+        DataError: there is no value, or a value is not finite.
     """
-    found = np.asarray(values, np.float64)
-    if not found.size or not np.isfinite(found).all():
+    numbers = np.asarray(values, np.float64)
+    if not numbers.size or not np.isfinite(numbers).all():
         raise DataError("interval", str(list(values)), expected="finite numbers, at least one")
-    mean = float(found.mean())
-    if found.size == 1:
+    mean = float(numbers.mean())
+    if numbers.size == 1:
         return Interval(mean, None, None)
-    half = float(stdtrit(found.size - 1, (1 + LEVEL) / 2) * found.std(ddof=1) / np.sqrt(found.size))
+    half = float(stdtrit(numbers.size - 1, (1 + LEVEL) / 2) * numbers.std(ddof=1) / np.sqrt(numbers.size))
     return Interval(mean, mean - half, mean + half)

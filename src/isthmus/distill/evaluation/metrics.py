@@ -1,4 +1,4 @@
-"""How good a model is, how much it is like its teacher, and how fast it answers one row."""
+"""Quality of a model, agreement with its teacher, and latency of a row."""
 
 import math
 import time
@@ -31,7 +31,7 @@ def auc(labels: Array, scores: Array) -> float:
 
 
 def log_loss(labels: Array, probabilities: Array) -> float:
-    """Mean negative log-likelihood in nats; probabilities are held 1e-7 away from 0 and 1."""
+    """Mean negative log-likelihood in nats; probabilities are clipped to 1e-7 from 0 and 1."""
     clipped = np.clip(probabilities.astype(np.float64), 1e-7, 1 - 1e-7)
     return float(-np.where(labels == 1, np.log(clipped), np.log1p(-clipped)).mean())
 
@@ -52,18 +52,14 @@ def calibration_error(labels: Array, probabilities: Array) -> float:
 
 
 _ELEMENTS = 1 << 18
-"""Numbers of a part that is compared at a time: 2 MB as float64, however many rows and classes there are."""
+"""Numbers compared at a time: 2 MB as float64, however many rows and classes there are."""
 
 
 def agreement(student: Array, teacher: Array) -> dict[str, float]:
-    """How like the logits of student and teacher are.
-
-    Args:
-        student: logits: (n,) of the second of two classes, or (n, c) of c classes.
-        teacher: the teacher's, of the same shape.
+    """How alike the logits of student and teacher are: (n,) of the second of two classes, or (n, c) of c classes.
 
     Returns:
-        `agreement`, the share of rows to which both give the same class (of equal logits the first class is meant), and
+        `agreement`, the share of rows that both put into the same class (the first of those with equal logits), and
         `kl`, the mean of KL(teacher || student) in nats, computed in float64.
 
     Raises:
@@ -89,10 +85,10 @@ def cosine(student: Array, teacher: Array) -> float:
     """
     total = 0.0
     for pair in _parts(student, teacher, "embeddings", dimensions=(2,)):
-        # Divided by their largest, so that no square leaves the range of floats.
+        # Scaled by the largest, so that no square leaves the range of floats.
         largest = [np.abs(part).max(1, keepdims=True) for part in pair]
         if not all(part.all() for part in largest):
-            raise DataError("embeddings", "one is zero in every place", expected="embeddings that have a direction")
+            raise DataError("embeddings", "an embedding is zero", expected="embeddings that have a direction")
         ours, theirs = (part / most for part, most in zip(pair, largest, strict=True))
         lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
         total += float(((ours * theirs).sum(1) / lengths).sum())
@@ -100,11 +96,11 @@ def cosine(student: Array, teacher: Array) -> float:
 
 
 def _parts(student: Array, teacher: Array, kind: str, dimensions: tuple[int, ...]) -> Iterator[tuple[Array, Array]]:
-    """Both as float64, so many rows at a time that they fit into little memory."""
+    """Both as float64, `_ELEMENTS` at a time."""
     if student.shape != teacher.shape or student.ndim not in dimensions or 0 in student.shape:
         shapes = " or ".join(("(n,)", "(n, c)")[number - 1] for number in dimensions)
-        found = f"{student.shape} of the student and {teacher.shape} of the teacher"
-        raise DataError(kind, found, expected=f"one shape {shapes} for both, with at least one row")
+        difference = f"{student.shape} of the student and {teacher.shape} of the teacher"
+        raise DataError(kind, difference, expected=f"the same shape {shapes} for both, with at least one row")
     rows = max(1, _ELEMENTS // math.prod(student.shape[1:]))
     for start in range(0, len(student), rows):
         parts = [values[start : start + rows].astype(np.float64) for values in (student, teacher)]
@@ -123,11 +119,11 @@ def _log_softmax(logits: Array) -> Array:
 
 _ROUNDS = 5
 _FEWEST = 20
-"""Calls of a round, however slow."""
+"""Calls of a round, however slow they are."""
 
 
 def throughput(call: Callable[[], object], seconds: float = 0.5) -> float:
-    """Calls a second, one after the other."""
+    """Sequential calls per second."""
     began, calls = time.perf_counter(), 0
     while (spent := time.perf_counter() - began) < seconds:
         call()
@@ -138,18 +134,11 @@ def throughput(call: Callable[[], object], seconds: float = 0.5) -> float:
 def interleaved(
     models: Mapping[str, Callable[[], object]], *, calls: int = 1000, rounds: int = _ROUNDS, seconds: float = 2.0
 ) -> dict[str, dict[str, float]]:
-    """p50 and p99 of one call of each model in microseconds, measured in turn.
+    """p50 and p99 of a call of each model in microseconds, measured in turn.
 
-    Every model is warmed up by a tenth as many calls, then in each round every model is called, so that what else the
-    machine does meets all of them alike. Of each model the round with the least p99 counts: what else a machine does
-    can only add to it.
-
-    Args:
-        models: what is called, by name.
-        calls: of each model in a round.
-        rounds: how many.
-        seconds: after which a slow model's part of a round ends, with fewer calls but at least 20. Of fewer than a
-            hundred calls the p99 is close to the slowest one.
+    Every model is warmed up by a tenth as many calls, then called in each round, so that the machine's load affects all
+    alike. Of each model the round with the lowest p99 counts: load can only add to it. A slow model's part of a round
+    ends after `seconds`, with at least 20 calls; the p99 of fewer than a hundred calls is close to the slowest.
     """
     for call in models.values():
         _spent(call, calls // 10, seconds / 10)
@@ -161,7 +150,7 @@ def interleaved(
 
 
 def _spent(call: Callable[[], object], calls: int, seconds: float = math.inf) -> Array:
-    """Nanoseconds of each of some calls; of fewer if they take longer than `seconds`."""
+    """Nanoseconds of each call; of fewer calls if they take longer than `seconds`."""
     spent = np.empty(calls)
     until = time.perf_counter_ns() + seconds * 1e9
     for number in range(calls):

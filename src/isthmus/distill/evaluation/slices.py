@@ -14,22 +14,22 @@ from isthmus.distill.types import Array, Index
 from isthmus.features.errors import DataError
 
 Measure = Callable[[Index], Mapping[str, float]]
-"""The metric of "teacher", "student" and, where there is one, "control" on some rows; NaN where it has no value."""
+"""The metric of "teacher", "student" and, if any, "control" on these rows; NaN where it has no value."""
 
 _QUARTERS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The test rows with one value of a feature.
+    """The test rows with the same value of a feature.
 
     Attributes:
         column: the feature.
-        value: in words; None for the rows that have none.
+        value: in words; None for rows without a value.
         rows: how many.
-        teacher: its metric on them.
-        student: the student's.
-        control: the control's; None if it has none here.
+        teacher: metric of the teacher.
+        student: metric of the student.
+        control: metric of the control; None if it has none here.
     """
 
     column: str
@@ -45,39 +45,38 @@ def worst_slices(
 ) -> list[Slice]:
     """The slices in which the student loses most against the teacher, the largest loss first.
 
-    Of slices with the same rows only the first counts. A text makes a slice of each of its values, a boolean of both, a
-    number of its four quarters (fewer where many rows have one value). Rows without a value are a slice of their own;
-    NaN is no value.
+    Of slices with the same rows only the first counts. A text has a slice for each value, a boolean for both, a number
+    for each quarter (fewer where many rows have the same value). Rows without a value are a slice too; NaN is no value.
 
     Args:
         table: the columns of the test rows by which they are sliced.
-        measure: is asked with ascending places in the table.
-        least: rows that a slice must have.
+        measure: called with ascending places in the table.
+        least: rows of a slice, at least.
         count: of slices, at most.
-        higher_is_better: of the metric: an AUC, not a log loss.
+        higher_is_better: of the metric: true of an AUC, false of a log loss.
 
     Raises:
         DataError: a column is neither text, boolean nor number.
     """
-    found, known = [], set()
+    slices, seen = [], set()
     for name in table.column_names:
         for value, rows in _slices(name, table[name], least):
-            if (same := hashlib.sha256(rows.tobytes()).digest()) in known:
+            if (digest := hashlib.sha256(rows.tobytes()).digest()) in seen:
                 continue
-            known.add(same)
+            seen.add(digest)
             measured = measure(rows)
             teacher, student = float(measured["teacher"]), float(measured["student"])
             control = float(measured.get("control", math.nan))
             if math.isfinite(teacher) and math.isfinite(student):
-                worth = control if math.isfinite(control) else None
-                found.append(Slice(name, value, len(rows), teacher, student, worth))
+                known = control if math.isfinite(control) else None
+                slices.append(Slice(name, value, len(rows), teacher, student, known))
     sign = 1 if higher_is_better else -1
-    # Of equal losses that of an earlier column, and an earlier value: the sort is stable.
-    return sorted(found, key=lambda one: sign * (one.student - one.teacher))[:count]
+    # The sort is stable: of equal losses the earlier column comes first, then the earlier value.
+    return sorted(slices, key=lambda item: sign * (item.student - item.teacher))[:count]
 
 
 def _slices(name: str, column: pa.ChunkedArray, least: int) -> Iterator[tuple[str | None, Index]]:
-    """Value and rows of each slice that is large enough, and is not all rows: that is no slice."""
+    """Value and rows of each slice that is large enough but not all rows."""
     values, codes = _coded(name, column)
     order = np.argsort(codes, kind="stable")
     ends = np.searchsorted(codes[order], np.arange(len(values) + 1), side="left")
@@ -87,7 +86,7 @@ def _slices(name: str, column: pa.ChunkedArray, least: int) -> Iterator[tuple[st
 
 
 def _coded(name: str, column: pa.ChunkedArray) -> tuple[list[str | None], Index]:
-    """The values of a column in words, the missing one last, and the place of each row's among them."""
+    """The values of a column in words, then None, and the place of each row's value among them."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         column = column.cast(kind.value_type)
@@ -100,8 +99,8 @@ def _coded(name: str, column: pa.ChunkedArray) -> tuple[list[str | None], Index]
         words, places = ["false", "true"], column.drop_null().to_numpy().astype(np.int64)
     elif pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         texts = column.drop_null().cast(pa.large_string())
-        found = pc.unique(texts).sort()
-        words, places = found.to_pylist(), pc.index_in(texts, value_set=found).to_numpy().astype(np.int64)
+        values = pc.unique(texts).sort()
+        words, places = values.to_pylist(), pc.index_in(texts, value_set=values).to_numpy().astype(np.int64)
     elif pa.types.is_integer(kind) or pa.types.is_floating(kind):
         words, places = _quarters(column.drop_null().to_numpy())
     else:
@@ -112,10 +111,9 @@ def _coded(name: str, column: pa.ChunkedArray) -> tuple[list[str | None], Index]
 
 
 def _quarters(numbers: Array) -> tuple[list[str], Index]:
-    """Quarters of some numbers: their edges in words, and the quarter of each number.
+    """The edges of the quarters in words, and the quarter of each number.
 
-    An edge is one of the numbers and belongs to the quarter that it ends. Quarters that equal edges leave empty are
-    left out.
+    Each edge is in `numbers` and belongs to the quarter that it ends. Equal edges make fewer quarters.
     """
     if not len(numbers):
         return [], np.empty(0, np.int64)
@@ -128,7 +126,7 @@ def _quarters(numbers: Array) -> tuple[list[str], Index]:
 def _edges(lowest: object, ends: Array) -> list[str]:
     edges = [lowest, *ends]
     texts = [f"{edge:.6g}" for edge in edges]
-    # Digits that tell all edges apart, and whole numbers whole.
+    # As many digits as make all edges differ; all digits of integers.
     if ends.dtype.kind in "iu" or len(set(texts)) < len(set(edges)):
         texts = [str(edge) for edge in edges]
     first = texts[1] if lowest == ends[0] else f"{texts[0]} to {texts[1]}"

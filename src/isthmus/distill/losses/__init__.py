@@ -1,8 +1,8 @@
-"""What a student learns from a teacher: losses, their weighted sum, and a start with the teacher's layers.
+"""What a student learns from a teacher: losses, their weighted sum, and initialization with the teacher's layers.
 
-Every loss is a function or a module of tensors that gives a scalar. It refuses, with `ConfigurationError` and before
-anything is computed, tensors that are empty or whose kinds, sizes or devices do not go together. Half precision is
-taken to float32. The teacher's tensors get no gradient. Masks are true where a position counts.
+Every loss is a function or a module that reduces tensors to a scalar. Before anything is computed, it refuses (with a
+`ConfigurationError`) tensors that are empty or whose kinds, sizes or devices do not go together. Half precision becomes
+float32. The teacher's tensors get no gradient. Masks are true where a position counts.
 """
 
 from isthmus.distill.losses.adversarial import (

@@ -1,7 +1,7 @@
-"""Losses of a student whose outputs a discriminator takes for the teacher's, or does not.
+"""Adversarial losses: a discriminator learns to tell the student's outputs from the teacher's.
 
-The discriminator learns from one loss of a pair, the student from the other. `Adversarial` is both in one term of an
-objective. In a loop of one's own, each may have an optimizer of its own.
+Each pair has a loss of the discriminator and a loss of the student. `Adversarial` is a pair as a term of an objective;
+in your own loop, each may have its own optimizer.
 """
 
 from collections.abc import Callable
@@ -32,8 +32,7 @@ def hinge_discriminator(real: Tensor, fake: Tensor) -> Tensor:
 def hinge_generator(fake: Tensor) -> Tensor:
     """Hinge loss of the student (Lim and Ye, 2017, arXiv:1705.02894): -mean fake, which has no lower bound.
 
-    Args:
-        fake: scores of the student's outputs, of any shape.
+    `fake` are scores of the student's outputs, of any shape.
     """
     agree("hinge generator", fake=floats(fake, "..."))
     return -precise(fake).mean()
@@ -56,8 +55,7 @@ def least_squares_discriminator(real: Tensor, fake: Tensor) -> Tensor:
 def least_squares_generator(fake: Tensor) -> Tensor:
     """Least-squares loss of the student (LSGAN, Mao et al., 2017, arXiv:1611.04076): ½ mean (fake - 1)².
 
-    Args:
-        fake: scores of the student's outputs, of any shape.
+    `fake` are scores of the student's outputs, of any shape.
     """
     agree("least-squares generator", fake=floats(fake, "..."))
     return (precise(fake) - 1).square().mean() / 2
@@ -68,8 +66,8 @@ class PatchDiscriminator(nn.Sequential):
 
     (batch, channels, height, width) to (batch, 1, rows, columns) scores without a bound.
 
-    Convolutions of 4x4, each halving height and width and doubling the channels, then one that scores. Spectral norm
-    (Miyato et al., 2018, arXiv:1802.05957) stands in for the paper's batch norm: no image's score depends on others.
+    Convolutions of 4x4, each halving height and width and doubling the channels, then a convolution that scores.
+    Spectral norm (Miyato et al., 2018, arXiv:1802.05957) replaces the paper's batch norm: each image is scored alone.
 
     Args:
         channels: of the images.
@@ -87,11 +85,11 @@ class PatchDiscriminator(nn.Sequential):
 
 
 class Adversarial(nn.Module):
-    """A student against a discriminator, which learns with it: a term whose value is the student's loss.
+    """A student and a discriminator that learns with it: a term whose value is the student's loss.
 
-    One optimizer has the weights of both, and each gets the gradient of its own loss: the student's loss sees the
-    discriminator's weights as numbers, the discriminator's loss sees the student's outputs as numbers. A weight of the
-    term scales both, which AdamW does not notice in the discriminator; a `clip` does.
+    The same optimizer has the weights of both, and each gets the gradient of its own loss: the discriminator's weights
+    are constant in the student's loss, the student's outputs in the discriminator's. The term's weight scales both,
+    which makes no difference to the discriminator under AdamW, except with a `clip`.
 
     Args:
         discriminator: gives scores of a batch of outputs, such as a `PatchDiscriminator`. It is trained with this term.
@@ -105,17 +103,12 @@ class Adversarial(nn.Module):
         self.discriminating, self.generating = _PAIRS[loss]
 
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """The student's loss of one batch; its gradient is the student's, and the discriminator's of its own loss.
-
-        Args:
-            student: its outputs, as the discriminator takes them.
-            teacher: its outputs; get no gradient.
-        """
+        """The student's loss of a batch of outputs; its gradient also has the discriminator's, of its own loss."""
         student, teacher = precise(student), precise(teacher.detach())
-        held = {name: weights.detach() for name, weights in self.discriminator.named_parameters()}
-        generating = self.generating(functional_call(self.discriminator, held, (student,)))
+        constants = {name: weights.detach() for name, weights in self.discriminator.named_parameters()}
+        generating = self.generating(functional_call(self.discriminator, constants, (student,)))
         learning = self.discriminating(self.discriminator(teacher), self.discriminator(student.detach()))
-        # Nothing is added but the gradient.
+        # Adds the gradient alone.
         return generating + (learning - learning.detach())
 
 

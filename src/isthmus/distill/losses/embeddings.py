@@ -1,11 +1,11 @@
-"""Losses of embeddings: one by one, and how those of a batch lie to each other."""
+"""Losses of embeddings: each by itself, and the similarities within a batch."""
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from isthmus.distill.losses.logits import divergence
-from isthmus.distill.shapes import agree, average, booleans, floats, positive, precise, select
+from isthmus.distill.shapes import agree, agree_pair, average, booleans, floats, positive, precise, select
 from isthmus.features.errors import Problem
 
 
@@ -19,41 +19,40 @@ def cosine(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> T
         teacher: (..., width) embeddings t; gets no gradient.
         mask: (...) true where a position counts. If none counts, the loss is 0.
     """
-    _agree("cosine", student, teacher, mask)
+    agree_pair("cosine", "... width", student, teacher, mask=booleans(mask, "..."))
     return average(1 - cosine_similarity(select(student, mask), select(teacher.detach(), mask), dim=-1))
 
 
 def squared(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """Squared distance of embeddings (Reimers and Gurevych, 2020, arXiv:2004.09813).
 
-    The mean over the positions that count and over the numbers of (s - t)². For embeddings of two widths take
-    `HiddenStates` of one layer.
+    The mean over the positions that count and over the numbers of (s - t)². If the widths differ, use `HiddenStates`
+    with a single layer.
 
     Args:
         student: (..., width) embeddings s.
         teacher: (..., width) embeddings t; gets no gradient.
         mask: (...) true where a position counts. If none counts, the loss is 0.
     """
-    _agree("squared distance", student, teacher, mask)
+    agree_pair("squared distance", "... width", student, teacher, mask=booleans(mask, "..."))
     return average((select(student, mask) - select(teacher.detach(), mask)).square())
 
 
 def similarities(student: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
     """Divergence of the similarities within a batch.
 
-    Probabilistic knowledge transfer (Passalis and Tefas, 2018, arXiv:1803.10837), with the softmax of cosines of SEED
-    (Fang et al., 2021, arXiv:2101.04731) for its kernel. With c_ij the cosine of embeddings i and j, of the student and
+    Probabilistic knowledge transfer (Passalis and Tefas, 2018, arXiv:1803.10837), whose kernel is the softmax of cosines
+    of SEED (Fang et al., 2021, arXiv:2101.04731). With c_ij the cosine of embeddings i and j, of the student and
     of the teacher, the mean over i of::
 
         KL over j ≠ i of (softmax(teacher's c_ij / T) ‖ softmax(student's c_ij / T))
 
-    The widths of the two models need not agree. There is no factor T²: T belongs to the measure of similarity, which
-    has no other scale.
+    The widths of the two models may differ. There is no factor T²: T is the scale of the similarity.
 
     Args:
-        student: (batch, width) embeddings, of at least three rows: with two there is but one neighbor to choose.
+        student: (batch, width) embeddings, of at least three rows: with two there is no choice of neighbor.
         teacher: (batch, its width) embeddings; gets no gradient.
-        temperature: T, above 0; below 0.1 as a rule, since cosines differ by little.
+        temperature: T, above 0; usually below 0.1, since cosines differ by little.
     """
     agree(
         "similarities",
@@ -70,7 +69,3 @@ def similarities(student: Tensor, teacher: Tensor, *, temperature: float) -> Ten
         return (unit @ unit.mT)[others].view(rows, rows - 1) / temperature
 
     return divergence(neighbors(student), neighbors(teacher)).mean()
-
-
-def _agree(where: str, student: Tensor, teacher: Tensor, mask: Tensor | None) -> None:
-    agree(where, student=floats(student, "... width"), teacher=floats(teacher, "... width"), mask=booleans(mask, "..."))

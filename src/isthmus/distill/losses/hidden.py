@@ -17,17 +17,16 @@ class HiddenStates(nn.Module):
 
         (H_i W_i - G_j)²
 
-    W_i, (d, e), is learned with the student where d and e differ, one for each pair, and is the identity where they
-    are the same.
+    W_i, (d, e), is learned with the student for each pair whose widths differ, else it is the identity.
 
     Args:
         layers: the layer map, place of the student's state to place of the teacher's, both counted from 0 in the lists
-            that are given. Where a model gives its embeddings as the first state, that is 0.
+            of states; of a model whose first state is its embeddings, those are 0.
         student_widths: of each of the student's states.
         teacher_widths: of each of the teacher's states.
 
     Raises:
-        ConfigurationError: the map is empty, or names a layer that is not there.
+        ConfigurationError: the map is empty, or names a layer that does not exist.
     """
 
     def __init__(self, layers: Mapping[int, int], *, student_widths: Sequence[int], teacher_widths: Sequence[int]):
@@ -53,12 +52,11 @@ class HiddenStates(nn.Module):
     def forward(
         self, student: Sequence[Tensor], teacher: Sequence[Tensor] | Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """The loss of one batch.
+        """The loss of a batch.
 
         Args:
             student: all of the student's states, each (..., width), for a sequence (batch, tokens, width).
-            teacher: all of the teacher's states; get no gradient. As one tensor, (batch, states, ...), if they were
-                kept.
+            teacher: all of the teacher's states; get no gradient. From the cache, a single (batch, states, ...) tensor.
             mask: (...) true where a position counts, as an attention mask. If none counts, the loss is 0.
         """
         if isinstance(teacher, Tensor) and teacher.ndim > 1:

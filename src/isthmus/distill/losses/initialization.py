@@ -1,4 +1,4 @@
-"""A student that starts with some of its teacher's layers."""
+"""Initializes a student with layers of its teacher."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ from torch import nn
 from isthmus.features.errors import ConfigurationError, Problem
 
 Choice = Literal["first", "last"] | int | Sequence[int]
-"""Which of the teacher's layers: its first ones, its last ones, every k-th from the first on for a number k, or these
-ones, counted from 0, in the student's order.
+"""The teacher's layers to copy: the first, the last, every k-th from the first on for a number k, or indexes from 0 in
+the student's order.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """What one part of the student was given.
+    """What was copied into a part of the student.
 
     Attributes:
         student: the part: "layer 0", or the name of a pair.
-        teacher: what it was copied from.
+        teacher: the source.
         tensors: number of tensors, buffers among them.
         numbers: number of numbers in them.
     """
@@ -38,10 +38,10 @@ def drop_layers(
     *,
     pairs: Mapping[str, tuple[nn.Module, nn.Module]] | None = None,
 ) -> list[Copied]:
-    """Copies chosen layers of a teacher into the layers of a student, in order.
+    """Copies layers of a teacher into the layers of a student, in order.
 
-    DistilBERT (Sanh et al., 2019, arXiv:1910.01108) starts so, with one layer of two. Either everything is copied or,
-    after an error, nothing. The student's tensors keep their type and device.
+    DistilBERT (Sanh et al., 2019, arXiv:1910.01108) starts with every second layer. After an error nothing was copied.
+    The student's tensors keep their type and device.
 
     Args:
         teacher: the teacher's layers.
@@ -50,12 +50,10 @@ def drop_layers(
         pairs: further parts to copy, such as embeddings: name to (the teacher's module, the student's).
 
     Raises:
-        ConfigurationError: with every layer that is not there and every tensor that differs in name or shape.
+        ConfigurationError: with every layer that does not exist and every tensor that differs in name or shape.
     """
-    indexes = _chosen(choice, len(teacher), len(student))
-    parts = [
-        (f"layer {place}", f"layer {index}", teacher[index], student[place]) for place, index in enumerate(indexes)
-    ]
+    indexes = _indexes(choice, len(teacher), len(student))
+    parts = [(f"layer {n}", f"layer {index}", teacher[index], student[n]) for n, index in enumerate(indexes)]
     parts += [(name, name, theirs, ours) for name, (theirs, ours) in (pairs or {}).items()]
     problems = [problem for name, _, theirs, ours in parts for problem in _misfits(name, theirs, ours)]
     if problems:
@@ -70,7 +68,7 @@ def drop_layers(
     return report
 
 
-def _chosen(choice: Choice, teacher: int, student: int) -> list[int]:
+def _indexes(choice: Choice, teacher: int, student: int) -> list[int]:
     if choice == "first":
         indexes = list(range(student))
     elif choice == "last":

@@ -1,24 +1,18 @@
-"""Losses of logits: labels, soft targets in four forms."""
+"""Losses of logits: labels, and four forms of soft targets."""
 
 import torch
 from torch import Tensor
-from torch.nn.functional import (
-    binary_cross_entropy_with_logits,
-    cross_entropy,
-    kl_div,
-    layer_norm,
-    log_softmax,
-    one_hot,
-)
+from torch.nn import functional
+from torch.nn.functional import kl_div, log_softmax
 
-from isthmus.distill.shapes import agree, average, below, booleans, floats, integers, positive, select
+from isthmus.distill.shapes import agree, agree_pair, average, below, booleans, floats, integers, positive, select
 from isthmus.features.errors import Problem
 
 IGNORED = -100
-"""A label at a position that does not count, as torch has it."""
+"""The label of a position that does not count, as in torch."""
 
 LEAST_VARIANCE = 1e-8
-"""Added to a variance, so that logits that are all the same have a standard form: zeros, with a bounded gradient."""
+"""Added to a variance, so that equal logits have a standard form: zeros, with a bounded gradient."""
 
 
 def hard_targets(student: Tensor, labels: Tensor, *, ignored: int = IGNORED) -> Tensor:
@@ -33,7 +27,7 @@ def hard_targets(student: Tensor, labels: Tensor, *, ignored: int = IGNORED) -> 
     agree(where, student=floats(student, "... classes"), labels=integers(labels, "..."))
     wanted, counts = _counting(labels, ignored)
     agree(where, below("labels", wanted, student.shape[-1]))
-    return average(cross_entropy(select(student, counts), wanted, reduction="none"))
+    return average(functional.cross_entropy(select(student, counts), wanted, reduction="none"))
 
 
 def binary_hard_targets(student: Tensor, labels: Tensor, *, mask: Tensor | None = None) -> Tensor:
@@ -44,10 +38,10 @@ def binary_hard_targets(student: Tensor, labels: Tensor, *, mask: Tensor | None 
         labels: (...) y as floats, 0 to 1.
         mask: (...) true where a position counts.
     """
-    agree(
-        "binary hard targets", student=floats(student, "..."), labels=floats(labels, "..."), mask=booleans(mask, "...")
-    )
-    return average(binary_cross_entropy_with_logits(select(student, mask), select(labels, mask), reduction="none"))
+    where = "binary hard targets"
+    agree(where, student=floats(student, "..."), labels=floats(labels, "..."), mask=booleans(mask, "..."))
+    logits, wanted = select(student, mask), select(labels, mask)
+    return average(functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none"))
 
 
 def soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: Tensor | None = None) -> Tensor:
@@ -57,8 +51,8 @@ def soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: 
 
         T² KL(softmax(t / T) ‖ softmax(s / T))
 
-    Hinton has the cross entropy: it differs by the entropy of the teacher, which has no gradient, and is not 0 where
-    both agree. The factor T² keeps the size of the gradient when T changes.
+    The paper has the cross entropy, which differs by the entropy of the teacher: that has no gradient, and is not 0
+    where both agree. The factor T² keeps the size of the gradient when T changes.
 
     Args:
         student: (..., classes) finite logits.
@@ -66,20 +60,14 @@ def soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: 
         temperature: T, above 0.
         mask: (...) true where a position counts. If none counts, the loss is 0.
     """
-    agree(
-        "soft targets",
-        positive("temperature", temperature),
-        student=floats(student, "... classes"),
-        teacher=floats(teacher, "... classes"),
-        mask=booleans(mask, "..."),
-    )
-    return (
-        average(divergence(select(student, mask) / temperature, select(teacher, mask) / temperature)) * temperature**2
-    )
+    problem = positive("temperature", temperature)
+    agree_pair("soft targets", "... classes", student, teacher, problem, mask=booleans(mask, "..."))
+    softened = [select(logits, mask) / temperature for logits in (student, teacher)]
+    return average(divergence(*softened)) * temperature**2
 
 
 def binary_soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: Tensor | None = None) -> Tensor:
-    """`soft_targets` of two classes that share one logit: sigmoid(s) is the softmax of (0, s).
+    """`soft_targets` of two classes with a single logit: sigmoid(s) is the softmax of (0, s).
 
     Args:
         student: (...) finite logits of the second class.
@@ -87,12 +75,7 @@ def binary_soft_targets(student: Tensor, teacher: Tensor, *, temperature: float,
         temperature: T, above 0.
         mask: (...) true where a position counts. If none counts, the loss is 0.
     """
-    agree(
-        "binary soft targets",
-        student=floats(student, "..."),
-        teacher=floats(teacher, "..."),
-        mask=booleans(mask, "..."),
-    )
+    agree_pair("binary soft targets", "...", student, teacher, mask=booleans(mask, "..."))
     two = [torch.stack([torch.zeros_like(logits), logits], -1) for logits in (student, teacher)]
     return soft_targets(*two, temperature=temperature, mask=mask)
 
@@ -100,17 +83,17 @@ def binary_soft_targets(student: Tensor, teacher: Tensor, *, temperature: float,
 def top_k_targets(
     student: Tensor, probabilities: Tensor, indexes: Tensor, *, temperature: float, mask: Tensor | None = None
 ) -> Tensor:
-    """`soft_targets` of a teacher of whom only the k largest probabilities were kept.
+    """`soft_targets` of a teacher's k largest probabilities.
 
-    Tan et al. (ICLR 2019, arXiv:1902.10461) scale those up to 1; here what is missing is spread. With n classes and the
-    kept probabilities p_i of the classes i in K, made by softmax(t / T) at the same temperature, the missing mass r =
-    max(0, 1 - Σ p_i) is spread evenly over the n - k other classes. With k = n it is 0. The mean over the positions
+    Tan et al. (ICLR 2019, arXiv:1902.10461) scale those up to 1; here the missing mass is spread. With n classes and the
+    probabilities p_i, softmax(t / T) at the same temperature, of the classes i in K, the missing mass r =
+    max(0, 1 - Σ p_i) is spread evenly over the n - k remaining classes. With k = n it is 0. The mean over the positions
     that count of::
 
         T² Σ_i q_i (log q_i - log softmax(s / T)_i)
         q_i = p_i / (r + Σ p_i) in K, and r / (n - k) / (r + Σ p_i) elsewhere
 
-    So probabilities that add up to more than 1, as rounded ones do, are scaled down. The teacher takes memory for
+    So probabilities that add up to more than 1, as rounding can cause, are scaled down. The teacher needs memory for
     (..., k) numbers, never for (..., n).
 
     Args:
@@ -130,18 +113,18 @@ def top_k_targets(
         mask=booleans(mask, "..."),
     )
     classes, k = student.shape[-1], indexes.shape[-1]
-    chosen = (indexes if mask is None else indexes[mask]).long()
+    in_k = (indexes if mask is None else indexes[mask]).long()
     more = Problem("indexes", f"{k} a row", f"at most the student's {classes} classes") if k > classes else None
-    agree(where, more, below("indexes", chosen, classes))
+    agree(where, more, below("indexes", in_k, classes))
     known = select(probabilities.detach(), mask)
     rest = (1 - known.sum(-1)).clamp(min=0) if k < classes else torch.zeros_like(known[..., 0])
     mass = rest + known.sum(-1)
     wanted, each = known / mass[..., None], rest / mass / max(classes - k, 1)
     logs = log_softmax(select(student, mask) / temperature, -1)
-    found = logs.gather(-1, chosen)
-    in_k = (torch.xlogy(wanted, wanted) - wanted * found).sum(-1)
-    elsewhere = (classes - k) * torch.xlogy(each, each) - each * (logs.sum(-1) - found.sum(-1))
-    return average(in_k + elsewhere) * temperature**2
+    logs_in_k = logs.gather(-1, in_k)
+    inside = (torch.xlogy(wanted, wanted) - wanted * logs_in_k).sum(-1)
+    outside = (classes - k) * torch.xlogy(each, each) - each * (logs.sum(-1) - logs_in_k.sum(-1))
+    return average(inside + outside) * temperature**2
 
 
 def standardized(student: Tensor, teacher: Tensor, *, temperature: float, mask: Tensor | None = None) -> Tensor:
@@ -159,17 +142,10 @@ def standardized(student: Tensor, teacher: Tensor, *, temperature: float, mask: 
         temperature: T, above 0: the base temperature of the paper.
         mask: (...) true where a position counts. If none counts, the loss is 0.
     """
-    agree(
-        "standardized soft targets",
-        positive("temperature", temperature),
-        student=floats(student, "... classes"),
-        teacher=floats(teacher, "... classes"),
-        mask=booleans(mask, "..."),
-    )
-    classes = student.shape[-1:]
-    forms = [
-        layer_norm(select(logits, mask), classes, eps=LEAST_VARIANCE) / temperature for logits in (student, teacher)
-    ]
+    problem = positive("temperature", temperature)
+    agree_pair("standardized soft targets", "... classes", student, teacher, problem, mask=booleans(mask, "..."))
+    rows = [select(logits, mask) for logits in (student, teacher)]
+    forms = [functional.layer_norm(row, student.shape[-1:], eps=LEAST_VARIANCE) / temperature for row in rows]
     return average(divergence(*forms)) * temperature**2
 
 
@@ -186,12 +162,12 @@ def decoupled(
     """Decoupled distillation, DKD (Zhao et al., CVPR 2022, arXiv:2203.08679).
 
     The divergence of `soft_targets` is TCKD + (1 - p) NCKD, with p the teacher's probability of the label. DKD weighs
-    the two freely, so that a sure teacher still says how the other classes compare. The mean over the positions that
-    count of::
+    the two freely, so that a confident teacher still ranks the wrong classes. The mean over the positions that count
+    of::
 
         T² (alpha TCKD + beta NCKD)
-        TCKD = KL of (p of the label, p of all others together), at temperature T
-        NCKD = KL of the softmax at temperature T over the other classes alone
+        TCKD = KL of (p of the label, p of all wrong classes together), at temperature T
+        NCKD = KL of the softmax at temperature T over the wrong classes alone
 
     Args:
         student: (..., classes) finite logits of at least two classes.
@@ -203,21 +179,13 @@ def decoupled(
         ignored: the label of positions that do not count.
     """
     where = "decoupled distillation"
-    agree(
-        where,
-        positive("temperature", temperature),
-        student=floats(student, "... classes"),
-        teacher=floats(teacher, "... classes"),
-        labels=integers(labels, "..."),
-    )
+    problem = positive("temperature", temperature)
+    agree_pair(where, "... classes", student, teacher, problem, labels=integers(labels, "..."))
     classes = student.shape[-1]
     wanted, counts = _counting(labels, ignored)
-    agree(
-        where,
-        Problem("student", "one class", "at least two: there are no others to compare") if classes == 1 else None,
-        below("labels", wanted, classes),
-    )
-    label = one_hot(wanted, classes).bool()
+    single = Problem("student", "a single class", "at least two: there is no wrong class") if classes == 1 else None
+    agree(where, single, below("labels", wanted, classes))
+    label = functional.one_hot(wanted, classes).bool()
 
     def parts(logits: Tensor) -> tuple[Tensor, Tensor]:
         rows = select(logits, counts) / temperature
@@ -231,12 +199,12 @@ def decoupled(
 
 def divergence(student: Tensor, teacher: Tensor) -> Tensor:
     """KL(softmax(teacher) ‖ softmax(student)) of each row of finite logits: (..., n) to (...)."""
-    given, wanted = log_softmax(student, -1), log_softmax(teacher.detach(), -1)
-    return kl_div(given, wanted, reduction="none", log_target=True).sum(-1)
+    logs, wanted = log_softmax(student, -1), log_softmax(teacher.detach(), -1)
+    return kl_div(logs, wanted, reduction="none", log_target=True).sum(-1)
 
 
 def _counting(labels: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
-    """The labels that count, as int64, and where they stand."""
+    """The labels that count, as int64, and where they are."""
     wide = labels.long()  # before the comparison: among bytes, 156 is -100
     counts = wide != ignored
     return wide[counts], counts

@@ -1,4 +1,4 @@
-"""Losses of images: feature maps, and images as a network sees them."""
+"""Losses of images: feature maps, and features of a frozen network."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -7,20 +7,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import l1_loss, mse_loss, normalize
 
-from isthmus.distill.shapes import agree, floats, precise
+from isthmus.distill.shapes import agree, agree_pair, floats, precise
 from isthmus.distill.teachers.taps import tapped
 from isthmus.features.errors import ConfigurationError, Problem
 
 
 def attention_transfer(student: Tensor, teacher: Tensor) -> Tensor:
-    """Distance of spatial attention: activation-based attention transfer.
+    """Activation-based attention transfer (Zagoruyko and Komodakis, ICLR 2017, arXiv:1612.03928).
 
-    Zagoruyko and Komodakis, ICLR 2017, arXiv:1612.03928. The attention of feature maps A is Q(A), (height · width), the
+    The attention of feature maps A is Q(A), (height · width), the
     sum over the channels of A². The mean over the images of::
 
         ‖Q(S) / ‖Q(S)‖₂ - Q(T) / ‖Q(T)‖₂‖₂²
 
-    The square, which the paper's formula does not have, gives a gradient where both agree. Channels need not agree.
+    The square, which the paper's formula does not have, gives a gradient where both agree. Channels may differ.
 
     Args:
         student: (batch, channels, height, width) feature maps S.
@@ -59,12 +59,7 @@ class FeatureMaps(nn.Module):
         )
 
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """The loss of one batch.
-
-        Args:
-            student: (batch, student's channels, height, width).
-            teacher: (batch, teacher's channels, height, width); gets no gradient.
-        """
+        """The loss of a batch of (batch, channels, height, width) maps."""
         agree(
             "feature maps",
             student=floats(student, f"batch {self.channels[0]} height width"),
@@ -74,19 +69,18 @@ class FeatureMaps(nn.Module):
 
 
 class Perceptual(nn.Module):
-    """Distance of two images as a frozen network sees them (Johnson, Alahi and Fei-Fei, 2016, arXiv:1603.08155).
+    """Distance of images in the features of a frozen network (Johnson, Alahi and Fei-Fei, 2016, arXiv:1603.08155).
 
     With f_l the output of layer l of the network: the sum over the layers of the mean over everything of
     (f_l(student) - f_l(teacher))².
 
     Args:
-        network: takes the images as they are, of no less than float32; in evaluation mode, and without a parameter that
-            wants a gradient. It stays the caller's: it is no submodule of this one, is not moved, saved or switched to
-            training with it, and no optimizer gets it from here.
+        network: of the images, in at least float32; in evaluation mode, and without a parameter that needs a gradient.
+            It is no submodule: it is not moved, saved, trained or switched to training with the loss.
         layers: names of its submodules whose outputs are compared.
 
     Raises:
-        ConfigurationError: the network is not frozen, or has no such layer.
+        ConfigurationError: the network is not frozen, or lacks a layer.
     """
 
     def __init__(self, network: nn.Module, layers: Sequence[str]):
@@ -96,7 +90,7 @@ class Perceptual(nn.Module):
         if network.training:
             problems.append(Problem("network", "is in training mode", "evaluation mode"))
         if learning:
-            problems.append(Problem("network", f"{learning} of its parameters want a gradient", "none that does"))
+            problems.append(Problem("network", f"{learning} of its parameters need a gradient", "none that does"))
         if problems:
             raise ConfigurationError("perceptual loss", problems, remedy="call network.eval().requires_grad_(False)")
         with tapped(network, layers):
@@ -104,19 +98,13 @@ class Perceptual(nn.Module):
         self._network = (network,)  # in a tuple, where torch does not look for submodules
 
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """The loss of one batch.
-
-        Args:
-            student: (batch, channels, height, width) images.
-            teacher: the same sizes; gets no gradient.
-        """
-        layout = "batch channels height width"
-        agree("perceptual loss", student=floats(student, layout), teacher=floats(teacher, layout))
+        """The loss of a batch of (batch, channels, height, width) images."""
+        agree_pair("perceptual loss", "batch channels height width", student, teacher)
         (network,) = self._network
         with tapped(network, self.layers) as seen:
             network(precise(student))
         with torch.no_grad(), tapped(network, self.layers) as wanted:
-            network(precise(teacher))  # kept outputs are in half precision
+            network(precise(teacher))  # the cache has half precision
         strange = [
             Problem(layer, f"gives a {type(seen[layer]).__name__}" if layer in seen else "is not called", "a tensor")
             for layer in self.layers

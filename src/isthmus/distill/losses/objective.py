@@ -1,4 +1,4 @@
-"""What a student is trained for: named losses, weighed and summed.
+"""The objective of a training: a weighted sum of named losses.
 
 objective = Objective(
     {
@@ -34,20 +34,19 @@ from isthmus.distill.device import is_full
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem
 
 Outputs = Mapping[str, Any]
-"""What a model gives for a batch: tensors, or lists of tensors, by name."""
-
+"""What a model outputs for a batch: tensors, or lists of tensors, by name."""
 
 _OPTIONS = "options of the loss are bound by functools.partial, and the weight comes second"
 
 
 class Term(nn.Module):
-    """One loss of an objective: what computes it, how much it counts, and where its arguments come from.
+    """A loss of an objective: what computes it, how much it counts, and where its arguments come from.
 
     Args:
-        loss: a function of tensors that gives a scalar, its options bound by `functools.partial`; or a module that
-            does, whose parameters are trained with the student.
-        weight: a finite number, or what gives one for a share of the training done (`Schedule`).
-        arguments: argument of the loss to where it is: "student.KEY" or "teacher.KEY" among the outputs, or "labels".
+        loss: from tensors to a scalar: a function, its options bound by `functools.partial`, or a module, whose
+            parameters are trained with the student.
+        weight: a finite number, or a function from the share of the training done to it (`Schedule`).
+        arguments: argument of the loss to its source: "student.KEY" or "teacher.KEY" of the outputs, or "labels".
 
     Raises:
         ConfigurationError: the weight is not finite, an argument comes from nowhere, the loss does not take these
@@ -62,7 +61,7 @@ class Term(nn.Module):
         problems = [
             Problem(name, repr(source), f'"student.KEY", "teacher.KEY" or "labels"; {_OPTIONS}')
             for name, source in arguments.items()
-            # A temperature is what people give here first.
+            # Users pass a temperature here first.
             if not (isinstance(source, str) and re.fullmatch(r"labels|(student|teacher)\..+", source))
         ]
         if not callable(weight) and not math.isfinite(weight):
@@ -82,7 +81,7 @@ class Term(nn.Module):
 
     @property
     def asks_teacher(self) -> bool:
-        """Whether an argument is what the teacher gives."""
+        """Whether an argument comes from the teacher."""
         return any(source.startswith("teacher.") for source in self.arguments.values())
 
     def weight_at(self, progress: float) -> float:
@@ -97,7 +96,7 @@ class Term(nn.Module):
         return weight
 
     def forward(self, student: Outputs, teacher: Outputs, labels: Any) -> Tensor:
-        """The loss of one batch, unweighted. What comes from the teacher gets no gradient.
+        """The loss of a batch, unweighted. What comes from the teacher gets no gradient.
 
         Raises:
             ConfigurationError: outputs are missing, or do not fit.
@@ -108,7 +107,7 @@ class Term(nn.Module):
             if party == "labels":
                 values[name] = labels
                 if labels is None:
-                    problems.append(Problem(name, "no labels are given", "labels"))
+                    problems.append(Problem(name, "there are no labels", "labels"))
                 continue
             outputs = student if party == "student" else teacher
             if key in outputs:
@@ -121,11 +120,7 @@ class Term(nn.Module):
 
 
 class Objective(nn.Module):
-    """A weighted sum of named terms. Its parameters are those of the terms, for the student's optimizer.
-
-    Args:
-        terms: name to term, at least one.
-    """
+    """A weighted sum of at least one named term. Its parameters are those of the terms, for the student's optimizer."""
 
     def __init__(self, terms: Mapping[str, Term]) -> None:
         super().__init__()
@@ -135,50 +130,43 @@ class Objective(nn.Module):
             raise ConfigurationError("objective", problems)
         self.terms = dict(terms)
         for name, term in terms.items():
-            # With a prefix, since torch has methods by some names of terms, like "keys" and "values".
+            # With a prefix, since terms may have names of methods of torch, like "keys" and "values".
             self.add_module(f"term {name}", term)
 
     @property
     def asks_teacher(self) -> bool:
-        """Whether a term takes what the teacher gives."""
+        """Whether a term has an argument from the teacher."""
         return any(term.asks_teacher for term in self.terms.values())
 
     def alone(self, where: str) -> "Objective":
         """The terms that do not ask the teacher: what the same student can learn without it.
 
-        Args:
-            where: what is trained, for a message.
-
         Raises:
-            ConfigurationError: there are none.
+            ConfigurationError: there are none; the message begins with `where`.
         """
         terms = {name: term for name, term in self.terms.items() if not term.asks_teacher}
         if not terms:
-            asked = ", ".join(self.terms)
-            problem = Problem("objective", f"every term asks the teacher ({asked})", "one that labels or the data give")
+            found = f"every term asks the teacher ({', '.join(self.terms)})"
+            problem = Problem("objective", found, "a term of labels or data")
             raise ConfigurationError(where, [problem], remedy="a control that learns without the teacher needs a loss")
         return Objective(terms)
 
     def require_weight(self, steps: int, where: str) -> None:
-        """Refuses a training of so many steps in one of which every term has weight 0.
-
-        Args:
-            steps: of the training.
-            where: what is trained, for a message.
+        """Refuses a training with a step in which every term has weight 0.
 
         Raises:
-            ConfigurationError: there is such a step, or a weight is not finite.
+            ConfigurationError: there is such a step, or a weight is not finite; the message begins with `where`.
         """
         for step in range(steps):
             if not any(term.weight_at(step / steps) for term in self.terms.values()):
-                problem = Problem(f"weight of {', '.join(self.terms)}", f"0 at step {step + 1} of {steps}", "another")
-                raise ConfigurationError(where, [problem], remedy="let something be learned at every step")
+                problem = Problem(f"weight of {', '.join(self.terms)}", f"0 at step {step + 1} of {steps}", "not 0")
+                raise ConfigurationError(where, [problem], remedy="give a term a weight at every step")
 
     def check(self, student: Outputs, teacher: Outputs, labels: Any = None) -> None:
         """Computes every term once, without gradients, before the first step.
 
         Raises:
-            ConfigurationError: with all problems of all terms: outputs that are missing or do not fit, values that are
+            ConfigurationError: with all problems of all terms: outputs that are missing or do not fit, losses that are
                 no scalars.
         """
         problems = []
@@ -195,26 +183,26 @@ class Objective(nn.Module):
                     raise
                 fed = ", ".join(_shown(source, student, teacher, labels) for source in term.arguments.values())
                 found = f"the loss ends with {type(error).__name__}: {error}".rstrip(".")
-                problems.append(Problem(f"term {name}", found, f"one that takes {fed}"))
+                problems.append(Problem(f"term {name}", found, f"a loss that takes {fed}"))
                 continue
             if not isinstance(value, Tensor) or value.shape != ():
                 shape = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-                problems.append(Problem(f"term {name}", f"the loss gives {shape}", "a scalar tensor"))
+                problems.append(Problem(f"term {name}", f"the loss returns {shape}", "a scalar tensor"))
         if problems:
             raise ConfigurationError("objective", problems)
 
     def forward(
         self, student: Outputs, teacher: Outputs, labels: Any, progress: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The total of one batch, and each term's value before it is weighed, detached, for logs.
+        """The total of a batch, and each term's unweighted value, detached, for logs.
 
         A term whose weight is 0 is not computed, and has no value. On a GPU this waits for the total: a step with a
-        total that is not finite would spoil the student.
+        total that is not finite would ruin the student.
 
         Args:
             student: its outputs.
             teacher: its outputs; get no gradient.
-            labels: of the batch; None if no term asks for them.
+            labels: of the batch; None if no term uses them.
             progress: share of the training done, 0 to 1.
 
         Raises:
@@ -224,17 +212,17 @@ class Objective(nn.Module):
         if not 0 <= progress <= 1:
             raise ConfigurationError("objective", [Problem("progress", repr(progress), "0 to 1")])
         values: dict[str, Tensor] = {}
-        weighed: list[Tensor] = []
+        weighted: list[Tensor] = []
         for name, term in self.terms.items():
             with _of(name):
                 weight = term.weight_at(progress)
                 if weight != 0:
                     values[name] = term(student, teacher, labels)
-                    weighed.append(weight * values[name])
-        if not weighed:
-            found = f"every weight is 0 at progress {progress}"
-            raise ConfigurationError("objective", [Problem("weights", found, "at least one that is not")])
-        total = torch.stack(weighed).sum()
+                    weighted.append(weight * values[name])
+        if not weighted:
+            problem = Problem("weights", f"every weight is 0 at progress {progress}", "a weight that is not")
+            raise ConfigurationError("objective", [problem])
+        total = torch.stack(weighted).sum()
         values = {name: value.detach() for name, value in values.items()}
         if not torch.isfinite(total):
             raise _unusable(values)
@@ -242,7 +230,6 @@ class Objective(nn.Module):
 
 
 def _shown(source: str, student: Outputs, teacher: Outputs, labels: Any) -> str:
-    """An argument of a loss, with its sizes."""
     party, _, key = source.partition(".")
     value = labels if party == "labels" else (student if party == "student" else teacher)[key]
     if isinstance(value, Tensor):
@@ -252,7 +239,7 @@ def _shown(source: str, student: Outputs, teacher: Outputs, labels: Any) -> str:
 
 @contextmanager
 def _of(name: str) -> Iterator[None]:
-    """Says of which term a configuration error is."""
+    """Adds the term to a configuration error."""
     try:
         yield
     except ConfigurationError as error:
@@ -260,10 +247,10 @@ def _of(name: str) -> Iterator[None]:
 
 
 def _unusable(values: Mapping[str, Tensor]) -> GateFailed:
-    found = {name: value.item() for name, value in values.items() if not torch.isfinite(value)}
+    bad = {name: str(value.item()) for name, value in values.items() if not torch.isfinite(value)}
     return GateFailed(
-        f"term {', '.join(found)}" if found else "objective",
-        f"the value is {', '.join(str(value) for value in found.values())}" if found else "the weighted sum overflows",
+        f"term {', '.join(bad)}" if bad else "objective",
+        f"the value is {', '.join(bad.values())}" if bad else "the weighted sum overflows",
         expected="a finite value",
         remedy="lower the learning rate, and look for extreme outputs of the teacher",
     )

@@ -1,29 +1,29 @@
 """Losses of scores that order candidates, as a search does.
 
-Two are here, beside `similarities` of embeddings: what cross-encoders teach retrievers with in practice. Margins need
-a known relevant candidate and learn from its lead alone; lists need none and learn from all scores at once. Pairwise
-logistic losses (RankNet) learn a part of what lists do, at the square of their cost, and are left out.
+The two by which cross-encoders teach retrievers in practice, beside `similarities` of embeddings. Margins need a known
+relevant candidate and learn from its lead alone; lists need none and learn from all scores at once. Pairwise logistic
+losses (RankNet) learn part of what lists do, at the square of their cost, and are left out.
 """
 
 import torch
 from torch import Tensor
 
 from isthmus.distill.losses.logits import divergence
-from isthmus.distill.shapes import agree, average, booleans, floats, positive, precise
+from isthmus.distill.shapes import agree, agree_pair, average, booleans, positive, precise
 from isthmus.features.errors import Problem
 
 
 def margins(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """Squared difference of margins, Margin-MSE (Hofstätter et al., 2020, arXiv:2010.02666).
 
-    The first candidate of each query is the relevant one. The mean over the other candidates j that count of::
+    The first candidate of each query is the relevant one. The mean over the remaining candidates j that count of::
 
         ((s_0 - s_j) - (t_0 - t_j))²
 
     Args:
         student: (queries, candidates) scores s, of at least two candidates.
         teacher: (queries, candidates) scores t; gets no gradient.
-        mask: (queries, candidates) true where a candidate counts; a query whose first does not has no part. If no
+        mask: (queries, candidates) true where a candidate counts; a query counts if its first candidate does. If no
             margin counts, the loss is 0.
     """
     _agree("margins", student, teacher, mask)
@@ -34,10 +34,10 @@ def margins(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> 
 
 
 def lists(student: Tensor, teacher: Tensor, *, temperature: float = 1.0, mask: Tensor | None = None) -> Tensor:
-    """Divergence of the chances to come first (ListNet, Cao et al., ICML 2007), as the teacher sees them.
+    """Divergence from the teacher's top-one probabilities (ListNet, Cao et al., ICML 2007).
 
-    ListNet has the cross entropy, which differs by what has no gradient. The mean over the queries with a candidate
-    that counts of::
+    The paper has the cross entropy, whose gradient is the same. The mean over the queries with a candidate that counts
+    of::
 
         KL over the candidates that count of (softmax(t / T) ‖ softmax(s / T))
 
@@ -56,13 +56,6 @@ def lists(student: Tensor, teacher: Tensor, *, temperature: float = 1.0, mask: T
 
 
 def _agree(where: str, student: Tensor, teacher: Tensor, mask: Tensor | None, problem: Problem | None = None) -> None:
-    layout = "queries candidates"
-    agree(
-        where,
-        problem,
-        student=floats(student, layout),
-        teacher=floats(teacher, layout),
-        mask=booleans(mask, layout),
-    )
-    alone = student.shape[-1] < 2
-    agree(where, Problem("candidates", "one of each query", "at least two: one has no order") if alone else None)
+    agree_pair(where, "queries candidates", student, teacher, problem, mask=booleans(mask, "queries candidates"))
+    if student.shape[-1] < 2:
+        agree(where, Problem("candidates", "a single candidate of each query", "at least two, to be ordered"))

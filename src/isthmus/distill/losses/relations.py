@@ -1,4 +1,4 @@
-"""Losses of self-attention: how the positions of a sequence relate."""
+"""Losses of self-attention: relations between the positions of a sequence."""
 
 import math
 
@@ -13,15 +13,14 @@ from isthmus.features.errors import Problem
 def attention_relations(student: Tensor, teacher: Tensor, *, heads: int, mask: Tensor | None = None) -> Tensor:
     """Divergence of self-attention relations (MiniLMv2, Wang et al., 2021, arXiv:2012.15828).
 
-    Given the queries of a layer of each model, this is the relation of queries with queries; the paper adds that of
-    keys with keys and of values with values, each another term. The vectors of all attention heads, side by side, are
-    cut anew into `heads` relation heads, so that neither the widths nor the attention heads of the models need agree.
-    With X_a, (tokens, width / heads), of relation head a::
+    Of the queries of a layer of each model, this is the relation of queries to queries; the paper adds the relations of
+    keys and of values, each a term of its own. The concatenated vectors of all attention heads are split again into
+    `heads` relation heads, so that the widths and the attention heads of the models may differ. With X_a, (tokens, width / heads), of relation head a::
 
         R_a = softmax(X_a X_aᵀ / sqrt(width / heads))
 
     and the loss is the mean over relation heads and over the positions that count, of all sequences together, of
-    KL(teacher's R_a ‖ student's R_a) of that position. A position that does not count is related to by none.
+    KL(teacher's R_a ‖ student's R_a) of that position. No position relates to a position that does not count.
 
     Args:
         student: (batch, tokens, width) finite queries, keys or values where `mask` is true.
@@ -50,7 +49,7 @@ def attention_relations(student: Tensor, teacher: Tensor, *, heads: int, mask: T
 
 
 def _scores(vectors: Tensor, heads: int, mask: Tensor) -> Tensor:
-    """(batch, heads, tokens, tokens) scaled products; of positions that do not count, the least number there is.
+    """(batch, heads, tokens, tokens) scaled products; at positions that do not count, the smallest number.
 
     Minus infinity would make NaN of a sequence in which nothing counts.
     """

@@ -1,4 +1,4 @@
-"""How much a term counts in the course of the training."""
+"""The weight of a term in the course of the training."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from isthmus.features.errors import ConfigurationError, Problem
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A weight that goes from one number to another, and stays there.
+    """A weight that goes from `start` to `end`, and stays there.
 
     With x = min(1, progress / until), the weight is start + (end - start) x for "linear" and
     start + (end - start) (1 - cos(πx)) / 2 for "cosine".
