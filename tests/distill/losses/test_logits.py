@@ -241,7 +241,7 @@ def test_one_class_has_nothing_to_learn() -> None:
     for loss in SOFT:
         assert loss(student, teacher, temperature=2.0).item() == 0
     assert top_k_targets(student, torch.ones(3, 1), torch.zeros(3, 1, dtype=torch.int64), temperature=2).item() == 0
-    with pytest.raises(ConfigurationError, match="student: one class; expected at least two"):
+    with pytest.raises(ConfigurationError, match="student: a single class; expected at least two"):
         DKD(student, teacher, torch.zeros(3, dtype=torch.int64))
 
 

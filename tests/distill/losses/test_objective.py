@@ -141,7 +141,7 @@ def test_the_check_names_everything_that_is_missing_or_does_not_fit() -> None:
     problems = {problem.where: (problem.found, problem.expected) for problem in refusal.value.problems}
     assert problems == {
         "term soft: soft targets: teacher": ("classes 7", "3, as in student"),
-        "term labels: outputs: labels": ("no labels are given", "labels"),
+        "term labels: outputs: labels": ("there are no labels", "labels"),
         "term hidden: outputs: mask": ("student has hidden, logits, queries", "mask"),
         "term keys: outputs: student": ("student has hidden, logits, queries", "embedding"),
     }
@@ -149,7 +149,7 @@ def test_the_check_names_everything_that_is_missing_or_does_not_fit() -> None:
 
 def test_the_check_refuses_a_loss_that_is_no_scalar() -> None:
     each = Term(lambda student: student, student="student.logits")
-    with pytest.raises(ConfigurationError, match=r"term each: the loss gives shape \(2, 3\); expected a scalar"):
+    with pytest.raises(ConfigurationError, match=r"term each: the loss returns shape \(2, 3\); expected a scalar"):
         Objective({"each": each}).check(STUDENT, TEACHER)
 
 

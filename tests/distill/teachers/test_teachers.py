@@ -222,7 +222,7 @@ def _load(module: nn.Sequential) -> None:
     ("thaw", "found"),
     [
         (_train, "3: is in training mode"),
-        (_unfreeze, "0.weight: wants a gradient"),
+        (_unfreeze, "0.weight: needs a gradient"),
         (_step, "weights: were changed"),
         (_load, "weights: were changed"),
         (lambda module: module.half(), "weights: were changed"),
@@ -568,7 +568,7 @@ def _no_model(folder: Path) -> None:
     [
         (_pickle, "model.safetensors: not there, beside pytorch_model.bin: pickled weights run code"),
         (_pickle_in_the_index, "'part.bin'; expected names of safetensors in this folder"),
-        (_headless, "1 weights of BertForSequenceClassification are missing or of another shape: classifier.weight"),
+        (_headless, "1 weights of BertForSequenceClassification are missing or have a different shape: classifier.weight"),
         (_resized, "classifier.weight"),
         (_own_code, "'Mine', which is code beside the weights; expected a class of transformers"),
         (_no_model, "'Trainer', which is no model of transformers"),
@@ -619,7 +619,7 @@ def test_one_logit_for_two_classes_is_not_put_in_another_order() -> None:
     machine = LinearSVC().fit(X, Y == "cat")
     teacher = EstimatorTeacher(machine)
     assert teacher.labels == ("False", "True")
-    with pytest.raises(ConfigurationError, match="output logits: no classes; expected 2, one for each label"):
+    with pytest.raises(ConfigurationError, match="output logits: no classes; expected 2, as many as labels"):
         compatible(teacher, X[:2], {"logits": "rows"}, labels=("True", "False"))
     with pytest.raises(ConfigurationError, match=r"shape \(2,\); expected \(rows, ..., 2\)"):
         teacher.relabelled(("True", "False")).ask(X[:2])
@@ -639,7 +639,7 @@ def test_all_that_does_not_fit_is_said_at_once(tmp_path: Path) -> None:
     for part in (
         "output hidden: it gives logits; expected hidden",
         "output logits: shape (4, 3); expected (rows, 4)",
-        "output logits: 3 classes; expected 4, one for each label",
+        "output logits: 3 classes; expected 4, as many as labels",
         "labels: 3 labels without 'maybe', 'x' and with 'perhaps'; expected the student's 4: 'no', 'yes', 'maybe', 'x'",
         "parameter 0.weight of the student: is the teacher's, with 2 in all; expected its own copy",
         "vocabulary: 57 words; 'the' is 57 in the student's alone; expected the student's 58",

@@ -199,13 +199,13 @@ def test_a_program_of_another_student_or_another_shape_is_refused(exported: Expo
     model, fed = (exported.path / FILE).read_bytes(), {"x": np.zeros((2, 2), np.float32)}
     with Program(model, manifest.tensors, manifest.outputs, {"N": 1}) as program:
         assert program.ask(fed)["logits"].shape == (2, 5)
-        with pytest.raises(Refused, match="tensors of 0 rows"):
+        with pytest.raises(Refused, match="inputs have 0 rows"):
             program.ask({"x": fed["x"][:0]})
         with pytest.raises(Refused, match="set_inputs"):
             program.ask({"x": np.zeros((2, 3), np.float32)})
         assert program.ask(fed)["logits"].shape == (2, 5)
     for tensor, most in ((manifest.tensors[0], {}), (Described("x", "int64", ("N", 2)), {"N": 1})):
-        with pytest.raises(Refused, match="it is fed float"):
+        with pytest.raises(Refused, match="it has the inputs float"):
             Program(model, [tensor], manifest.outputs, most)
     package = tmp_path / exported.path.name
     shutil.copytree(exported.path, package)
@@ -221,7 +221,7 @@ def test_a_program_of_another_student_or_another_shape_is_refused(exported: Expo
 def test_tables_are_left_out_and_that_is_said_before_training(tmp_path: Path) -> None:
     notes: list[str] = []
     trained = run(tmp_path, training_set(ROWS), notes=notes, seeds=1, epochs=1, runtimes=RUNTIMES)
-    reason = "ExecuTorch has no operators for what the graph begins with: it takes texts (categories)"
+    reason = "ExecuTorch has no operators for what the graph begins with: its inputs include texts (categories)"
     first = next(place for place, note in enumerate(notes) if "student-0" in note)
     assert any("no model for executorch" in note and reason in note for note in notes[:first])
     report = make_package(trained.path, training_set(ROWS), tmp_path / "packages", seeds=1, epochs=1, runtimes=RUNTIMES)
@@ -264,12 +264,12 @@ def test_what_a_program_cannot_have_is_named(trained: DistillationReport) -> Non
     task, student = create_task(material(table, **OWN)), restored(material(table, **OWN), trained.path).student
     row = np.arange(1)
     outputs = [Described("logits", "float", ("N", 5))]
-    with pytest.raises(GateFailed, match=r"P, a size that the graph leaves open, has no limit; .* `most` of the task"):
+    with pytest.raises(GateFailed, match=r"P, a size that the graph leaves open, has no limit; .*max_sizes"):
         converted(task, student, row, [Described("x", "float", ("N", "P"))], outputs)
     with pytest.raises(GateFailed, match="tensor x does not begin with a size for the rows"):
         converted(task, student, row, [Described("x", "float", (7, 2))], outputs)
     foreign = Foreign(task.material)
-    with pytest.raises(GateFailed, match=r"cannot be made a program of ExecuTorch: .*svd"):
+    with pytest.raises(GateFailed, match=r"ExecuTorch cannot convert the student: .*svd"):
         converted(foreign, student, row, [Described("x", "float", ("N", 2))], outputs)
 
 
@@ -321,15 +321,18 @@ def test_a_program_takes_no_more_memory_than_it_may() -> None:
     tensors, outputs = ([Described(name, "float", ("N", width))] for name, width in (("x", 2), ("logits", 5)))
     program = converted(task, task.student(), np.arange(1), tensors, outputs)
     fed = {"x": np.ones((1, 2), np.float32)}
-    with Program(program.model, tensors, outputs, program.most) as running:
+    with Program(program.model, tensors, outputs, program.max_sizes) as running:
         assert running.ask(fed)["logits"].shape == (1, 5)
-    with pytest.raises(Refused), Program(program.model, tensors, outputs, program.most, memory=32 << 20) as running:
+    with (
+        pytest.raises(Refused),
+        Program(program.model, tensors, outputs, program.max_sizes, memory=32 << 20) as running,
+    ):
         running.ask(fed)
 
 
 @pytest.mark.parametrize(("does", "words"), [
-    ("answer(b'abcde')", r"its process says what cannot be read, .*; its last words: a note of the library$"),
-    ("answer(b'\\x81\\xa5error\\xa1\\xff')", "its process says what cannot be read"),
+    ("answer(b'abcde')", r"its process sent a message that cannot be read, .*; its last words: a note of the library$"),
+    ("answer(b'\\x81\\xa5error\\xa1\\xff')", "its process sent a message that cannot be read"),
     ("os.write(3, b'\\xff' * 8)", r"cannot be read, an answer of 18,446,744,073,709,551,615 bytes; its last words: a"),
     ("os.write(3, (9).to_bytes(8, 'little') + b'abc')", r"its process ended with 7; its last words: a note of the lib"),
     ("os.kill(os.getpid(), 6)", "its process was ended by SIGABRT; its last words: a note of the library"),
@@ -361,7 +364,7 @@ def test_an_answer_that_is_no_tensor_is_refused(monkeypatch: pytest.MonkeyPatch,
         )
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
         program = Program(b"", [], outputs, {})
-        with program, pytest.raises(Refused, match="its process says what cannot be read"):
+        with program, pytest.raises(Refused, match="its process sent a message that cannot be read"):
             program._ask({})
 
 

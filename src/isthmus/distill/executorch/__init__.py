@@ -1,1 +1,1 @@
-"""ExecuTorch programs: converted, and run in a process of their own."""
+"""Converts students to ExecuTorch programs and runs those in a child process."""

@@ -1,4 +1,4 @@
-"""A student as a program of ExecuTorch: the file that phones run without ONNX Runtime."""
+"""Converts a student to a program of ExecuTorch, which phones run without ONNX Runtime."""
 
 import copy
 import logging
@@ -26,30 +26,24 @@ from isthmus.features.package.manifest import Tensor as Described
 FILE = "model.fp32.pte"
 QUANTIZED = "model.int8.pte"
 CALIBRATION_ROWS = 256
-"""An eighth of those for ONNX: they are fed one at a time, as a program takes them."""
+"""An eighth of those for ONNX: a program takes a row at a time."""
 
 _NARROWEST = 2**-12
-"""Scale of a range that is smaller: what XNNPACK's quantizer says."""
+"""The least scale of a range, as in XNNPACK's quantizer."""
 
 _CHATTER = ("torch", "torchao", "torch.utils._pytree", "executorch", "root")
 
 
 class Converted(NamedTuple):
-    """A program.
-
-    Attributes:
-        file: its name.
-        model: what it holds.
-        most: the largest of each size that has a name in the graph.
-    """
+    """A program: the name and content of its file, and the maximum of each named size of the graph."""
 
     file: str
     model: bytes
-    most: Mapping[str, int]
+    max_sizes: Mapping[str, int]
 
 
 def require_installed(declaration: Distillation) -> None:
-    """Refuses a declaration that asks for ExecuTorch where it is not.
+    """Refuses a declaration that needs ExecuTorch where it is not installed.
 
     Raises:
         ConfigurationError: with what to install.
@@ -59,12 +53,12 @@ def require_installed(declaration: Distillation) -> None:
     problems = []
     for name, version in PINS.items():
         try:
-            found = metadata.version(name).partition("+")[0]
+            installed = metadata.version(name).partition("+")[0]
         except metadata.PackageNotFoundError:
             problems.append(Problem("runtimes", f"{NAME} needs {name}, which is not installed", version))
             continue
-        if found != version:
-            problems.append(Problem("runtimes", f"{NAME} needs {name}, and {found} is installed", version))
+        if installed != version:
+            problems.append(Problem("runtimes", f"{NAME} needs {name}, and {installed} is installed", version))
     if problems:
         raise ConfigurationError(
             declaration.where, problems, remedy=f'run {INSTALL}, or leave "{EXECUTORCH}" out of the runtimes'
@@ -72,7 +66,7 @@ def require_installed(declaration: Distillation) -> None:
 
 
 class _Ordered(nn.Module):
-    """A network that takes the tensors of a graph in the graph's order, and gives its outputs so."""
+    """A network with its inputs and outputs in the order of the graph."""
 
     def __init__(self, network: nn.Module, order: Sequence[int], keys: Sequence[str], outputs: Sequence[str]) -> None:
         super().__init__()
@@ -80,8 +74,8 @@ class _Ordered(nn.Module):
         self._order, self._keys, self._outputs = order, keys, outputs
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        given = named(self.network(*(tensors[place] for place in self._order)), self._keys, NAME)
-        return tuple(given[name] for name in self._outputs)
+        outputs = named(self.network(*(tensors[place] for place in self._order)), self._keys, NAME)
+        return tuple(outputs[name] for name in self._outputs)
 
 
 def converted(
@@ -92,21 +86,21 @@ def converted(
     outputs: Sequence[Described],
     calibration: Index | None = None,
 ) -> Converted:
-    """The program of a student for one row at a time. The same student gives the same bytes.
+    """The program of a student for a row at a time; the same student has the same bytes.
 
-    What XNNPACK can compute it does, ExecuTorch's portable operators the rest.
+    XNNPACK computes what it can, ExecuTorch's portable operators the rest.
 
     Args:
         task: of the student.
         student: in eval mode.
-        row: any one, as an example.
-        tensors: what its graph is fed.
-        outputs: what its graph gives.
-        calibration: rows whose ranges make it an INT8 program, static as the graph in ONNX, with the weights and the
-            inputs of what XNNPACK's quantizer knows; without them it is one in fp32.
+        row: any row, as an example.
+        tensors: inputs of its graph.
+        outputs: of its graph.
+        calibration: rows for the ranges of a static INT8 program, like the graph in ONNX, which quantizes the weights
+            and inputs of the operators that XNNPACK's quantizer knows; None for fp32.
 
     Raises:
-        GateFailed: ExecuTorch cannot have it, and why.
+        GateFailed: ExecuTorch does not support it, and why.
     """
     network, file = task.network(student), FILE if calibration is None else QUANTIZED
     texts = [tensor.name for tensor in tensors if tensor.element == "string"]
@@ -114,77 +108,77 @@ def converted(
         raise GateFailed(
             file,
             f"{NAME} has no operators for what the graph begins with"
-            + (f": it takes texts ({', '.join(texts)})" if texts else ""),
+            + (f": its inputs include texts ({', '.join(texts)})" if texts else ""),
             expected="a task whose `network` is a module of torch that does all that the graph does",
             remedy="run the files in ONNX or ORT format",
         )
-    most = _most(file, task, tensors, outputs)
-    fed, taken, given = task.feeds(row), [one.name for one in tensors], [one.name for one in outputs]
+    max_sizes = _max_sizes(file, task, tensors, outputs)
+    fed, input_names = task.feeds(row), [tensor.name for tensor in tensors]
     examples, sizes = [], []
-    open_sizes = {name: torch.export.Dim(name, max=size) for name, size in most.items() if size > 1}
+    open_sizes = {name: torch.export.Dim(name, max=size) for name, size in max_sizes.items() if size > 1}
     for tensor in tensors:
-        shape = [most[size] if isinstance(size, str) else size for size in tensor.shape]
+        shape = [max_sizes[size] if isinstance(size, str) else size for size in tensor.shape]
         examples.append(torch.from_numpy(np.resize(fed[tensor.name], shape)))
         sizes.append({axis: open_sizes[size] for axis, size in enumerate(tensor.shape) if size in open_sizes})
-    keys = task.keys if network is student else given
-    # A copy, laid out as usual: XNNPACK's passes fail on weights in channels-last order.
+    output_names = [output.name for output in outputs]
+    keys = task.keys if network is student else output_names
+    # A copy in contiguous layout: XNNPACK's passes fail on weights in channels-last order.
     plain = copy.deepcopy(network)
     for weights in plain.parameters():
         weights.data = weights.data.contiguous()
-    module = _Ordered(plain, [taken.index(name) for name in fed], keys, given).eval()
+    module = _Ordered(plain, [input_names.index(name) for name in fed], keys, output_names).eval()
     try:
         with _quiet(), torch.no_grad(), torch.random.fork_rng(devices=[]):
             exported = torch.export.export(module, tuple(examples), dynamic_shapes=(tuple(sizes),))
             if calibration is not None:
-                feeds = (task.feeds(one) for one in np.split(calibration, len(calibration)))
-                rows = (tuple(torch.from_numpy(of[name]) for name in taken) for of in feeds)
+                feeds = (task.feeds(index) for index in np.split(calibration, len(calibration)))
+                rows = (tuple(torch.from_numpy(values[name]) for name in input_names) for values in feeds)
                 exported = torch.export.export(_quantized(exported, rows), tuple(examples), dynamic_shapes=tuple(sizes))
-            return Converted(file, _lowered(exported), most)
-    except Exception as error:  # of any kind: torch's, XNNPACK's and ExecuTorch's have nothing in common
+            return Converted(file, _lowered(exported), max_sizes)
+    except Exception as error:  # those of torch, XNNPACK and ExecuTorch have no base class in common
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise GateFailed(
             file,
-            f"the student cannot be made a program of {NAME}: {reason[:300]}",
-            expected="a module that torch.export takes, of operators that ExecuTorch has",
+            f"{NAME} cannot convert the student: {reason[:300]}",
+            expected="a module that torch.export supports, of operators that ExecuTorch has",
             remedy=f'change the student, or leave "{EXECUTORCH}" out of the runtimes',
         ) from error
 
 
 @contextmanager
 def running(program: Converted, tensors: Sequence[Described], outputs: Sequence[Described]) -> Iterator[Run]:
-    """What a program answers, as long as the context lasts.
+    """Runs a program within the context.
 
     Raises:
         GateFailed: ExecuTorch refuses it.
     """
     try:
-        with Program(program.model, tensors, outputs, program.most) as opened:
+        with Program(program.model, tensors, outputs, program.max_sizes) as opened:
             yield opened.ask
     except Refused as error:
-        raise GateFailed(
-            program.file, f"{NAME} refuses it ({error})", remedy="report this: the program is wrong"
-        ) from error
+        remedy = "report this: the program is wrong"
+        raise GateFailed(program.file, f"{NAME} refuses it ({error})", remedy=remedy) from error
 
 
-def _most(file: str, task: Task, tensors: Sequence[Described], outputs: Sequence[Described]) -> dict[str, int]:
-    """The largest of each size: one row, and of the others what the task says."""
-    most: dict[str, int] = {}
+def _max_sizes(file: str, task: Task, tensors: Sequence[Described], outputs: Sequence[Described]) -> dict[str, int]:
+    """The maximum of each named size: a single row, else as the task says."""
+    max_sizes: dict[str, int] = {}
     for tensor in tensors:
         for axis, size in enumerate(tensor.shape):
             if isinstance(size, str):
-                most[size] = 1 if axis == 0 else task.max_sizes.get(size, 0)
-    if unknown := [name for name, size in most.items() if not size]:
+                max_sizes[size] = 1 if axis == 0 else task.max_sizes.get(size, 0)
+    if unknown := [name for name, size in max_sizes.items() if not size]:
         raise GateFailed(
             file,
             f"{unknown[0]}, a size that the graph leaves open, has no limit",
-            expected=f"one, as {NAME} plans its memory ahead",
-            remedy=f"say it in `most` of the task: most = {{{unknown[0]!r}: ...}}",
+            expected=f"a limit, as {NAME} plans its memory ahead",
+            remedy=f"declare it in the task: max_sizes = {{{unknown[0]!r}: ...}}",
         )
-    one_row = {size for size, largest in most.items() if largest == 1} | {1}
-    if shared := [tensor.name for tensor in (*tensors, *outputs) if not one_row.intersection(tensor.shape[:1])]:
+    single = {size for size, largest in max_sizes.items() if largest == 1} | {1}
+    if shared := [tensor.name for tensor in (*tensors, *outputs) if not single.intersection(tensor.shape[:1])]:
         raise GateFailed(file, f"tensor {shared[0]} does not begin with a size for the rows", expected="rows in each",
                          remedy="run the files in ONNX or ORT format")  # fmt: skip
-    return most
+    return max_sizes
 
 
 def _quantized(exported: ExportedProgram, rows: Iterable[tuple[Tensor, ...]]) -> nn.Module:
@@ -196,13 +190,13 @@ def _quantized(exported: ExportedProgram, rows: Iterable[tuple[Tensor, ...]]) ->
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     class Quantizer(XNNPACKQuantizer):  # type: ignore[misc]
-        """Leaves numbers that are added as they are: usually each becomes a float, and positions no index any more."""
+        """Leaves constants alone: by default each becomes a float, and positions are no indexes any more."""
 
         def transform_for_annotation(self, model: nn.Module) -> nn.Module:
             return model
 
     usual = get_symmetric_quantization_config(is_per_channel=True)
-    # From the least to the largest number, as in ONNX: histograms, which are usual here, take a second for a frame.
+    # From the least to the largest number, as in ONNX: the default, histograms, takes a second for a frame.
     ranges = replace(usual.input_activation, observer_or_fake_quant_ctr=MinMaxObserver.with_args(eps=_NARROWEST))
     config = replace(usual, input_activation=ranges, output_activation=ranges)
     prepared = prepare_pt2e(exported.module(), Quantizer().set_global(config))
@@ -213,7 +207,7 @@ def _quantized(exported: ExportedProgram, rows: Iterable[tuple[Tensor, ...]]) ->
 
 
 def _lowered(exported: ExportedProgram) -> bytes:
-    # Ten seconds, and for those alone who ask for it.
+    # These imports take ten seconds.
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
 
@@ -223,7 +217,7 @@ def _lowered(exported: ExportedProgram) -> bytes:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What these libraries say is about themselves."""
+    """Silences the libraries: their messages are about themselves."""
     loggers = [logging.getLogger(name) for name in _CHATTER]
     levels = [logger.level for logger in loggers]
     try:

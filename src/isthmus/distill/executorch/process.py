@@ -1,7 +1,7 @@
-"""A program of ExecuTorch, run in a process of its own: a file that is none may end that process, and no other.
+"""Runs an ExecuTorch program in a child process, which a damaged file may crash.
 
-`python -m isthmus.distill.executorch.process THREADS MEMORY` is that process. It needs torch and executorch alone. What
-comes from there is read as untrusted: the program may do there what it likes.
+`python -m isthmus.distill.executorch.process THREADS MEMORY` is that process. It needs only torch and executorch. Its
+answers are untrusted: the program may do there what it likes.
 """
 
 import os
@@ -33,27 +33,27 @@ PINS = dict(
     for line in Path(__file__).parents[1].joinpath("executorch.txt").read_text(encoding="utf-8").splitlines()
     if not line.startswith("#")
 )
-"""What it needs beside torch, in which release."""
+"""The required packages beside torch, and their versions."""
 INSTALL = f"pip install --no-deps {' '.join(f'{name}=={version}' for name, version in PINS.items())}"
 
 MEMORY = 4 << 30
-"""Bytes that a process may take for a program, beside its libraries and the file."""
+"""Bytes of memory of the process, beside its libraries and the file."""
 
 _LARGEST = LARGEST + 2**20
-"""Bytes of what one side says at once."""
+"""Bytes of a message."""
 
 _LAST_WORDS = 300
-"""Bytes of a process's last words that are told."""
+"""Bytes of the end of stderr in a message."""
 
 _WRITTEN = 2**20
-"""Bytes of what it may write into a file, which is where its last words are."""
+"""Bytes that the process may write to stderr, which is a file."""
 
 _KINDS = {0: "uint8", 3: "int32", 4: "int64", 6: "float", 7: "double", 11: "bool"}
 """Elements by the numbers of torch's ScalarType."""
 
 
 class Refused(Exception):
-    """ExecuTorch does not take a file, or what it is fed; says why."""
+    """ExecuTorch refuses a file or its inputs, and why."""
 
 
 @contextmanager
@@ -61,8 +61,8 @@ def opened(folder: Path, manifest: Manifest, variant: Variant) -> Iterator["Prog
     """A program of a package.
 
     Raises:
-        DependencyError: ExecuTorch is not there.
-        PackageError: it refuses the file, or is refused an answer.
+        DependencyError: ExecuTorch is not installed.
+        PackageError: it refuses the file, or does not answer.
     """
     try:
         with Program((folder / variant.file).read_bytes(), manifest.tensors, manifest.outputs, variant.most) as program:
@@ -71,39 +71,39 @@ def opened(folder: Path, manifest: Manifest, variant: Variant) -> Iterator["Prog
         raise refused(manifest, variant, NAME, error) from error
 
 
-class _Shown(msgspec.Struct, frozen=True):
-    """A tensor of a program: in which order, and not by which name."""
+class _Described(msgspec.Struct, frozen=True):
+    """A tensor of a program, which has no name."""
 
     element: str
     shape: tuple[int, ...]
 
 
-class _Told(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the process says: first of the program, then an answer each time."""
+class _Message(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A message of the process: first about the program, then an answer each time."""
 
     error: str = ""
     missing: str = ""
-    inputs: tuple[_Shown, ...] = ()
-    outputs: tuple[_Shown, ...] = ()
+    inputs: tuple[_Described, ...] = ()
+    outputs: tuple[_Described, ...] = ()
     answers: tuple[TensorBytes, ...] = ()
 
 
 class Program:
-    """A program in its process. To be closed, or used as a context.
+    """A program in its process. Close it, or use it as a context.
 
-    It takes one row at a time, so that the memory that it plans ahead is that of one row.
+    A row at a time is computed, so that the memory that is planned ahead is that of a single row.
 
     Args:
         model: the file.
-        tensors: what it is fed, in order.
-        outputs: what it gives, in order.
-        most: the largest of each size that has a name.
+        tensors: inputs, in order.
+        outputs: in order.
+        max_sizes: the maximum of each named size.
         threads: that compute.
-        memory: bytes that it may take, beside the libraries and the file; on Linux.
+        memory: bytes that it may use, beside the libraries and the file; on Linux.
 
     Raises:
-        DependencyError: ExecuTorch is not there.
-        Refused: it is no program, or takes or gives something else.
+        DependencyError: ExecuTorch is not installed.
+        Refused: the file is no program, or has different inputs or outputs.
     """
 
     def __init__(
@@ -111,21 +111,21 @@ class Program:
         model: bytes,
         tensors: Sequence[Tensor],
         outputs: Sequence[Tensor],
-        most: Mapping[str, int],
+        max_sizes: Mapping[str, int],
         threads: int = 1,
         memory: int = MEMORY,
     ) -> None:
         self._tensors, self._outputs = tensors, outputs
-        self._said = TemporaryFile()  # noqa: SIM115 - closed with the process
-        # -P: a package that is looked at may lie in the working folder, and hold a torch.py.
+        self._stderr = TemporaryFile()  # noqa: SIM115 - closed with the process
+        # -P: the working folder may be that of an untrusted package with a torch.py.
         command = [sys.executable, "-P", "-m", "isthmus.distill.executorch.process", str(threads), str(memory)]
         self._process = subprocess.Popen(  # noqa: S603 - this interpreter and this module
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr
         )
         try:
-            told = self._exchange(model)
-            _require("is fed", tensors, told.inputs, most)
-            _require("gives", outputs, told.outputs, most)
+            program = self._exchange(model)
+            _require("has the inputs", tensors, program.inputs, max_sizes)
+            _require("has the outputs", outputs, program.outputs, max_sizes)
         except BaseException:
             self.close()
             raise
@@ -139,34 +139,32 @@ class Program:
     def close(self) -> None:
         """Ends the process."""
         self._process.kill()
-        with suppress(BrokenPipeError), self._process, self._said:
+        with suppress(BrokenPipeError), self._process, self._stderr:
             pass
 
     def ask(self, feeds: Feeds) -> dict[str, Array]:
-        """Its outputs by name.
-
-        Args:
-            feeds: tensors by name, of any number of rows.
+        """The outputs by name, of inputs by name with any number of rows.
 
         Raises:
             Refused: it does not answer.
         """
         counts = {len(array) for array in feeds.values()}
         if len(counts) != 1 or 0 in counts:
-            raise Refused(f"it is fed tensors of {' and '.join(map(str, sorted(counts)))} rows")
-        parts = [
-            self._ask({name: array[row : row + 1] for name, array in feeds.items()}) for row in range(counts.pop())
-        ]
+            raise Refused(f"its inputs have {' and '.join(map(str, sorted(counts)))} rows")
+        rows = ({name: array[row : row + 1] for name, array in feeds.items()} for row in range(counts.pop()))
+        parts = [self._ask(row) for row in rows]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _ask(self, feeds: Feeds) -> dict[str, Array]:
-        told = self._exchange(msgspec.msgpack.encode([TensorBytes.of(feeds[tensor.name]) for tensor in self._tensors]))
+        message = self._exchange(
+            msgspec.msgpack.encode([TensorBytes.of(feeds[tensor.name]) for tensor in self._tensors])
+        )
         try:
-            return {tensor.name: kept.array for tensor, kept in zip(self._outputs, told.answers, strict=True)}
+            return {tensor.name: data.array for tensor, data in zip(self._outputs, message.answers, strict=True)}
         except ValueError as error:
             raise self._unreadable(error) from error
 
-    def _exchange(self, data: bytes) -> _Told:
+    def _exchange(self, data: bytes) -> _Message:
         assert self._process.stdin is not None and self._process.stdout is not None  # noqa: S101, PT018 - pipes
         timer = Timer(SECONDS, self._process.kill)
         timer.start()
@@ -181,34 +179,32 @@ class Program:
         if answer is None:
             raise Refused(_ended(self._process.wait()) + self._last_words())
         try:
-            told = msgspec.msgpack.decode(answer, type=_Told)
-        except ValueError as error:  # msgspec's errors, and of a text that is none
+            message = msgspec.msgpack.decode(answer, type=_Message)
+        except ValueError as error:  # of msgspec, or invalid UTF-8
             raise self._unreadable(error) from error
-        if told.missing:
-            raise absent(told.missing)
-        if told.error:
-            raise Refused(told.error)
-        return told
+        if message.missing:
+            raise absent(message.missing)
+        if message.error:
+            raise Refused(message.error)
+        return message
 
     def _unreadable(self, error: Exception) -> Refused:
-        return Refused(f"its process says what cannot be read, {error}{self._last_words()}")
+        return Refused(f"its process sent a message that cannot be read, {error}{self._last_words()}")
 
     def _last_words(self) -> str:
-        """What the process wrote to stderr last, as the end of a sentence."""
-        end = os.fstat(self._said.fileno()).st_size
-        said = os.pread(self._said.fileno(), _LAST_WORDS, max(end - _LAST_WORDS, 0)).decode(errors="replace")
-        words = " ".join(said.split())
+        """The end of stderr, to be appended to a sentence."""
+        end = os.fstat(self._stderr.fileno()).st_size
+        tail = os.pread(self._stderr.fileno(), _LAST_WORDS, max(end - _LAST_WORDS, 0)).decode(errors="replace")
+        words = " ".join(tail.split())
         return f"; its last words: {words}" if words else ""
 
 
-def _require(what: str, tensors: Sequence[Tensor], found: Sequence[_Shown], most: Mapping[str, int]) -> None:
-    expected = [
-        _Shown(tensor.element, tuple(most.get(size, 0) if isinstance(size, str) else size for size in tensor.shape))
-        for tensor in tensors
-    ]
-    if expected != [*found] or any(one.shape[:1] != (1,) for one in found):
-        shown, wanted = (", ".join(f"{one.element} {list(one.shape)}" for one in of) for of in (found, expected))
-        raise Refused(f"it {what} {shown or 'nothing'}, and not {wanted} for one row")
+def _require(what: str, tensors: Sequence[Tensor], actual: Sequence[_Described], max_sizes: Mapping[str, int]) -> None:
+    shapes = [[max_sizes.get(size, 0) if isinstance(size, str) else size for size in t.shape] for t in tensors]
+    expected = [_Described(tensor.element, tuple(shape)) for tensor, shape in zip(tensors, shapes, strict=True)]
+    if expected != [*actual] or any(tensor.shape[:1] != (1,) for tensor in actual):
+        shown, wanted = (", ".join(f"{t.element} {list(t.shape)}" for t in side) for side in (actual, expected))
+        raise Refused(f"it {what} {shown or 'nothing'}, and not {wanted} for a row")
 
 
 def _ended(code: int) -> str:
@@ -217,9 +213,9 @@ def _ended(code: int) -> str:
     return f"its process was ended by {signal.Signals(-code).name}" if code < 0 else f"its process ended with {code}"
 
 
-def absent(found: str) -> DependencyError:
-    """What is raised where it is not there."""
-    return DependencyError(NAME, found, remedy=f"run {INSTALL}", passes=False)
+def absent(reason: str) -> DependencyError:
+    """The error where ExecuTorch is not installed."""
+    return DependencyError(NAME, reason, remedy=f"run {INSTALL}", passes=False)
 
 
 def _write(pipe: IO[bytes], data: bytes) -> None:
@@ -228,11 +224,7 @@ def _write(pipe: IO[bytes], data: bytes) -> None:
 
 
 def _read(pipe: IO[bytes]) -> bytes | None:
-    """What the other side wrote; None if it has ended.
-
-    Raises:
-        OverflowError: it says that it is about to write more than anybody needs.
-    """
+    """The next message; None if the peer has ended. Raises an OverflowError if it announces too large a message."""
     begin = pipe.read(8)
     if len(begin) < 8:
         return None
@@ -243,24 +235,26 @@ def _read(pipe: IO[bytes]) -> bytes | None:
 
 
 def _main(threads: str, memory: str) -> None:
-    # What libraries print goes where nobody reads an answer.
+    # Libraries print to stdout: their prints are no answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     resource.setrlimit(resource.RLIMIT_FSIZE, (_WRITTEN, _WRITTEN))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
-    def tell(told: _Told) -> None:
-        _write(answers, msgspec.msgpack.encode(told))
+    def send(message: _Message) -> None:
+        _write(answers, msgspec.msgpack.encode(message))
+
+    def send_error(error: Exception) -> None:
+        send(_Message(error=str(error)[:300] or type(error).__name__))
 
     model = _read(sys.stdin.buffer)
     try:
         import torch
 
-        # What `executorch.runtime` wraps. That imports all that makes programs, too, which takes ten times as long and
-        # is not needed where they are run.
+        # The core of `executorch.runtime`, which also imports everything that exports, and takes ten times as long.
         from executorch.extension.pybindings import _C as runtime  # noqa: N811 - a module
     except ImportError as error:
-        return tell(_Told(missing=f"cannot be imported ({error})"))
+        return send(_Message(missing=f"cannot be imported ({error})"))
     torch.set_num_threads(int(threads))
     runtime._unsafe_reset_threadpool(int(threads))
     confine(int(memory))
@@ -270,23 +264,23 @@ def _main(threads: str, memory: str) -> None:
         )
         method = program.load_method("forward")
         meta = method.method_meta()
-        inputs = tuple(_shown(meta.input_tensor_meta(place)) for place in range(meta.num_inputs()))
-        outputs = tuple(_shown(meta.output_tensor_meta(place)) for place in range(meta.num_outputs()))
-    except Exception as error:  # noqa: BLE001 - of any kind: it is told
-        return tell(_Told(error=str(error)[:300] or type(error).__name__))
-    tell(_Told(inputs=inputs, outputs=outputs))
-    while (asked := _read(sys.stdin.buffer)) is not None:
-        feeds = msgspec.msgpack.decode(asked, type=list[TensorBytes])
+        inputs = tuple(_described(meta.input_tensor_meta(place)) for place in range(meta.num_inputs()))
+        outputs = tuple(_described(meta.output_tensor_meta(place)) for place in range(meta.num_outputs()))
+    except Exception as error:  # noqa: BLE001 - any error is sent
+        return send_error(error)
+    send(_Message(inputs=inputs, outputs=outputs))
+    while (request := _read(sys.stdin.buffer)) is not None:
+        feeds = msgspec.msgpack.decode(request, type=list[TensorBytes])
         try:
-            given = method([torch.from_numpy(kept.array.copy()) for kept in feeds])
-            tell(_Told(answers=tuple(TensorBytes.of(tensor.numpy()) for tensor in given)))
-        except Exception as error:  # noqa: BLE001 - of any kind: it is told
-            tell(_Told(error=str(error)[:300] or type(error).__name__))
+            tensors = method([torch.from_numpy(data.array.copy()) for data in feeds])
+            send(_Message(answers=tuple(TensorBytes.of(tensor.numpy()) for tensor in tensors)))
+        except Exception as error:  # noqa: BLE001 - any error is sent
+            send_error(error)
     return None
 
 
-def _shown(meta: Any) -> _Shown:
-    return _Shown(_KINDS.get(meta.dtype(), f"elements of kind {meta.dtype()}"), tuple(meta.sizes()))
+def _described(meta: Any) -> _Described:
+    return _Described(_KINDS.get(meta.dtype(), f"elements of kind {meta.dtype()}"), tuple(meta.sizes()))
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ def export(
         try:
             program = converted(task, found.student, material.parts.test[:1], tensors, given, calibration)
             with running(program, tensors, given) as run:
-                variant, outputs[file] = trial.of(file, program.model, run, program.most)
+                variant, outputs[file] = trial.of(file, program.model, run, program.max_sizes)
             variants.append(variant)
             kept[file] = program.model
             progress(f"compared {file}", 0.8)

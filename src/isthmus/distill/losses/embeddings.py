@@ -41,8 +41,8 @@ def squared(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> 
 def similarities(student: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
     """Divergence of the similarities within a batch.
 
-    Probabilistic knowledge transfer (Passalis and Tefas, 2018, arXiv:1803.10837), whose kernel is the softmax of cosines
-    of SEED (Fang et al., 2021, arXiv:2101.04731). With c_ij the cosine of embeddings i and j, of the student and
+    Probabilistic knowledge transfer (Passalis and Tefas, 2018, arXiv:1803.10837) with the softmax of cosines of SEED
+    (Fang et al., 2021, arXiv:2101.04731) as its kernel. With c_ij the cosine of embeddings i and j, of the student and
     of the teacher, the mean over i of::
 
         KL over j ≠ i of (softmax(teacher's c_ij / T) ‖ softmax(student's c_ij / T))

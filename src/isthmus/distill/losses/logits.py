@@ -85,10 +85,9 @@ def top_k_targets(
 ) -> Tensor:
     """`soft_targets` of a teacher's k largest probabilities.
 
-    Tan et al. (ICLR 2019, arXiv:1902.10461) scale those up to 1; here the missing mass is spread. With n classes and the
-    probabilities p_i, softmax(t / T) at the same temperature, of the classes i in K, the missing mass r =
-    max(0, 1 - Σ p_i) is spread evenly over the n - k remaining classes. With k = n it is 0. The mean over the positions
-    that count of::
+    Tan et al. (ICLR 2019, arXiv:1902.10461) scale those up to 1; here the missing mass is spread. With n classes, and
+    p_i = softmax(t / T)_i at the same temperature for the classes i in K, the missing mass r = max(0, 1 - Σ p_i) is
+    spread evenly over the n - k remaining classes. With k = n it is 0. The mean over the positions that count of::
 
         T² Σ_i q_i (log q_i - log softmax(s / T)_i)
         q_i = p_i / (r + Σ p_i) in K, and r / (n - k) / (r + Σ p_i) elsewhere

@@ -15,7 +15,8 @@ def attention_relations(student: Tensor, teacher: Tensor, *, heads: int, mask: T
 
     Of the queries of a layer of each model, this is the relation of queries to queries; the paper adds the relations of
     keys and of values, each a term of its own. The concatenated vectors of all attention heads are split again into
-    `heads` relation heads, so that the widths and the attention heads of the models may differ. With X_a, (tokens, width / heads), of relation head a::
+    `heads` relation heads, so that the widths and the attention heads of the models may differ. With X_a,
+    (tokens, width / heads), of relation head a::
 
         R_a = softmax(X_a X_aᵀ / sqrt(width / heads))
 

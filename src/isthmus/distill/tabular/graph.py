@@ -1,7 +1,7 @@
-"""The ONNX graph of a student: raw values in, a probability out, everything else inside.
+"""The ONNX graph of a student, from raw values to a probability.
 
-Written node by node: `torch.onnx.export` takes four seconds for these few nodes, has no string tensors, and writes
-source positions into the file. Export compares the graph with torch on the golden rows, so the two cannot part.
+It is written node by node: `torch.onnx.export` takes four seconds for these few nodes, has no string tensors, and
+writes source positions into the file. Export compares the graph with torch on the golden rows.
 """
 
 from typing import NamedTuple
@@ -21,39 +21,36 @@ from isthmus.features.types import String
 OUTPUT = "probability"
 
 
-def graph(student: Student, head: RequestInputs | None = None) -> onnx.ModelProto:
+def graph(student: Student, request: RequestInputs | None = None) -> onnx.ModelProto:
     """The graph of a student.
 
     Its inputs are `numeric`, float32 (N, numbers) with NaN for null, and `categories`, string (N, categories) with ""
-    for null, each only if the student has such inputs that are not computed; and what request transforms take. Its
-    output is `probability`, float32 (N,); NaN where a request transform refuses a row.
-
-    Args:
-        student: the network.
-        head: request transforms, whose fields are the network's last numbers and its last categories.
+    for null, each only if the student has such inputs that are not computed, and the inputs of request transforms,
+    whose fields are the network's last numbers and last categories. Its output is `probability`, float32 (N,); NaN
+    where a request transform refuses a row.
     """
-    build, head = Building(), head or RequestInputs()
+    build, request = Building(), request or RequestInputs()
     inputs: list[onnx.ValueInfoProto] = []
-    made = _made(build, head, inputs)
+    computed = _computed(build, request, inputs)
     preparation = student.prepare.preparation
     prepare = onnx.load_model_from_string(student.prepare.graph)
     fed = {}
-    if direct := len(preparation.numbers) - len(made.numbers):
+    if direct := len(preparation.numbers) - len(computed.numbers):
         inputs.append(helper.make_tensor_value_info("numeric", TensorProto.FLOAT, ["N", direct]))
         fed["numeric"] = "numeric"
-    if made.numbers:
-        given_rows = [build.add("Transpose", ["numeric"], "given_numbers", perm=[1, 0])] if direct else []
-        # They are rows already: the preparation begins behind its transposition.
+    if computed.numbers:
+        rows = [build.add("Transpose", ["numeric"], "given_numbers", perm=[1, 0])] if direct else []
+        # Computed numbers are rows already: the preparation starts after its transposition.
         turned = next(node.output[0] for node in prepare.graph.node if node.input[0] == "numeric")
-        fed[turned] = build.add("Concat", [*given_rows, *made.numbers], "every_number", axis=0)
-    if direct := len(preparation.texts) - len(made.texts):
+        fed[turned] = build.add("Concat", [*rows, *computed.numbers], "every_number", axis=0)
+    if direct := len(preparation.texts) - len(computed.texts):
         inputs.append(helper.make_tensor_value_info("categories", TensorProto.STRING, ["N", direct]))
     for place in range(len(preparation.texts)):
         if place < direct:
             column = build.once(f"column_{place}", np.array(place))
             fed[f"text_{place}"] = build.add("Gather", ["categories", column], f"text_{place}", axis=1)
         else:
-            fed[f"text_{place}"] = made.texts[place - direct]
+            fed[f"text_{place}"] = computed.texts[place - direct]
     prepared = build.include(prepare, "prepare", fed)
     parts = [prepared[NUMBERS]]
     for place, table in zip(preparation.embedded, student.tables, strict=True):
@@ -68,56 +65,53 @@ def graph(student: Student, head: RequestInputs | None = None) -> onnx.ModelProt
         if layer is not linears[-1]:
             value = build.add("Relu", [value], f"relu_{position}")
     logit = build.add("Squeeze", [value, build.constant("last_axis", np.array([1], np.int64))], "logit")
-    build.add("Sigmoid", [logit], "chance" if made.refused else OUTPUT)
-    if made.refused:
+    build.add("Sigmoid", [logit], "chance" if computed.refused else OUTPUT)
+    if computed.refused:
         nothing = build.once("null", np.float32(np.nan))
-        build.add("Where", [_flat(build, made.refused, "refused"), nothing, "chance"], OUTPUT)
+        build.add("Where", [_flat(build, computed.refused, "refused"), nothing, "chance"], OUTPUT)
     return build.model("student", inputs, [helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["N"])])
 
 
-class _Made(NamedTuple):
-    """What request transforms give in a graph: numbers, (1, N), texts, (N,), and where they refuse a row, (1, N)."""
+class _Computed(NamedTuple):
+    """Tensors of request transforms: numbers, (1, N), texts, (N,), and the mask of refused rows, (1, N)."""
 
     numbers: list[str]
     texts: list[str]
     refused: str | None
 
 
-def _made(build: Building, head: RequestInputs, inputs: list[onnx.ValueInfoProto]) -> _Made:
-    """Puts request transforms into a graph."""
-    if not head.transforms:
-        return _Made([], [], None)
-    whole = Layout.of({column.name: column.dtype for column in head.taken})
-    inputs += [_rows(input_name(element), _TENSORS[element], len(names)) for element, names in whole.inputs.items()]
-    inputs.append(_rows(input_name(VALID), TensorProto.BOOL, len(whole.masks)))
-    parts = {**whole.inputs, VALID: whole.masks}
-    row = {(what, name): tensor for what, names in parts.items()
-           for name, tensor in zip(names, build.rows(input_name(what), len(names)), strict=True)}  # fmt: skip
+def _computed(build: Building, request: RequestInputs, inputs: list[onnx.ValueInfoProto]) -> _Computed:
+    """Adds request transforms to a graph."""
+    if not request.transforms:
+        return _Computed([], [], None)
+    fed_layout = Layout.of({column.name: column.dtype for column in request.taken})
+    inputs += [_rows(input_name(kind), _TENSORS[kind], len(names)) for kind, names in fed_layout.inputs.items()]
+    inputs.append(_rows(input_name(VALID), TensorProto.BOOL, len(fed_layout.masks)))
+    parts = {**fed_layout.inputs, VALID: fed_layout.masks}
+    row = {(kind, name): tensor for kind, names in parts.items()
+           for name, tensor in zip(names, build.rows(input_name(kind), len(names)), strict=True)}  # fmt: skip
     values: dict[tuple[str, str], tuple[str, str]] = {}
     refused = None
-    for transform in head.transforms:
+    for transform in request.transforms:
         model = onnx.load_model_from_string(transform.graph)
         layout = Layout.loads(next(m.value for m in model.metadata_props if m.key == NOTES))
         fed: dict[str, str] = {}
-        for what, names in {**layout.inputs, VALID: layout.masks}.items():
-            split = (
-                [f"{input_name(what)}[{place}]" for place in range(len(names))]
-                if len(names) > 1
-                else [input_name(what)]
-            )
-            fed |= dict(zip(split, (row[what, name] for name in names), strict=True))
-        gives = build.include(model, transform.name, fed)
-        masks, count = build.rows(gives[MASKS], 2 * len(layout.fields)), len(layout.fields)
+        for kind, names in {**layout.inputs, VALID: layout.masks}.items():
+            tensor = input_name(kind)
+            split = [f"{tensor}[{place}]" for place in range(len(names))] if len(names) > 1 else [tensor]
+            fed |= dict(zip(split, (row[kind, name] for name in names), strict=True))
+        outputs = build.include(model, transform.name, fed)
+        masks, count = build.rows(outputs[MASKS], 2 * len(layout.fields)), len(layout.fields)
         valid = dict(zip(layout.fields, masks, strict=False))
-        for element, names in layout.outputs.items():
-            rows = build.rows(gives[output_name(element)], len(names))
+        for kind, names in layout.outputs.items():
+            rows = build.rows(outputs[output_name(kind)], len(names))
             values |= {(transform.name, name): (data, valid[name]) for name, data in zip(names, rows, strict=True)}
         for place, mask in enumerate(masks[count:]):
             if build.always(mask) is not False:
                 refused = build.add("Or", [refused, mask], f"{transform.name}/refused/{place}") if refused else mask
     numbers: list[str] = []
     texts: list[str] = []
-    for transform, field in head.computed:
+    for transform, field in request.computed:
         name, (value, valid_mask) = transform.full_name(field.name), values[transform.name, field.name]
         if field.dtype == String:
             value = _or(build, valid_mask, value, build.once("nothing", np.array([""], object)), name)
@@ -126,16 +120,15 @@ def _made(build: Building, head: RequestInputs, inputs: list[onnx.ValueInfoProto
             if field.dtype.tensor != "float":
                 value = build.add("Cast", [value], f"{name}/number", to=TensorProto.FLOAT)
             numbers.append(_or(build, valid_mask, value, build.once("null", np.float32(np.nan)), name))
-    return _Made(numbers, texts, refused)
+    return _Computed(numbers, texts, refused)
 
 
 def _or(build: Building, valid: str, value: str, nothing: str, name: str) -> str:
-    """A value where it is valid, and what stands for null elsewhere."""
+    """A value where it is valid, else that of null."""
     return value if build.always(valid) else build.add("Where", [valid, value, nothing], f"{name}/or_null")
 
 
 def _flat(build: Building, row: str, name: str) -> str:
-    """A row of shape (1, N) as (N,)."""
     return build.add("Squeeze", [row, build.once("row_axis", np.array([0]))], f"{name}/flat")
 
 

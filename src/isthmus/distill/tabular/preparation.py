@@ -1,7 +1,7 @@
-"""What comes before a network: the steps of its inputs, with what they learned, as one graph.
+"""The preparation of a network's inputs, with its learned parameters, as a graph.
 
-The steps are PySpark expressions, and the graph is compiled of them like that of a request transform. Columns with the
-same steps are computed together, as one matrix: an expression holds of any shape.
+The steps are PySpark expressions, from which the graph is compiled like that of a request transform. Columns with the
+same steps are computed together, as a matrix: expressions work on any shape.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,41 +30,30 @@ NUMBERS = "numbers"
 
 
 def learned(rows: Any, plan: Plan, before: int) -> Preparation:
-    """What a plan says, learned by an engine.
-
-    Args:
-        rows: a training set, a DataFrame.
-        plan: column to steps.
-        before: the first moment after the training part, in microseconds.
-    """
+    """Fits a plan to a training set, a DataFrame, whose training part ends before `before`, in microseconds."""
     return fit.fit(fit.training_part(rows, before), plan.numbers, plan.texts)
 
 
 @dataclass(frozen=True)
 class Prepare:
-    """A preparation, ready to compute.
+    """A fitted preparation and its graph.
 
-    Attributes:
-        preparation: what was learned.
-        graph: its graph. It takes `numeric`, float32 (N, numbers) with NaN for null, and `text_0`, …, each (N,) with ""
-            for null; it gives `numbers`, float32 (N, width), and for each embedded text `place_0`, …, int64 (N,).
+    The inputs of the graph are `numeric`, float32 (N, numbers) with NaN for null, and `text_0`, …, each (N,) with ""
+    for null; its outputs are `numbers`, float32 (N, width), and for each embedded text `place_0`, …, int64 (N,).
     """
 
     preparation: Preparation
     graph: bytes
 
     def __call__(self, data: Tensors) -> tuple[Array, Array]:
-        """What the network sees of n rows: float32 (n, width), and int64 (n, embedded texts)."""
+        """The network's inputs for n rows: float32 (n, width), and int64 (n, embedded texts)."""
         feeds = {f"text_{place}": data.categories[:, place] for place in range(data.categories.shape[1])}
         if data.numeric.shape[1]:
             feeds["numeric"] = data.numeric
         names = [f"place_{place}" for place in self.preparation.embedded]
-        taken = {item.name for item in self._session.get_inputs()}
-        count = len(data.numeric)
-        numbers, *places = self._session.run(
-            [NUMBERS, *names], {name: tensor for name, tensor in feeds.items() if name in taken}
-        )
-        return numbers, np.stack(places, axis=1) if places else np.empty((count, 0), np.int64)
+        used = {item.name: feeds[item.name] for item in self._session.get_inputs()}
+        numbers, *places = self._session.run([NUMBERS, *names], used)
+        return numbers, np.stack(places, axis=1) if places else np.empty((len(data.numeric), 0), np.int64)
 
     @cached_property
     def _session(self) -> "InferenceSession":
@@ -80,13 +69,13 @@ def compiled(preparation: Preparation) -> bytes:
         inputs.append(helper.make_tensor_value_info("numeric", TensorProto.FLOAT, ["N", count]))
         rows = build.add("Transpose", ["numeric"], "rows", perm=[1, 0])
         missing = build.add("IsNaN", [rows], "missing")
-        there = build.add("Not", [missing], "there")
-        made = [*_groups(build, preparation.numbers, rows, there)]
+        valid = build.add("Not", [missing], "there")
+        computed = [*_groups(build, preparation.numbers, rows, valid)]
         indicators = [place for place, number in enumerate(preparation.numbers) if number.indicator]
         if indicators:
             picked = _picked(build, missing, indicators, count)
-            made.append(build.add("Cast", [picked], "absent", to=TensorProto.FLOAT))
-        together = build.add("Concat", made, "made", axis=0) if len(made) > 1 else made[0]
+            computed.append(build.add("Cast", [picked], "absent", to=TensorProto.FLOAT))
+        together = build.add("Concat", computed, "made", axis=0) if len(computed) > 1 else computed[0]
         parts.append(build.add("Transpose", [together], "columns", perm=[1, 0]))
     outputs = []
     for place, text in enumerate(preparation.texts):
@@ -107,11 +96,11 @@ def compiled(preparation: Preparation) -> bytes:
     return model
 
 
-def _groups(build: Building, numbers: Sequence[FittedNumber], rows: str, there: str) -> Iterator[str]:
-    """The numbers after their steps, (k, N) for all k columns with the same ones."""
+def _groups(build: Building, numbers: Sequence[FittedNumber], rows: str, valid: str) -> Iterator[str]:
+    """The numbers after their steps, (k, N) for all k columns with the same steps."""
     for turn, places in enumerate(grouped(numbers)):
-        value, valid = (_picked(build, tensor, places, len(numbers)) for tensor in (rows, there))
-        yield _group(build, [numbers[place] for place in places], value, valid, f"group_{turn}")
+        value, mask = (_picked(build, tensor, places, len(numbers)) for tensor in (rows, valid))
+        yield _group(build, [numbers[place] for place in places], value, mask, f"group_{turn}")
 
 
 def grouped(numbers: Sequence[FittedNumber]) -> list[list[int]]:
@@ -126,11 +115,11 @@ def _group(build: Building, numbers: Sequence[FittedNumber], value: str, valid: 
     model = fit.chain_graph(numbers[0].chain, list(map(len, numbers[0].parameters)))
     columns = [*zip(*([p for part in number.parameters for p in part] for number in numbers), strict=True)]
     if columns:
-        # Of a graph of one row, each node takes as many: what is told of a column stands in its row.
+        # The graph of a row works on a matrix as well: the parameters of a column are in its row.
         fed = {f"{input_name('float')}[0]": value, f"{input_name(VALID)}[0]": valid}
         for n, values in enumerate(columns, 1):
-            told = np.array(values, np.float32)[:, None] + np.float32(0)  # of a -0.0, 0.0
-            fed[f"{input_name('float')}[{n}]"] = build.constant(f"{name}/p{n}", told)
+            params = np.array(values, np.float32)[:, None] + np.float32(0)  # makes 0.0 of -0.0
+            fed[f"{input_name('float')}[{n}]"] = build.constant(f"{name}/p{n}", params)
             fed[f"{input_name(VALID)}[{n}]"] = valid
     else:
         fed = {input_name("float"): value, input_name(VALID): valid}
@@ -139,7 +128,7 @@ def _group(build: Building, numbers: Sequence[FittedNumber], value: str, valid: 
 
 def _index(build: Building, text: FittedText, place: int) -> str:
     """The place of each text, int64 (N,)."""
-    # Of the mask, only the shape is looked at.
+    # The graph uses only the shape of the mask.
     fed = dict.fromkeys((input_name("string"), input_name(VALID)), f"text_{place}")
     return build.include(fit.place_graph(text.places), f"place_of_{place}", fed)[output_name("int64")]
 
@@ -149,15 +138,15 @@ def _spelled(build: Building, text: FittedText, index: str, place: int) -> str:
     column = build.add("Unsqueeze", [index, build.once("at_1", np.array([1]))], f"text_{place}/column")
     if isinstance(text.text, OneHot):
         every = build.constant(f"text_{place}/every", np.arange(text.count))
-        found_there = build.add("Equal", [column, every], f"text_{place}/is")
-        return build.add("Cast", [found_there], f"text_{place}/one_hot", to=TensorProto.FLOAT)
+        matches = build.add("Equal", [column, every], f"text_{place}/is")
+        return build.add("Cast", [matches], f"text_{place}/one_hot", to=TensorProto.FLOAT)
     number = build.add("Cast", [column], f"text_{place}/number", to=TensorProto.FLOAT)
     most = build.constant(f"text_{place}/most", np.float32(max(1, len(text.places))))
     return build.add("Div", [number, most], f"text_{place}/ordinal")
 
 
 def _picked(build: Building, tensor: str, places: Sequence[int], count: int) -> str:
-    """Rows of a tensor that has `count` of them."""
+    """The rows at `places` of a tensor with `count` rows."""
     if list(places) == list(range(count)):
         return tensor
     name = f"{tensor}/{'_'.join(map(str, places))}"

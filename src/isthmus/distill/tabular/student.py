@@ -1,4 +1,4 @@
-"""The student: a small network, and what prepares raw values for it."""
+"""The student of tables: a small network behind a preparation of raw values."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,11 +19,7 @@ RECORD = "student.json"
 
 
 class Student(nn.Module):
-    """An MLP on prepared numbers and embeddings of prepared texts.
-
-    Attributes:
-        prepare: what comes before it.
-    """
+    """An MLP on prepared numbers and embeddings of prepared texts."""
 
     def __init__(self, prepare: Prepare, hidden: Sequence[int], dropout: float) -> None:
         super().__init__()
@@ -39,7 +35,7 @@ class Student(nn.Module):
 
     @property
     def tables(self) -> list[nn.Embedding]:
-        """The embedding of each text that has one, in order."""
+        """The embeddings, in the order of their texts."""
         return [table for table in self.embeddings if isinstance(table, nn.Embedding)]
 
     def forward(self, numbers: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -49,7 +45,7 @@ class Student(nn.Module):
         return logits
 
     def logits(self, data: Tensors) -> Array:
-        """Float32 logits (n,) of raw rows, on the CPU and without dropout."""
+        """Float32 logits (n,) of raw rows, on the CPU, without dropout."""
         self.eval()
         with torch.inference_mode():
             result: Array = self(*map(torch.from_numpy, self.prepare(data))).numpy()
@@ -62,7 +58,7 @@ class Student(nn.Module):
 
 
 def _embedding(count: int, width: int) -> nn.Embedding:
-    """Row 0, the unknown category, begins at zero: unless null occurs in training it stays neutral."""
+    """Row 0, the unknown category, starts at zero: it stays neutral unless null occurs in training."""
     table = nn.Embedding(count, width)
     with torch.no_grad():
         table.weight[0] = 0.0
@@ -70,7 +66,7 @@ def _embedding(count: int, width: int) -> nn.Embedding:
 
 
 class StudentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `student.json` holds: everything about a student but its weights."""
+    """The content of `student.json`: everything about a student but its weights."""
 
     id: str
     name: str
@@ -95,8 +91,5 @@ def read_record(folder: Path) -> StudentRecord:
     try:
         return msgspec.json.decode((folder / RECORD).read_bytes(), type=StudentRecord)
     except (OSError, msgspec.MsgspecError) as error:
-        raise _unreadable(folder / RECORD, error) from error
-
-
-def _unreadable(file: Path, error: Exception) -> DataError:
-    return DataError(str(file), f"cannot be read: {error}", expected="a trained student", remedy="run distill again")
+        where, remedy = str(folder / RECORD), "run distill again"
+        raise DataError(where, f"cannot be read: {error}", expected="a trained student", remedy=remedy) from error

@@ -1,4 +1,4 @@
-"""The task of tables: gradient boosting on all features teaches a small network that a device can have."""
+"""The task of tables: gradient boosting on all features teaches a small network for a device."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -32,12 +32,12 @@ from isthmus.distill.types import Answers, Array, Index, spread
 from isthmus.features.package.manifest import Feeds, ModelInput, feeds
 from isthmus.transforms.preparation.fit import LEARNED
 
-_LOOKED_AT = 100_000
-"""Rows that tell whether an input says the label."""
+_LEAK_ROWS = 100_000
+"""Rows that are checked for leaks."""
 
 
 class TabularTask(Task):
-    """Yes or no, from a row of features."""
+    """Binary classification of a row of features."""
 
     metric = "auc"
     about: Mapping[str, str] = {
@@ -45,8 +45,8 @@ class TabularTask(Task):
         "reference": "the teacher's learner on the student's features",
     }
     at_once = 65_536
-    # With batches of 1024 rows two threads gain nothing on two free cores, and are ten times slower when another
-    # process holds one of them.
+    # With batches of 1024 rows two threads gain nothing on two free cores, and are ten times slower when a process is
+    # using one of them.
     rows_per_thread = 4096
     measured = MEASURED
     pipeline = "tabular-classification"
@@ -59,8 +59,8 @@ class TabularTask(Task):
     def __init__(self, material: Material) -> None:
         super().__init__(material)
         declared = material.declaration.task
-        assert isinstance(declared, Tabular)  # noqa: S101 - that is why this task was chosen
-        assert material.parts.boundaries is not None  # noqa: S101 - the declaration was checked: it is split by time
+        assert isinstance(declared, Tabular)  # noqa: S101 - it selects this task
+        assert material.parts.boundaries is not None  # noqa: S101 - the declaration allows only a split by time
         self.declared, self._boundaries = declared, material.parts.boundaries
         self.labels = binary_labels(material.table, material.label, material.parts)
         self._data = tensors(material.table, material.student_inputs)
@@ -71,11 +71,11 @@ class TabularTask(Task):
         self._fed = material.request_inputs.fed(material.student_inputs)
 
     def teacher(self) -> Teacher:
-        """Boosting on all that the teacher sees."""
+        """Boosting on the teacher's inputs."""
         return self._boosting("teacher", self.material.teacher_inputs)
 
     def references(self) -> Mapping[str, Teacher]:
-        """The same learner on what the student sees."""
+        """The same learner on the student's inputs."""
         return {"reference": self._boosting("reference", self.material.student_inputs)}
 
     def _boosting(self, name: str, inputs: Sequence[ModelInput]) -> Boosting:
@@ -97,7 +97,7 @@ class TabularTask(Task):
         )
 
     def identities(self) -> Array:
-        """The rows' numbers: a teacher that learned from one table is asked about that table only."""
+        """The rows' numbers: the teacher has a table, and is asked about that table only."""
         names = np.zeros((self.material.table.num_rows, 2), np.int64)
         names[:, 1] = np.arange(len(names))
         return names.view(np.uint8)
@@ -112,7 +112,7 @@ class TabularTask(Task):
 
     @property
     def hidden(self) -> tuple[int, ...]:
-        """Widths of its layers: those of the Tabular, unless a search tries others."""
+        """Widths of its layers: those of the Tabular, unless a search sets them."""
         declared, (width, depth) = tuple(self.declared.hidden), (self.shape[name] for name in LAYERS)
         if width is None and depth is None:
             return declared
@@ -125,21 +125,20 @@ class TabularTask(Task):
 
     def batch(self, rows: torch.Tensor) -> Batch:
         """Prepared rows."""
+        prepared = (self._numbers, self._places, self._targets)
         # Four times as fast as `tensor[rows]`.
-        numbers, places, targets = (
-            tensor.index_select(0, rows) for tensor in (self._numbers, self._places, self._targets)
-        )
+        numbers, places, targets = (tensor.index_select(0, rows) for tensor in prepared)
         return Batch((numbers, places), targets)
 
     def leaks(self) -> list[str]:
         """Each by itself, over the training part or 100,000 rows of it."""
         train = self.material.parts.train
-        rows = train[spread(len(train), _LOOKED_AT)]
-        given = columns(self.material.table.take(rows), self.material.student_inputs)
+        rows = train[spread(len(train), _LEAK_ROWS)]
+        values = columns(self.material.table.take(rows), self.material.student_inputs)
         return [
-            f"{item.name} orders the labels of the training part with an AUC of {found:.4f}"
-            for item in self.material.student_inputs
-            if (found := saying(given[item.name], self.labels[rows])) >= SAYS
+            f"{name} orders the labels of the training part with an AUC of {area:.4f}"
+            for name, column in values.items()
+            if (area := saying(column, self.labels[rows])) >= SAYS
         ]
 
     def objective(self) -> Objective:
@@ -150,11 +149,11 @@ class TabularTask(Task):
             "soft": Term(soft, weight, student="student.logits", teacher="teacher.logits"),
         })  # fmt: skip
 
-    def quality(self, answers: Answers, rows: Index, _taught: Answers) -> dict[str, float]:
+    def quality(self, answers: Answers, rows: Index, _teacher: Answers) -> dict[str, float]:
         """AUC, log loss, calibration error and Brier score."""
         return metrics(self.labels[rows], sigmoid(answers["logits"]))
 
-    def score(self, answers: Answers, rows: Index, _taught: Answers) -> float:
+    def score(self, answers: Answers, rows: Index, _teacher: Answers) -> float:
         """AUC."""
         return auc(self.labels[rows], answers["logits"])
 
@@ -165,7 +164,7 @@ class TabularTask(Task):
 
     def model(self, student: nn.Module) -> ModelProto:
         """Request transforms, preparation and network."""
-        assert isinstance(student, Student)  # noqa: S101 - it is one of its own
+        assert isinstance(student, Student)  # noqa: S101 - from `student`
         return graph(student, self.material.request_inputs)
 
     def network(self, student: nn.Module) -> None:
@@ -176,7 +175,7 @@ class TabularTask(Task):
         return feeds(self._fed, self._raw(rows))
 
     def _raw(self, rows: Index) -> Columns:
-        """The columns that the graph is fed."""
+        """The input columns of the graph."""
         return columns(self.material.table.take(rows), self._fed)
 
     def case(self, student: nn.Module, rows: Index) -> Case:
@@ -188,14 +187,14 @@ class TabularTask(Task):
         material = self.material
         extremes = edges(self._raw(material.parts.train[:1]), {item.name: item.dtype for item in self._fed})
         complete, refused = material.request_inputs.complete(extremes)
-        there = ~refused
-        if not there.any():
+        answered = ~refused
+        if not answered.any():
             return []
-        network = seen(take(complete, there), material.student_inputs, int(there.sum()))
-        return [self._case(student, take(extremes, there), network)]
+        data = seen(take(complete, answered), material.student_inputs, int(answered.sum()))
+        return [self._case(student, take(extremes, answered), data)]
 
     def _case(self, student: nn.Module, raw: Columns, data: Tensors) -> Case:
-        assert isinstance(student, Student)  # noqa: S101 - it is one of its own
+        assert isinstance(student, Student)  # noqa: S101 - from `student`
         return Case(feeds(self._fed, raw), {OUTPUT: sigmoid(student.logits(data))}, plain(raw, self._fed))
 
     def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
@@ -204,18 +203,18 @@ class TabularTask(Task):
         with np.errstate(divide="ignore"):
             return {"logits": np.log(chances) - np.log1p(-chances)}
 
-    def shipped(self, _taught: TeacherOutputs) -> Mapping[str, tuple[bytes, str]]:
-        """What the training part taught about the inputs."""
+    def shipped(self, _teacher: TeacherOutputs) -> Mapping[str, tuple[bytes, str]]:
+        """The learned parameters of the preparation."""
         learned = msgspec.json.encode(self._prepare.preparation) + b"\n"
         return {LEARNED: (learned, "what the training part taught about the inputs, which is inside the graph")}
 
     def content(self) -> str:
-        """What the network sees, byte by byte: what an engine learns may differ in the last bit."""
-        found = hashlib.sha256()
+        """A digest of the network's inputs: the parameters that an engine learns may differ in the last bit."""
+        digest = hashlib.sha256()
         for column in (self._numbers, self._places, self._targets):
-            found.update(f"{column.dtype} {tuple(column.shape)}".encode())
-            found.update(column.contiguous().numpy().data)
-        return found.hexdigest()
+            digest.update(f"{column.dtype} {tuple(column.shape)}".encode())
+            digest.update(column.contiguous().numpy().data)
+        return digest.hexdigest()
 
     def files(self, identity: str) -> dict[str, bytes]:
         """The preparation, and everything about the student but its weights."""

@@ -1,4 +1,4 @@
-"""The teacher of tables: histogram gradient boosting on all rows' raw inputs, fitted when it is first asked."""
+"""The teacher of tables: histogram gradient boosting on raw inputs, fitted at its first answer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -19,10 +19,10 @@ _LARGEST = np.finfo(np.float32).max
 
 
 class Boosting(Teacher):
-    """Gradient boosting on the training rows of one table, asked about rows of it by their number.
+    """Gradient boosting on the training rows of a table; its batches are row numbers of that table.
 
-    A category the training part did not hold is missing to the learner, like null. The same arguments give the same
-    logits, whatever the number of threads.
+    A category that is not in the training part is missing to the learner, like null. The same arguments lead to the
+    same logits, whatever the number of threads.
 
     Args:
         name: of it, for messages.
@@ -33,7 +33,7 @@ class Boosting(Teacher):
         learning_rate: weight of each tree.
         threads: CPU threads.
         recipe: plain data that identify table, labels, training rows and library. They are the fingerprint, so that
-            nothing is fitted where all outputs are kept.
+            nothing is fitted where all outputs are cached.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class Boosting(Teacher):
 
     @cached_property
     def _fitted(self) -> tuple[HistGradientBoostingClassifier, Array]:
-        """The learner, fitted, and all rows as it takes them."""
+        """The fitted learner, and its matrix of all rows."""
         data = self._data()
         words = vocabularies(data[self._train])
         numbers = data.numeric.shape[1]
         matrix = np.concatenate([data.numeric, _codes(data.categories, words)], axis=1)
-        # The learner takes neither a column without values nor an infinite value.
+        # The learner refuses columns without values and infinite values.
         matrix[:, np.isnan(matrix[self._train]).all(axis=0)] = 0.0
         np.clip(matrix, -_LARGEST, _LARGEST, out=matrix)
         model = HistGradientBoostingClassifier(
@@ -71,7 +71,7 @@ class Boosting(Teacher):
 
     def _answer(self, batch: Index) -> Mapping[str, Any]:
         model, matrix = self._fitted
-        # For one row, threads take longer than the work.
+        # For a single row, threads take longer than the work.
         with threadpool_limits(self._threads if len(batch) > 1 else 1):
             return {"logits": model.decision_function(matrix[batch]).astype(np.float32)}
 
@@ -92,7 +92,7 @@ class Boosting(Teacher):
 
 
 def _codes(categories: Array, vocabularies: Sequence[Sequence[str]]) -> Array:
-    """Float32 codes from 0 on, NaN for what no vocabulary holds."""
+    """Float32 codes from 0 on, NaN for texts that are in no vocabulary."""
     codes = np.full(categories.shape, np.nan, np.float32)
     for position, vocabulary in enumerate(vocabularies):
         places = {text: float(place) for place, text in enumerate(vocabulary)}

@@ -14,7 +14,7 @@ from isthmus.features.package.manifest import Feeds, ModelInput, feeds
 from isthmus.features.values.columns import ARROW, Values, from_arrow
 
 VOCABULARY = 254
-"""Most categories per column; histogram gradient boosting takes 255 with the missing one."""
+"""Most categories per column: histogram gradient boosting has at most 255, with the missing."""
 
 
 class Tensors(msgspec.Struct, frozen=True, eq=False):
@@ -25,7 +25,7 @@ class Tensors(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def feeds(self) -> Feeds:
-        """The tensors that have columns, by the names that a graph without a head gives them."""
+        """The tensors that have columns, by their names in a graph without request transforms."""
         tensors = {"numeric": self.numeric, "categories": self.categories}
         return {name: tensor for name, tensor in tensors.items() if tensor.shape[1]}
 
@@ -43,7 +43,7 @@ def tensors(table: pa.Table, inputs: Sequence[ModelInput]) -> Tensors:
 
 
 def columns(table: pa.Table, inputs: Sequence[ModelInput]) -> dict[str, Values]:
-    """The columns of some inputs.
+    """The column of each input.
 
     Raises:
         DataError: a column is missing, or its values do not fit the declared type.
@@ -51,12 +51,10 @@ def columns(table: pa.Table, inputs: Sequence[ModelInput]) -> dict[str, Values]:
     return {item.name: _column(table, item) for item in inputs}
 
 
-def seen(given: Mapping[str, Values], inputs: Sequence[ModelInput], count: int) -> Tensors:
-    """What a network sees of `count` rows."""
-    fed = feeds(inputs, given)
-    return Tensors(
-        fed.get("numeric", np.empty((count, 0), np.float32)), fed.get("categories", np.empty((count, 0), object))
-    )
+def seen(values: Mapping[str, Values], inputs: Sequence[ModelInput], count: int) -> Tensors:
+    """The inputs of a network for `count` rows."""
+    empty = {"numeric": np.empty((count, 0), np.float32), "categories": np.empty((count, 0), object)}
+    return Tensors(**{**empty, **feeds(inputs, values)})
 
 
 def _column(table: pa.Table, item: ModelInput) -> Values:
@@ -69,10 +67,10 @@ def _column(table: pa.Table, item: ModelInput) -> Values:
 
 
 def vocabularies(train: Tensors) -> list[tuple[str, ...]]:
-    """The known texts of each category, most frequent first, as gradient boosting takes them."""
-    found = []
+    """The known texts of each category, most frequent first, for gradient boosting."""
+    known = []
     for column in train.categories.T:
         counts = Counter(column.tolist())
         del counts[""]
-        found.append(tuple(sorted(counts, key=lambda text: (-counts[text], text))[:VOCABULARY]))
-    return found
+        known.append(tuple(sorted(counts, key=lambda text: (-counts[text], text))[:VOCABULARY]))
+    return known

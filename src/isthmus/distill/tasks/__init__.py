@@ -1,1 +1,1 @@
-"""What a kind of model must answer."""
+"""The interface of a kind of model: its data, teacher, student, objective and quality."""

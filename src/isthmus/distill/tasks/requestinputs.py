@@ -1,8 +1,4 @@
-"""The head of a student's graph: request transforms, computed of what the graph is fed.
-
-The network sees columns as the training set has them. Those that request transforms give are not fed but computed,
-inside the graph, of columns that are: so there is one file, and raw values go in.
-"""
+"""The request transforms in a student's graph, which compute columns of the training set from raw values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,13 +15,7 @@ from isthmus.features.values.columns import Values
 
 @dataclass(frozen=True)
 class RequestInputs:
-    """Request transforms and the columns that they take.
-
-    Attributes:
-        transforms: the transforms, each once.
-        taken: what they take, each column once.
-        computed: of each input of the network that is computed the transform and the field, in order.
-    """
+    """Request transforms and their input columns, each once, and the transform and field of each computed input."""
 
     transforms: Sequence[TransformContract] = ()
     taken: Sequence[Column] = ()
@@ -33,7 +23,7 @@ class RequestInputs:
 
     @classmethod
     def of(cls, contract: Contract, service: str) -> "RequestInputs":
-        """The head of a student that reads a service."""
+        """Of a student that reads a service."""
         transforms = contract.used(service)
         stored = dict.fromkeys(contract.stored(pair) for transform in transforms for pair in transform.stored)
         request = dict.fromkeys(column for transform in transforms for column in transform.request)
@@ -43,19 +33,19 @@ class RequestInputs:
         return cls(transforms, (*stored, *request), computed)
 
     def fed(self, inputs: Sequence[ModelInput]) -> tuple[ModelInput, ...]:
-        """What the graph is fed, given what its network reads: that which is not computed, and what transforms take."""
-        made = {transform.full_name(field.name) for transform, field in self.computed}
+        """The inputs of the graph: those of its network that are not computed, and those of the transforms."""
+        computed = {transform.full_name(field.name) for transform, field in self.computed}
         rows = (ModelInput(column.name, column.dtype, row=True) for column in self.taken)
-        return (*(item for item in inputs if item.name not in made), *rows)
+        return (*(item for item in inputs if item.name not in computed), *rows)
 
-    def complete(self, given: Mapping[str, Values]) -> tuple[dict[str, Values], Mask]:
-        """The columns that the network sees, made of those that the graph is fed, and the rows that are refused."""
-        columns = dict(given)
-        refused = np.zeros(len(next(iter(given.values())).data), bool)
+    def complete(self, raw: Mapping[str, Values]) -> tuple[dict[str, Values], Mask]:
+        """The inputs of the network from those of the graph, and the rows that a transform refuses."""
+        columns = dict(raw)
+        refused = np.zeros(len(next(iter(raw.values())).data), bool)
         for graph in self._graphs:
-            found = graph.run({name: given[name] for name in graph.transform.inputs})
-            columns |= {graph.transform.full_name(name): values for name, values in found.values.items()}
-            for mask in found.refused.values():
+            result = graph.run({name: raw[name] for name in graph.transform.inputs})
+            columns |= {graph.transform.full_name(name): values for name, values in result.values.items()}
+            for mask in result.refused.values():
                 refused |= mask
         return columns, refused
 

@@ -1,4 +1,4 @@
-"""Golden rows: what a device feeds a model to see that it answers as it should."""
+"""Golden rows, by which a device checks the answers of a model."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -26,22 +26,22 @@ _EDGES: dict[str, tuple[Any, Any]] = {
     "Float64": (_LARGEST, -_LARGEST),
     "String": (UNSEEN, UNSEEN),
 }
-"""The extremes of each type; of times, the years with four digits; of doubles, the numbers that a network can see."""
+"""The extremes of each type; of times, of the years with four digits; of doubles, of float32, a network's type."""
 
 
 def edges(row: Columns, types: Mapping[str, DataType]) -> dict[str, Values]:
     """All null, all zero, the extremes of each type, and a row with unseen texts."""
-    found = {}
+    edge_rows = {}
     for name, values in row.items():
         dtype = types[name]
         zero = {"String": "", "Bool": False}.get(dtype.name, 0)
         last = UNSEEN if dtype.name == "String" else values.tolist(dtype)[0]
-        found[name] = from_python([None, zero, *_EDGES[dtype.name], last], dtype)
-    return found
+        edge_rows[name] = from_python([None, zero, *_EDGES[dtype.name], last], dtype)
+    return edge_rows
 
 
 def take(columns: Columns, rows: Index | np.ndarray[Any, np.dtype[np.bool_]] | slice) -> dict[str, Values]:
-    """Some of the rows."""
+    """The columns at these rows."""
     return {name: values.take(rows) for name, values in columns.items()}
 
 
@@ -53,7 +53,7 @@ def plain(columns: Columns, inputs: Iterable[ModelInput]) -> list[tuple[Any, ...
 
 def _words(values: Values, dtype: DataType) -> list[Any]:
     if dtype.name == "Float32":
-        # In as few digits as read back as the same number of 32 bits: a device need not carry more.
+        # The fewest digits from which float32 reads the same number.
         short = np.array([float(str(value)) for value in values.data], np.float64)
         return [_word(value) for value in Values(short, values.valid).tolist(Float64)]
     return [_word(value) for value in values.tolist(dtype)]

@@ -1,4 +1,4 @@
-"""The split: by time, what is learned from lies before what is tested on, and was known by then; or by a column."""
+"""Splits rows into training, validation and test parts, by time or by a column."""
 
 from dataclasses import dataclass
 
@@ -18,9 +18,9 @@ PARTS = ("train", "validation", "test")
 class Split:
     """Row numbers of each part, ascending, and the two boundaries in microseconds since 1970 UTC.
 
-    Training rows lie before the first boundary, validation rows before the second, test rows from it on. A training or
-    validation row whose label became known after the boundary that ends its part is in no part. A split by a column has
-    no boundaries: every row is in a part.
+    Training rows are before the first boundary, validation rows before the second, test rows from it on. A training or
+    validation row whose label became known after the end of its part is in no part. A split by a column has no
+    boundaries: every row is in a part.
     """
 
     train: Index
@@ -36,7 +36,7 @@ def split(event: Index, known: Index, shares: tuple[float, float, float]) -> Spl
         event: (n,) event times in microseconds.
         known: (n,) when each label became known, in microseconds.
         shares: of the rows in order of event time. A boundary is the event time of the first row beyond the share, so
-            rows of one moment stay together.
+            that rows of the same time stay together.
 
     Raises:
         DataError: a part is empty.
@@ -53,26 +53,20 @@ def split(event: Index, known: Index, shares: tuple[float, float, float]) -> Spl
         np.flatnonzero(event >= second),
         (first, second),
     )
-    for name in PARTS:
-        if not len(getattr(parts, name)):
-            raise DataError(
-                f"training set: {name} part",
-                f"no rows with the boundaries {clock.moment(first).isoformat()} and {clock.moment(second).isoformat()}",
-                expected="at least one row whose label was known by the end of the part",
-                remedy="use a longer period or other shares",
-            )
-    return parts
+    boundaries = f"{clock.moment(first).isoformat()} and {clock.moment(second).isoformat()}"
+    return _filled(
+        parts,
+        f"no rows with the boundaries {boundaries}",
+        "a row whose label was known by the end of the part",
+        "use a longer period or different shares",
+    )
 
 
 def split_by_value(values: pa.ChunkedArray, shares: tuple[float, float, float]) -> Split:
-    """The split of rows by a value of theirs: rows of one value are in one part, whatever other rows there are.
+    """The split of rows by (n,) values without nulls: rows of the same value are in the same part of every table.
 
-    A value is as good as a number drawn between 0 and 1: the first 64 bits of a SHA-256. Where that lies among the
-    shares is its part.
-
-    Args:
-        values: (n,) one of each row, without nulls.
-        shares: of the values, and about those of the rows.
+    The first 64 bits of a value's SHA-256, as a number between 0 and 1, decide: `shares` are those of the values, and
+    roughly those of the rows.
 
     Raises:
         DataError: a part is empty.
@@ -85,14 +79,14 @@ def split_by_value(values: pa.ChunkedArray, shares: tuple[float, float, float]) 
         np.flatnonzero(drawn >= second),
         None,
     )
+    reason = f"no rows among {len(values):,} with {pc.count_distinct(values)} values"
+    return _filled(parts, reason, "at least one row", "split by a column with more values, or by different shares")
+
+
+def _filled(parts: Split, reason: str, expected: str, remedy: str) -> Split:
     for name in PARTS:
         if not len(getattr(parts, name)):
-            raise DataError(
-                f"training set: {name} part",
-                f"no rows among {len(values):,} with {pc.count_distinct(values)} values",
-                expected="at least one row",
-                remedy="split by a column with more values, or by other shares",
-            )
+            raise DataError(f"training set: {name} part", reason, expected=expected, remedy=remedy)
     return parts
 
 
@@ -112,21 +106,17 @@ def binary_labels(table: pa.Table, label: str, parts: Split) -> Index:
     """The labels of all rows.
 
     Raises:
-        DataError: the column is missing or has nulls, a label is not 0 or 1, or a part holds one class.
+        DataError: the column is missing or has nulls, a label is not 0 or 1, or a part has a single class.
     """
     labels = _integers(table, label, pa.int64())
     wrong = labels[(labels != 0) & (labels != 1)]
     if len(wrong):
         raise DataError(f"label {label}", f"{len(wrong)} values such as {wrong[0]}", expected="0 or 1")
     for name in PARTS:
-        found = np.unique(labels[getattr(parts, name)])
-        if len(found) == 1:
-            raise DataError(
-                f"label {label}",
-                f"only {found[0]} in the {name} part",
-                expected="both 0 and 1",
-                remedy="use a longer period or other shares",
-            )
+        classes = np.unique(labels[getattr(parts, name)])
+        if len(classes) == 1:
+            reason, remedy = f"only {classes[0]} in the {name} part", "use a longer period or different shares"
+            raise DataError(f"label {label}", reason, expected="both 0 and 1", remedy=remedy)
     return labels
 
 

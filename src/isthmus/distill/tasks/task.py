@@ -1,6 +1,6 @@
-"""What is particular to a kind of model: its batches, its teacher, its student, what that is taught, how good it is.
+"""What is particular to a kind of model: its batches, teacher, student, objective and quality.
 
-All else is the same for all: the split, the cache of the teacher's outputs, seeds, the control, the loop, the report.
+The rest is shared: the split, the cache of the teacher's outputs, seeds, the control, the loop, the report.
 """
 
 import math
@@ -37,27 +37,27 @@ from isthmus.features.types import UnixTimestamp
 from isthmus.transforms.preparation.fit import Preparation
 
 Learn = Callable[[Plan, int], Preparation]
-"""Learns what a plan says from the rows before a moment, in microseconds, whose labels were known by then."""
+"""Fits a plan to the rows before a time, in microseconds, whose labels were known by then."""
 
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """What a task is made of.
+    """The material of a task.
 
     Attributes:
         declaration: of the distillation.
         table: the training set: a column per input, `event_timestamp`, `known_at` (when the label became known) and
             the label.
-        teacher_inputs: what the teacher sees.
-        student_inputs: what the student, the control and the references see.
+        teacher_inputs: of the teacher.
+        student_inputs: of the student, the control and the references.
         label: the label's column.
-        training_set: what identifies the table; the same identity must mean the same rows.
+        training_set: the identity of the table, which no table with different rows may have.
         contract: hash of the contract of the features.
         profile: device, precision and threads.
         request_inputs: the request transforms in the student's graph.
         learn: learns a preparation from the training part, by the project's engine.
-        progress: told what a task is at while it makes its teacher, and the share of that.
-        latency: what servers on this machine answered lately, to which the training gives way; None to ignore them.
+        progress: called with the work and its share done while a task prepares its teacher.
+        latency: recent latency of the servers on this machine, to which the training gives way; None to ignore them.
     """
 
     declaration: Distillation
@@ -75,12 +75,12 @@ class Material:
 
     @cached_property
     def parts(self) -> Split:
-        """Which of its rows are learned from, which decide, and which are for the report."""
+        """The rows for training, for validation and for the report."""
         return split_table(self.table, self.declaration.split, self.declaration.split_by)
 
 
 class Batch(NamedTuple):
-    """Rows as a student takes them: the arguments of its `forward`, and the labels if its objective asks for them."""
+    """Rows for a student: the arguments of its `forward`, and the labels if its objective uses them."""
 
     inputs: tuple[Tensor, ...]
     labels: Tensor | None = None
@@ -88,12 +88,12 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """What a student's graph is fed at once, and what it must answer.
+    """A batch of a student's graph and the expected answers.
 
     Attributes:
-        feeds: tensors by name.
-        expected: what the student says in torch, by output of the graph.
-        rows: of a model of rows, what the tensors are made of, as golden cases keep it.
+        feeds: inputs by name.
+        expected: outputs by name, computed by the student in torch.
+        rows: of a model of rows, the values behind the tensors, for golden cases.
     """
 
     feeds: Feeds
@@ -102,31 +102,26 @@ class Case:
 
 
 class Task(ABC):
-    """A kind of model. It is made once for each distillation, and asked for rows of the training set by their number.
+    """A kind of model. There is an instance for each distillation; rows of the training set go by their number.
 
     Attributes:
-        metric: the measure of `quality` that decides which weights are kept, and that reports lead with.
+        metric: the figure of `quality` by which weights are selected, and with which reports begin.
         more: whether more of it is better.
-        keys: what the student's outputs are called, if its `forward` gives a tensor or a tuple of them.
-        classes: what the student's classes are called, in the order of its logits; None where it has none, or one logit
-            of two. What teachers give by class is put in this order, and teachers with other labels, or none, are
-            refused.
-        about: what each model is, in a line; models that are not named have the usual one.
-        at_once: rows of which a teacher or a student is asked at once, where nothing is learned.
+        keys: names of the student's outputs, if its `forward` returns a tensor or a tuple.
+        classes: names of the student's classes, in the order of its logits; None where it has none, or a logit of two.
+            A teacher's outputs by class are reordered like this; teachers with different labels, or none, are refused.
+        about: a line about each model; models that are not named have the usual line.
+        at_once: batch size of a teacher or a student outside of training.
         rows_per_thread: rows of a batch that are worth a thread.
-        form: how the teacher's outputs are kept.
+        form: of the cached outputs of the teacher.
         tolerance: the largest absolute difference between the answers of a package in each precision and the student's.
         quantized: the operators whose weights and inputs are whole numbers in an INT8 graph.
-        golden: test rows in a package, with its answers; with 0 there are the edges alone.
-        measured: names of all that `measures` may give, so that a gate about something else is refused before the
-            first step.
-        pipeline: what Hugging Face's hub calls such models ("image-to-image"), for the model card; None if it has no
-            name for them.
+        golden: test rows in a package, with its answers; with 0 there are only the edges.
+        measured: names of all figures of `measures`: a gate on an unknown figure is refused before the first step.
+        pipeline: the hub's name of such models ("image-to-image"), for the model card; None if it has no name for them.
         compared: rows on which the verdict compares a package with its student, at most.
-        shape: what its student is made with, by name: what `Distillation(shape=...)` says otherwise, and what a search
-            tries values of.
-        max_sizes: the largest of each size but the rows that the graph leaves open, by its name, for runtimes that plan
-            memory ahead.
+        shape: options of the student by name: `Distillation(shape=...)` overrides them, and a search varies them.
+        max_sizes: the maximum of each named size of the graph but the rows, for runtimes that plan memory ahead.
     """
 
     metric: str
@@ -160,20 +155,20 @@ class Task(ABC):
 
     @abstractmethod
     def teacher(self) -> Teacher:
-        """Who is learned from."""
+        """The teacher."""
 
     def references(self) -> Mapping[str, Teacher]:
-        """Others that the report measures beside it."""
+        """Further models that the report measures beside the teacher."""
         return {}
 
     @abstractmethod
     def asked(self, rows: Index) -> Any:
-        """Some rows as teacher and references take them."""
+        """These rows as a batch for the teacher and the references."""
 
     def tokenizers(self) -> tuple[Any, Any] | None:
         """The teacher's and the student's: of transformers, of tokenizers, or functions from text to ids.
 
-        Before the first step both are given texts on which tokenizers differ. None: there are none.
+        Before the first step both are compared on texts on which tokenizers differ. None: there are none.
         """
         return None
 
@@ -182,17 +177,17 @@ class Task(ABC):
         """A new student of the task's `shape`, its weights drawn by torch's own generator."""
 
     def line(self) -> str:
-        """What the definitions say in the Distillation, for a student of the task's `shape`."""
+        """The argument of the Distillation for a student of the task's `shape`."""
         return f"shape={dict(self.shape)!r}"
 
     @abstractmethod
     def batch(self, rows: Tensor) -> Batch:
-        """Some rows, int64 (n,), as the student takes them, on the CPU."""
+        """These rows, int64 (n,), as the student's batch, on the CPU."""
 
     def leaks(self) -> Sequence[str]:
-        """The student's inputs that say the label by themselves, in words: none of which this task knows by default.
+        """The student's inputs that reveal the label by themselves, in words; by default none.
 
-        Where there is one, nothing is learned: it is known only after the label, or no model is needed.
+        With a leak nothing is trained: such an input is known only after the label, or no model is needed.
         """
         return ()
 
@@ -201,117 +196,99 @@ class Task(ABC):
         """What the student is trained for. The control is trained for its terms that do not ask the teacher."""
 
     @abstractmethod
-    def quality(self, answers: Answers, rows: Index, taught: Answers) -> dict[str, float]:
-        """How good answers are, by name; NaN where these rows do not say.
+    def quality(self, answers: Answers, rows: Index, teacher: Answers) -> dict[str, float]:
+        """Figures of a model's answers for these rows, of which `teacher` has the teacher's; NaN if undefined."""
 
-        Args:
-            answers: of these rows.
-            rows: their numbers.
-            taught: what the teacher says of the same rows.
-        """
-
-    def score(self, answers: Answers, rows: Index, taught: Answers) -> float:
-        """The `metric` of `quality` alone, for those who can have it for less."""
-        return self.quality(answers, rows, taught)[self.metric]
+    def score(self, answers: Answers, rows: Index, teacher: Answers) -> float:
+        """The `metric` of `quality` alone, for tasks that can compute it faster."""
+        return self.quality(answers, rows, teacher)[self.metric]
 
     @abstractmethod
     def model(self, student: nn.Module) -> ModelProto:
         """The graph that a device runs."""
 
     def network(self, student: nn.Module) -> nn.Module | None:
-        """What the graph does, as a module of torch: from the tensors, in the order of `feeds`, to the outputs.
+        """The graph as a module of torch, from the tensors in the order of `feeds` to the outputs.
 
-        By default the student. None if no module does all that the graph does.
+        By default the student. None if no module does everything that the graph does.
         """
         return student
 
     @abstractmethod
     def feeds(self, rows: Index) -> Feeds:
-        """What the graph is fed for some rows."""
+        """The inputs of the graph for these rows."""
 
     def expected(self, student: nn.Module, feeds: Feeds) -> Answers:
-        """What a student in eval mode says in torch of what its graph is fed, by output of the graph.
+        """The outputs of the graph, computed by a student in eval mode in torch.
 
         By default the tensors are the arguments of its `forward`, in order.
         """
-        return {
-            key: value.numpy()
-            for key, value in answers(self, student(*map(torch.from_numpy, feeds.values()))).items()
-            if isinstance(value, Tensor)
-        }
+        outputs = answers(self, student(*map(torch.from_numpy, feeds.values())))
+        return {key: value.numpy() for key, value in outputs.items() if isinstance(value, Tensor)}
 
     def case(self, student: nn.Module, rows: Index) -> Case:
-        """Some rows."""
+        """A case of these rows."""
         fed = self.feeds(rows)
         return Case(fed, self.expected(student, fed))
 
-    def edges(self, student: nn.Module) -> Sequence[Case]:  # noqa: ARG002 - for others
-        """What no row may hold, and a device may be fed all the same: nothing by default."""
+    def edges(self, student: nn.Module) -> Sequence[Case]:  # noqa: ARG002 - of subclasses
+        """Inputs that are in no row but that a device may meet; by default none."""
         return ()
 
     def cases(self, student: nn.Module) -> list[Case]:
-        """The golden cases of a package: test rows, and what no row may hold."""
+        """The golden cases of a package: test rows and edges."""
         test = self.material.parts.test
         usual = [self.case(student, test[spread(len(test), self.golden)])] if self.golden else []
         return [*usual, *self.edges(student)]
 
     def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
-        """What a graph says of rows, by the student's keys and as `quality` takes it; by default, its outputs.
-
-        Args:
-            run: the graph, from tensors to outputs by name.
-            rows: their numbers, not more than `at_once`.
-        """
+        """The answers of a graph for at most `at_once` rows, for `quality`; by default, its outputs."""
         return run(self.feeds(rows))
 
-    def shipped(self, taught: TeacherOutputs) -> Mapping[str, tuple[bytes, str]]:  # noqa: ARG002 - for others
-        """What else a device needs, by the name of its file: the content, and what it is for.
-
-        Args:
-            taught: what the teacher says of all rows of the training set.
-        """
+    def shipped(self, teacher: TeacherOutputs) -> Mapping[str, tuple[bytes, str]]:  # noqa: ARG002 - of subclasses
+        """Further files for a device by name, each with its content and purpose; `teacher` has all its outputs."""
         return {}
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
-        """How like the teacher's answers on the same rows a student's are, by the first that both give.
+        """How alike the answers of student and teacher on the same rows are, by the first output that both have.
 
         Of logits of several positions in a row, every position counts. NaN where an answer has no direction.
         """
         if "logits" in student and "indexes" in teacher:
             return {"agreement": float((student["logits"].argmax(-1) == teacher["indexes"][..., 0]).mean())}
-        both = [key for key in student if key in teacher and student[key].shape == teacher[key].shape]
-        if not both:
+        common = (key for key in student if key in teacher and student[key].shape == teacher[key].shape)
+        if (key := next(common, None)) is None:
             return {}
-        ours, theirs = student[both[0]], teacher[both[0]]
-        if both[0] == "logits":
+        ours, theirs = student[key], teacher[key]
+        if key == "logits":
             pair = [array.reshape(-1, array.shape[-1]) if array.ndim > 2 else array for array in (ours, theirs)]
             return agreement(*pair)
         flat = [array.reshape(len(array), -1) for array in (ours, theirs)]
         return {"cosine": cosine(*flat) if all(array.any(1).all() for array in flat) else math.nan}
 
     def sliced(self, rows: Index) -> pa.Table:
-        """The columns by whose values the report looks for slices where the student loses: its inputs but times."""
+        """The columns by which the report slices the test rows: the student's inputs but times."""
         inputs = [item.name for item in self.material.student_inputs if item.dtype != UnixTimestamp]
         return self.material.table.select(inputs).take(rows)
 
     def identities(self) -> Array:
-        """Which row is which for the teacher, (n, 16) uint8: by default what the columns of its inputs hold."""
+        """The identity of each row for the teacher, (n, 16) uint8; by default of the values of its inputs."""
         return identities(self.material.table.select([item.name for item in self.material.teacher_inputs]))
 
     def options(self) -> dict[str, Any]:
-        """What else the teacher's outputs depend on, as plain data."""
+        """Plain data on which the teacher's outputs depend as well."""
         return {}
 
     def content(self) -> str:
-        """A digest of all that the student learns from and its teacher's outputs do not tell."""
+        """A digest of the training data except for the teacher's outputs."""
         return self.material.training_set
 
-    def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:  # noqa: ARG002 - for others
-        """What else the report says, by the names in `measured`, from the quality of each model."""
+    def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:  # noqa: ARG002 - of subclasses
+        """Further figures of the report, by the names in `measured`, from the quality of each model."""
         return {}
 
-    def files(self, identity: str) -> dict[str, bytes]:  # noqa: ARG002 - for others
-        """What is written beside the weights of a student with this identity."""
+    def files(self, identity: str) -> dict[str, bytes]:  # noqa: ARG002 - of subclasses
+        """Further files beside the weights of a student with this identity."""
         return {}
 
 
@@ -319,28 +296,28 @@ def answers(task: Task, outputs: Any) -> Mapping[str, Any]:
     """A module's outputs by key.
 
     Raises:
-        ConfigurationError: there are not as many as the task has keys.
+        ConfigurationError: the task has more or fewer keys.
     """
     return named(outputs, task.keys, f"{task.material.declaration.where}: student")
 
 
 def student_answers(task: Task, module: nn.Module, rows: Index, device: torch.device) -> dict[str, Array]:
-    """What a module in eval mode says of rows, a part of them at a time. Lists of layers are for objectives alone.
+    """The outputs of a module in eval mode for rows, computed in parts. Lists of layers are for objectives alone.
 
     Raises:
-        ConfigurationError: an answer has other sizes in one part than in another.
+        ConfigurationError: the sizes of an output differ between parts.
     """
     parts: list[dict[str, Tensor]] = []
     with torch.inference_mode():
         for begin in range(0, len(rows), task.at_once):
             batch = task.batch(torch.from_numpy(rows[begin : begin + task.at_once]))
-            given = answers(task, module(*(tensor.to(device) for tensor in batch.inputs)))
-            parts.append({key: value for key, value in given.items() if isinstance(value, Tensor)})
+            outputs = answers(task, module(*(tensor.to(device) for tensor in batch.inputs)))
+            parts.append({key: value for key, value in outputs.items() if isinstance(value, Tensor)})
     sizes = {key: sorted({tuple(part[key].shape[1:]) for part in parts}) for key in parts[0]}
     problems = [
-        Problem(f"output {key}", f"sizes {found[0]} and {found[1]}", "the same for all rows: pad to one length")
-        for key, found in sizes.items()
-        if len(found) > 1
+        Problem(f"output {key}", f"sizes {shapes[0]} and {shapes[1]}", "the same for all rows: pad to a common length")
+        for key, shapes in sizes.items()
+        if len(shapes) > 1
     ]
     if problems:
         raise ConfigurationError(f"{task.material.declaration.where}: student", problems)
@@ -348,12 +325,6 @@ def student_answers(task: Task, module: nn.Module, rows: Index, device: torch.de
 
 
 def graph_answers(task: Task, run: Callable[[Feeds], Answers], rows: Index) -> dict[str, Array]:
-    """What a graph says of rows, as `quality` takes it, a part of them at a time.
-
-    Args:
-        task: of the rows.
-        run: the graph, from tensors to outputs by name.
-        rows: their numbers.
-    """
+    """The answers of a graph for rows, for `quality`, computed in parts."""
     parts = [task.replies(run, rows[begin : begin + task.at_once]) for begin in range(0, len(rows), task.at_once)]
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}

@@ -1,4 +1,4 @@
-"""One way to ask any teacher: a transformers model, a torch module, an estimator, a function.
+"""The same interface to any teacher: a transformers model, a torch module, an estimator, a function.
 
 Importing this package loads torch; transformers only where a model of it is loaded.
 """

@@ -1,4 +1,4 @@
-"""What is checked of a teacher and a student before the first step: all problems at once."""
+"""Checks before the first step that teacher and student fit: all problems at once."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ HARD_TEXTS = (
     "word " * 3000,
     "x" * 5000,
 )
-"""Texts on which tokenizers differ that differ at all: accents, joined emoji, no spaces, none of it, and very long."""
+"""Texts on which tokenizers differ: accents, joined emoji, no spaces, empty and very long texts."""
 
 
 def compatible(
@@ -41,11 +41,11 @@ def compatible(
     """The teacher with its classes in the order of the student's labels, if it fits the student.
 
     Args:
-        teacher: is asked twice.
+        teacher: answers twice.
         batch: a few rows.
-        outputs: the outputs that are needed, with their sizes in words, as in "rows 3" or "rows tokens 768": a number
-            must be met, a word stands for the same size everywhere.
-        labels: the student's, in the order of its logits. The teacher's own may be in another order.
+        outputs: the required outputs, with their sizes in words, as in "rows 3" or "rows tokens 768": a number is that
+            size, a word is the same size everywhere.
+        labels: the student's, in the order of its logits. The teacher's may have a different order.
         student: must not share a parameter with the teacher.
         tokenizers: the teacher's and the student's: of transformers, of tokenizers, or functions from text to ids.
 
@@ -68,14 +68,11 @@ def compatible(
     except ConfigurationError as error:
         problems += [Problem(f"output {p.where}", p.found, p.expected) for p in error.problems]
     if labels is not None:
+        classes = {key: answers[key].shape[-1] if answers[key].ndim > 1 else "no" for key in BY_CLASS if key in answers}
         problems += [
-            Problem(
-                f"output {key}",
-                f"{answers[key].shape[-1] if answers[key].ndim > 1 else 'no'} classes",
-                f"{len(labels)}, one for each label",
-            )
-            for key in BY_CLASS
-            if key in answers and (answers[key].ndim < 2 or answers[key].shape[-1] != len(labels))
+            Problem(f"output {key}", f"{number} classes", f"{len(labels)}, as many as labels")
+            for key, number in classes.items()
+            if number != len(labels)
         ]
         if teacher.labels is not None and (problem := misfit(teacher.labels, labels)):
             problems.append(problem)
@@ -89,53 +86,49 @@ def compatible(
 
 
 def differing_tokens(teacher: Any, student: Any, texts: Sequence[str] = HARD_TEXTS) -> list[Problem]:
-    """On which texts two tokenizers give other ids, and how their vocabularies differ."""
+    """The texts whose ids differ between two tokenizers, and the difference of their vocabularies."""
     problems = []
     words: list[dict[str, int]] = [getattr(tokenizer, "get_vocab", dict)() for tokenizer in (teacher, student)]
     if all(words) and words[0] != words[1]:
         word, place = min(words[0].items() ^ words[1].items())
         whose = "the teacher's" if words[0].get(word) == place else "the student's"
-        said = f"{len(words[0])} words; {word!r} is {place} in {whose} alone"
-        problems.append(Problem("vocabulary", said, f"the student's {len(words[1])}"))
+        difference = f"{len(words[0])} words; {word!r} is {place} in {whose} alone"
+        problems.append(Problem("vocabulary", difference, f"the student's {len(words[1])}"))
     for text in texts:
-        found, expected = ids(teacher, text), ids(student, text)
-        if found != expected:
-            pairs = enumerate(zip(found, expected, strict=False))
-            place = next((n for n, (a, b) in pairs if a != b), min(len(found), len(expected)))
+        theirs, ours = ids(teacher, text), ids(student, text)
+        if theirs != ours:
+            pairs = enumerate(zip(theirs, ours, strict=False))
+            place = next((n for n, (a, b) in pairs if a != b), min(len(theirs), len(ours)))
             shown = repr(text if len(text) <= 40 else text[:40] + "…")
-            problems.append(
-                Problem(
-                    f"tokens of {shown}",
-                    f"{len(found)} ids, from place {place} on {found[place : place + 5]}",
-                    f"{len(expected)} ids, from there on {expected[place : place + 5]}",
-                )
-            )
+            found = f"{len(theirs)} ids, from place {place} on {theirs[place : place + 5]}"
+            expected = f"{len(ours)} ids, from there on {ours[place : place + 5]}"
+            problems.append(Problem(f"tokens of {shown}", found, expected))
     return problems
 
 
 def ids(tokenizer: Any, text: str) -> list[int]:
-    """What a tokenizer makes of a text."""
-    encoding = getattr(tokenizer, "encode", None)
-    if encoding is None:
-        given = tokenizer(text)
-    elif callable(tokenizer):  # of transformers, which would print that a text is longer than its model reads
-        given = encoding(text, verbose=False)
+    """The ids of a text."""
+    encode = getattr(tokenizer, "encode", None)
+    if encode is None:
+        encoding = tokenizer(text)
+    elif callable(tokenizer):  # of transformers, which otherwise warns that a text is too long for its model
+        encoding = encode(text, verbose=False)
     else:
-        given = encoding(text)
-    return [int(number) for number in getattr(given, "ids", given)]
+        encoding = encode(text)
+    return [int(number) for number in getattr(encoding, "ids", encoding)]
 
 
 def _unsteady(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> list[Problem]:
     # Not to the bit: a GPU may add up in another order.
     return [
-        Problem(f"output {key}", "two answers to the same batch differ", "the same answer: no dropout, no drawing")
+        Problem(f"output {key}", "two answers to the same batch differ", "the same answer: no dropout, nothing random")
         for key, answer in first.items()
         if answer.shape != second[key].shape or not torch.allclose(answer, second[key], rtol=1e-3, atol=1e-4)
     ]
 
 
 def _shared(teacher: Teacher, student: nn.Module) -> list[Problem]:
-    # Not by `parameters()`: a teacher that is not held any more is a problem already.
+    # Not by `parameters()`, which raises if the teacher is not frozen: that is a problem already.
     own = {id(weight) for weight in teacher._weights()}
     both = [name for name, parameter in student.named_parameters() if id(parameter) in own]
     return [Problem(f"parameter {both[0]} of the student", f"is the teacher's, with {len(both)} in all", "its own copy")

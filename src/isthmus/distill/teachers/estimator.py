@@ -15,20 +15,20 @@ _LEAST = np.finfo(np.float32).tiny
 
 
 class EstimatorTeacher(Teacher):
-    """A fitted estimator: what has `predict_proba`, `decision_function` or `predict`.
+    """A fitted estimator with `predict_proba`, `decision_function` or `predict`.
 
-    Keys: "probabilities" (rows, classes); "logits", their logarithm (no less than that of the smallest float32), of
-    which the softmax gives them back, or without `predict_proba` what `decision_function` gives; "predictions", of
-    `predict`. A batch is what these take; a tensor becomes an array.
+    Keys: "probabilities" (rows, classes); "logits", their logarithm (at least that of the smallest float32), whose
+    softmax they are, or without `predict_proba` the `decision_function`; "predictions", of `predict`. A batch is an
+    argument of these; a tensor becomes an array.
 
     Args:
         estimator: fitted. It must not be fitted again.
-        keys: the outputs that are asked for; by default the logits, or the predictions of what has no classes.
+        keys: the outputs to use; by default the logits, or the predictions of an estimator without classes.
         version: changes the fingerprint where it cannot see a change by itself.
         name: for messages; by default that of the class.
 
     Raises:
-        ConfigurationError: it cannot give a key.
+        ConfigurationError: it does not have a key.
     """
 
     def __init__(
@@ -43,38 +43,34 @@ class EstimatorTeacher(Teacher):
         if keys is None:
             keys = ["logits" if "logits" in able else "predictions"]
         classes = getattr(estimator, "classes_", None)
-        # Of several targets it is a list of arrays; they are refused when they are asked for.
+        # Several targets have a list of arrays; `_array` refuses them.
         labels = [str(label) for label in classes] if isinstance(classes, np.ndarray) else None
         super().__init__(name or type(estimator).__name__, keys, labels=labels, version=version)
-        absent = [Problem(f"output {key}", f"it gives {', '.join(able) or 'nothing'}", key) for key in keys if
-                  key not in able]  # fmt: skip
-        if absent:
-            raise ConfigurationError(self.where, absent)
+        self._require_outputs(able)
         self.estimator = estimator
 
     def _answer(self, batch: Any) -> Mapping[str, Any]:
         if isinstance(batch, Tensor):
             batch = batch.cpu().numpy()
-        found: dict[str, Any] = {}
-        sure = hasattr(self.estimator, "predict_proba")
-        if sure and {"probabilities", "logits"} & set(self.keys):
-            found["probabilities"] = self._array(self.estimator.predict_proba(batch))
-            found["logits"] = np.log(np.maximum(found["probabilities"], _LEAST))
+        outputs: dict[str, Any] = {}
+        if hasattr(self.estimator, "predict_proba") and {"probabilities", "logits"} & set(self.keys):
+            outputs["probabilities"] = self._array(self.estimator.predict_proba(batch))
+            outputs["logits"] = np.log(np.maximum(outputs["probabilities"], _LEAST))
         elif "logits" in self.keys:
-            found["logits"] = self._array(self.estimator.decision_function(batch))
+            outputs["logits"] = self._array(self.estimator.decision_function(batch))
         if "predictions" in self.keys:
-            found["predictions"] = self._array(self.estimator.predict(batch))
-        return found
+            outputs["predictions"] = self._array(self.estimator.predict(batch))
+        return outputs
 
-    def _array(self, given: Any) -> np.ndarray[Any, Any]:
-        if isinstance(given, list):
-            found = f"a list of {len(given)} arrays: it has several targets"
-            raise ConfigurationError(self.where, [Problem("outputs", found, "one target")])
-        return np.asarray(given)
+    def _array(self, output: Any) -> np.ndarray[Any, Any]:
+        if isinstance(output, list):
+            problem = Problem("outputs", f"a list of {len(output)} arrays: it has several targets", "a single target")
+            raise ConfigurationError(self.where, [problem])
+        return np.asarray(output)
 
     @property
     def runtime(self) -> str:
-        """The estimator's library."""
+        """The estimator's library and its version."""
         library = type(self.estimator).__module__.partition(".")[0]
         return f"{library} {getattr(sys.modules[library], '__version__', '')}".strip()
 

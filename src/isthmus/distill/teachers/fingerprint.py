@@ -1,4 +1,4 @@
-"""A digest of what a model computes: code, settings and numbers, wherever it lies in memory or on disk."""
+"""A digest of what a model computes: its code, settings and numbers, independent of memory and paths."""
 
 import copyreg
 import hashlib
@@ -21,23 +21,20 @@ from isthmus.features.errors import ConfigurationError, Problem
 
 _PLAIN = (str, int, float, complex, bytes, bool, type(None), type(...), range, slice, np.dtype, torch.dtype,
           torch.device, torch.Size, torch.layout)  # fmt: skip
-_OF_NO_ACCOUNT = {"n_jobs", "verbose"}
+_IRRELEVANT = {"n_jobs", "verbose"}
 """Parameters of estimators that change no answer."""
 
 _NAMES = {"_name_or_path", "architectures", "id2label", "label2id", "transformers_version"}
-"""What a configuration of transformers says beside how to compute."""
+"""Keys of a configuration of transformers that do not change what is computed."""
 
 
 def fingerprint(value: Any, *, versioned: bool = False) -> str:
-    """SHA-256 of a network, an estimator, a function, or anything that these hold.
+    """SHA-256 of a network, an estimator, a function, or any part of these.
 
-    Arrays and tensors count by their content; functions and classes of the user's by their code and what it refers to,
-    those of libraries by their name and the library's version; other objects by the state that they would be pickled
-    with, without a pickle being made.
-
-    Args:
-        value: what computes.
-        versioned: whether somebody changes a version with it: what cannot be read counts by the name of its type then.
+    Arrays and tensors count by their content; the user's functions and classes by their code and what it refers to,
+    those of libraries by their name and the library's version; further objects by their state as for a pickle, which is
+    not written. If a version changes with the value (`versioned`), parts that cannot be read count by the names of
+    their types.
 
     Raises:
         ConfigurationError: part of it has no state that can be read.
@@ -46,15 +43,15 @@ def fingerprint(value: Any, *, versioned: bool = False) -> str:
 
 
 class _Unreadable(Exception):
-    """A part of which nobody can tell whether it changes."""
+    """Changes of a part cannot be detected."""
 
-    def __init__(self, where: str, found: str) -> None:
-        super().__init__(where, found)
-        self.where, self.found = where, found
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(where, reason)
+        self.where, self.reason = where, reason
 
 
 class _Walk:
-    """One pass over an object. `where` is the way to a part, for messages."""
+    """A pass over an object. `where` is the path to a part, for messages."""
 
     def __init__(self, versioned: bool) -> None:
         self._versioned = versioned
@@ -72,7 +69,7 @@ class _Walk:
             if not self._versioned:
                 raise ConfigurationError(
                     "fingerprint",
-                    [Problem(error.where, error.found, "code in a file, numbers and settings")],
+                    [Problem(error.where, error.reason, "code in a file, numbers and settings")],
                     remedy="give the teacher a version, and change it with the answers",
                 ) from error
             return _hash("named", _name(value if isinstance(value, type | types.FunctionType) else type(value)))
@@ -108,7 +105,7 @@ class _Walk:
 
     def _array(self, array: np.ndarray[Any, Any], where: str) -> bytes:
         shape = repr(array.shape).encode()
-        if array.dtype.names:  # a field at a time: what lies between them is anything
+        if array.dtype.names:  # a field at a time: the bytes between them are arbitrary
             fields = [self._array(array[name], where) for name in array.dtype.names]
             return _hash("array", shape, repr(array.dtype.names).encode(), *fields)
         if array.dtype.hasobject:
@@ -126,18 +123,18 @@ class _Walk:
         if isinstance(compiled := getattr(module, "_orig_mod", None), nn.Module):
             return self.of(compiled, where)
         if type(module).__module__.startswith("transformers."):
-            # Beside what it is made of it holds nothing that its configuration does not say.
-            held = {"config": getattr(module, "config", None), **dict(module.named_parameters(recurse=False)),
-                    **dict(module.named_buffers(recurse=False)), **dict(module.named_children())}  # fmt: skip
-            return _hash("pretrained", self.of(type(module), where), *self._pairs(held, where))
+            # The configuration determines the rest of its state.
+            state = {"config": getattr(module, "config", None), **dict(module.named_parameters(recurse=False)),
+                     **dict(module.named_buffers(recurse=False)), **dict(module.named_children())}  # fmt: skip
+            return _hash("pretrained", self.of(type(module), where), *self._pairs(state, where))
         try:
-            given: Any = module.__getstate__()  # type: ignore[no-untyped-call,unused-ignore]
+            attributes: Any = module.__getstate__()  # type: ignore[no-untyped-call,unused-ignore]
         except RuntimeError:  # a module with parametrizations
-            given = vars(module)
-        # Hooks are kept by numbers that go on through the life of a process; those of forward compute.
+            attributes = vars(module)
+        # The keys of hooks count through the life of a process; only hooks of forward compute.
         state = {
             key: list(value.values()) if "_hooks" in key else value
-            for key, value in given.items()
+            for key, value in attributes.items()
             if key != "training" and ("_hooks" not in key or key.startswith("_forward"))
         }
         return _hash("network", self.of(type(module), where), *self._pairs(state, where))
@@ -150,7 +147,7 @@ class _Walk:
         except (OSError, SyntaxError) as error:
             raise _Unreadable(where, f"the code of {function.__qualname__} cannot be read: {error}") from error
         seen = inspect.getclosurevars(function)
-        # The digest of the code names what is of a library; here its content counts.
+        # The digest of the code only names objects of libraries; here their content counts.
         return _hash("function", digest, *self._pairs({**seen.globals, **seen.nonlocals}, where),
                      self.of(function.__defaults__, where), self.of(function.__kwdefaults__, where))  # fmt: skip
 
@@ -164,8 +161,8 @@ class _Walk:
 
     def _object(self, value: Any, where: str) -> bytes:
         if type(value).__module__.startswith("transformers.") and hasattr(value, "to_dict"):
-            said = {key: item for key, item in value.to_dict().items() if key not in _NAMES}
-            return _hash("configuration", json.dumps(said, sort_keys=True, default=str).encode())
+            options = {key: item for key, item in value.to_dict().items() if key not in _NAMES}
+            return _hash("configuration", json.dumps(options, sort_keys=True, default=str).encode())
         try:
             registered = copyreg.dispatch_table.get(type(value))
             reduced = registered(value) if registered else value.__reduce_ex__(2)
@@ -173,11 +170,11 @@ class _Walk:
             raise _Unreadable(where, f"a {type(value).__name__} has no state: {error}") from error
         if isinstance(reduced, str):
             return _hash("named", f"{type(value).__module__}.{reduced}".encode())
-        made, given, *rest = reduced
+        create, arguments, *rest = reduced
         state, items, pairs = (*rest, None, None, None)[:3]
         if hasattr(value, "get_params") and isinstance(state, dict):
-            state = {key: part for key, part in state.items() if key not in _OF_NO_ACCOUNT}
-        parts = [self.of(type(value), where), self.of(made, where), self.of(given, where)]
+            state = {key: part for key, part in state.items() if key not in _IRRELEVANT}
+        parts = [self.of(type(value), where), self.of(create, where), self.of(arguments, where)]
         parts.append(_hash("state", *self._pairs(state, where)) if isinstance(state, dict) else self.of(state, where))
         parts += [*self._items(items or (), where), *self._items(pairs or (), where)]
         return _hash("object", *parts)
@@ -186,7 +183,7 @@ class _Walk:
         return [self.of(value, f"{where}[{place}]") for place, value in enumerate(values)]
 
     def _pairs(self, values: Mapping[Any, Any], where: str) -> list[bytes]:
-        # In their order: that of a network's parts is the order in which they compute.
+        # In order: a network computes its parts in their order.
         return [_hash("pair", self.of(key, where), self.of(value, f"{where}.{key}")) for key, value in values.items()]
 
 
@@ -199,7 +196,7 @@ def _hash(kind: str, *parts: Any) -> bytes:
 
 
 def _of_library(kind: type) -> bool:
-    """Whether a class is of an installed package: one typed at a prompt has no file, and may be anything next time."""
+    """Whether a class is of an installed package: a class typed at a prompt has no file, and may change."""
     root = kind.__module__.split(".")[0]
     module = sys.modules.get(root)
     return root in sys.stdlib_module_names or hasattr(module, "__path__") or bool(getattr(module, "__file__", None))

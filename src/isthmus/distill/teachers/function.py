@@ -9,16 +9,16 @@ from isthmus.features.definition import codehash
 
 
 class FunctionTeacher(Teacher):
-    """Anything that is called with a batch and gives a mapping of outputs, a tuple of as many as keys, or one.
+    """Anything that maps a batch to a mapping of outputs, a tuple with an output for each key, or a single output.
 
     Its fingerprint covers its code and what that refers to: helpers, constants, and the arrays, networks and estimators
-    of its closure. A remote model, or what cannot be read, needs a `version`, which stands for all but the code.
+    of its closure. A remote model, or state that cannot be read, needs a `version`, which replaces all but the code.
 
     Args:
         function: of a batch.
-        keys: the outputs that are asked for.
-        labels: what its classes are called.
-        version: of what answers.
+        keys: the outputs to use.
+        labels: of its classes.
+        version: of the state behind the code.
         name: for messages; by default that of the function.
     """
 

@@ -15,15 +15,15 @@ from isthmus.features.errors import Problem
 class NetworkTeacher(Teacher):
     """A torch module.
 
-    It is frozen here: in evaluation mode, and no parameter wants a gradient. A mapping is given to it as keyword
-    arguments, a tuple as positional ones, anything else as the one argument; tensors are moved to its device. It gives
-    a mapping of outputs, a tuple of as many as there are keys, or one. Autocast around it does not reach it.
+    It is frozen here: in evaluation mode, and no parameter needs a gradient. A mapping becomes keyword arguments, a
+    tuple positional arguments, anything else the only argument; tensors are moved to its device. It returns a mapping
+    of outputs, a tuple with an output for each key, or a single output. Autocast around it has no effect on it.
 
     Args:
         module: the network.
-        keys: the outputs that are asked for.
+        keys: the outputs to use.
         taps: keys that are the outputs of submodules, with their names.
-        labels: what its classes are called.
+        labels: of its classes.
         version: changes the fingerprint where it cannot see a change by itself.
         name: for messages; by default that of the class.
     """
@@ -41,7 +41,7 @@ class NetworkTeacher(Teacher):
         self.taps = dict(taps or {})
         own = [key for key in keys if key not in self.taps]
         super().__init__(name or type(module).__name__, [*own, *self.taps], labels=labels, version=version)
-        with tapped(module, list(self.taps.values())):  # refuses names that it does not have
+        with tapped(module, list(self.taps.values())):  # refuses unknown names
             self.module = module.eval()
         for parameter in module.parameters():
             parameter.requires_grad_(False)
@@ -57,27 +57,26 @@ class NetworkTeacher(Teacher):
         training = [name or "the whole" for name, part in self.module.named_modules() if part.training]
         learning = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
         if training:
-            problems.append(
-                Problem(training[0], f"is in training mode, with {len(training)} in all", "evaluation mode")
-            )
+            found = f"is in training mode, with {len(training)} in all"
+            problems.append(Problem(training[0], found, "evaluation mode"))
         if learning:
-            problems.append(Problem(learning[0], f"wants a gradient, with {len(learning)} in all", "none that does"))
+            problems.append(Problem(learning[0], f"needs a gradient, with {len(learning)} in all", "none that does"))
         if problems:
             return problems, "call module.eval().requires_grad_(False), and leave the teacher out of the training"
         if self._state() != self._written:
-            problems.append(Problem("weights", "were changed after the teacher was made", "those it had"))
-        return problems, "make another teacher of the module"
+            problems.append(Problem("weights", "were changed after the teacher was created", "unchanged weights"))
+        return problems, "create a new teacher from the module"
 
     def _answer(self, batch: Any) -> Mapping[str, Any]:
         batch = moved(batch, self.device)
         with torch.autocast(self.device.type, enabled=False), tapped(self.module, list(self.taps.values())) as seen:
-            given = self._outputs(batch)
-        return {**given, **{key: seen[name] for key, name in self.taps.items() if name in seen}}
+            outputs = self._outputs(batch)
+        return {**outputs, **{key: seen[name] for key, name in self.taps.items() if name in seen}}
 
     def _outputs(self, batch: Any) -> Mapping[str, Any]:
-        given = self._call(batch)
-        # A network that is only tapped may give anything.
-        return named(given, self._own, self.where) if self._own else {}
+        outputs = self._call(batch)
+        # A network that is only tapped may return anything.
+        return named(outputs, self._own, self.where) if self._own else {}
 
     def _call(self, batch: Any, **more: Any) -> Any:
         if isinstance(batch, Mapping):
@@ -86,7 +85,7 @@ class NetworkTeacher(Teacher):
 
     @property
     def runtime(self) -> str:
-        """Torch."""
+        """Torch and its version."""
         return f"torch {torch.__version__}"
 
     def _identity(self) -> Any:
@@ -96,7 +95,7 @@ class NetworkTeacher(Teacher):
         yield from self.module.parameters()
 
     def _state(self) -> list[Any]:
-        """What tells that a parameter was written to; torch does not count for what was made in inference mode."""
+        """Changes when a parameter is written to, unless it was created in inference mode."""
         return [(p.dtype, None if p.is_inference() else p._version) for p in self.module.parameters()]
 
 

@@ -1,4 +1,4 @@
-"""Models of transformers as teachers, from a folder or the hub: safetensors, and no code but that of transformers."""
+"""Models of transformers as teachers, from a folder or the hub: only safetensors, and only code of transformers."""
 
 import json
 import re
@@ -33,11 +33,11 @@ class PretrainedTeacher(NetworkTeacher):
       or the first position.
 
     Args:
-        model: of transformers. Attentions need one that was loaded with `attn_implementation="eager"`.
-        keys: the outputs that are asked for.
-        pooling: how an embedding is made, "mean" or "first".
+        model: of transformers, loaded with `attn_implementation="eager"` for attentions.
+        keys: the outputs to use.
+        pooling: of an embedding, "mean" or "first".
         taps: keys that are the outputs of submodules, with their names.
-        labels: what its classes are called; by default as its configuration says.
+        labels: of its classes; by default those of its configuration.
         version: changes the fingerprint where it cannot see a change by itself.
         name: for messages; by default that of the class.
     """
@@ -65,32 +65,29 @@ class PretrainedTeacher(NetworkTeacher):
     def _outputs(self, batch: Any) -> Mapping[str, Any]:
         hidden = any(key.startswith("hidden") or key == "embedding" for key in self._own)
         attentions = any(key.startswith("attentions") for key in self._own)
-        more = {
-            **({"output_hidden_states": True} if hidden else {}),
-            **({"output_attentions": True} if attentions else {}),
-        }
-        given = self._call(batch, return_dict=True, **more)
-        found = {key: value for key, value in given.items() if value is not None}
-        return {**found, **self._made(found, batch)}
+        more = {"output_hidden_states": hidden, "output_attentions": attentions}
+        result = self._call(batch, return_dict=True, **{option: True for option, wanted in more.items() if wanted})
+        outputs = {key: value for key, value in result.items() if value is not None}
+        return {**outputs, **self._derived(outputs, batch)}
 
-    def _made(self, found: Mapping[str, Any], batch: Any) -> dict[str, Tensor]:
-        made: dict[str, Tensor] = {}
+    def _derived(self, outputs: Mapping[str, Any], batch: Any) -> dict[str, Tensor]:
+        derived: dict[str, Tensor] = {}
         for key in self._own:
             match = _OF_LAYERS.fullmatch(key)
-            layers = found.get("hidden_states" if match and match[1] == "hidden" else "attentions") if match else None
+            layers = outputs.get("hidden_states" if match and match[1] == "hidden" else "attentions") if match else None
             if match and layers and match[2] is None:
-                made[key] = torch.stack(tuple(layers), 1)
+                derived[key] = torch.stack(tuple(layers), 1)
             elif match and layers and int(match[2]) < len(layers):
-                made[key] = layers[int(match[2])]
-            elif key == "embedding" and (last := self._last(found)) is not None:
+                derived[key] = layers[int(match[2])]
+            elif key == "embedding" and (last := self._last(outputs)) is not None:
                 mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-                made[key] = pooled(last, mask if self.pooling == "mean" else None, first=self.pooling == "first")
-        return made
+                derived[key] = pooled(last, mask if self.pooling == "mean" else None, first=self.pooling == "first")
+        return derived
 
     @staticmethod
-    def _last(found: Mapping[str, Any]) -> Tensor | None:
-        states = found.get("hidden_states")
-        last: Tensor | None = found.get("last_hidden_state", states[-1] if states else None)
+    def _last(outputs: Mapping[str, Any]) -> Tensor | None:
+        states = outputs.get("hidden_states")
+        last: Tensor | None = outputs.get("last_hidden_state", states[-1] if states else None)
         return last
 
     def _identity(self) -> Any:
@@ -98,12 +95,12 @@ class PretrainedTeacher(NetworkTeacher):
 
 
 def pooled(states: Tensor, mask: Tensor | None, *, first: bool = False) -> Tensor:
-    """One vector a row.
+    """A vector for each row: the first position, or the mean over the positions where the mask is not 0.
 
     Args:
         states: (rows, positions, width), or feature maps (rows, width, height, width of the map).
-        mask: (rows, positions), not 0 where a position counts.
-        first: whether to take the first position; else the mean over those that count.
+        mask: (rows, positions).
+        first: whether to use the first position.
     """
     if states.ndim > 3:
         states = states.flatten(2).transpose(1, 2)
@@ -112,7 +109,7 @@ def pooled(states: Tensor, mask: Tensor | None, *, first: bool = False) -> Tenso
     if mask is None:
         return states.float().mean(1)
     counts = (mask != 0).unsqueeze(-1)
-    # Not multiplied by the mask: what is not finite at a position that does not count would stay.
+    # Not multiplied by the mask, which would let numbers through that are not finite.
     return states.float().masked_fill(~counts, 0).sum(1) / counts.sum(1).clamp(min=1)
 
 
@@ -128,42 +125,41 @@ def pretrained(
 ) -> PretrainedTeacher:
     """A model of transformers from a local folder or the hub.
 
-    Of the hub only its configuration and its safetensors are fetched. The model is of the class that the configuration
-    names, one of transformers' own; code beside the weights is never run, pickled weights are never read.
+    Only the configuration and the safetensors are downloaded from the hub. The model is of the class that the
+    configuration names, which must be in transformers; code beside the weights is never run, pickled weights are never
+    read.
 
     Args:
         source: a folder, or the name of a repository of the hub.
-        keys: the outputs that are asked for.
-        revision: of a repository: a commit, a tag or a branch. A commit is always the same.
-        offline: take a repository only from the local cache.
+        keys: the outputs to use.
+        revision: of a repository: a commit, a tag or a branch. Only a commit never changes.
+        offline: use only repositories in the local cache.
         device: where it computes.
-        pooling: how an embedding is made.
-        labels: what its classes are called; by default as its configuration says.
+        pooling: of an embedding.
+        labels: of its classes; by default those of its configuration.
 
     Raises:
-        ConfigurationError: with all that is wrong with the folder, or weights that are missing from it.
+        ConfigurationError: with all problems of the folder, or the weights that are missing from it.
         DependencyError: transformers is not installed, or the hub cannot be reached.
     """
     try:
         import transformers
     except ImportError as error:
-        raise DependencyError(
-            f"teacher {source}", f"transformers cannot be loaded: {error}", remedy="pip install 'isthmus[text]'",
-            passes=False,
-        ) from error  # fmt: skip
-    folder = Path(source) if Path(source).is_dir() else _fetched(str(source), revision, offline=offline)
+        found, remedy = f"transformers cannot be loaded: {error}", "pip install 'isthmus[text]'"
+        raise DependencyError(f"teacher {source}", found, remedy=remedy, passes=False) from error
+    folder = Path(source) if Path(source).is_dir() else _downloaded(str(source), revision, offline=offline)
     where = f"teacher {source}"
     config = _configuration(folder, where)
-    named = config["architectures"][0]
-    kind = getattr(transformers, named, None)
+    architecture = config["architectures"][0]
+    kind = getattr(transformers, architecture, None)
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
         remote = "auto_map" in config
-        found = f"{named!r}, which is {'code beside the weights' if remote else 'no model of transformers'}"
+        found = f"{architecture!r}, which is {'code beside the weights' if remote else 'no model of transformers'}"
         remedy = "load the model yourself, once you trust its code, and wrap it with NetworkTeacher" if remote else ""
         raise ConfigurationError(where, [Problem("architectures", found, "a class of transformers")], remedy=remedy)
     options: dict[str, Any] = {
         "use_safetensors": True, "trust_remote_code": False, "local_files_only": True, "output_loading_info": True,
-        "ignore_mismatched_sizes": True,  # they are told, and refused below
+        "ignore_mismatched_sizes": True,  # refused below
     }  # fmt: skip
     if any(key.startswith("attentions") for key in keys):
         options["attn_implementation"] = "eager"
@@ -172,19 +168,25 @@ def pretrained(
         loaded = kind.from_pretrained(folder, **options)
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         raise ConfigurationError(where, [Problem(str(folder), str(error).strip(), "a model that loads")]) from error
-    model, said = loaded
-    absent = sorted(map(str, [*said["missing_keys"], *said["mismatched_keys"]]))
+    model, info = loaded
+    absent = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
     if absent:
         shown = ", ".join(absent[:5]) + (" …" if len(absent) > 5 else "")
         raise ConfigurationError(
             where,
-            [Problem(_WEIGHTS, f"{len(absent)} weights of {named} are missing or of another shape: {shown}", "all")],
+            [
+                Problem(
+                    _WEIGHTS,
+                    f"{len(absent)} weights of {architecture} are missing or have a different shape: {shown}",
+                    "all",
+                )
+            ],
             remedy="fine-tune and save the whole model; what is missing would be drawn at random",
         )
     return PretrainedTeacher(model.to(device), keys, pooling=pooling, labels=labels, name=str(source))
 
 
-def _fetched(name: str, revision: str | None, *, offline: bool) -> Path:
+def _downloaded(name: str, revision: str | None, *, offline: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -198,14 +200,14 @@ def _fetched(name: str, revision: str | None, *, offline: bool) -> Path:
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise DependencyError(
             f"teacher {name}",
-            f"is no folder, and not to be had from the hub: {str(error).strip().splitlines()[0]}",
+            f"is no folder, and cannot be downloaded from the hub: {str(error).strip().splitlines()[0]}",
             expected="a folder with config.json and model.safetensors, or the name of a repository",
-            remedy="check the name and the connection, or give a folder",
+            remedy="check the name and the connection, or use a folder",
         ) from error
 
 
 def _implementations(config: Any) -> Iterator[tuple[str, str]]:
-    """What a configuration and those inside it say of who computes: some of it may be code of the hub."""
+    """The implementations that a configuration and those inside it name: some may be code of the hub."""
     for key, value in config.items() if isinstance(config, dict) else ():
         if key.endswith("_implementation"):
             yield key, str(value)
@@ -213,7 +215,7 @@ def _implementations(config: Any) -> Iterator[tuple[str, str]]:
 
 
 def _configuration(folder: Path, where: str) -> dict[str, Any]:
-    """What config.json says, of a folder that holds what is read and nothing worse."""
+    """The configuration of a model, whose folder must hold readable and safe files."""
     problems, config = [], {}
     try:
         config = json.loads((folder / "config.json").read_bytes())

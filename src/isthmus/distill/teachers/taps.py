@@ -1,4 +1,4 @@
-"""What the submodules of a network give, seen while it computes."""
+"""Outputs of a network's submodules."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,17 +12,13 @@ from isthmus.features.errors import ConfigurationError, Problem
 
 @contextmanager
 def tapped(network: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The latest outputs of named submodules, by name, as they are computed inside the context.
+    """The latest outputs of submodules within the context, by their names in `network.named_modules()`.
 
-    After it the network is as it was, also after an error. So a model gives its hidden states, or its queries, keys
-    and values, without another line in it.
-
-    Args:
-        network: any module.
-        names: of submodules, as `network.named_modules()` has them.
+    So the hidden states of a model, or its queries, keys and values, need no change of its code. Afterwards, even after
+    an error, the network is unchanged.
 
     Raises:
-        ConfigurationError: the network has no submodule of a name, or, at the end, has written over an output.
+        ConfigurationError: the network has no submodule of a name, or, at the end, has overwritten an output.
     """
     where = f"submodules of {type(network).__name__}"
     modules = dict(network.named_modules(remove_duplicate=False))
@@ -32,27 +28,26 @@ def tapped(network: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Any]]
     outputs: dict[str, Any] = {}
     versions: dict[str, int] = {}
 
-    def keeper(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def keep(_module: nn.Module, _inputs: Any, output: Any) -> None:
+    def recorder(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def record(_module: nn.Module, _inputs: Any, output: Any) -> None:
             outputs[name], versions[name] = output, _version(output)
 
-        return keep
+        return record
 
     with ExitStack() as hooks:
         for name in names:
-            hooks.callback(modules[name].register_forward_hook(keeper(name)).remove)
+            hooks.callback(modules[name].register_forward_hook(recorder(name)).remove)
         yield outputs
     lost = [
-        Problem(name, "its output was overwritten in place", "an output that stays as it was")
+        Problem(name, "its output was overwritten in place", "an unchanged output")
         for name, output in outputs.items()
         if _version(output) != versions[name]
     ]
     if lost:
-        raise ConfigurationError(
-            where, lost, remedy="name the submodule that overwrites it, or give that inplace=False"
-        )
+        remedy = "name the submodule that overwrites it, or give that inplace=False"
+        raise ConfigurationError(where, lost, remedy=remedy)
 
 
 def _version(output: Any) -> int:
-    """How often a tensor was written to; torch does not count for what is made in inference mode."""
+    """How often a tensor was written to; torch does not count this in inference mode."""
     return output._version if isinstance(output, Tensor) and not output.is_inference() else 0

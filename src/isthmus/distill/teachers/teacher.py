@@ -1,4 +1,4 @@
-"""What every teacher is: something that answers batches, always the same way, and never learns."""
+"""The interface of a teacher: it answers batches, always in the same way, and never learns."""
 
 import copy
 import hashlib
@@ -15,20 +15,20 @@ from torch import Tensor
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 
 BY_CLASS = ("logits", "probabilities")
-"""Outputs whose last size is the classes."""
+"""Outputs whose last dimension is the classes."""
 
 _KEY = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 
 
 class Teacher(ABC):
-    """Something that answers batches.
+    """A model that answers batches.
 
     It is no `torch.nn.Module`: inside a student it is no submodule, and no optimizer finds its parameters there.
 
     Args:
         name: of it, for messages.
-        keys: the outputs that are asked for, at least one.
-        labels: what its classes are called, in the order of its logits; None where nobody has said.
+        keys: the outputs to use, at least one.
+        labels: of its classes, in the order of its logits; None where they are unknown.
         version: changes the fingerprint where it cannot see a change by itself.
 
     Raises:
@@ -48,14 +48,14 @@ class Teacher(ABC):
             if not _KEY.fullmatch(key)
         ]
         for place, names in (("keys", self.keys), ("labels", self.labels or ())):
-            twice = sorted({given for given in names if names.count(given) > 1})
-            problems += [Problem(place, f"{given!r} twice", "each once") for given in twice]
+            twice = sorted({item for item in names if names.count(item) > 1})
+            problems += [Problem(place, f"{item!r} twice", "each once") for item in twice]
         if problems:
             raise ConfigurationError(self.where, problems)
 
     @property
     def runtime(self) -> str:
-        """What computes its answers, for reports."""
+        """The library that computes its answers, for reports."""
         return "Python"
 
     @property
@@ -64,59 +64,52 @@ class Teacher(ABC):
         return f"teacher {self.name}"
 
     def ask(self, batch: Any, *, rows: Sequence[int] | None = None) -> dict[str, Tensor]:
-        """What it says of a batch: float32 (rows, ...) by key, where the teacher computes, without gradients.
+        """Its answers to a batch: float32 (rows, ...) by key, on the teacher's device, without gradients.
 
         Args:
-            batch: whatever this teacher takes; a network's tensors are moved to where the network is.
-            rows: how the batch's rows are called in messages; by default by their place in the batch.
+            batch: of the kind of the teacher; a network's tensors are moved to its device.
+            rows: numbers of the batch's rows for messages; by default their place in the batch.
 
         Raises:
-            ConfigurationError: it is not frozen any more, or does not give an output that is asked for.
-            DataError: an output is not finite, or has not a row for each of the batch's.
+            ConfigurationError: it is not frozen any more, or lacks an output.
+            DataError: an output is not finite, or lacks rows.
         """
         self.hold()
         with torch.inference_mode():
-            given = self._answer(batch)
-        shown = ", ".join(sorted(given)) or "nothing"
-        absent = [Problem(f"output {key}", f"it gives {shown}", key) for key in self.keys if key not in given]
-        if absent:
-            raise ConfigurationError(self.where, absent)
-        # Copied outside of inference mode: a loss may keep what it is given for its gradient.
-        answers = {key: tensor(given[key], self.where, key).to(torch.float32, copy=True) for key in self.keys}
+            outputs = self._answer(batch)
+        self._require_outputs(sorted(outputs))
+        # Copied outside of inference mode: a loss may save its arguments for its gradient.
+        answers = {key: tensor(outputs[key], self.where, key).to(torch.float32, copy=True) for key in self.keys}
         if self._order is not None:
             answers = {key: self._ordered(key, t) if key in BY_CLASS else t for key, t in answers.items()}
         self._refuse_unusable(answers, count(batch), rows)
         return answers
 
     def fingerprint(self) -> str:
-        """SHA-256 that changes when the answers may: reads all weights, every time it is called.
+        """SHA-256 that changes when the answers may; each call reads all weights.
 
-        It covers the versions of the libraries that compute, and not the device, nor how many rows are asked at once:
-        these change the last bits of an answer.
+        It covers the versions of the libraries that compute, but neither the device nor the batch size, which change
+        the last bits of an answer.
         """
         form = {"keys": self.keys, "order": self._order, "version": self.version, "is": self._identity()}
         return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()
 
     def parameters(self) -> Iterator[Tensor]:
-        """Its weights, none of which wants a gradient.
+        """Its weights.
 
         Raises:
-            ConfigurationError: one does.
+            ConfigurationError: a weight needs a gradient.
         """
         self.hold()
         yield from self._weights()
 
     def size(self) -> tuple[int, int] | None:
-        """Its parameters, and how many bytes they are; None where they cannot be counted."""
+        """The number of its parameters and their bytes; None where they cannot be counted."""
         weights = list(self._weights())
         return (sum(t.numel() for t in weights), sum(t.nbytes for t in weights)) if weights else None
 
     def hold(self) -> None:
-        """Refuses to go on if somebody has made it learn.
-
-        Raises:
-            ConfigurationError: with what is not frozen.
-        """
+        """Raises a ConfigurationError with the parts that are not frozen any more."""
         problems, remedy = self._thawed()
         if problems:
             raise ConfigurationError(self.where, problems, remedy=remedy)
@@ -125,7 +118,7 @@ class Teacher(ABC):
         """The same teacher with its classes in another order.
 
         Raises:
-            ConfigurationError: these are not its labels, or nobody has said what its labels are.
+            ConfigurationError: these are not its labels, or its labels are unknown.
         """
         if self.labels is None:
             raise ConfigurationError(self.where, [Problem("labels", "none are known", "labels= of the teacher")])
@@ -134,10 +127,10 @@ class Teacher(ABC):
         if tuple(labels) == self.labels:
             return self
         places = [self.labels.index(label) for label in labels]
-        other = copy.copy(self)
-        other.labels = tuple(labels)
-        other._order = tuple(places if self._order is None else (self._order[place] for place in places))
-        return other
+        teacher = copy.copy(self)
+        teacher.labels = tuple(labels)
+        teacher._order = tuple(places if self._order is None else (self._order[place] for place in places))
+        return teacher
 
     @abstractmethod
     def _answer(self, batch: Any) -> Mapping[str, Any]:
@@ -145,19 +138,25 @@ class Teacher(ABC):
 
     @abstractmethod
     def _identity(self) -> Any:
-        """What the answers depend on, as plain data."""
+        """Plain data that determine the answers."""
 
     def _thawed(self) -> tuple[list[Problem], str]:
-        """What is not frozen, and the remedy."""
+        """The parts that are not frozen, and the remedy."""
         return [], ""
 
     def _weights(self) -> Iterator[Tensor]:
         yield from ()
 
+    def _require_outputs(self, outputs: Sequence[str]) -> None:
+        shown = ", ".join(outputs) or "nothing"
+        absent = [Problem(f"output {key}", f"it gives {shown}", key) for key in self.keys if key not in outputs]
+        if absent:
+            raise ConfigurationError(self.where, absent)
+
     def _ordered(self, key: str, answer: Tensor) -> Tensor:
         order = list(self._order or ())
         if answer.ndim < 2 or answer.shape[-1] != len(order):
-            expected = f"(rows, ..., {len(order)}), one for each label"
+            expected = f"(rows, ..., {len(order)}), as many as labels"
             raise ConfigurationError(self.where, [Problem(f"output {key}", f"shape {tuple(answer.shape)}", expected)])
         return answer[..., order]
 
@@ -190,27 +189,23 @@ class Teacher(ABC):
             )
 
 
-def misfit(found: Sequence[str], expected: Sequence[str]) -> Problem | None:
-    """What is wrong with labels that must be the expected ones, in any order."""
-    if sorted(found) == sorted(expected):
+def misfit(labels: Sequence[str], expected: Sequence[str]) -> Problem | None:
+    """The problem of labels that are not the expected labels in any order."""
+    if sorted(labels) == sorted(expected):
         return None
-    more, less = sorted(set(found) - set(expected)), sorted(set(expected) - set(found))
+    more, less = sorted(set(labels) - set(expected)), sorted(set(expected) - set(labels))
     parts = [
         f"{word} {', '.join(map(repr, names[:8]))}{' …' if len(names) > 8 else ''}"
         for word, names in (("without", less), ("with", more))
         if names
     ]
-    said = f"{len(found)} labels {' and '.join(parts)}" if parts else f"{len(found)} labels"
+    difference = f"{len(labels)} labels {' and '.join(parts)}" if parts else f"{len(labels)} labels"
     shown = ", ".join(map(repr, expected[:8])) + (" …" if len(expected) > 8 else "")
-    return Problem("labels", said, f"the student's {len(expected)}: {shown}")
+    return Problem("labels", difference, f"the student's {len(expected)}: {shown}")
 
 
 def tensor(value: Any, where: str, key: str) -> Tensor:
-    """An output as a tensor.
-
-    Raises:
-        ConfigurationError: it is no array of numbers.
-    """
+    """An output as a tensor; raises a ConfigurationError if it is no array of numbers."""
     if isinstance(value, Tensor):
         return value
     try:
@@ -220,23 +215,23 @@ def tensor(value: Any, where: str, key: str) -> Tensor:
         raise ConfigurationError(where, [Problem(f"output {key}", f"a {kind}: {error}", "an array")]) from None
 
 
-def named(given: Any, keys: Sequence[str], where: str) -> Mapping[str, Any]:
-    """Outputs by key: those of a mapping as they are, a single one or a tuple by the keys that are asked for.
+def named(outputs: Any, keys: Sequence[str], where: str) -> Mapping[str, Any]:
+    """Outputs by key: a mapping as it is; a tuple, or a single output, by the keys in order.
 
     Raises:
-        ConfigurationError: there are not as many outputs as keys.
+        ConfigurationError: there are more or fewer outputs than keys.
     """
-    if isinstance(given, Mapping):
-        return given
-    outputs = given if isinstance(given, tuple) else (given,)
-    if len(outputs) != len(keys):
-        found = f"{len(outputs)} output{'s' if len(outputs) != 1 else ''} without names"
+    if isinstance(outputs, Mapping):
+        return outputs
+    values = outputs if isinstance(outputs, tuple) else (outputs,)
+    if len(values) != len(keys):
+        found = f"{len(values)} output{'s' if len(values) != 1 else ''} without names"
         raise ConfigurationError(where, [Problem("outputs", found, f"one for each of {', '.join(keys)}, or a mapping")])
-    return dict(zip(keys, outputs, strict=True))
+    return dict(zip(keys, values, strict=True))
 
 
 def count(batch: Any) -> int | None:
-    """How many rows a batch has; None where it does not say, or its parts do not agree."""
+    """The number of rows of a batch; None where it is unknown, or its parts disagree."""
     if isinstance(batch, Mapping | tuple):
         parts = batch.values() if isinstance(batch, Mapping) else batch
         counts = {number for part in parts if (number := count(part)) is not None}
