@@ -568,7 +568,7 @@ def _no_model(folder: Path) -> None:
     [
         (_pickle, "model.safetensors: not there, beside pytorch_model.bin: pickled weights run code"),
         (_pickle_in_the_index, "'part.bin'; expected names of safetensors in this folder"),
-        (_headless, "1 weights of BertForSequenceClassification are missing or have a different shape: classifier.weight"),
+        (_headless, "1 weights of BertForSequenceClassification are missing or have a different shape: classifier"),
         (_resized, "classifier.weight"),
         (_own_code, "'Mine', which is code beside the weights; expected a class of transformers"),
         (_no_model, "'Trainer', which is no model of transformers"),
