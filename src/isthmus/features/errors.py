@@ -136,3 +136,8 @@ class Stopped(IsthmusError):
     def __init__(self, where: str, found: str, number: int, *, remedy: str = "") -> None:
         super().__init__(where, found, remedy=remedy)
         self.exit_code = 128 + number
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or the error's type if it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

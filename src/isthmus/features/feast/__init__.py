@@ -1,12 +1,18 @@
 """The plug-in classes for Feast, by the names that a `feature_store.yaml` uses, and all that talks to Feast.
 
-Each class is loaded when it is read: a feature server that needs the online store does not load the offline one.
+Each class is loaded on access: a feature server that needs the online store does not load the offline one.
 """
 
+import warnings
 from importlib import import_module
 from typing import Any
 
-_PLACES = {
+with warnings.catch_warnings():
+    # Feast's dependencies warn of their own deprecations. This import comes before those of all modules of the room.
+    warnings.simplefilter("ignore")
+    import_module("feast")
+
+_MODULES = {
     "IsthmusComputeEngine": "compute",
     "IsthmusComputeEngineConfig": "compute",
     "IsthmusOfflineStore": "offline",
@@ -17,6 +23,6 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

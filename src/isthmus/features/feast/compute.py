@@ -1,33 +1,28 @@
-"""Feast's materialisation in columns: what `batch_engine` in a `feature_store.yaml` names.
+"""Feast's materialization in columns, for `batch_engine` in a `feature_store.yaml`.
 
     batch_engine: isthmus.features.feast.IsthmusComputeEngine
 
-The rows go from the offline store to ours in Redis as Arrow columns. Any other online store gets them as it always
-did. Views with a transformation of Feast's are computed by Feast's local engine.
+Rows go from the offline store to our Redis as Arrow columns. Any other online store gets them the way Feast writes
+them, and views with a Feast transformation go to Feast's local engine.
 
-Feast marks a view as being materialised before it calls its engine, and refuses to read a view that is marked so: a
-process that is killed would leave it unreadable. Rows of ours replace each other one by one, each whole, so a view
-that could be read stays readable: the engine takes the mark back before it reads or writes anything. What is left is
-the moment between the two, and `serve_features_while_materializing` in the section `registry` takes that away, too.
+Feast marks a view MATERIALIZING before it calls the engine, and refuses to read it until the mark is gone: a killed
+process would leave the view unreadable. Our rows are replaced one at a time, so a view that was readable stays
+readable, and the engine removes the mark before it does anything else. `serve_features_while_materializing` in the
+section `registry` covers the moment between the two.
 """
 
-import warnings
 from typing import Any, Literal
 
 import pyarrow as pa
-
-with warnings.catch_warnings():
-    # Feast's dependencies warn of their own deprecations when they are imported.
-    warnings.simplefilter("ignore")
-    from feast import FeatureView
-    from feast.data_source import DataSource
-    from feast.feature_view import DUMMY_ENTITY_ID, DUMMY_ENTITY_VAL, FeatureViewState
-    from feast.infra.common.materialization_job import MaterializationJobStatus, MaterializationTask
-    from feast.infra.compute_engines.local.compute import LocalComputeEngine
-    from feast.infra.compute_engines.local.job import LocalMaterializationJob
-    from feast.infra.registry.base_registry import BaseRegistry
-    from feast.repo_config import FeastConfigBaseModel
-    from feast.utils import _convert_arrow_to_proto, _get_column_names, _validate_vector_field_lengths
+from feast import FeatureView
+from feast.data_source import DataSource
+from feast.feature_view import DUMMY_ENTITY_ID, DUMMY_ENTITY_VAL, FeatureViewState
+from feast.infra.common.materialization_job import MaterializationJobStatus, MaterializationTask
+from feast.infra.compute_engines.local.compute import LocalComputeEngine
+from feast.infra.compute_engines.local.job import LocalMaterializationJob
+from feast.infra.registry.base_registry import BaseRegistry
+from feast.repo_config import FeastConfigBaseModel
+from feast.utils import _convert_arrow_to_proto, _get_column_names, _validate_vector_field_lengths
 
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.feast.offline import IsthmusOfflineStore, newest
@@ -35,7 +30,7 @@ from isthmus.features.feast.online import IsthmusOnlineStore
 from isthmus.features.feast.sources import Source
 
 PIECE = 100_000
-"""Rows that are turned into columns of ours at a time."""
+"""Rows that are converted and written at a time."""
 
 
 class IsthmusComputeEngineConfig(FeastConfigBaseModel):
@@ -83,13 +78,12 @@ class IsthmusComputeEngine(LocalComputeEngine):
             store.online_write_batch(self.repo_config, view, protos, lambda _: None)
 
     def _rows(self, registry: BaseRegistry, task: MaterializationTask) -> pa.Table:
-        """The newest row of each key, with the names that the view has for the columns of its source."""
         view = task.feature_view
         if isinstance(self.offline_store, IsthmusOfflineStore):
             source = Source.of(self.repo_config, view)
             known_at = self.repo_config.offline_store.known_at
-            found, places = newest(source, known_at, task.start_time, task.end_time)
-            rows = found.table.take(places)
+            latest, places = newest(source, known_at, task.start_time, task.end_time)
+            rows = latest.table.take(places)
             if not source.keys:
                 rows = rows.append_column(DUMMY_ENTITY_ID, pa.array([DUMMY_ENTITY_VAL] * len(rows), pa.string()))
         else:
@@ -98,12 +92,12 @@ class IsthmusComputeEngine(LocalComputeEngine):
             rows = self.offline_store.pull_latest_from_table_or_query(
                 self.repo_config, _source(task), keys, features, event, created, task.start_time, task.end_time
             ).to_arrow()
-        renamed = _source(task).field_mapping
-        return rows.rename_columns([renamed.get(name, name) for name in rows.column_names])
+        feature_names = _source(task).field_mapping
+        return rows.rename_columns([feature_names.get(name, name) for name in rows.column_names])
 
 
 def _plain(task: MaterializationTask) -> bool:
-    """Whether the rows of a view are those of its source, and all that is asked is to write the newest of them."""
+    """Whether the task is to write the newest rows of a source as they are, with nothing computed or validated."""
     view = task.feature_view
     computed = ("aggregations", "feature_transformation", "source_views", "enable_validation", "offline")
     return (
@@ -123,7 +117,7 @@ def _source(task: MaterializationTask) -> DataSource:
 
 
 def _keep_readable(registry: BaseRegistry, task: MaterializationTask) -> None:
-    """Takes back Feast's mark from a view that has been materialised before."""
+    """Removes Feast's mark from a view that was materialized before."""
     view = task.feature_view
     if view.state == FeatureViewState.MATERIALIZING and view.materialization_intervals:
         view.state = FeatureViewState.AVAILABLE_ONLINE

@@ -1,29 +1,22 @@
-"""Where Feast's file sources are."""
+"""Feast's file sources: where they are, how deltalake and Arrow reach them, how a table is written to one."""
 
 import os
-import warnings
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
-
-with warnings.catch_warnings():
-    # Feast's dependencies warn of their own deprecations when they are imported.
-    warnings.simplefilter("ignore")
-    from feast.data_source import DataSource
-    from feast.infra.offline_stores.file_source import FileSource
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import write_deltalake
+from feast.data_format import DeltaFormat
+from feast.data_source import DataSource
+from feast.infra.offline_stores.file_source import FileSource
 
 from isthmus.features.errors import ConfigurationError, Problem
-
-Int64s = np.ndarray[Any, np.dtype[np.int64]]
-KnownAt = Literal["created", "event"]
-
-_NO_DATA = [".", "_SUCCESS", "_metadata", "_common_metadata", "_committed", "_started", "_temporary"]
-"""Files beside the data. Feast's logs are in folders that are called `__log_date=…`, which Arrow would leave out."""
+from isthmus.features.files import publish, write_atomically
 
 
 def file_source(source: DataSource | None, where: str) -> FileSource:
-    """The source as the only kind of which rows can be read here.
+    """The source, if it is a file.
 
     Raises:
         ConfigurationError: it is of another kind.
@@ -41,14 +34,35 @@ def path_of(source: FileSource, repository: Path | str | None) -> str:
 
 def filesystem_of(source: FileSource, path: str) -> tuple[Any, str]:
     """Arrow's file system of a path, None for the local one, and the path in it."""
-    found, inside = FileSource.create_filesystem_and_path(
+    filesystem, inside = FileSource.create_filesystem_and_path(
         path, source.s3_endpoint_override or "", resolved_credentials=source.resolve_credentials()
     )
-    return found, inside
+    return filesystem, inside
 
 
-def options(source: FileSource) -> dict[str, str]:
-    """What deltalake must know to reach a source."""
+def storage_options(source: FileSource) -> dict[str, str]:
+    """The options with which deltalake reaches a source."""
     known = {**os.environ, **(source.resolve_credentials() or {})} if "://" in source.path else {}
-    found = {name: str(value) for name, value in known.items() if name.startswith("AWS_")}
-    return {**found, "AWS_ENDPOINT_URL": source.s3_endpoint_override} if source.s3_endpoint_override else found
+    options = {name: str(value) for name, value in known.items() if name.startswith("AWS_")}
+    return {**options, "AWS_ENDPOINT_URL": source.s3_endpoint_override} if source.s3_endpoint_override else options
+
+
+def save(table: pa.Table, target: FileSource, path: str) -> None:
+    """Writes a table to a Parquet file, a folder with one Parquet file, or a Delta table: all of it or nothing."""
+    filesystem, inside = filesystem_of(target, path)
+    if isinstance(target.file_format, DeltaFormat):
+        write_deltalake(path, table, mode="overwrite", schema_mode="overwrite", storage_options=storage_options(target))
+    elif filesystem is not None:
+        pq.write_table(table, inside if inside.endswith(".parquet") else f"{inside}/0.parquet", filesystem=filesystem)
+    elif inside.endswith(".parquet"):
+        write_atomically(Path(inside), parquet(table))
+    else:
+        publish(Path(inside), lambda folder: pq.write_table(table, folder / "0.parquet"))
+
+
+def parquet(table: pa.Table) -> bytes:
+    """The table as a Parquet file."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content

@@ -1,6 +1,5 @@
-"""A lookup as Feast asks for it: some views and their entity keys, in one round trip, answered in Feast's protos."""
+"""Feast's lookups: several views and their entity keys in one round trip, answered with Feast's protos."""
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -8,15 +7,11 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-
-with warnings.catch_warnings():
-    # Feast's dependencies warn of their own deprecations when they are imported.
-    warnings.simplefilter("ignore")
-    from feast import FeatureView, utils
-    from feast.protos.feast.serving.ServingService_pb2 import FieldStatus, GetOnlineFeaturesResponse
-    from feast.protos.feast.types.EntityKey_pb2 import EntityKey
-    from feast.protos.feast.types.Value_pb2 import Value
-    from feast.repo_config import RepoConfig
+from feast import FeatureView, utils
+from feast.protos.feast.serving.ServingService_pb2 import FieldStatus, GetOnlineFeaturesResponse
+from feast.protos.feast.types.EntityKey_pb2 import EntityKey
+from feast.protos.feast.types.Value_pb2 import Value
+from feast.repo_config import RepoConfig
 
 from isthmus.features import clock
 from isthmus.features.clock import Status
@@ -33,14 +28,14 @@ _STATUSES = np.array(
 """Feast's code for each code of `Status`."""
 
 Rows = list[tuple[datetime | None, dict[str, Value] | None]]
-"""Event time and values of each key: (None, None) without a row, (event time, None) where it has expired."""
+"""Event time and values of each key: (None, None) without a row, (event time, None) if it has expired."""
 
 
-class Question:
-    """What one view is asked.
+class ViewLookup:
+    """The features and entity keys that a lookup wants of one view.
 
     Raises:
-        RequestError: a feature is none of the view, or an entity key is not the view's.
+        RequestError: the view has no such feature, or an entity key is not the view's.
     """
 
     def __init__(
@@ -55,35 +50,36 @@ class Question:
         self.count = len(entity_keys)
 
     def rows(self, answer: ViewAnswer) -> Rows:
-        """The answer as Feast wants it."""
+        """The answer in Feast's form."""
         forms = self.layout.forms
         columns = [feast_values.protos(answer.columns[name], forms[name]) for name in self.features]
         rows: Rows = []
-        stated = zip(answer.status.tolist(), answer.event.tolist(), zip(*columns, strict=True), strict=True)
-        for status, event, values in stated:
+        for status, event, values in zip(
+            answer.status.tolist(), answer.event.tolist(), zip(*columns, strict=True), strict=True
+        ):
             time = None if status == Status.NOT_FOUND else clock.moment(event)
-            held = status in (Status.PRESENT, Status.NULL)
-            rows.append((time, dict(zip(self.features, values, strict=True)) if held else None))
+            present = status in (Status.PRESENT, Status.NULL)
+            rows.append((time, dict(zip(self.features, values, strict=True)) if present else None))
         return rows
 
 
 class Lookup:
-    """Some questions in one round trip: views that are asked for the same keys share their commands."""
+    """Lookups of several views in one round trip: views with the same keys share their commands."""
 
-    def __init__(self, config: RepoConfig, questions: Sequence[Question]) -> None:
+    def __init__(self, config: RepoConfig, views: Sequence[ViewLookup]) -> None:
         self.config = config
-        self._questions = questions
-        groups: dict[tuple[Any, ...], list[Question]] = {}
-        for question in questions:
-            named = tuple((name, tuple(question.keys[name])) for name in sorted(question.keys))
-            groups.setdefault(named, []).append(question)
+        self._views = views
+        groups: dict[tuple[Any, ...], list[ViewLookup]] = {}
+        for view in views:
+            keys = tuple((name, tuple(view.keys[name])) for name in sorted(view.keys))
+            groups.setdefault(keys, []).append(view)
         self._groups = [
-            (_plan(project_of(config), tuple(dict.fromkeys(question.layout for question in group))), group)
+            (_plan(project_of(config), tuple(dict.fromkeys(view.layout for view in group))), group)
             for group in groups.values()
         ]
 
-    def sent_by(self, pipeline: Any) -> Any:
-        """The pipeline, of whichever kind, with the commands of all questions."""
+    def queue(self, pipeline: Any) -> Any:
+        """Adds the commands to a pipeline, blocking or asyncio, and returns it."""
         for plan, group in self._groups:
             records = record.query(plan.contract.project, plan.views)
             for name, *rest in [records, *plan.commands(group[0].keys)]:
@@ -92,39 +88,27 @@ class Lookup:
         return pipeline
 
     def answers(self, replies: Sequence[Any]) -> list[ViewAnswer]:
-        """The answer to each question as of now.
+        """The answer of each view as of now.
 
         Raises:
             ContractMismatch: a row was written under another schema of the view.
         """
         at, start = clock.now(), 0
-        found: dict[int, ViewAnswer] = {}
-        with _rows_of_feast():
+        by_view: dict[int, ViewAnswer] = {}
+        with _feast_remedies():
             for plan, group in self._groups:
                 count = group[0].count
                 stamps = record.stamps(plan.views, replies[start])
                 answers = plan.decode(replies[start + 1 : start + 1 + count], count, at, stamps)
                 start += 1 + count
-                found.update({id(question): answers[question.layout.view.name] for question in group})
-        return [found[id(question)] for question in self._questions]
-
-    def rows(self, replies: Sequence[Any]) -> list[Rows]:
-        """The rows of each question as Feast wants them."""
-        answers = self.answers(replies)
-        return [question.rows(answer) for question, answer in zip(self._questions, answers, strict=True)]
+                by_view.update({id(view): answers[view.layout.view.name] for view in group})
+        return [by_view[id(view)] for view in self._views]
 
 
 class Request:
     """One request of `get_online_features`, and which rows of the answer each looked-up key fills.
 
-    Args:
-        config: Feast's configuration.
-        grouped_refs: the views, each with its features.
-        join_key_values: join key name to n values.
-        join_keys: entity name to join key name.
-        response: what `answer` appends to.
-        full_names: whether features are named with their views.
-        versions: whether the response says the version of each view.
+    The arguments are those of Feast's own `_read_features_per_fv`, in its order.
     """
 
     def __init__(
@@ -141,20 +125,20 @@ class Request:
         self._parts = []
         for table, features in grouped_refs:
             unique, places, length = utils._get_unique_entities(table, join_key_values, join_keys)
-            question = Question(config, table, utils._get_entity_key_protos(unique), features)
-            self._parts.append((question, table, places, length))
-        self.lookup = Lookup(config, [question for question, *_ in self._parts])
+            view = ViewLookup(config, table, utils._get_entity_key_protos(unique), features)
+            self._parts.append((view, table, places, length))
+        self.lookup = Lookup(config, [view for view, *_ in self._parts])
 
     def answer(self, replies: Sequence[Any]) -> None:
-        """Appends all features to Feast's response, with statuses that are true.
+        """Appends all features to Feast's response, with our statuses.
 
-        Feast by itself would say PRESENT of a null and NOT_FOUND of what has expired.
+        Feast would report PRESENT for a null and NOT_FOUND for an expired row.
         """
         answers = self.lookup.answers(replies)
-        for (question, table, places, length), answer in zip(self._parts, answers, strict=True):
-            features = question.features
+        for (view, table, places, length), answer in zip(self._parts, answers, strict=True):
+            features = view.features
             utils._populate_response_from_feature_data(
-                features, question.rows(answer), places, self._response, self._full_names, table, length, self._versions
+                features, view.rows(answer), places, self._response, self._full_names, table, length, self._versions
             )
             spread = np.zeros(length, np.int64)
             for n, rows in enumerate(places):
@@ -172,8 +156,8 @@ def _plan(project: str, layouts: tuple[Layout, ...]) -> LookupPlan:
 
 
 @contextmanager
-def _rows_of_feast() -> Iterator[None]:
-    """Gives the errors of stored rows the remedies of this side."""
+def _feast_remedies() -> Iterator[None]:
+    """Gives the errors of stored rows the remedies that a Feast user has."""
     try:
         yield
     except IsthmusError as error:

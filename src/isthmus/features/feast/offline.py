@@ -1,16 +1,17 @@
-"""Feast's offline store with our rules of time: what `offline_store` in a `feature_store.yaml` names.
+"""Feast's offline store with our time rules, for `offline_store` in a `feature_store.yaml`.
 
     offline_store:
       type: isthmus.features.feast.IsthmusOfflineStore
 
-It reads Feast's file sources, Parquet and Delta, and the tables of views that `isthmus apply` has registered. One row
-comes out for each row of the entity dataframe, in its order, duplicates included. A row of a source that has a created
-timestamp answers no question from before it was created. Times without a time zone are UTC, as everywhere in Feast.
+It reads Feast's file sources, Parquet and Delta, and the tables of views that `isthmus apply` has registered. The
+result has a row for each row of the entity dataframe, in its order, duplicates included. A source row with a created
+timestamp is invisible before it was created. Times without a time zone are UTC, as everywhere in Feast.
 """
 
+import fcntl
 import uuid
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -21,33 +22,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-
-with warnings.catch_warnings():
-    # Feast's dependencies warn of their own deprecations when they are imported.
-    warnings.simplefilter("ignore")
-    from feast import FeatureView, OnDemandFeatureView
-    from feast.data_source import DataSource
-    from feast.errors import (
-        FeastJoinKeysDuringMaterialization,
-    )
-    from feast.feature_logging import LoggingConfig, LoggingSource
-    from feast.feature_view import DUMMY_ENTITY_ID, DUMMY_ENTITY_VAL
-    from feast.infra.offline_stores.file_source import FileLoggingDestination
-    from feast.infra.offline_stores.offline_store import OfflineStore, RetrievalMetadata
-    from feast.infra.registry.base_registry import BaseRegistry
-    from feast.repo_config import FeastConfigBaseModel, RepoConfig
-    from feast.utils import (
-        _get_requested_feature_views_to_features_dict,
-        _get_requested_on_demand_feature_views,
-        compute_non_entity_date_range,
-    )
+from deltalake import write_deltalake
+from feast import FeatureView, OnDemandFeatureView
+from feast.data_format import DeltaFormat
+from feast.data_source import DataSource
+from feast.errors import FeastJoinKeysDuringMaterialization
+from feast.feature_logging import LoggingConfig, LoggingSource
+from feast.feature_view import DUMMY_ENTITY_ID, DUMMY_ENTITY_VAL
+from feast.infra.offline_stores.file_source import FileLoggingDestination
+from feast.infra.offline_stores.offline_store import OfflineStore, RetrievalMetadata
+from feast.infra.registry.base_registry import BaseRegistry
+from feast.repo_config import FeastConfigBaseModel, RepoConfig
+from feast.utils import (
+    _get_requested_feature_views_to_features_dict,
+    _get_requested_on_demand_feature_views,
+    compute_non_entity_date_range,
+)
 
 from isthmus.features import clock
 from isthmus.features.errors import DataError, RequestError
 from isthmus.features.feast import files as feast_files
 from isthmus.features.feast.retrieval import (
-    AskedView,
     IsthmusRetrievalJob,
+    ViewJoin,
     check_columns,
     entity_table,
     known_moments,
@@ -56,17 +53,18 @@ from isthmus.features.feast.retrieval import (
 from isthmus.features.feast.sources import FIRST, LAST, KnownAt, Rows, Source, micros
 from isthmus.features.feast.values import moments
 from isthmus.features.feast.views import is_registered
-from isthmus.features.feast.writing import append
+from isthmus.features.files import write_atomically
+from isthmus.features.values import columns as columnar
 
 
 class IsthmusOfflineStoreConfig(FeastConfigBaseModel):
     """The `offline_store` section of a `feature_store.yaml`.
 
     Attributes:
-        known_at: what says when a row could have been used, where its source has a created timestamp: `created`, so
-            that no row answers a question from before it was there; or `event`, as Feast's own stores have it, for
-            sources whose created timestamp is the time of a backfill. Then it decides between rows of one event time,
-            and `filter_by_created_timestamp` is a choice of each call.
+        known_at: from when on a row is visible, if its source has a created timestamp: `created`, so that no row is
+            visible before it was created; or `event`, as in Feast's own stores, for sources whose created timestamp
+            is the time of a backfill. With `event`, the created timestamp only decides between rows of the same event
+            time, and each call chooses with `filter_by_created_timestamp`.
     """
 
     type: Literal[
@@ -93,33 +91,32 @@ class IsthmusOfflineStore(OfflineStore):
         start_date: datetime | None = None,
         end_date: datetime | None = None,
     ) -> IsthmusRetrievalJob:
-        """What each view answered at each row's own time.
+        """The features of each entity row as they were at its own time.
 
         Args:
-            config: the project's configuration.
-            feature_views: the views that are asked.
-            feature_refs: the features that are asked, `view:feature`.
-            entity_df: a table with the join keys and a time; or a query in DuckDB's SQL that gives one, whose relative
-                paths start from the repository; or None, for every key and moment of the views between two dates.
-            registry: Feast's registry.
+            config: of the Feast repository.
+            feature_views: views to join.
+            feature_refs: features to join, `view:feature`.
+            entity_df: a table with the join keys and a time; or a DuckDB SQL query for such a table, whose relative
+                paths start from the repository; or None for every key and moment of the views between two dates.
+            registry: of the Feast repository.
             project: Feast's project.
-            full_feature_names: whether columns carry the names of their views.
-            filter_by_created_timestamp: whether rows answer no question from before they were created; without it,
-                too, unless `known_at` in the configuration is `event`.
+            full_feature_names: name columns `view__feature`.
+            filter_by_created_timestamp: hide rows before they were created, also if `known_at` is `event`.
             start_date: the first moment, without an `entity_df`.
-            end_date: the last one.
+            end_date: the last moment, without an `entity_df`.
 
         Raises:
-            EntityTimestampInferenceException: `entity_df` has no column `event_timestamp` and not just one of times.
+            EntityTimestampInferenceException: `entity_df` has no column `event_timestamp`, nor exactly one time column.
             FeastEntityDFMissingColumnsError: it lacks a join key.
-            DataError: it cannot be read, or has a time or a key that is none.
-            RequestError: a feature is none of its view.
-            ConfigurationError: a view has another source than a file.
+            DataError: it cannot be read, or has an invalid time or key.
+            RequestError: a view has no such feature.
+            ConfigurationError: the source of a view is not a file.
         """
         known_at: KnownAt = "created" if filter_by_created_timestamp else config.offline_store.known_at
         on_demand = _get_requested_on_demand_feature_views(feature_refs, project, registry)
         wanted, _ = _get_requested_feature_views_to_features_dict(feature_refs, feature_views, on_demand)
-        parts = [AskedView.of(config, view, features, full_feature_names) for view, features in wanted.items()]
+        parts = [ViewJoin.of(config, view, features, full_feature_names) for view, features in wanted.items()]
         if entity_df is None:
             spine = known_moments(parts, known_at, *compute_non_entity_date_range(feature_views, start_date, end_date))
         else:
@@ -157,9 +154,9 @@ class IsthmusOfflineStore(OfflineStore):
         start_date: datetime | None,
         end_date: datetime | None,
     ) -> IsthmusRetrievalJob:
-        """The newest row of each key, of those that became true between two times, or were created then.
+        """The newest row of each key, among those whose event or created time lies between two times.
 
-        A row that was created late is older than what has been materialised, and would else never be.
+        A row that was created late has an event time that was already materialized, and would otherwise be missed.
 
         Raises:
             FeastJoinKeysDuringMaterialization: the source lacks a join key.
@@ -185,7 +182,7 @@ class IsthmusOfflineStore(OfflineStore):
         start_date: datetime | None = None,
         end_date: datetime | None = None,
     ) -> IsthmusRetrievalJob:
-        """All rows whose event time lies between two times, both included; without features, all columns of them.
+        """All rows with an event time in a closed interval, and all their columns if no features are named.
 
         Raises:
             FeastJoinKeysDuringMaterialization: the source lacks a join key.
@@ -208,20 +205,19 @@ class IsthmusOfflineStore(OfflineStore):
     def offline_write_batch(
         config: RepoConfig, feature_view: FeatureView, table: pa.Table, progress: Callable[[int], Any] | None
     ) -> None:
-        """Appends rows to the source of a view. A reader, or a crash, meets all of them or none.
+        """Appends rows to the source of a view. Readers and crashes see all of them or none.
 
         Raises:
             ValueError: the rows have other columns than the source.
             DataError: a column has another type than the source's, or the source cannot be read.
-            RequestError: `isthmus apply` has registered the view: its rows are those of its transform.
+            RequestError: `isthmus apply` has registered the view, so its transform computes its rows.
         """
         if is_registered(feature_view.tags):
             raise RequestError(
                 f"view {feature_view.name}", "its rows are computed by its transform",
                 remedy="add to what the transform reads and run `isthmus build`, or push to the online store alone",
             )  # fmt: skip
-        source = Source.of(config, feature_view)
-        append(source, table)
+        _append(Source.of(config, feature_view), table)
         if progress:
             progress(len(table))
 
@@ -245,7 +241,7 @@ class IsthmusOfflineStore(OfflineStore):
             base_dir=path,
             basename_template=f"{uuid.uuid4().hex}-{{i}}.parquet",
             partitioning=destination.partition_by,
-            # The names of the folders say what the column was: it can be read again.
+            # Hive folder names carry the column, so that it can be read back.
             partitioning_flavor="hive" if destination.partition_by else None,
             filesystem=filesystem,
             format="parquet",
@@ -254,22 +250,17 @@ class IsthmusOfflineStore(OfflineStore):
 
 
 def newest(source: Source, known_at: KnownAt, start: datetime | None, end: datetime | None) -> tuple[Rows, pa.Array]:
-    """The rows of a source, and the places of those to materialise for a time: one for each key, in their order.
+    """The rows of a source, and the places of those to materialize for an interval: the newest of each key.
 
-    A row belongs to a time in which it became true, or became known if it is true by its end: materialising one time
-    after the other leaves out nothing that was created late. A row that is created in the future comes when it is.
-
-    Args:
-        source: the source.
-        known_at: what says when a row could have been used.
-        start: the first moment; None for the first there is.
-        end: the last one; None for now.
+    A row belongs to the interval in which its event lies, and to the interval in which it became known if its event
+    lies before the end: successive runs miss nothing that was created late. A row with a created time in the future
+    belongs to the run after that time. None means no bound.
     """
     first, last = _bounds(start, end)
     late = known_at == "created" and bool(source.created)
     condition = source.within(None if late else first, last)
-    rows = source.rows([part.name for part in source.features], known_at, condition)
-    event, known = rows.micros("event_timestamp"), rows.micros("known_at")
+    rows = source.rows([feature.name for feature in source.features], known_at, condition)
+    event, known = (columnar.micros(rows.history.table()[name]) for name in ("event_timestamp", "known_at"))
     inside = event >= first
     if late:
         inside |= (known >= first) & (known <= last)
@@ -285,16 +276,70 @@ def _bounds(start: datetime | None, end: datetime | None) -> tuple[int, int]:
 def _queried(
     config: RepoConfig, source: DataSource, keys: list[str], features: list[str], time: str, created: str | None
 ) -> tuple[Source, list[str]]:
-    """A source, and the columns of it that are asked for."""
+    """A source, and the columns of it that a query names."""
     queried = Source.queried(config, source, keys, features, time, created)
-    found = {*queried.data.schema.names}
-    if not {*keys} <= found:
-        raise FeastJoinKeysDuringMaterialization(queried.path, {*keys}, found)
+    names = {*queried.data.schema.names}
+    if not {*keys} <= names:
+        raise FeastJoinKeysDuringMaterialization(queried.path, {*keys}, names)
     return queried, list(dict.fromkeys([*keys, *features, *queried.times]))
 
 
 def _with_entity(table: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """The table with the key by which Feast knows a view without an entity, if there is no other."""
+    """The table with Feast's dummy key, if the view has no entity."""
     if keys:
         return table
     return table.append_column(DUMMY_ENTITY_ID, pa.array([DUMMY_ENTITY_VAL] * len(table), pa.string()))
+
+
+def _append(source: Source, table: pa.Table) -> None:
+    with _locked(source):
+        schema = source.data.schema
+        # pandas passes its index as columns.
+        names = [name for name in table.column_names if not name.startswith("__index_level_")]
+        if names != schema.names:
+            raise ValueError(
+                f"The input pyarrow table has the incorrect columns {names}. The columns are "
+                f"expected to be {schema.names}, in this order."
+            )
+        rows = _cast(table, schema, source)
+        filesystem, path = feast_files.filesystem_of(source.files, source.path)
+        if isinstance(source.files.file_format, DeltaFormat):
+            write_deltalake(path, rows, mode="append", storage_options=feast_files.storage_options(source.files))
+        elif path.endswith(".parquet") or Path(path).is_file():
+            with source.reading():
+                content = feast_files.parquet(pa.concat_tables([source.data.to_table(), rows]))
+            if filesystem is None:
+                write_atomically(Path(path), content)
+            else:
+                with filesystem.open_output_stream(path) as stream:
+                    stream.write(content)
+        elif filesystem is None:
+            write_atomically(Path(path) / f"{uuid.uuid4().hex}.parquet", feast_files.parquet(rows))
+        else:
+            pq.write_table(rows, f"{path}/{uuid.uuid4().hex}.parquet", filesystem=filesystem)
+
+
+def _cast(table: pa.Table, schema: pa.Schema, source: Source) -> pa.Table:
+    """Rows in the schema of a source, without pandas's metadata."""
+    columns = []
+    for field in schema:
+        column, where = table[field.name], f"{source.where}, column {field.name}"
+        try:
+            if pa.types.is_timestamp(field.type):
+                column = moments(column, where)
+            columns.append(column.cast(field.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise DataError(where, f"a value does not fit ({error})", expected=str(field.type)) from None
+    return pa.table(columns, schema=schema)
+
+
+@contextmanager
+def _locked(source: Source) -> Iterator[None]:
+    """Lets one process at a time append to a local file, since each rewrites all of it."""
+    path = Path(source.path)
+    if "://" in source.path or not path.is_file():
+        yield
+        return
+    with (path.parent / f".{path.name}.lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,17 +1,16 @@
-"""Feast's online store over our rows: what `online_store` in a `feature_store.yaml` names.
+"""Feast's online store over our rows, for `online_store` in a `feature_store.yaml`.
 
     online_store:
       type: isthmus.features.feast.IsthmusOnlineStore
       url: redis://localhost:6379
 
-A view that `isthmus apply` has registered keeps its contract: its rows are the very rows that `isthmus materialize`
-writes and the server reads. Any other view of Feast's gets a contract from its schema. Rows replace each other by the
-time rules, so a correction with the same event timestamp and a later created timestamp arrives; ttl counts on reading.
+A view that `isthmus apply` has registered keeps its contract: Feast reads and writes the same rows as `isthmus
+materialize` and the server. Any other Feast view gets a contract from its schema. The time rules decide which row
+wins, so a correction with the same event timestamp and a later created timestamp arrives; ttl applies on reading.
 """
 
 import asyncio
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
@@ -22,23 +21,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import redis
 import redis.asyncio
-
-with warnings.catch_warnings():
-    # Feast's dependencies warn of their own deprecations when they are imported.
-    warnings.simplefilter("ignore")
-    from feast import Entity, FeatureView
-    from feast.feature_view import DUMMY_ENTITY_ID, DUMMY_ENTITY_VAL
-    from feast.infra.online_stores.online_store import OnlineStore as FeastOnlineStore
-    from feast.infra.supported_async_methods import SupportedAsyncMethods
-    from feast.protos.feast.types.EntityKey_pb2 import EntityKey
-    from feast.protos.feast.types.Value_pb2 import Value
-    from feast.repo_config import FeastConfigBaseModel, RepoConfig
-    from pydantic import Field, StrictStr
+from feast import Entity, FeatureView
+from feast.feature_view import DUMMY_ENTITY_ID, DUMMY_ENTITY_VAL
+from feast.infra.online_stores.online_store import OnlineStore as FeastOnlineStore
+from feast.infra.supported_async_methods import SupportedAsyncMethods
+from feast.protos.feast.types.EntityKey_pb2 import EntityKey
+from feast.protos.feast.types.Value_pb2 import Value
+from feast.repo_config import FeastConfigBaseModel, RepoConfig
+from pydantic import Field, StrictStr
 
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.feast import values as feast_values
-from isthmus.features.feast.lookup import Lookup, Question, Request, Rows
+from isthmus.features.feast.lookup import Lookup, Request, Rows, ViewLookup
 from isthmus.features.feast.views import contract_of, layout_of, project_of
 from isthmus.features.online import record
 from isthmus.features.online.scripts import locked, suspects
@@ -54,10 +49,10 @@ from isthmus.features.values.rows import Int64
 TIMEOUT_SECONDS = 5.0
 SETTING = "online_store.url in feature_store.yaml"
 BATCH = 1000
-"""Keys that one round trip of a deletion covers."""
+"""Keys that a round trip of a deletion covers."""
 
 _NULL = Value()
-_NOBODY = EntityKey(join_keys=[DUMMY_ENTITY_ID], entity_values=[Value(string_val=DUMMY_ENTITY_VAL)])
+_DUMMY_KEY = EntityKey(join_keys=[DUMMY_ENTITY_ID], entity_values=[Value(string_val=DUMMY_ENTITY_VAL)])
 
 Batch = list[tuple[EntityKey, dict[str, Value], datetime, datetime | None]]
 
@@ -67,8 +62,7 @@ class IsthmusOnlineStoreConfig(FeastConfigBaseModel):
 
     Attributes:
         url: `redis://`, `rediss://` or `unix://`.
-        project: the project that Isthmus knows the rows by, where that is not the name of Feast's project: Isthmus
-            registers `my-shop` as `my_shop`.
+        project: Isthmus's name of the project, if Feast's differs: Isthmus registers `my-shop` as `my_shop`.
     """
 
     type: Literal["isthmus.features.feast.IsthmusOnlineStore", "isthmus.features.feast_store.IsthmusOnlineStore"] = (
@@ -83,18 +77,18 @@ class IsthmusOnlineStore(FeastOnlineStore):
 
     def __init__(self) -> None:
         self._client: Client | None = None
-        # A connection of asyncio lives and dies with its event loop.
+        # An asyncio connection lives and dies with its event loop.
         self._clients: dict[asyncio.AbstractEventLoop, redis.asyncio.Redis] = {}
 
     @property
     def async_supported(self) -> SupportedAsyncMethods:
-        """Feast's server reads and writes without a thread of its own."""
+        """Both: Feast's server needs no thread per read or write."""
         return SupportedAsyncMethods(read=True, write=True)
 
     def online_write_batch(
         self, config: RepoConfig, table: FeatureView, data: Batch, progress: Callable[[int], Any] | None
     ) -> None:
-        """Writes rows; one replaces what is stored unless that is newer by (event, created, content).
+        """Writes rows; a row replaces the stored row unless that is newer by (event, created, content).
 
         Raises:
             DataError: a value has another type than its feature.
@@ -102,9 +96,9 @@ class IsthmusOnlineStore(FeastOnlineStore):
             DependencyError: Redis does not answer.
         """
         if data:
-            stated_keys, rows, events, created = zip(*data, strict=True)
-            # Of a view without entities, `materialize` and lookups name a key that `write_to_online_store` leaves out.
-            keys = [key if key.join_keys else _NOBODY for key in stated_keys]
+            entity_keys, rows, events, created = zip(*data, strict=True)
+            # For a view without entities, `materialize` and lookups name a key that `write_to_online_store` leaves out.
+            keys = [key if key.join_keys else _DUMMY_KEY for key in entity_keys]
             layout = layout_of(config, table, keys)
             view = layout.view
             values = {
@@ -112,9 +106,11 @@ class IsthmusOnlineStore(FeastOnlineStore):
                 for name, form in layout.forms.items()
             }
             event = feast_values.micros(events, view.name)
-            stated = np.array([feast_values.is_time(time) for time in created], bool)
+            has_created = np.array([feast_values.is_time(time) for time in created], bool)
             known = event + view.delay
-            known[stated] = feast_values.micros([time for time in created if feast_values.is_time(time)], view.name)
+            known[has_created] = feast_values.micros(
+                [time for time in created if feast_values.is_time(time)], view.name
+            )
             self._write(config, view, layout.keys(keys), event, known, values)
         if progress:
             progress(len(data))
@@ -127,14 +123,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
         event: pa.ChunkedArray,
         created: pa.ChunkedArray | None,
     ) -> None:
-        """`online_write_batch` of columns: no value becomes a proto, but for those that rows hold as protos.
-
-        Args:
-            config: the project's configuration.
-            table: the view.
-            rows: join keys and features by their names, shape (n,) each.
-            event: event timestamps, shape (n,).
-            created: created timestamps, shape (n,); None if there are none.
+        """`online_write_batch` for Arrow columns, shape (n,) each: only values stored as protos become protos.
 
         Raises:
             DataError: a column has another type than its feature, or a row lacks its time or a key.
@@ -149,20 +138,20 @@ class IsthmusOnlineStore(FeastOnlineStore):
             for field in table.features
         }
         keys = {key.name: feast_values.plain_keys(rows[key.name], key, f"view {view.name}") for key in view.keys}
-        times = feast_values.moments(event, f"view {view.name}, event timestamp")
-        if times.null_count:
+        event_times = feast_values.moments(event, f"view {view.name}, event timestamp")
+        if event_times.null_count:
             raise DataError(view.name, "a row has no event timestamp", expected="one in every row")
-        happened = columns.micros(times)
-        known = happened + view.delay
+        event_micros = columns.micros(event_times)
+        known = event_micros + view.delay
         if created is not None:
-            stated = feast_values.moments(created, f"view {view.name}, created timestamp")
-            known = columns.micros(pc.coalesce(stated, pa.array(known).cast(feast_values.TIME)))
-        self._write(config, view, keys, happened, known, values)
+            created_times = feast_values.moments(created, f"view {view.name}, created timestamp")
+            known = columns.micros(pc.coalesce(created_times, pa.array(known).cast(feast_values.TIME)))
+        self._write(config, view, keys, event_micros, known, values)
 
     async def online_write_batch_async(
         self, config: RepoConfig, table: FeatureView, data: Batch, progress: Callable[[int], Any] | None
     ) -> None:
-        """`online_write_batch`, in a thread: packing a batch would hold up the event loop, too."""
+        """`online_write_batch` in a thread: packing a batch would block the event loop, too."""
         await asyncio.to_thread(self.online_write_batch, config, table, data, progress)
 
     def online_read(
@@ -172,14 +161,15 @@ class IsthmusOnlineStore(FeastOnlineStore):
         entity_keys: list[EntityKey],
         requested_features: list[str] | None = None,
     ) -> Rows:
-        """Event time and values of each key: (None, None) without a row, (event time, None) where it has expired.
+        """Event time and values of each key: (None, None) without a row, (event time, None) if it has expired.
 
         Raises:
             ContractMismatch: a row was written under another schema of the view.
             DependencyError: Redis does not answer.
         """
-        lookup = Lookup(config, [Question(config, table, entity_keys, requested_features)])
-        return lookup.rows(self._replies(lookup))[0]
+        view = ViewLookup(config, table, entity_keys, requested_features)
+        lookup = Lookup(config, [view])
+        return view.rows(lookup.answers(self._replies(lookup))[0])
 
     async def online_read_async(
         self,
@@ -189,16 +179,17 @@ class IsthmusOnlineStore(FeastOnlineStore):
         requested_features: list[str] | None = None,
     ) -> Rows:
         """`online_read` on the event loop."""
-        lookup = Lookup(config, [Question(config, table, entity_keys, requested_features)])
-        return lookup.rows(await self._replies_async(lookup))[0]
+        view = ViewLookup(config, table, entity_keys, requested_features)
+        lookup = Lookup(config, [view])
+        return view.rows(lookup.answers(await self._replies_async(lookup))[0])
 
-    def _read_features_per_fv(self, *asked: Any, **named: Any) -> None:
-        """Feast's hook for stores that read all views of a request at once: takes what `Request` takes."""
-        request = Request(*asked, **named)
+    def _read_features_per_fv(self, *args: Any, **kwargs: Any) -> None:
+        """Feast's hook for stores that read all views of a request at once."""
+        request = Request(*args, **kwargs)
         request.answer(self._replies(request.lookup))
 
-    async def _read_features_per_fv_async(self, *asked: Any, **named: Any) -> None:
-        request = Request(*asked, **named)
+    async def _read_features_per_fv_async(self, *args: Any, **kwargs: Any) -> None:
+        request = Request(*args, **kwargs)
         request.answer(await self._replies_async(request.lookup))
 
     def update(
@@ -210,10 +201,10 @@ class IsthmusOnlineStore(FeastOnlineStore):
         entities_to_keep: Sequence[Entity],  # noqa: ARG002
         partial: bool,  # noqa: ARG002
     ) -> None:
-        """Removes the rows of deleted views; a view that is kept must have a schema that rows can hold.
+        """Removes the rows of deleted views, and checks that rows can hold the schemas of the others.
 
         Raises:
-            ConfigurationError: with every view that has none.
+            ConfigurationError: some cannot; all of them are reported.
             DependencyError: Redis does not answer.
         """
         problems: list[Problem] = []
@@ -250,7 +241,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
             await self._connected_async(config).execute_command("PING")  # type: ignore[no-untyped-call]  # so in redis-py
 
     async def close(self) -> None:
-        """Closes all connections of this event loop, and those that wait."""
+        """Closes the asyncio connections of this event loop and the blocking connection."""
         client = self._clients.pop(asyncio.get_running_loop(), None)
         if client is not None:
             await client.aclose()
@@ -266,8 +257,8 @@ class IsthmusOnlineStore(FeastOnlineStore):
     def _connected_async(self, config: RepoConfig) -> redis.asyncio.Redis:
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
-            # What a loop that has ended without `close` had open goes with it.
-            self._clients = {other: held for other, held in self._clients.items() if not other.is_closed()}
+            # A loop that ended without `close` took its connections with it.
+            self._clients = {alive: client for alive, client in self._clients.items() if not alive.is_closed()}
             address = Address.of(config.online_store.url)
             kind: Any = redis.asyncio.RedisCluster if address.cluster else redis.asyncio.Redis
             self._clients[loop] = kind.from_url(
@@ -278,13 +269,13 @@ class IsthmusOnlineStore(FeastOnlineStore):
     def _replies(self, lookup: Lookup) -> list[Any]:
         with answering(lookup.config.online_store.url, SETTING):
             pipeline = self._connected(lookup.config).pipeline(transaction=False)
-            replies: list[Any] = lookup.sent_by(pipeline).execute()
+            replies: list[Any] = lookup.queue(pipeline).execute()
         return replies
 
     async def _replies_async(self, lookup: Lookup) -> list[Any]:
         with answering(lookup.config.online_store.url, SETTING):
             pipeline = self._connected_async(lookup.config).pipeline(transaction=False)
-            replies: list[Any] = await lookup.sent_by(pipeline).execute()
+            replies: list[Any] = await lookup.queue(pipeline).execute()
         return replies
 
     def _write(
@@ -301,22 +292,22 @@ class IsthmusOnlineStore(FeastOnlineStore):
             store.write(view, keys, event, known, values)
 
     def _remove(self, config: RepoConfig, tables: Sequence[FeatureView]) -> None:
-        """Removes the fields of some views from every hash of the project, and first what Redis knows of their tables.
+        """Removes the views' table records, then their fields from every hash of the project.
 
-        A materialization under way so ends with an error, and one that follows takes no row to be there.
+        Without its record, a running materialization ends with an error and the next run compares every row.
         """
         fields = [table.name for table in tables]
         if not fields:
             return
-        # The project comes first in the name of a hash and ends with a colon: no other project's name begins so.
-        pattern = re.sub(r"([*?\[\]\\])", r"\\\1", project_of(config)) + ":*"
+        project = project_of(config)
+        # A hash's name begins with the project and a colon, so no other project's name matches.
+        pattern = re.sub(r"([*?\[\]\\])", r"\\\1", project) + ":*"
         with answering(config.online_store.url, SETTING):
             client = self._connected(config)
-            project = project_of(config)
             client.hdel(record.records(project).decode(), *fields)
             for field in fields:
-                for beside in (locked(project, field), suspects(project, field)):
-                    client.delete(beside)
+                client.delete(locked(project, field))
+                client.delete(suspects(project, field))
             names = client.scan_iter(match=pattern, count=BATCH, _type="HASH")
             while batch := list(islice(names, BATCH)):
                 pipeline = client.pipeline(transaction=False)

@@ -1,12 +1,11 @@
 """The project in Feast's own registry, for Feast's SDK, CLI and UI.
 
 Feast registers the results of our transforms; it never runs them. Its online store is our server, through Feast's
-remote client, or the same rows in Redis through `feast_store`, which reads the contract of a view from its tags. Its
-offline store is `feast_offline`, which reads the tables of the views.
+remote client, or `IsthmusOnlineStore` over the same rows in Redis, which reads the contract of a view from its tags.
+Its offline store is `IsthmusOfflineStore` over the tables of the views.
 """
 
 import json
-import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,17 +13,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-# Feast sends usage statistics unless told otherwise before its first import.
-os.environ.setdefault("FEAST_USAGE", "False")
-with warnings.catch_warnings():
-    # Feast's dependencies warn of their own deprecations when they are imported.
-    warnings.simplefilter("ignore")
-    import feast
-    import feast.types as ft
-    import yaml
-    from feast.data_format import DeltaFormat
-    from feast.repo_config import RepoConfig
-    from sqlalchemy.exc import SQLAlchemyError
+import feast
+import feast.types as ft
+import yaml
+from feast.data_format import DeltaFormat
+from feast.repo_config import RepoConfig
+from sqlalchemy.exc import SQLAlchemyError
 
 from isthmus.features.contract.contract import Contract
 from isthmus.features.definition.spec import Entity, FeatureProjection, FeatureService, FeatureView
@@ -49,9 +43,9 @@ def register(
 
     Args:
         contract: the compiled project.
-        views: the declared views.
-        services: the declared services.
-        folder: where the registry is.
+        views: by name, as declared.
+        services: by name, as declared.
+        folder: of `feature_store.yaml` and the registry.
         offline: folder or URL of the Delta tables.
         server: URL of the online lookup API.
 
@@ -89,19 +83,19 @@ def register(
 
 @contextmanager
 def _usable(folder: Path) -> Iterator[None]:
-    """Turns what a damaged or locked registry makes of an apply into one clear error."""
+    """Turns the errors of a damaged or locked registry into a DependencyError."""
     try:
         yield
     except SQLAlchemyError as error:
         cause = str(getattr(error, "orig", None) or error).partition("\n")[0]
         raise DependencyError(
             "apply", f"Feast's registry in {folder} cannot be used ({cause})",
-            remedy=f"if no other process holds it, remove {folder} and run `isthmus apply`, which writes it again",
+            remedy=f"if no other process uses it, remove {folder} and run `isthmus apply`, which writes it again",
         ) from error  # fmt: skip
 
 
 def _entities(entity: Entity) -> dict[str, feast.Entity]:
-    """Feast allows one join key per entity: an entity of ours becomes one of Feast's for each of its keys."""
+    """Feast allows a single join key per entity, so each key of our entity becomes a Feast entity."""
     return {
         key: feast.Entity(
             name=key, join_keys=[key], value_type=_TYPES[dtype.name].to_value_type(), description=entity.description
@@ -135,7 +129,7 @@ def _view(view: FeatureView, contract: Contract, keys: Mapping[str, feast.Entity
 
 
 def _service(service: FeatureService, tables: Mapping[str, feast.FeatureView]) -> feast.FeatureService:
-    """Request fields, and what is computed at the request, are no features to Feast: nothing of them is stored."""
+    """Without request fields and request transforms: they are never stored, so Feast has no use for them."""
     parts = []
     for part in service.features:
         if isinstance(part, FeatureProjection) and isinstance(part.view, FeatureView):

@@ -1,6 +1,5 @@
-"""Feast's protos and tables as columns of ours, and protos back: values, entity keys and times."""
+"""Conversion of Feast's protos and tables to our columns, and back to protos: values, entity keys and times."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -9,14 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-
-with warnings.catch_warnings():
-    # Feast's dependencies warn of their own deprecations when they are imported.
-    warnings.simplefilter("ignore")
-    from feast.protos.feast.types.EntityKey_pb2 import EntityKey
-    from feast.protos.feast.types.Value_pb2 import Value
-    from feast.type_map import python_values_to_proto_values
-    from feast.types import FeastType
+from feast.protos.feast.types.EntityKey_pb2 import EntityKey
+from feast.protos.feast.types.Value_pb2 import Value
+from feast.type_map import python_values_to_proto_values
+from feast.types import FeastType
 
 from isthmus.features import clock
 from isthmus.features.contract.contract import Column, one_of
@@ -29,7 +24,7 @@ from isthmus.features.values.rows import Int64
 TIME = pa.timestamp("us", tz="UTC")
 _SECOND = 1_000_000
 _NO_TIME = -(2**63)
-"""What Feast writes for a null timestamp among others that are none."""
+"""What Feast writes for a null timestamp in a column that has values."""
 
 _LATEST = 2**63 // _SECOND - 1
 _NULL = Value()
@@ -37,17 +32,17 @@ _NULL = Value()
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a type of Feast's lies in a row and in a proto.
+    """How a Feast type is encoded in a row and in a proto.
 
     Attributes:
         dtype: its type in our rows.
         kind: the field of `Value` that holds it.
-        whole: whether the row has the proto itself, as bytes: our types know nothing like it.
+        serialized: whether the row holds the proto itself, as bytes, because none of our types fits.
     """
 
     dtype: DataType
     kind: str
-    whole: bool = False
+    serialized: bool = False
 
 
 _KINDS = {
@@ -60,8 +55,7 @@ _KINDS = {
     "String": "string",
     "Bytes": "bytes",
 }
-# Types of Feast's that are text or bytes under another name.
-_ALIASES = {
+_ALIASES = {  # Feast types that are text or bytes by a different name.
     "ImageBytes": ("Bytes", "bytes"),
     "PdfBytes": ("Bytes", "bytes"),
     "Json": ("String", "json"),
@@ -79,80 +73,70 @@ FORMS: Mapping[str, Form] = {
         if f"Array({name})" in TYPES
     },
 }
-"""The types of Feast's that are types of ours, by Feast's words for them."""
+"""The Feast types that have a type of ours, by Feast's names."""
 
 
 def form_of(dtype: FeastType) -> Form | None:
-    """How a type lies in a row and in a proto: a map, a set or a struct lies there whole. None if it has no values."""
+    """How a type is encoded: maps, sets and structs as serialized protos. None for a type without values."""
     if str(dtype) in FORMS:
         return FORMS[str(dtype)]
     kind = f"{dtype.to_value_type().name.removeprefix('VALUE_').lower()}_val"
-    return Form(Bytes, kind, whole=True) if kind in Value.DESCRIPTOR.fields_by_name else None
+    return Form(Bytes, kind, serialized=True) if kind in Value.DESCRIPTOR.fields_by_name else None
 
 
 def column(protos: Sequence[Value], form: Form, where: str) -> Values:
-    """The NumPy form of n protos; one without a value is null.
-
-    Args:
-        protos: n values.
-        form: what they are.
-        where: the column, for a message.
+    """The NumPy form of n protos; an empty proto is null. `where` names the column in messages.
 
     Raises:
         DataError: a value is of another type, or a time that no row can hold.
     """
     kinds = _kinds(protos)
-    others = {*kinds} - {form.kind, "null_val", ""}
-    if others:
-        raise DataError(where, f"a value is a {min(others)}", expected=f"{form.kind}, or none")
+    if unexpected := {*kinds} - {form.kind, "null_val", ""}:
+        raise DataError(where, f"a value is a {min(unexpected)}", expected=f"{form.kind}, or none")
     valid = np.array([kind == form.kind for kind in kinds], bool)
-    # Entries of a map have no order but the deterministic one: equal maps are equal bytes.
-    found: list[Any] = [
-        proto.SerializeToString(deterministic=True) if form.whole else getattr(proto, form.kind) for proto in protos
-    ]
-    if form.kind.endswith("_list_val") and not form.whole:
-        lists = [list(item.val) if kind == form.kind else None for item, kind in zip(found, kinds, strict=True)]
+    if form.kind.endswith("_list_val") and not form.serialized:
+        lists = [list(getattr(proto, form.kind).val) if kind == form.kind else None
+                 for proto, kind in zip(protos, kinds, strict=True)]  # fmt: skip
         return _lists(lists, form, where)
+    # Map entries have no order; deterministic serialization gives equal maps equal bytes.
+    items: list[Any] = [
+        proto.SerializeToString(deterministic=True) if form.serialized else getattr(proto, form.kind)
+        for proto in protos
+    ]
     if form.kind == "unix_timestamp_val":
-        valid &= np.array([item != _NO_TIME for item in found], bool)
-        found = [_micros(item, where) if good else 0 for item, good in zip(found, valid.tolist(), strict=True)]
+        valid &= np.array([item != _NO_TIME for item in items], bool)
+        items = [_micros(item, where) if ok else 0 for item, ok in zip(items, valid.tolist(), strict=True)]
     if form.dtype.numpy is None:
-        data = objects(found, len(found))
+        data = objects(items, len(items))
         data[~valid] = None
         return Values(data, valid)
-    # A field that is not set reads as zero, which is what lies under a null.
-    return Values(np.array(found, form.dtype.numpy), valid)
+    # An unset proto field reads as zero, which is what we store under a null.
+    return Values(np.array(items, form.dtype.numpy), valid)
 
 
-def arrow_column(found: pa.ChunkedArray, dtype: FeastType, form: Form, where: str) -> Values:
-    """The NumPy form of a column of a table, shape (n,); what a row holds whole is made one of Feast's protos by Feast.
-
-    Args:
-        found: the column.
-        dtype: the declared type.
-        form: how that lies in a row.
-        where: the column, for a message.
+def arrow_column(values: pa.ChunkedArray, dtype: FeastType, form: Form, where: str) -> Values:
+    """The NumPy form of n values of a declared type; Feast converts those that rows hold as protos.
 
     Raises:
-        DataError: the column holds something else, or a value that does not fit.
+        DataError: the column has another type, or a value does not fit.
     """
-    if not form.whole:
-        return from_arrow(typed(found, form.dtype, where), form.dtype)
+    if not form.serialized:
+        return from_arrow(typed(values, form.dtype, where), form.dtype)
     try:
-        made = python_values_to_proto_values(found.to_pylist(maps_as_pydicts="strict"), dtype.to_value_type())
+        protos = python_values_to_proto_values(values.to_pylist(maps_as_pydicts="strict"), dtype.to_value_type())
     except (TypeError, ValueError, KeyError, AssertionError) as error:
         raise DataError(where, f"has a value that does not fit ({error})", expected=f"{dtype}, as declared") from error
-    return column(made, form, where)
+    return column(protos, form, where)
 
 
 def protos(values: Values, form: Form) -> list[Value]:
-    """A proto per value; null is one without a value. Feast's timestamps are whole seconds: the rest is cut off."""
-    if form.whole:
+    """A proto per value, an empty proto for null. Timestamps are cut to whole seconds, as Feast's are."""
+    if form.serialized:
         return [_NULL if item is None else Value.FromString(item) for item in values.data]
     if form.kind.endswith("_list_val"):
-        made = type(getattr(_NULL, form.kind))
+        message = type(getattr(_NULL, form.kind))
         return [
-            _NULL if items is None else Value(**{form.kind: made(val=items)}) for items in _plain_lists(values, form)
+            _NULL if items is None else Value(**{form.kind: message(val=items)}) for items in _plain_lists(values, form)
         ]
     items = values.tolist(form.dtype)
     if form.kind == "unix_timestamp_val":
@@ -161,12 +145,7 @@ def protos(values: Values, form: Form) -> list[Value]:
 
 
 def key_columns(keys: Sequence[EntityKey], columns: Sequence[Column], where: str) -> dict[str, list[KeyValue]]:
-    """Join key name to its values in n entity keys.
-
-    Args:
-        keys: n entity keys.
-        columns: the join keys of the view.
-        where: the view, for a message.
+    """Join key name to its values in n entity keys. `where` names the view in messages.
 
     Raises:
         RequestError: an entity key has other join keys, or a value of another type.
@@ -180,40 +159,41 @@ def key_columns(keys: Sequence[EntityKey], columns: Sequence[Column], where: str
 
 
 def plain_keys(values: pa.ChunkedArray, column: Column, where: str) -> list[KeyValue]:
-    """The values of a join key, as `key_columns` gives them.
+    """The values of a join key, in the form of `key_columns`.
 
     Raises:
-        DataError: one is null, or has another type.
+        DataError: a value is null, or of another type.
     """
-    found = typed(values, column.dtype, f"{where}, join key {column.name}")
-    if found.null_count:
-        raise DataError(f"{where}, join key {column.name}", f"{found.null_count} nulls", expected="no null")
-    plain: list[KeyValue] = (found.cast(pa.int64()) if column.dtype.name == "UnixTimestamp" else found).to_pylist()
+    keys = typed(values, column.dtype, f"{where}, join key {column.name}")
+    if keys.null_count:
+        raise DataError(f"{where}, join key {column.name}", f"{keys.null_count} nulls", expected="no null")
+    plain: list[KeyValue] = (keys.cast(pa.int64()) if column.dtype.name == "UnixTimestamp" else keys).to_pylist()
     return plain
 
 
 def key_type(value: Value) -> str:
-    """The name of the type that a value of an entity key has by itself."""
+    """Feast's name of the type of an entity key's value."""
     kind = str(value.WhichOneof("val")).removesuffix("_val")
     return next((name for name, known in _KINDS.items() if known == kind), kind)
 
 
 def micros(times: Sequence[datetime], where: str) -> Int64:
-    """Microseconds since 1970 UTC of n moments; without a time zone they are UTC, as in Feast.
+    """Microseconds since 1970 UTC of n times; times without a time zone are UTC, as everywhere in Feast.
 
     Raises:
-        DataError: there is none (`NaT`).
+        DataError: a time is null (`NaT`).
     """
     if not all(map(is_time, times)):
         raise DataError(where, "a row has no event timestamp", expected="one in every row")
-    return np.array([clock.micros(_aware(time)) for time in times], np.int64)
+    aware = (time.replace(tzinfo=UTC) if time.tzinfo is None else time for time in times)
+    return np.array([clock.micros(time) for time in aware], np.int64)
 
 
 def moments(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
-    """A column of times as microseconds in UTC; without a time zone they are UTC, as everywhere in Feast.
+    """A column of times as microseconds in UTC; times without a time zone are UTC, as everywhere in Feast.
 
     Raises:
-        DataError: they are no times, or lie beyond what microseconds can hold.
+        DataError: the column has another type, or a time does not fit microseconds.
     """
     kind = column.type
     if pa.types.is_null(kind):
@@ -231,10 +211,10 @@ def moments(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
 
 
 def typed(column: pa.ChunkedArray, dtype: DataType | None, where: str) -> pa.ChunkedArray:
-    """A column in a declared type, every value kept.
+    """A column cast to its declared type without loss; None leaves it as it is.
 
     Raises:
-        DataError: the column holds something else, or a value that does not fit.
+        DataError: the column has another type, or a value does not fit.
     """
     if dtype is None:
         return column
@@ -255,34 +235,30 @@ def typed(column: pa.ChunkedArray, dtype: DataType | None, where: str) -> pa.Chu
 
 
 def is_time(time: datetime | None) -> bool:
-    """Whether a time is one: pandas has a value of it, `NaT`, that is none."""
+    """Whether a time is neither None nor pandas's `NaT`, which does not equal itself."""
     return time is not None and time == time
 
 
-def _alike(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of one type are values of the other, written otherwise; text that looks like a number is none."""
+def _alike(actual: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a column of type `actual` may hold values of type `wanted`; text never holds numbers."""
     if pa.types.is_list(wanted):
-        lists: bool = pa.types.is_list(found) or pa.types.is_large_list(found) or pa.types.is_fixed_size_list(found)
-        return lists and _alike(found.value_type, wanted.value_type)
-    if pa.types.is_null(found):
+        lists: bool = pa.types.is_list(actual) or pa.types.is_large_list(actual) or pa.types.is_fixed_size_list(actual)
+        return lists and _alike(actual.value_type, wanted.value_type)
+    if pa.types.is_null(actual):
         return True
-    numbers: bool = pa.types.is_integer(found) or pa.types.is_floating(found) or pa.types.is_decimal(found)
+    numbers: bool = pa.types.is_integer(actual) or pa.types.is_floating(actual) or pa.types.is_decimal(actual)
     if pa.types.is_integer(wanted) or pa.types.is_floating(wanted):
-        # pandas has whole numbers with nulls among them as floating-point numbers.
+        # pandas stores integers with nulls as floating-point numbers.
         return numbers
     if pa.types.is_timestamp(wanted):
-        return bool(pa.types.is_timestamp(found))
-    texts = pa.types.is_string(found) or pa.types.is_large_string(found)
-    blobs = pa.types.is_binary(found) or pa.types.is_large_binary(found) or pa.types.is_fixed_size_binary(found)
-    return bool((texts and pa.types.is_string(wanted)) or (blobs and pa.types.is_binary(wanted)) or found == wanted)
+        return bool(pa.types.is_timestamp(actual))
+    texts = pa.types.is_string(actual) or pa.types.is_large_string(actual)
+    blobs = pa.types.is_binary(actual) or pa.types.is_large_binary(actual) or pa.types.is_fixed_size_binary(actual)
+    return bool((texts and pa.types.is_string(wanted)) or (blobs and pa.types.is_binary(wanted)) or actual == wanted)
 
 
 def _kinds(protos: Sequence[Value]) -> list[str]:
     return [proto.WhichOneof("val") or "" for proto in protos]
-
-
-def _aware(time: datetime) -> datetime:
-    return time.replace(tzinfo=UTC) if time.tzinfo is None else time
 
 
 def _micros(seconds: int, where: str) -> int:
@@ -293,31 +269,28 @@ def _micros(seconds: int, where: str) -> int:
 
 def _key_values(values: Sequence[Value], column: Column, where: str) -> list[KeyValue]:
     kind = f"{_KINDS[column.dtype.name]}_val"
-    # Both widths of integers make the same key.
+    # Both integer widths make the same key.
     allowed = {"int32_val", "int64_val"} if kind in ("int32_val", "int64_val") else {kind}
-    found = _kinds(values)
-    others = {*found} - allowed
-    if others:
-        met = min(others) or "null"
-        raise RequestError(where, f"a value of join key {column.name} is {met}", expected=one_of(allowed))
-    plain: list[KeyValue] = [getattr(value, kind) for value, kind in zip(values, found, strict=True)]
-    if kind == "unix_timestamp_val":
-        return [_micros(int(value), where) for value in plain]
-    return plain
+    kinds = _kinds(values)
+    if unexpected := {*kinds} - allowed:
+        actual = min(unexpected) or "null"
+        raise RequestError(where, f"a value of join key {column.name} is {actual}", expected=one_of(allowed))
+    keys: list[KeyValue] = [getattr(value, field) for value, field in zip(values, kinds, strict=True)]
+    return [_micros(int(key), where) for key in keys] if kind == "unix_timestamp_val" else keys
 
 
 def _lists(lists: Sequence[list[Any] | None], form: Form, where: str) -> Values:
     arrow = ARROW[form.dtype.name]
     if form.kind == "unix_timestamp_list_val":
-        whole = [None if items is None else [_micros(item, where) for item in items] for items in lists]
-        return from_arrow(pa.array(whole, pa.list_(pa.int64())).cast(arrow), form.dtype)
+        times = [None if items is None else [_micros(item, where) for item in items] for items in lists]
+        return from_arrow(pa.array(times, pa.list_(pa.int64())).cast(arrow), form.dtype)
     return from_arrow(pa.array(lists, arrow), form.dtype)
 
 
 def _plain_lists(values: Values, form: Form) -> list[Any]:
     array = to_arrow(values, form.dtype)
     if form.kind == "unix_timestamp_list_val":
-        whole = array.cast(pa.list_(pa.int64())).to_pylist()
-        return [None if items is None else [item // _SECOND for item in items] for items in whole]
-    plain: list[Any] = array.to_pylist()
-    return plain
+        times = array.cast(pa.list_(pa.int64())).to_pylist()
+        return [None if items is None else [item // _SECOND for item in items] for items in times]
+    lists: list[Any] = array.to_pylist()
+    return lists

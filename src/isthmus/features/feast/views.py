@@ -1,19 +1,15 @@
-"""Feast's views as rows know them: the contract of a view, and how its features lie in a row and in a proto."""
+"""The contracts of Feast's views, and how their features are encoded in rows and protos."""
 
 import json
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import itemgetter
 
-with warnings.catch_warnings():
-    # Feast's dependencies warn of their own deprecations when they are imported.
-    warnings.simplefilter("ignore")
-    from feast import FeatureView
-    from feast.protos.feast.types.EntityKey_pb2 import EntityKey
-    from feast.repo_config import RepoConfig
-    from feast.types import FeastType
+from feast import FeatureView
+from feast.protos.feast.types.EntityKey_pb2 import EntityKey
+from feast.repo_config import RepoConfig
+from feast.types import FeastType
 
 from isthmus.features import clock
 from isthmus.features.contract.contract import Column, Contract, ViewContract, one_of, sha256
@@ -23,32 +19,27 @@ from isthmus.features.feast.values import FORMS, Form, form_of
 from isthmus.features.types import KEY_TYPES
 from isthmus.features.values.entitykey import KeyValue
 
-Named = tuple[tuple[str, str], ...]
-"""Names, each with Feast's word for its type."""
+_Types = tuple[tuple[str, str], ...]
+"""Names, each with Feast's name of its type."""
 
 _REGISTER = "run `isthmus apply`, which registers it again"
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """A view as rows know it.
-
-    Attributes:
-        view: its contract.
-        forms: feature name to how it lies in a row and in a proto.
-    """
+    """The contract of a view, and how each feature is encoded in rows and protos."""
 
     view: ViewContract
     forms: Mapping[str, Form]
 
     def keys(self, keys: Sequence[EntityKey]) -> dict[str, list[KeyValue]]:
-        """Join key name to its values."""
+        """Join key name to its values in n entity keys."""
         return feast_values.key_columns(keys, self.view.keys, f"view {self.view.name}")
 
 
 @dataclass(frozen=True)
 class _FeastView(ViewContract):
-    """A view that only Feast knows. Its ttl says how rows are read, not what they are: it may change under them."""
+    """A view that only Feast knows. Its ttl affects reads, not stored rows, so it may change under them."""
 
     @cached_property
     def hash(self) -> str:
@@ -57,25 +48,25 @@ class _FeastView(ViewContract):
 
 
 def project_of(config: RepoConfig) -> str:
-    """The project that the rows belong to."""
+    """The project whose rows in Redis these are."""
     return str(config.online_store.project or config.project)
 
 
 def contract_of(config: RepoConfig, views: Iterable[ViewContract]) -> Contract:
-    """A contract of some views alone."""
+    """A contract of these views only."""
     return Contract(project_of(config), {view.name: view for view in views}, {}, {}, {})
 
 
 def is_registered(tags: Mapping[str, str]) -> bool:
-    """Whether a view with these tags is one that `isthmus apply` has registered."""
+    """Whether `isthmus apply` has registered the view with these tags."""
     return "isthmus.contract" in tags
 
 
 def registered(name: str, tags: Mapping[str, str]) -> ViewContract:
-    """The contract that `isthmus apply` has put into the tags of a view.
+    """The contract in the tags of a view that `isthmus apply` has registered.
 
     Raises:
-        ContractMismatch: there is none that has the hash which the tags state.
+        ContractMismatch: it is missing, or its hash is not the one in the tags.
     """
     where, hashed = _registration(name), tags["isthmus.contract"]
     try:
@@ -88,29 +79,29 @@ def registered(name: str, tags: Mapping[str, str]) -> ViewContract:
 
 
 def layout_of(config: RepoConfig, table: FeatureView, keys: Sequence[EntityKey] = ()) -> Layout:
-    """The layout of a view; the keys say what its join keys are if Feast made it up and gave it none.
+    """The layout of a view; `keys` tell its join keys if it declares none.
 
     Raises:
         ConfigurationError: a type that rows cannot hold.
         ContractMismatch: the view was registered by Isthmus and changed since, or belongs to another project.
     """
-    joined = tuple((field.name, str(field.dtype)) for field in table.entity_columns)
-    if not joined and keys:
-        of_one = zip(keys[0].join_keys, keys[0].entity_values, strict=True)
-        joined = tuple((name, feast_values.key_type(value)) for name, value in of_one)
+    key_types = tuple((field.name, str(field.dtype)) for field in table.entity_columns)
+    if not key_types and keys:
+        first_key = zip(keys[0].join_keys, keys[0].entity_values, strict=True)
+        key_types = tuple((name, feast_values.key_type(value)) for name, value in first_key)
     if is_registered(table.tags):
-        named = tuple((field.name, str(field.dtype)) for field in table.features)
-        return _registered(project_of(config), table.name, joined, named, tuple(sorted(table.tags.items())))
+        types = tuple((field.name, str(field.dtype)) for field in table.features)
+        return _registered(project_of(config), table.name, key_types, types, tuple(sorted(table.tags.items())))
     ttl = getattr(table, "ttl", None)
     fields = tuple((field.name, field.dtype) for field in table.features)
-    return _derived(table.name, joined, fields, ttl // clock.MICROSECOND if ttl else None)
+    return _derived(table.name, key_types, fields, ttl // clock.MICROSECOND if ttl else None)
 
 
 @lru_cache(maxsize=1024)
-def _derived(name: str, keys: Named, fields: tuple[tuple[str, FeastType], ...], ttl: int | None) -> Layout:
+def _derived(name: str, keys: _Types, fields: tuple[tuple[str, FeastType], ...], ttl: int | None) -> Layout:
     forms: dict[str, Form] = {}
     problems: list[Problem] = []
-    # In the order of their names: Feast gives the order of fields no meaning.
+    # Sorted by name: the order of fields means nothing to Feast.
     for field, dtype in sorted(fields, key=itemgetter(0)):
         if form := form_of(dtype):
             forms[field] = form
@@ -125,25 +116,25 @@ def _derived(name: str, keys: Named, fields: tuple[tuple[str, FeastType], ...], 
     if problems:
         raise ConfigurationError("feature views", problems)
     columns = tuple(Column(field, form.dtype) for field, form in forms.items())
-    joined = tuple(Column(key, FORMS[dtype].dtype) for key, dtype in sorted(keys))
-    # What lies in a row whole is bytes to our types: that they are those of a map, say, belongs to what rows are.
-    code = " ".join(["feast", *(f"{field}:{form.kind}" for field, form in forms.items() if form.whole)])
-    return Layout(_FeastView(name, (), joined, columns, ttl, 0, (), code), forms)
+    key_columns = tuple(Column(key, FORMS[dtype].dtype) for key, dtype in sorted(keys))
+    # A feature stored as a serialized proto has type Bytes, so the contract must say of which kind the proto is.
+    code = " ".join(["feast", *(f"{field}:{form.kind}" for field, form in forms.items() if form.serialized)])
+    return Layout(_FeastView(name, (), key_columns, columns, ttl, 0, (), code), forms)
 
 
 @lru_cache(maxsize=1024)
-def _registered(project: str, name: str, keys: Named, fields: Named, tags: tuple[tuple[str, str], ...]) -> Layout:
+def _registered(project: str, name: str, keys: _Types, fields: _Types, tags: tuple[tuple[str, str], ...]) -> Layout:
     where, view, owner = _registration(name), registered(name, dict(tags)), dict(tags).get("isthmus.project", "")
     if owner != project:
         raise ContractMismatch(
             where, f"belongs to project {owner}, these are the rows of {project}",
             remedy=f"set online_store.project to {owner} in feature_store.yaml, if that is what you want to read",
         )  # fmt: skip
-    known = [(column.name, column.dtype.name) for column in view.fields]
-    joined = [(column.name, column.dtype.name) for column in view.keys]
-    if sorted(fields) != sorted(known) or sorted(keys) != sorted(joined):
+    field_types = [(column.name, column.dtype.name) for column in view.fields]
+    key_types = [(column.name, column.dtype.name) for column in view.keys]
+    if sorted(fields) != sorted(field_types) or sorted(keys) != sorted(key_types):
         raise ContractMismatch(where, "has other fields than its contract", remedy=_REGISTER)
-    return Layout(view, {field: FORMS[dtype] for field, dtype in known})
+    return Layout(view, {field: FORMS[dtype] for field, dtype in field_types})
 
 
 def _registration(name: str) -> str:
