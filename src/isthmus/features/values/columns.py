@@ -1,4 +1,4 @@
-"""Feature values as NumPy columns: the one form between Arrow, the packed row, an answer and a model."""
+"""Feature values as NumPy columns: the form between Arrow, the packed row, an answer and a model."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -29,11 +29,11 @@ if ARROW.keys() != TYPES.keys():
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """One column: shape (n,) values and the mask of those that are not null.
+    """A column: shape (n,) values and the mask of those that are not null.
 
-    Fixed-width types have their NumPy type (Bool as uint8, UnixTimestamp as int64 microseconds) and 0 under a null;
-    all others have dtype object and None under a null. An array of fixed-width elements is a NumPy array of their
-    type, one of String or Bytes a list.
+    Fixed-width types have their NumPy type (Bool as uint8, UnixTimestamp as int64 microseconds) and 0 where null; all
+    others have dtype object and None where null. An array of fixed-width elements is a NumPy array of their type, an
+    array of String or Bytes a list.
     """
 
     data: np.ndarray[Any, Any]
@@ -45,28 +45,18 @@ class Values:
 
     def tolist(self, dtype: DataType) -> list[Any]:
         """Python values with None for null; UnixTimestamp stays in microseconds."""
-        plain: list[Any]
-        if dtype.element is not None:
-            element = dtype.element
-            arrays = zip(self.data.tolist(), self.valid.tolist(), strict=True)
-            return [_plain(array, element) if valid else None for array, valid in arrays]
         data = self.data.astype(bool) if dtype.name == "Bool" else self.data
-        if self.valid.all():
-            plain = data.tolist()
-            return plain
-        return [value if valid else None for value, valid in zip(data.tolist(), self.valid.tolist(), strict=True)]
-
-
-def _plain(array: Any, element: DataType) -> list[Any]:
-    """An array as a list of Python values."""
-    if element.numpy is None:
-        return list(array)
-    values: list[Any] = np.asarray(array, bool if element.name == "Bool" else element.numpy).tolist()
-    return values
+        values: list[Any] = data.tolist()
+        if not self.valid.all():
+            values = [value if valid else None for value, valid in zip(values, self.valid.tolist(), strict=True)]
+        if dtype.element is None:
+            return values
+        element: Any = bool if dtype.element.name == "Bool" else dtype.element.numpy or object
+        return [None if array is None else np.asarray(array, element).tolist() for array in values]
 
 
 def objects(items: Iterable[Any], count: int) -> np.ndarray[Any, Any]:
-    """A column of any objects, shape (count,): arrays of one length do not become a matrix."""
+    """A column of any objects, shape (count,): arrays of equal length do not become a matrix."""
     return np.fromiter(items, object, count)
 
 
@@ -88,44 +78,38 @@ def from_python(values: Sequence[Any], dtype: DataType) -> Values:
 
 
 def array_of(value: Any, element: DataType, where: str = "") -> Any:
-    """One array in the form in which `Values` has it.
-
-    Args:
-        value: a list or a one-dimensional NumPy array.
-        element: the type of its elements.
-        where: what an error is about.
+    """An array as `Values` has it, from a list or a NumPy array; `where` is what an error is about.
 
     Raises:
-        DataError: it holds a null.
+        DataError: it holds a null, or has several dimensions.
     """
     where = where or f"an array of {element}"
     if isinstance(value, np.ndarray) and element.numpy is not None and value.dtype.kind in "biuf":
-        found = value.astype(element.numpy, copy=False)
+        array = value.astype(element.numpy, copy=False)
     elif any(item is None for item in value):
         raise DataError(where, "an array holds a null", expected=f"values of {element}")
     else:
-        found = np.array(value, element.numpy or object)
-    if found.ndim != 1:
-        raise DataError(where, f"an array has {found.ndim} dimensions", expected=f"a list of {element}")
-    return found if element.numpy is not None else found.tolist()
+        array = np.array(value, element.numpy or object)
+    if array.ndim != 1:
+        raise DataError(where, f"an array has {array.ndim} dimensions", expected=f"a list of {element}")
+    return array if element.numpy is not None else array.tolist()
 
 
 def null_elements(column: pa.ChunkedArray | pa.Array) -> int:
-    """How many nulls the arrays of an Arrow column hold; 0 for a column of scalars."""
+    """Nulls within the arrays of an Arrow column; 0 for a column of scalars."""
     return int(pc.list_flatten(column).null_count) if pa.types.is_list(column.type) else 0
 
 
 def other_sizes(column: pa.ChunkedArray | pa.Array, size: int) -> list[int]:
-    """The rows of an Arrow column whose arrays are there and have another number of elements."""
+    """The rows of an Arrow column whose arrays are not null and not of this size."""
     rows: list[int] = pc.indices_nonzero(pc.not_equal(pc.list_value_length(column), size)).to_pylist()
     return rows
 
 
 def other_size(arrays: Iterable[Any], size: int) -> tuple[int, int] | None:
-    """The first of some arrays, None where null, that has another size: its row, and how many elements it has."""
-    return next(
-        ((row, len(array)) for row, array in enumerate(arrays) if array is not None and len(array) != size), None
-    )
+    """The row and the size of the first array, None where null, that is not of this size."""
+    sizes = ((row, len(array)) for row, array in enumerate(arrays) if array is not None)
+    return next((pair for pair in sizes if pair[1] != size), None)
 
 
 def from_arrow(array: pa.ChunkedArray | pa.Array, dtype: DataType) -> Values:
@@ -152,11 +136,11 @@ def from_arrow(array: pa.ChunkedArray | pa.Array, dtype: DataType) -> Values:
     return Values(array.to_numpy(zero_copy_only=False).astype(dtype.numpy, copy=False), valid)
 
 
-def split(flat: Any, lengths: Sequence[int] | np.ndarray[Any, Any], there: Sequence[bool]) -> np.ndarray[Any, Any]:
-    """The arrays whose elements stand one after the other in `flat`, shape (n,); None for those that are not there."""
+def split(flat: Any, lengths: Sequence[int] | np.ndarray[Any, Any], valid: Sequence[bool]) -> np.ndarray[Any, Any]:
+    """The arrays whose elements are back to back in `flat`, shape (n,); None where not valid."""
     ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).tolist()
-    parts = zip(pairwise(ends), there, strict=True)
-    return objects([flat[start:end] if kept else None for (start, end), kept in parts], len(there))
+    parts = zip(pairwise(ends), valid, strict=True)
+    return objects([flat[start:end] if present else None for (start, end), present in parts], len(valid))
 
 
 def to_arrow(values: Values, dtype: DataType) -> pa.Array:
@@ -168,9 +152,9 @@ def to_arrow(values: Values, dtype: DataType) -> pa.Array:
         flat: Any = [item for array in arrays for item in array]
         if dtype.element.numpy is not None:
             flat = np.concatenate([np.empty(0, dtype.element.numpy), *arrays])
-        whole = Values(np.asarray(flat, dtype.element.numpy or object), np.ones(len(flat), bool))
+        items = Values(np.asarray(flat, dtype.element.numpy or object), np.ones(len(flat), bool))
         mask = pa.array(~values.valid)
-        return pa.ListArray.from_arrays(np.cumsum(lengths, dtype=np.int32), to_arrow(whole, dtype.element), mask=mask)
+        return pa.ListArray.from_arrays(np.cumsum(lengths, dtype=np.int32), to_arrow(items, dtype.element), mask=mask)
     if dtype.numpy is None:
         return pa.array(values.data.tolist(), ARROW[dtype.name])
     mask = None if values.valid.all() else ~values.valid

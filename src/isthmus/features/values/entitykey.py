@@ -1,4 +1,4 @@
-"""The name of the Redis hash that holds the rows of one entity key."""
+"""The name of the Redis hash that holds the rows of an entity key."""
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ _TAGS = {"Bool": b"b", "Int32": b"i", "Int64": b"i", "UnixTimestamp": b"t", "Str
 
 
 def entity_key(project: str, keys: Sequence[tuple[Column, KeyValue]]) -> bytes:
-    """The name of the Redis hash of one entity key.
+    """The name of the Redis hash of an entity key.
 
     The project comes first and delimited, then the names of the join keys in alphabetical order, then each value with
     its type and, for text and bytes, its length: no two different keys share a name.
@@ -25,12 +25,12 @@ def entity_key(project: str, keys: Sequence[tuple[Column, KeyValue]]) -> bytes:
 
 
 def key_prefix(project: str, keys: Iterable[Column]) -> bytes:
-    """What the names of all entity keys with these join keys begin with."""
+    """The common beginning of the names of all entity keys with these join keys."""
     return f"{project}:{','.join(sorted(column.name for column in keys))}:".encode()
 
 
 def _encode(values: Sequence[Any], column: Column, before: bytes = b"") -> list[bytes]:
-    """Values of one join key as they stand in a key's name, each after the bytes that come before it."""
+    """Values of a join key in the form that a hash's name has, each after the bytes `before`."""
     head = before + _TAGS[column.dtype.name]
     if column.dtype.numpy is not None:
         pack = struct.Struct("<?" if column.dtype.name == "Bool" else "<q").pack
@@ -66,5 +66,5 @@ def entity_keys(project: str, columns: Sequence[Column], values: Mapping[str, Se
     """`entity_key` for n rows of key columns."""
     ordered = sorted(columns, key=lambda column: column.name)
     prefix = key_prefix(project, columns)
-    first, *others = [_encode(values[column.name], column, b"" if n else prefix) for n, column in enumerate(ordered)]
-    return [b"".join(row) for row in zip(first, *others, strict=True)] if others else first
+    parts = [_encode(values[column.name], column, b"" if n else prefix) for n, column in enumerate(ordered)]
+    return [b"".join(row) for row in zip(*parts, strict=True)] if len(parts) > 1 else parts[0]

@@ -1,4 +1,4 @@
-"""The packed online row: one binary value per view and key.
+"""The packed online row: a binary value per view and key.
 
     version  1 byte
     prefix   8 bytes   first bytes of the view's contract hash
@@ -8,13 +8,11 @@
     nulls    1 bit per feature, 1 = null, the first feature in the lowest bit
     fixed    fixed-width features in declared order, 0 where null
     ends     4 bytes per variable-length feature: where its bytes end in the last section
-    bytes    variable-length features, one after the other, no bytes where null
+    bytes    variable-length features back to back, no bytes where null; see `variable` for their form
 
-How a variable-length feature lies in its bytes, the module `tails` says.
-
-All numbers are little-endian. The fixed part of all rows of a view has one width, so the rows of many keys decode
-together as one NumPy array. The content hash folds the fixed part and the variable part into 63 bits, so that it is
-the same number in languages with and without unsigned integers.
+All numbers are little-endian. The fixed part of all rows of a view has the same width, so the rows of many keys decode
+together as a NumPy array. The content hash folds the fixed part and the variable part into 63 bits, so that it is the
+same number in languages with and without unsigned integers.
 """
 
 import hashlib
@@ -45,7 +43,7 @@ Bool = np.ndarray[Any, np.dtype[np.bool_]]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Decoded rows of one view for n keys; 0 or null everywhere for keys that are not `present`.
+    """Decoded rows of a view for n keys; 0 and null where not `present`.
 
     Attributes:
         present: shape (n,), which keys have a row.
@@ -62,14 +60,14 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Features of one type that are read together: several neighbors of fixed width, or one of variable length.
+    """Features of a type that are read together: several neighbors of fixed width, or a single variable-length one.
 
     Attributes:
-        names: the features, m of them.
+        names: the m features.
         dtype: their type.
-        part: name of the fixed part's field that holds them, or of the end of a variable-length feature.
-        picks: where they are in that field; None for all of it, in its order.
-        bytes: shape (m,), the byte of the null bits in which each feature has its bit.
+        part: number of the fixed part's field that holds them, or of the end of a variable-length feature.
+        picks: their places in that field; None for all of it, in order.
+        bytes: shape (m,), the byte of the null bits with each feature's bit.
         masks: shape (m, 1), that bit.
     """
 
@@ -82,12 +80,12 @@ class Selection:
 
 
 class Columns(Mapping[str, Values]):
-    """The features of n rows, each decoded when it is read: what nobody asks for costs nothing.
+    """The features of n rows, each decoded only when it is read.
 
-    Reading raises DataError if a row is damaged where its header does not tell.
+    Reading raises DataError if a row is damaged in a way that its header does not show.
 
     Attributes:
-        complete: whether there is a row, every row is there, and no value is null.
+        complete: whether there are rows, none of them missing, and no value is null.
     """
 
     def __init__(self, codec: "RowCodec", rows: Sequence[bytes | None], packed: np.ndarray[Any, Any]) -> None:
@@ -108,35 +106,34 @@ class Columns(Mapping[str, Values]):
 
     @property
     def filled(self) -> Bool:
-        """Shape (n,): which rows have a value that is not null."""
+        """Shape (n,): the rows with a value that is not null."""
         if self.complete:
             return np.full(len(self._rows), len(self) > 0)
         filled: Bool = np.any(~self._nulls & self._codec.every, axis=1)
         return filled
 
     def nulls(self, bits: bytes) -> int:
-        """How many values of some features are null, of all rows together; `bits` are those of `RowCodec.bits`."""
+        """The number of null values, over all rows, of the features in `bits`, which `RowCodec.bits` returns."""
         if self.complete:
             return 0
-        # Of a few rows, a number of Python's counts its bits in a tenth of the time that NumPy takes.
+        # For a few rows, a Python integer counts its bits in a tenth of NumPy's time.
         null = int.from_bytes(self._nulls.tobytes(), "little")
         return (null & int.from_bytes(bits * len(self._rows), "little")).bit_count()
 
     def only(self, present: Bool) -> "Columns":
-        """The rows where `present`, and null elsewhere: nothing of an expired row stays under its null."""
+        """The rows where `present`, and null elsewhere: no value of an expired row stays behind its null."""
         packed = self._packed.copy()
         packed[~present] = self._codec.nothing
-        rows = [row if there else None for row, there in zip(self._rows, present.tolist(), strict=True)]
+        rows = [row if keep else None for row, keep in zip(self._rows, present.tolist(), strict=True)]
         return Columns(self._codec, rows, packed)
 
     def read(self, selection: Selection) -> tuple[np.ndarray[Any, Any], Bool | None]:
-        """The m selected features as `Values` has them, shape (m, n), and which are null; None if none is."""
+        """The m selected features as `Values` has them, shape (m, n), and their null mask; None without a null."""
         null: Bool | None = None
         if not self.complete:
             null = (self._nulls.T[selection.bytes] & selection.masks).astype(bool)
         if selection.dtype.numpy is None:
-            dead = np.zeros(len(self._rows), bool) if null is None else null[0]
-            return self._variable(selection, dead)[None], null
+            return self._variable(selection, np.zeros(len(self._rows), bool) if null is None else null[0])[None], null
         matrix = self._packed[f"f{selection.part}"].T
         return matrix if selection.picks is None else matrix[selection.picks], null
 
@@ -146,9 +143,9 @@ class Columns(Mapping[str, Values]):
         start = ends[:, selection.part - 1] if selection.part else np.zeros_like(stop)
         width = self._codec.width
         places = zip(self._rows, (start + width).tolist(), (stop + width).tolist(), null.tolist(), strict=True)
-        found = [None if dead or row is None else row[begin:end] for row, begin, end, dead in places]
+        packed = [None if skip or row is None else row[begin:end] for row, begin, end, skip in places]
         try:
-            return unpack(found, selection.dtype)
+            return unpack(packed, selection.dtype)
         except ValueError:
             self._codec.refuse(self._rows)
 
@@ -158,19 +155,19 @@ class RowCodec:
 
     Args:
         view: the view.
-        earlier: what it was before, as far as that is known: rows of then are refused with what has changed since.
+        earlier: its known earlier forms: a message about a row of theirs says what has changed since.
 
     Attributes:
         view: the view.
         width: bytes of the fixed part.
         single: feature name to the selection of it alone.
-        every: the null bits of a row that has no value.
-        nothing: the fixed part that stands for a row that is not there: 0 or null everywhere.
+        every: the null bits of a row without values.
+        nothing: the fixed part of a missing row: 0 and null everywhere.
     """
 
     def __init__(self, view: ViewContract, earlier: Iterable[ViewContract] = ()) -> None:
         self.view = view
-        self._earlier = {one.prefix: one for one in earlier}
+        self._earlier = {former.prefix: former for former in earlier}
         self._variable = [column for column in view.fields if column.dtype.numpy is None]
         fixed = [column for column in view.fields if column.dtype.numpy is not None]
         self._runs = [(dtype, [c.name for c in run]) for dtype, run in groupby(fixed, lambda column: column.dtype)]
@@ -191,24 +188,23 @@ class RowCodec:
         self.single = {column.name: self.select([column.name])[0] for column in view.fields}
 
     def select(self, names: Sequence[str]) -> list[Selection]:
-        """Some features of the view in as few parts as they can be read in."""
+        """Features of the view, in as few parts as they can be read in."""
         wanted, selections = dict.fromkeys(names), []
         for part, (dtype, run) in enumerate(self._runs):
-            chosen = [name for name in run if name in wanted]
-            if chosen:
-                places = [run.index(name) for name in chosen]
+            places = [place for place, name in enumerate(run) if name in wanted]
+            if places:
                 picks: Any = None
-                if chosen != run:
-                    whole = places == list(range(places[0], places[-1] + 1))
-                    picks = slice(places[0], places[-1] + 1) if whole else np.array(places)
-                selections.append(self._selection(chosen, dtype, part, picks))
+                if len(places) < len(run):
+                    adjacent = len(places) == places[-1] + 1 - places[0]
+                    picks = slice(places[0], places[-1] + 1) if adjacent else np.array(places)
+                selections.append(self._selection([run[place] for place in places], dtype, part, picks))
         for part, column in enumerate(self._variable):
             if column.name in wanted:
                 selections.append(self._selection([column.name], column.dtype, part, None))
         return selections
 
     def bits(self, names: Sequence[str]) -> bytes:
-        """The null bits of some features, as they lie in a row in which these are null and no others."""
+        """The null bits of a row in which these features are null and the rest are not."""
         bits = sum(1 << self._bit[name] for name in dict.fromkeys(names))
         return bits.to_bytes(len(self.every), "little")
 
@@ -239,7 +235,7 @@ class RowCodec:
         return [row + tail for row, tail in zip(rows, tails, strict=True)] if tails else rows
 
     def content(self, columns: Mapping[str, Values], rows: int) -> Int64:
-        """The content hash of each row, shape (n,) int64, as it stands in the packed row."""
+        """The content hash in each packed row, shape (n,) int64."""
         return self._hash(*self._pack(columns, rows)).astype(np.int64)
 
     def decode(self, rows: Sequence[bytes | None]) -> Block:
@@ -250,10 +246,10 @@ class RowCodec:
             DataError: a row is damaged.
         """
         missing = rows.count(None)
-        whole: Any = rows
+        filled: Any = rows
         if missing:
-            whole = [self._absent if row is None else row for row in rows]
-        fixed = b"".join([row[: self.width] for row in whole] if self._variable else whole)
+            filled = [self._absent if row is None else row for row in rows]
+        fixed = b"".join([row[: self.width] for row in filled] if self._variable else filled)
         if len(fixed) != len(rows) * self.width:
             self.refuse(rows)
         packed = np.frombuffer(fixed, self._dtype)
@@ -261,9 +257,9 @@ class RowCodec:
         if np.count_nonzero(present) != len(rows) - missing:
             self.refuse(rows)
         if self._variable:
-            # Every end is checked, also that of a null: the next value starts there.
+            # Every end is checked, even that of a null: the next value starts there.
             ends = packed["ends"]
-            sizes = np.fromiter(map(len, whole), np.int64, len(whole)) - self.width
+            sizes = np.fromiter(map(len, filled), np.int64, len(filled)) - self.width
             if (ends[:, 1:] < ends[:, :-1]).any() or (ends[:, -1] != sizes).any():
                 self.refuse(rows)
         return Block(present, packed["event"], packed["known"], Columns(self, rows, packed))
@@ -286,8 +282,8 @@ class RowCodec:
         for i, column in enumerate(self._variable):
             where = f"feature {column.name} of view {self.view.name}"
             data = columns[column.name].data
-            if column.size is not None and (other := other_size(data, column.size)):
-                raise DataError(where, f"an array of {other[1]} elements in row {other[0]}",
+            if column.size is not None and (wrong := other_size(data, column.size)):
+                raise DataError(where, f"an array of {wrong[1]} elements in row {wrong[0]}",
                                 expected=f"{column.size}, as declared")  # fmt: skip
             encoded = pack(data, column.dtype, where)
             ends += np.fromiter(map(len, encoded), np.int64, rows)
@@ -310,7 +306,7 @@ class RowCodec:
         return state >> np.uint64(1)
 
     def refuse(self, rows: Sequence[bytes | None]) -> NoReturn:
-        """Raises the error that says which row is wrong, and how."""
+        """Raises the error that names the first bad row's defect."""
         where = f"online rows of view {self.view.name}"
         remedy = "run `isthmus materialize` to write them again"
         for row in rows:
@@ -345,14 +341,7 @@ def known_of(rows: Sequence[bytes]) -> Int64:
 
 
 def encode_row(view: ViewContract, event: int, known: int, values: Mapping[str, Any]) -> bytes:
-    """One packed row, written as the layout reads: the oracle of `RowCodec`.
-
-    Args:
-        view: the view.
-        event: event time in microseconds.
-        known: known time in microseconds.
-        values: feature name to Python value (None is null; UnixTimestamp in microseconds; an array is a list).
-    """
+    """A packed row, written as the layout reads: the oracle of `RowCodec`. Values are Python's, times microseconds."""
     nulls, fixed, ends, tail = 0, b"", b"", b""
     for bit, column in enumerate(view.fields):
         nulls |= (values[column.name] is None) << bit

@@ -1,4 +1,4 @@
-"""The times of all rows of a view that one run confirmed, said once instead of in every row."""
+"""The times of all rows of a view that a run confirmed, stored once instead of in every row."""
 
 from typing import Any
 
@@ -9,12 +9,10 @@ Times = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
-    """The times of all rows of a view that became known early enough. All times are microseconds since 1970 UTC.
+    """The times of all rows of a view that became known early enough, in microseconds since 1970 UTC.
 
     Attributes:
-        until: rows whose own known time is no later have the times of the stamp.
-        event: their event time.
-        known: their known time.
+        until: rows whose own known time is no later have the stamp's times.
     """
 
     until: int
@@ -22,12 +20,12 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True):
     known: int
 
     def apply(self, event: Times, known: Times) -> tuple[Times, Times]:
-        """The times of rows, shape (n,) each, as they are under the stamp."""
+        """The times of rows under the stamp, shape (n,) each."""
         stamped = known <= self.until
         return np.where(stamped, self.event, event), np.where(stamped, self.known, known)
 
     def alters(self, event: Times, known: Times) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Which rows, shape (n,), would not keep their own times under the stamp."""
+        """The mask, shape (n,), of rows whose times the stamp changes."""
         altered: np.ndarray[Any, np.dtype[np.bool_]]
         altered = (known <= self.until) & ((event != self.event) | (known != self.known))
         return altered

@@ -1,7 +1,7 @@
-"""The variable part of packed rows: texts, bytes and arrays of one feature as bytes, and back.
+"""The variable part of packed rows: texts, bytes and arrays of a feature as bytes, and back.
 
 A String is its UTF-8 form. An array of fixed-width elements is its elements back to back; an array of String or Bytes
-has, before each element, 4 bytes that say how many bytes it takes. An empty array takes no bytes and is not null.
+has 4 bytes with the length of each element before it. An empty array takes no bytes and is not null.
 """
 
 import struct
@@ -18,12 +18,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def pack(values: Iterable[Any], dtype: DataType, where: str) -> list[bytes]:
-    """The bytes of n values, none where null.
-
-    Args:
-        values: n values as `Values` has them.
-        dtype: their type, of variable length.
-        where: the feature, for a message.
+    """The bytes of n values as `Values` has them, none where null; `where` is the feature, for a message.
 
     Raises:
         DataError: a text has no UTF-8 form, or an array holds a null.
@@ -40,7 +35,7 @@ def unpack(packed: Sequence[bytes | None], dtype: DataType) -> np.ndarray[Any, A
     """The inverse of `pack`, as `Values` has it, shape (n,); None stays None.
 
     Raises:
-        ValueError: some bytes are no value of the type.
+        ValueError: bytes that are no value of the type.
     """
     element = dtype.element
     if dtype.name == "String":
@@ -69,7 +64,6 @@ def _array(value: Any, element: DataType, where: str) -> bytes:
 
 
 def _items(packed: bytes, element: DataType) -> list[Any]:
-    """The elements of an array of String or Bytes."""
     items: list[Any] = []
     start = 0
     while start < len(packed):
