@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from isthmus.features.package.replay import Array, _apart
+from isthmus.features.package.replay import Array, _difference
 
 F = np.float32
 ONE = np.array([1, -np.inf], F)
@@ -26,4 +26,4 @@ ONE = np.array([1, -np.inf], F)
     (np.array(["a"], object), np.array(["b"], object), np.inf),
 ])  # fmt: skip
 def test_how_far_answers_are_apart(expected: Array, found: Array, apart: float) -> None:
-    assert _apart(expected, found) == _apart(found, expected) == apart
+    assert _difference(expected, found) == _difference(found, expected) == apart

@@ -2,7 +2,8 @@
 
 A server, a table, a row and a package need no definitions: they carry a contract, or its hash. The hash of a view
 covers everything that decides its values; the hash of a service covers the hashes of its views; the hash of the
-contract covers everything. `declarations.compile_contract` makes it.
+contract covers everything. What a later release added to the canonical form is left out where it is not declared, so
+earlier contracts keep their hashes. `definition.compile` creates it.
 """
 
 import hashlib
@@ -20,14 +21,33 @@ FORMAT = 1
 RESERVED = ("event_timestamp", "known_at", "content_hash")
 SEPARATOR = "__"
 STATUS = "status"
-"""Under this name a training set and a verdict say of each view what it answered: no feature can have it."""
+"""The column with the status of a view's answer in training sets and verdicts: no feature can have this name."""
+
+
+class _Canonical:
+    name: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, in canonical order: what the hash covers."""
+        raise NotImplementedError
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of the canonical form, in hex."""
+        return sha256(self.as_dict())
+
+    def full_name(self, feature: str) -> str:
+        """A feature's column name in a training set and in an answer with full names."""
+        return f"{self.name}{SEPARATOR}{feature}"
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A named, typed value of the contract, and where it can exist: "server", "device" or "request".
+    """A named, typed value of the contract.
 
-    `size` is the declared number of elements of an array; None if any number will do.
+    Attributes:
+        available: where it can exist: "server", "device" or "request".
+        size: the declared number of elements of an array; None for any number.
     """
 
     name: str
@@ -36,13 +56,12 @@ class Column:
     size: int | None = None
 
     def listed(self, *more: Any) -> list[Any]:
-        """The column in canonical form: its name and type, more of it, and its size if it has one."""
-        # Only where it is declared: what was made before sizes existed keeps its hash.
+        """The column in canonical form: name, type, `more`, and the size if it is declared."""
         return [self.name, self.dtype.name, *more, *([] if self.size is None else [self.size])]
 
 
 @dataclass(frozen=True)
-class ViewContract:
+class ViewContract(_Canonical):
     """What a reader must know of a view.
 
     Attributes:
@@ -51,11 +70,11 @@ class ViewContract:
         keys: join keys of all its entities, in order.
         fields: its features, in order.
         ttl: microseconds, or None.
-        delay: microseconds from event time to known time, where the transform gives no `known_at`.
-        sources: names of what it reads.
+        delay: microseconds from event time to known time, where the transform returns no `known_at`.
+        sources: names of its sources.
         code: digest of the transform and of how its sources are read.
-        lookback: microseconds from a row's event time within which its sources lie, or None for all they hold.
-        version: which of the view's tables it is.
+        lookback: microseconds before a row's event time from which it reads its sources; None for all of them.
+        version: the number of the view's table.
     """
 
     name: str
@@ -71,22 +90,13 @@ class ViewContract:
 
     @property
     def table(self) -> str:
-        """Name of its offline table. No view can have the name of another one's version: names hold no dot."""
+        """Name of its offline table. No view is named like a version of another view: names hold no dot."""
         return self.name if self.version == 1 else f"{self.name}.v{self.version}"
 
     @cached_property
-    def hash(self) -> str:
-        """SHA-256 of the view's canonical form, in hex."""
-        return sha256(self.as_dict())
-
-    @cached_property
     def prefix(self) -> bytes:
-        """The first eight bytes of the hash: what every online row of the view carries."""
+        """The first eight bytes of the hash, which every online row of the view carries."""
         return bytes.fromhex(self.hash[:16])
-
-    def full_name(self, feature: str) -> str:
-        """The feature's column name in a training set and in an answer with full names."""
-        return f"{self.name}{SEPARATOR}{feature}"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, in canonical order."""
@@ -99,7 +109,6 @@ class ViewContract:
             "sources": list(self.sources),
             "code": self.code,
         }
-        # Only where they are declared: what was made before they existed keeps its hash.
         if self.lookback is not None:
             data["lookback"] = self.lookback
         if self.version != 1:
@@ -128,9 +137,9 @@ class FieldRule:
     """What is expected of a request field.
 
     Attributes:
-        source: the request source that declares it. Its own graph tells which rows break the rule.
+        source: the request source that declares it, whose own graph computes which rows break the rule.
         expected: the rule in words.
-        default: what stands in for it, in words; then it may be left out of a request. None if nothing does.
+        default: the default in words, with which a request may omit the field; None without a default.
     """
 
     source: str
@@ -142,18 +151,18 @@ class FieldRule:
 
 
 @dataclass(frozen=True)
-class TransformContract:
+class TransformContract(_Canonical):
     """What a reader must know of a request transform: everything, since its graph is part of it.
 
-    A request source with expectations or defaults has one of its name, which gives its fields.
+    A request source with expectations or defaults has a transform of its name, which computes its fields.
 
     Attributes:
         name: the transform.
-        stored: the stored features that it takes, as (view, feature).
-        request: the request fields that it takes.
-        fields: what it gives, in order.
-        graph: its compiled form, an ONNX model; `rowgraph` tells of its tensors.
-        rules: what is expected of request fields that it takes, by field.
+        stored: its stored input features, as (view, feature).
+        request: its request fields.
+        fields: its outputs, in order.
+        graph: its compiled form, an ONNX model; see `request.layout` for its tensors.
+        rules: the rules of its request fields, by field.
     """
 
     name: str
@@ -163,19 +172,10 @@ class TransformContract:
     graph: bytes = field(repr=False)
     rules: Mapping[str, FieldRule] = field(default_factory=dict)
 
-    @cached_property
-    def hash(self) -> str:
-        """SHA-256 of the transform's canonical form, in hex."""
-        return sha256(self.as_dict())
-
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The columns that it takes, by their names in a training set."""
+        """The names of its input columns in a training set."""
         return (*(SEPARATOR.join(pair) for pair in self.stored), *(column.name for column in self.request))
-
-    def full_name(self, feature: str) -> str:
-        """The field's column name in a training set and in an answer with full names."""
-        return f"{self.name}{SEPARATOR}{feature}"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, in canonical order."""
@@ -184,7 +184,6 @@ class TransformContract:
             "request": [column.listed() for column in self.request],
             "fields": [[column.name, column.dtype.name, column.available] for column in self.fields],
             "graph": b64encode(self.graph).decode(),
-            # Only where there are any: what was made before they existed keeps its hash.
             **({"rules": [[name, *astuple(rule)] for name, rule in self.rules.items()]} if self.rules else {}),
         }
 
@@ -202,26 +201,26 @@ class TransformContract:
 
 
 def optional(transforms: Iterable[TransformContract]) -> set[str]:
-    """The request fields that may be left out: those that every request transform takes with a default."""
-    taken = [(column.name, one.rules.get(column.name)) for one in transforms for column in one.request]
-    return {name for name, _ in taken} - {name for name, rule in taken if rule is None or rule.default is None}
+    """The request fields that a request may omit: those with a default in every request transform that reads them."""
+    rules = [(field.name, transform.rules.get(field.name)) for transform in transforms for field in transform.request]
+    return {name for name, _ in rules} - {name for name, rule in rules if rule is None or rule.default is None}
 
 
 def request_column(name: str, dtype: DataType, size: int | None = None) -> Column:
-    """A request field: it is there wherever the request is, behind the API and on the device."""
+    """A request field: it exists wherever the request does, behind the API and on the device."""
     return Column(name, dtype, "request", size)
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceContract:
-    """The features of one model, in order.
+    """The features of a model, in order.
 
     Attributes:
         name: the service.
         features: stored features, as (view, feature).
         request: request fields.
         computed: fields of request transforms, as (transform, field).
-        hash: SHA-256 over all of them and the hashes of their views and transforms, of those the transforms read, too.
+        hash: SHA-256 over all of them and the hashes of their transforms and of all views read, also by transforms.
     """
 
     name: str
@@ -238,7 +237,7 @@ class ServiceContract:
         request: tuple[Column, ...],
         views: Mapping[str, ViewContract],
         computed: tuple[tuple[str, str], ...] = (),
-        transforms: "Mapping[str, TransformContract] | None" = None,
+        transforms: Mapping[str, TransformContract] | None = None,
     ) -> "ServiceContract":
         """The contract of a service over these views and request transforms."""
         used = {transform: (transforms or {})[transform] for transform, _ in computed}
@@ -255,7 +254,6 @@ class ServiceContract:
             "features": [list(pair) for pair in self.features],
             "request": [column.listed() for column in self.request],
         }
-        # Only where there are any: what was made before they existed keeps its hash.
         if self.computed:
             data["computed"] = [list(pair) for pair in self.computed]
         return data
@@ -278,39 +276,31 @@ class Contract:
         return sha256(self.as_dict())
 
     def view(self, name: str) -> ViewContract:
-        """The view of this name.
-
-        Raises:
-            RequestError: there is none.
-        """
+        """The view of this name, or a RequestError."""
         try:
             return self.views[name]
         except KeyError:
             raise RequestError(f"view {name!r}", "is not in the contract", expected=one_of(self.views)) from None
 
     def service(self, name: str) -> ServiceContract:
-        """The service of this name.
-
-        Raises:
-            RequestError: there is none.
-        """
+        """The service of this name, or a RequestError."""
         try:
             return self.services[name]
         except KeyError:
             raise RequestError(f"service {name!r}", "is not in the contract", expected=one_of(self.services)) from None
 
     def inputs(self, service: str) -> tuple[Column, ...]:
-        """The columns a service's model reads: stored features and what is computed by full names, request fields.
+        """The columns that a service's model reads: stored features, request fields, computed features.
 
-        First what is stored, then the request fields, then what is computed, each in the order of the declaration.
+        Each in the order of the declaration; features by their full names.
         """
-        chosen = self.service(service)
-        return (*map(self.stored, chosen.features), *chosen.request, *map(self.computed, chosen.computed))
+        declared = self.service(service)
+        return (*map(self.stored, declared.features), *declared.request, *map(self.computed, declared.computed))
 
     def raw_inputs(self, service: str) -> tuple[Column, ...]:
         """The columns from which all inputs of a service's model follow: stored features, then request fields.
 
-        What request transforms take comes behind what the model reads itself.
+        Those that only request transforms read come last.
         """
         used = self.used(service)
         request = (*self.service(service).request, *(column for transform in used for column in transform.request))
@@ -321,24 +311,24 @@ class Contract:
         return [self.transforms[name] for name in dict.fromkeys(name for name, _ in self.service(service).computed)]
 
     def read(self, service: str) -> list[tuple[str, str]]:
-        """The stored features that a service needs, as (view, feature), those of its request transforms included."""
-        used = self.used(service)
-        return list(dict.fromkeys((*self.service(service).features, *(p for one in used for p in one.stored))))
+        """The stored features that a service and its request transforms read, as (view, feature)."""
+        transformed = (pair for transform in self.used(service) for pair in transform.stored)
+        return list(dict.fromkeys((*self.service(service).features, *transformed)))
 
     def stored(self, pair: tuple[str, str]) -> Column:
-        """A stored feature, given as (view, feature), by its full name."""
+        """A stored feature (view, feature) by its full name."""
         return _full(self.views[pair[0]], pair[1])
 
     def computed(self, pair: tuple[str, str]) -> Column:
-        """A field of a request transform, given as (transform, field), by its full name."""
+        """A computed feature (transform, field) by its full name."""
         return _full(self.transforms[pair[0]], pair[1])
 
     def transform_inputs(self, transform: TransformContract) -> list[Column]:
-        """The columns that a request transform takes, by their names in a training set."""
+        """The input columns of a request transform, by their names in a training set."""
         return [*map(self.stored, transform.stored), *transform.request]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data: what `contract.json` holds and what the hash covers."""
+        """Plain data: what `contract.json` holds and the hash covers."""
         return {
             "format": FORMAT,
             "project": self.project,
@@ -346,8 +336,7 @@ class Contract:
             "views": {name: view.as_dict() for name, view in sorted(self.views.items())},
             "services": {name: service.as_dict() for name, service in sorted(self.services.items())},
             "spines": {name: dict(spine) for name, spine in sorted(self.spines.items())},
-            # Only where there are any: what was made before they existed keeps its hash.
-            **({"transforms": {name: one.as_dict() for name, one in sorted(self.transforms.items())}}
+            **({"transforms": {name: transform.as_dict() for name, transform in sorted(self.transforms.items())}}
                if self.transforms else {}),
         }  # fmt: skip
 
@@ -369,7 +358,7 @@ class Contract:
                 raise ContractMismatch(where, f"format {data['format']}", expected=f"format {FORMAT}", remedy=remedy)
             views = {name: ViewContract.from_dict(name, view) for name, view in data["views"].items()}
             transforms = {
-                name: TransformContract.from_dict(name, one) for name, one in data.get("transforms", {}).items()
+                name: TransformContract.from_dict(name, form) for name, form in data.get("transforms", {}).items()
             }
             services = {
                 name: ServiceContract.of(
@@ -383,22 +372,18 @@ class Contract:
                 for name, service in data["services"].items()
             }
             contract = cls(data["project"], views, services, data["sources"], data["spines"], transforms)
-            found, stated = contract.hash, str(data["hash"])
+            actual, stated = contract.hash, str(data["hash"])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ContractMismatch(where, f"is not a contract ({error})", remedy=remedy) from error
-        if found != stated:
-            raise ContractMismatch(
-                where,
-                f"its content has hash {found[:12]}",
-                expected=f"{stated[:12]}, which it states",
-                remedy=remedy,
-            )
+        if actual != stated:
+            raise ContractMismatch(where, f"its content has hash {actual[:12]}",
+                                   expected=f"{stated[:12]}, which it states", remedy=remedy)  # fmt: skip
         return contract
 
 
 def _full(declaration: ViewContract | TransformContract, name: str) -> Column:
-    found = next(column for column in declaration.fields if column.name == name)
-    return replace(found, name=declaration.full_name(name))
+    column = next(column for column in declaration.fields if column.name == name)
+    return replace(column, name=declaration.full_name(name))
 
 
 def sha256(data: Mapping[str, Any]) -> str:
@@ -407,5 +392,5 @@ def sha256(data: Mapping[str, Any]) -> str:
 
 
 def one_of(names: Iterable[str]) -> str:
-    """What would have been accepted, for a message."""
+    """The accepted names, for a message."""
     return "one of " + (", ".join(sorted(names)) or "none: nothing is declared")

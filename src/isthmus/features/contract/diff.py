@@ -1,8 +1,7 @@
-"""What changed from one contract to another, in words, and which services a change breaks.
+"""What changed between two contracts, in words, and which services a change breaks.
 
-A model reads the views of its service. Whether it still runs under another contract is decided by the hash of that
-service alone: a view, a source or a service that was added elsewhere changes the hash of the contract, but no value
-that the model reads.
+The hash of its service alone decides whether a model still runs under another contract: a view, a source or a service
+that was added elsewhere changes the hash of the contract, but no value that the model reads.
 """
 
 import json
@@ -16,16 +15,16 @@ from isthmus.features.errors import ContractMismatch
 
 _COLUMNS = {"keys": "key", "fields": "feature", "features": "feature", "request": "request field",
             "stored": "stored feature", "computed": "computed feature"}  # fmt: skip
-"""Parts that are lists of columns, [name, type] and perhaps where it can exist and a size, and what one is called."""
+"""Parts that are lists of columns, [name, type] perhaps where it can exist and a size, and the noun for a column."""
 
 _PAIRS = ("features", "stored", "computed")
-"""Those of them whose items are [view, feature]."""
+"""Parts whose items are [view, feature]."""
 
 _TIMES = ("ttl", "delay", "lookback")
-"""Parts in microseconds. None is as long as you like."""
+"""Parts in microseconds; None is unlimited."""
 
 _LEFT_OUT = {"version": 1}
-"""What a part is where the canonical form leaves it out."""
+"""The value of a part that the canonical form leaves out."""
 
 AVAILABLE = {"server": "on the server only", "device": "on devices, too", "request": "wherever the request is"}
 """Where a value can exist, for people."""
@@ -38,13 +37,13 @@ _MOST = 5
 
 @dataclass(frozen=True)
 class Change:
-    """What became of one declaration.
+    """What became of a declaration.
 
     Attributes:
         kind: "view", "source", "service", …, or "project".
         name: of the declaration.
         outcome: "new", "gone", "changed", or "renamed" for the project.
-        parts: what changed, in words; at least one.
+        parts: at least one change, in words.
     """
 
     kind: str
@@ -62,8 +61,8 @@ class ServiceChange:
 
     Attributes:
         service: its name.
-        outcome: "same" if what was made for it goes on as it is, "changed" if it does not; "new" or "gone".
-        because: what of it, of its views and of their sources changed.
+        outcome: "same" if existing models go on as they are, "changed" if they do not; "new" or "gone".
+        because: the changes of the service, its views and their sources.
     """
 
     service: str
@@ -72,25 +71,27 @@ class ServiceChange:
 
 
 def changes(old: Contract, new: Contract) -> list[Change]:
-    """What became of every declaration that is not the same in both; empty only if the contracts are."""
-    found = [] if old.project == new.project else [_renamed(old, new)]
+    """What became of every declaration that differs; empty only if the contracts are the same."""
+    result = []
+    if old.project != new.project:
+        result.append(Change("project", old.project, "renamed", (f"is now {new.project}",)))
     before, after = old.as_dict(), new.as_dict()
     reread = {name for name, source in old.sources.items() if new.sources.get(name, source) != source}
-    # A kind that one of them does not know has no declarations there.
+    # A contract has no declarations of a kind that it does not know.
     for kind in (kind for kind, value in {**before, **after}.items() if isinstance(value, Mapping)):
-        one, another = before.get(kind, {}), after.get(kind, {})
-        for name in sorted({*one, *another}):
-            if name not in another:
-                found.append(Change(kind[:-1], name, "gone", ("is gone",)))
-            elif name not in one:
-                found.append(Change(kind[:-1], name, "new", ("is new",)))
-            elif one[name] != another[name]:
-                found.append(Change(kind[:-1], name, "changed", _parts(one[name], another[name], reread)))
-    return found
+        was, now = before.get(kind, {}), after.get(kind, {})
+        for name in sorted({*was, *now}):
+            if name not in now:
+                result.append(Change(kind[:-1], name, "gone", ("is gone",)))
+            elif name not in was:
+                result.append(Change(kind[:-1], name, "new", ("is new",)))
+            elif was[name] != now[name]:
+                result.append(Change(kind[:-1], name, "changed", _parts(was[name], now[name], reread)))
+    return result
 
 
 def differences(old: Contract, new: Contract) -> list[str]:
-    """What changed from one contract to another, a line for each declaration; empty if nothing did."""
+    """What changed between two contracts, a line for each declaration; empty if nothing did."""
     return [str(change) for change in changes(old, new)]
 
 
@@ -116,28 +117,28 @@ def service_differences(old: Contract, new: Contract, service: str) -> list[str]
     concerned |= {("view", view) for view in views}
     concerned |= {("transform", transform.name) for contract in having for transform in contract.used(service)}
     concerned |= {("source", source) for view in known for source in view.sources}
-    found = changes(old, new)
-    # What else a service may come to stand on is told with everything there is.
-    return [str(change) for change in [c for c in found if (c.kind, c.name) in concerned] or found]
+    every = changes(old, new)
+    # Whatever else a service may depend on: then all changes are named.
+    return [str(change) for change in [c for c in every if (c.kind, c.name) in concerned] or every]
 
 
 def view_differences(old: ViewContract, new: ViewContract) -> str:
-    """What changed from one form of a view to another; empty if nothing did."""
+    """What changed between two forms of a view; empty if nothing did."""
     return "; ".join(_parts(old.as_dict(), new.as_dict(), set()))
 
 
 def consequences(old: Contract, new: Contract) -> list[ServiceChange]:
     """What a change of the contract means for the models of each service."""
-    found = []
+    result = []
     for name in sorted({*old.services, *new.services}):
         because = tuple(service_differences(old, new, name))
         outcome = "new" if name not in old.services else "gone" if name not in new.services else "changed"
-        found.append(ServiceChange(name, outcome if because else "same", because))
-    return found
+        result.append(ServiceChange(name, outcome if because else "same", because))
+    return result
 
 
 def require_service(where: str, old: Contract, new: Contract, service: str) -> None:
-    """Refuses a model that was made under another contract, if what it reads has changed since.
+    """Refuses a model of another contract, if what it reads has changed since.
 
     Args:
         where: the model or its package.
@@ -146,25 +147,25 @@ def require_service(where: str, old: Contract, new: Contract, service: str) -> N
         service: the service whose values it reads.
 
     Raises:
-        ContractMismatch: the service is another one now; what differs is named.
+        ContractMismatch: the service has changed; the message names the differences.
         RequestError: neither contract has the service.
     """
     if because := service_differences(old, new, service):
         raise ContractMismatch(
-            where, f"what it reads has changed since its package was made ({named(because)})",
+            where, f"what it reads has changed since its package was exported ({named(because)})",
             expected=f"service {service} as in contract {old.hash[:12]}",
             remedy="make the model again, from `isthmus training-set` to `isthmus deploy`, or take the change back",
         )  # fmt: skip
 
 
 def named(lines: Sequence[str]) -> str:
-    """Some differences within a sentence: the first of them, and how many more there are."""
+    """Differences within a sentence: the first few, and how many more there are."""
     more = len(lines) - _MOST
     return "; ".join(lines[:_MOST]) + (f"; and {more} more" if more > 0 else "")
 
 
 def duration(micros: int | None) -> str:
-    """A time in words, exact to the microsecond; None is as long as you like."""
+    """A time in words, exact to the microsecond; None is unlimited."""
     if micros is None:
         return "unlimited"
     words = []
@@ -177,12 +178,8 @@ def duration(micros: int | None) -> str:
     return " ".join(words) or "none"
 
 
-def _renamed(old: Contract, new: Contract) -> Change:
-    return Change("project", old.project, "renamed", (f"is now {new.project}",))
-
-
 def _parts(before: Mapping[str, Any], after: Mapping[str, Any], reread: set[str]) -> tuple[str, ...]:
-    """What differs between two canonical forms of one declaration, in words; `reread` are the sources that changed."""
+    """What differs between two canonical forms of a declaration, in words; `reread` are the sources that changed."""
     words: list[str] = []
     for part in changed_parts(before, after):
         was, now = (form.get(part, _LEFT_OUT.get(part)) for form in (before, after))
@@ -198,7 +195,7 @@ def _parts(before: Mapping[str, Any], after: Mapping[str, Any], reread: set[str]
         elif part == "graph":
             words.append("what it computes changed")
         elif part == "code":
-            # The digest covers both, and does not tell them apart.
+            # The digest covers both without distinguishing them.
             read = reread & {*before.get("sources", ()), *after.get("sources", ())}
             words.append("its code changed, or how its sources are read" if read else "its code changed")
         else:
@@ -208,7 +205,7 @@ def _parts(before: Mapping[str, Any], after: Mapping[str, Any], reread: set[str]
 
 
 def _rules(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """What is expected of request fields in one of two only, in words."""
+    """The rules of request fields that differ, in words."""
     return [
         f"what it expects of {name} was ({before.get(name, 'nothing')}), is ({after.get(name, 'nothing')})"
         for name in dict.fromkeys((*before, *after))
@@ -217,14 +214,14 @@ def _rules(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
 
 
 def _by_name(part: str, items: Sequence[Sequence[Any]] | None) -> dict[str, list[Any]]:
-    """Columns by name, with their type and place; of features that others have, by view and name."""
+    """Columns by name, with type and place; features of views by view and name, with neither."""
     if part in _PAIRS:
         return {".".join(item): [] for item in items or ()}
     return {name: more for name, *more in items or ()}
 
 
 def _columns(noun: str, before: Mapping[str, list[Any]], after: Mapping[str, list[Any]]) -> list[str]:
-    """What differs between two lists of columns, name to type and place, in words."""
+    """What differs between two lists of columns, in words."""
     words = [f"{noun} {name} is gone" for name in before if name not in after]
     for name, parts in after.items():
         if name not in before:
@@ -232,15 +229,15 @@ def _columns(noun: str, before: Mapping[str, list[Any]], after: Mapping[str, lis
             continue
         (was, size), (now, new_size) = _sized(before[name]), _sized(parts)
         pairs = zip(was, now, strict=False)
-        words += [_was(f"{noun} {name}", _place, one, other) for one, other in pairs if one != other]
+        words += [_was(f"{noun} {name}", _place, earlier, later) for earlier, later in pairs if earlier != later]
         if size != new_size:
             words.append(_was(f"the size of {noun} {name}", str, size or "any", new_size or "any"))
-    kept = [[name for name in names if name in before and name in after] for names in (before, after)]
-    return [*words, f"the order of its {noun}s changed"] if kept[0] != kept[1] else words
+    reordered = [name for name in before if name in after] != [name for name in after if name in before]
+    return [*words, f"the order of its {noun}s changed"] if reordered else words
 
 
 def _sized(parts: Sequence[Any]) -> tuple[list[str], int | None]:
-    """What a column is besides its name in words, and its size, which comes last where it is declared."""
+    """A column's type and place, and its size, which comes last where it is declared."""
     return (list(parts[:-1]), parts[-1]) if parts and isinstance(parts[-1], int) else (list(parts), None)
 
 
@@ -255,7 +252,7 @@ def _was(
 
 
 def _text(value: Any) -> str:
-    """A value of a canonical form; text that is no plain word stands in quotes."""
+    """A value of a canonical form; text that is not a plain word is quoted."""
     if value is None:
         return "none"
     if isinstance(value, list):

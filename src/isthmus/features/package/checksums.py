@@ -1,4 +1,4 @@
-"""The folder of a package: which files it may hold, how large, and whether they are as their sums say."""
+"""The folder of a package: which files it may hold, how large, and whether they match their sums."""
 
 import hashlib
 import os
@@ -9,27 +9,32 @@ from isthmus.features.errors import PackageError
 SUMS = "SHA256SUMS"
 MANIFEST, CONTRACT, GOLDEN, README = "manifest.json", "contract.json", "golden.json", "README.md"
 SIGNATURE = "model.sig"
-"""The one file without a sum: a signature differs each time, and the sums of a package must not."""
+"""The only file without a sum: a signature differs each time, and the sums of a package must not."""
 
 LARGEST = 2**31
-"""Bytes of a file: what a model in ONNX format can have. Whoever sends more wants a reader to choke on it."""
+"""Bytes of a file: the limit of the ONNX format. Anything larger is meant to choke a reader."""
 
 _LARGEST_OF = {SUMS: 2**20, MANIFEST: 2**24, CONTRACT: 2**24, GOLDEN: 2**28}
-"""Bytes of what is read as a whole, which takes several times as much memory."""
+"""Bytes of the files that are read at once, which takes several times as much memory."""
 
 _SHOWN = 60
-"""Characters of a line that a message shows."""
+"""Characters of a line in a message."""
 
 _LEADS_OUT, _UNFIT = frozenset("/\\:"), frozenset('*?"<>|')
-"""What leads out of a folder, and what no name has, on one of the systems that packages are copied to."""
+"""Characters that lead out of a folder, or that no name has, on any system that packages are copied to."""
 
 REMEDY = "export the model again, or copy the package folder again from where it was made"
+
+
+def damaged(where: Path | str, problem: str, expected: str = "") -> PackageError:
+    """The error of a package that somebody has to export or copy again."""
+    return PackageError(str(where), problem, expected=expected, remedy=REMEDY)
 
 
 def summed(path: Path) -> tuple[dict[str, str], dict[str, int]]:
     """The SHA-256 sums of a package's files, and their bytes, after every file was compared with its sum.
 
-    No file is opened before it is certain that it is one of the folder: a link, a pipe or a file of any size may stand
+    No file is opened before it is known to be a plain file of the folder: a link, a pipe or a file of any size may be
     in its place.
 
     Raises:
@@ -37,37 +42,37 @@ def summed(path: Path) -> tuple[dict[str, str], dict[str, int]]:
     """
     sizes = _sizes(path)
     if SUMS not in sizes:
-        raise PackageError(str(path / SUMS), "cannot be read", expected="a package folder", remedy=REMEDY)
+        raise _unreadable(path)
     sums = _read_sums(path / SUMS)
     for name in sizes:
         if name not in sums and name not in (SUMS, SIGNATURE):
-            where = str(path / name)
-            raise PackageError(where, f"not listed in {SUMS}", expected="no file but those listed", remedy=REMEDY)
+            raise damaged(path / name, f"not listed in {SUMS}", "no file but those listed")
     for name, expected in sums.items():
-        file = path / name
         if name not in sizes:
-            raise PackageError(str(file), "missing", expected=f"a file with SHA-256 {expected}", remedy=REMEDY)
-        found = _sum(file)
-        if found != expected:
-            raise PackageError(str(file), f"SHA-256 {found}", expected=expected, remedy=REMEDY)
+            raise damaged(path / name, "missing", f"a file with SHA-256 {expected}")
+        if (actual := _sum(path / name)) != expected:
+            raise damaged(path / name, f"SHA-256 {actual}", expected)
     return sums, sizes
 
 
+def _unreadable(path: Path) -> PackageError:
+    return damaged(path / SUMS, "cannot be read", "a package folder")
+
+
 def _sizes(path: Path) -> dict[str, int]:
-    """Bytes of each file of a folder that holds nothing else."""
+    """Bytes of each file of a folder that holds nothing but files."""
     try:
         with os.scandir(path) as entries:
-            found = sorted(entries, key=lambda entry: entry.name)
-            for entry in found:
+            files = sorted(entries, key=lambda entry: entry.name)
+            for entry in files:
                 if not entry.is_file(follow_symlinks=False):
-                    raise PackageError(entry.path, "not a plain file", expected="files only", remedy=REMEDY)
-            sizes = {entry.name: entry.stat(follow_symlinks=False).st_size for entry in found}
+                    raise damaged(entry.path, "not a plain file", "files only")
+            sizes = {entry.name: entry.stat(follow_symlinks=False).st_size for entry in files}
     except (OSError, ValueError) as error:  # a path with a NUL is no OSError
-        raise PackageError(str(path / SUMS), "cannot be read", expected="a package folder", remedy=REMEDY) from error
+        raise _unreadable(path) from error
     for name, size in sizes.items():
         if size > (most := _LARGEST_OF.get(name, LARGEST)):
-            where, expected = str(path / name), f"at most {most:,}"
-            raise PackageError(where, f"{size:,} bytes", expected=expected, remedy=REMEDY)
+            raise damaged(path / name, f"{size:,} bytes", f"at most {most:,}")
     return sizes
 
 
@@ -76,36 +81,37 @@ def _sum(file: Path) -> str:
         with file.open("rb") as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError as error:
-        raise PackageError(str(file), f"cannot be read ({error.strerror})", remedy=REMEDY) from error
+        raise damaged(file, f"cannot be read ({error.strerror})") from error
 
 
 def _read_sums(file: Path) -> dict[str, str]:
     try:
         text = file.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise PackageError(str(file), "cannot be read", expected="a package folder", remedy=REMEDY) from error
+        raise _unreadable(file.parent) from error
     if not text.endswith("\n"):
-        raise PackageError(str(file), "ends within a line", expected="whole lines", remedy=REMEDY)
+        raise damaged(file, "ends within a line", "whole lines")
     sums: dict[str, str] = {}
     for number, line in enumerate(text[:-1].split("\n"), 1):
-        digest, _, name = line.partition("  ")
-        where, shown = f"{file} line {number}", repr(line if len(line) <= _SHOWN else line[:_SHOWN] + "…")
-        if len(digest) != 64 or not set(digest) <= set("0123456789abcdef") or not name:
-            raise PackageError(where, shown, expected="a SHA-256 sum and a file name", remedy=REMEDY)
+        sha256, _, name = line.partition("  ")
+        where = f"{file} line {number}"
+        if len(sha256) != 64 or not set(sha256) <= set("0123456789abcdef") or not name:
+            raise damaged(where, repr(_short(line)), "a SHA-256 sum and a file name")
         if unfit := _unfit(name):
-            raise PackageError(where, f"{_quoted(name)} {unfit}", expected="a file name", remedy=REMEDY)
+            shown = _short(name)
+            raise damaged(where, f"{shown if shown.isprintable() else repr(shown)} {unfit}", "a file name")
         if name in sums:
-            raise PackageError(where, f"{name} is listed twice", expected="one sum per file", remedy=REMEDY)
-        # On a phone, a Mac or Windows one of the two would take the place of the other.
-        if same := [other for other in sums if other.casefold() == name.casefold()]:
-            found = f"{name} differs from {same[0]} in the case of its letters alone"
-            raise PackageError(where, found, expected="names that differ on every system", remedy=REMEDY)
-        sums[name] = digest
+            raise damaged(where, f"{name} is listed twice", "one sum per file")
+        # On a phone, a Mac or Windows such files would replace each other.
+        if same := [listed for listed in sums if listed.casefold() == name.casefold()]:
+            problem = f"{name} differs from {same[0]} in the case of its letters alone"
+            raise damaged(where, problem, "names that differ on every system")
+        sums[name] = sha256
     return sums
 
 
 def _unfit(name: str) -> str:
-    """Why nothing in a package can have a name; empty if it can."""
+    """Why no file of a package can have this name; empty if it can."""
     if name in (SUMS, SIGNATURE):
         return "cannot have a sum"
     if name in (".", "..") or not _LEADS_OUT.isdisjoint(name):
@@ -114,6 +120,5 @@ def _unfit(name: str) -> str:
     return "" if fits else "is no file name"
 
 
-def _quoted(name: str) -> str:
-    shown = name if len(name) <= _SHOWN else name[:_SHOWN] + "…"
-    return shown if shown.isprintable() else repr(shown)
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

@@ -1,37 +1,37 @@
-"""Golden cases: what a model is fed and what each of its files answers, for a device to see that it answers so, too."""
+"""Golden cases: inputs of a model and the outputs of each of its files, for a device to check that it agrees."""
 
 import math
 from collections.abc import Sequence
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from isthmus.features.errors import PackageError
-from isthmus.features.package.checksums import GOLDEN, REMEDY
+from isthmus.features.package.checksums import GOLDEN, damaged
 from isthmus.features.package.manifest import Feeds, Manifest, ModelInput, Tensor
 from isthmus.features.types import Bool, DataType, String
 from isthmus.features.values.columns import Values, from_python
 
-_LAID_OUT = {
+_NUMPY = {
     "bool": "?", "uint8": "u1", "int32": "<i4", "int64": "<i8", "float": "<f4", "double": "<f8",
 }  # fmt: skip
-"""How the elements of a tensor lie in its bytes."""
+"""The NumPy code of each element type in a tensor's bytes."""
 
 _EXACT = 2**53
-"""Up to here every whole number is a double, too."""
+"""Up to here every integer is a double, too."""
 
 _WORDS = ("NaN", "Infinity", "-Infinity")
 
 
 class TensorBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A tensor as JSON holds it: to the bit.
+    """A tensor in JSON, to the bit.
 
     Attributes:
         element: "bool", "uint8", "int32", "int64", "float", "double" or "string".
         shape: its sizes.
-        data: its elements one after the other, the last dimension first, little-endian; in JSON as base64.
+        data: its elements in row-major order, little-endian; in JSON as base64.
         texts: its elements, if they are texts.
     """
 
@@ -42,26 +42,26 @@ class TensorBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     @classmethod
     def of(cls, array: "np.ndarray[Any, Any]") -> "TensorBytes":
-        """What holds an array."""
+        """The tensor of an array."""
         if array.dtype == object:
             return cls("string", array.shape, texts=tuple(map(str, array.ravel().tolist())))
-        kind = array.dtype.newbyteorder("<")
-        element = next(name for name, laid in _LAID_OUT.items() if np.dtype(laid) == kind)
-        return cls(element, array.shape, np.ascontiguousarray(array, kind).tobytes())
+        dtype = array.dtype.newbyteorder("<")
+        element = next(name for name, code in _NUMPY.items() if np.dtype(code) == dtype)
+        return cls(element, array.shape, np.ascontiguousarray(array, dtype).tobytes())
 
     @property
     def array(self) -> "np.ndarray[Any, Any]":
         """The array.
 
         Raises:
-            ValueError: there are not as many elements as the shape says, or they are of no known kind.
+            ValueError: the elements do not fit the shape, or are of an unknown kind.
         """
         if min(self.shape, default=0) < 0:
             raise ValueError(f"a tensor of shape {list(self.shape)}")
         if self.element == "string":
             flat = np.array(self.texts, object)
-        elif self.element in _LAID_OUT:
-            flat = np.frombuffer(self.data, _LAID_OUT[self.element])
+        elif self.element in _NUMPY:
+            flat = np.frombuffer(self.data, _NUMPY[self.element])
             if self.element == "bool" and not set(self.data) <= {0, 1}:
                 raise ValueError("a bool that is neither 0 nor 1")
         else:
@@ -71,24 +71,23 @@ class TensorBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         return flat.reshape(self.shape)
 
     def misfit(self, tensor: Tensor) -> str:
-        """How it differs from what a manifest says of the tensor; empty if it does not."""
+        """How it differs from the manifest's description; empty if it does not."""
         if self.element != tensor.element:
             return f"tensor {tensor.name} holds {self.element} and not {tensor.element}"
-        known = len(self.shape) == len(tensor.shape)
-        sizes = zip(self.shape, tensor.shape, strict=known)
-        if not known or any(found != size for found, size in sizes if isinstance(size, int)):
+        sizes = zip(self.shape, tensor.shape, strict=False)
+        if len(self.shape) != len(tensor.shape) or any(isinstance(size, int) and size != own for own, size in sizes):
             return f"tensor {tensor.name} has shape {list(self.shape)} and not {list(tensor.shape)}"
         return ""
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a model is fed at once, and what it answers.
+    """A batch of inputs, and the outputs.
 
     Attributes:
-        tensors: what it is fed, by name.
-        outputs: of each file each output by name.
-        rows: of a model of rows, what the tensors are made of: `rows[i][j]` is input j of row i. A number that JSON
-            lacks is "NaN", "Infinity" or "-Infinity".
+        tensors: the input tensors by name.
+        outputs: model file to its output tensors by name.
+        rows: for a model of rows, the source of the tensors: `rows[i][j]` is input j of row i. Numbers that JSON lacks
+            are "NaN", "Infinity" and "-Infinity".
     """
 
     tensors: dict[str, TensorBytes]
@@ -97,17 +96,12 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     @property
     def feeds(self) -> Feeds:
-        """The tensors as a runtime takes them."""
-        return {name: kept.array for name, kept in self.tensors.items()}
+        """The input tensors as arrays."""
+        return {name: tensor.array for name, tensor in self.tensors.items()}
 
 
 class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `golden.json` holds.
-
-    Attributes:
-        inputs: of a model of rows, the names of the columns.
-        cases: what is asked at once, each.
-    """
+    """The content of `golden.json`; `inputs` are the columns of a model of rows."""
 
     inputs: tuple[str, ...]
     cases: tuple[Case, ...]
@@ -116,7 +110,7 @@ class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The rows of a case as columns for `feeds`.
 
         Raises:
-            ValueError: a value is of no kind in which JSON holds its type, or there is no such column.
+            ValueError: a value does not have its input's type in JSON, or there is no such column.
         """
         columns = {}
         for item in inputs:
@@ -127,18 +121,18 @@ class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             for value in values:
                 if value is not None and not _holds(item.dtype, value):
                     raise ValueError(f"input {item.name} is {value!r:.40}, which is no {item.dtype}")
-            with np.errstate(over="ignore"):  # what a tensor holds of it is compared with what is recorded
+            with np.errstate(over="ignore"):  # the tensor is compared with the recorded tensor
                 columns[item.name] = from_python(values, item.dtype)
         return columns
 
 
 def _holds(dtype: DataType, value: bool | int | float | str) -> bool:
-    """Whether a value of JSON is one of a type."""
+    """Whether a value of JSON has a type."""
     if dtype in (String, Bool):
         return type(value) is (str if dtype == String else bool)
     if dtype.name.startswith("Float"):
         return type(value) is float or (type(value) is int and abs(value) <= _EXACT)
-    assert dtype.numpy is not None  # noqa: S101 - of the types that a model reads a text alone has none
+    assert dtype.numpy is not None  # noqa: S101 - the only model input without a NumPy type is a text
     return type(value) is int and np.iinfo(dtype.numpy).min <= value <= np.iinfo(dtype.numpy).max
 
 
@@ -152,39 +146,40 @@ def read_golden(path: Path, manifest: Manifest) -> Golden:
     try:
         golden = msgspec.json.decode(file.read_bytes(), type=Golden)
         for case in golden.cases:
-            for tensor in (*case.tensors.values(), *(one for of in case.outputs.values() for one in of.values())):
-                tensor.array  # noqa: B018 - raises if it cannot be had
-    except (OSError, ValueError, RecursionError) as error:  # msgspec's, too
-        raise PackageError(str(file), str(error), expected="golden cases", remedy=REMEDY) from error
+            for tensor in chain(case.tensors.values(), *(outputs.values() for outputs in case.outputs.values())):
+                tensor.array  # noqa: B018 - raises if its elements do not fit
+    except (OSError, ValueError, RecursionError) as error:  # ValueError includes msgspec's errors
+        raise damaged(file, str(error), "golden cases") from error
     if any(len(row) != len(golden.inputs) for case in golden.cases for row in case.rows):
-        raise PackageError(str(file), "rows of unequal length", expected="a value per input", remedy=REMEDY)
-    if other := {item.name for item in manifest.inputs}.symmetric_difference(golden.inputs):
-        found = f"{'an' if min(other) in golden.inputs else 'no'} input {min(other)}"
-        raise PackageError(str(file), found, expected="the inputs of the manifest", remedy=REMEDY)
-    fed, given = ({tensor.name for tensor in kinds} for kinds in (manifest.tensors, manifest.outputs))
-    files = {variant.file for variant in manifest.variants}
+        raise damaged(file, "rows of unequal length", "a value per input")
+    if unlike := {item.name for item in manifest.inputs}.symmetric_difference(golden.inputs):
+        problem = f"{'an' if min(unlike) in golden.inputs else 'no'} input {min(unlike)}"
+        raise damaged(file, problem, "the inputs of the manifest")
     for case in golden.cases:
-        complete = case.tensors.keys() == fed and case.outputs.keys() == files
-        complete &= bool(case.rows) == bool(golden.inputs) and all(of.keys() == given for of in case.outputs.values())
-        if not complete:
-            expected = "what every model file is fed and every output of it"
-            raise PackageError(str(file), "an incomplete case", expected=expected, remedy=REMEDY)
-        answers = [kept for of in case.outputs.values() for kept in of.values()]
-        if case.rows and any(kept.shape[:1] != (len(case.rows),) for kept in answers):
-            raise PackageError(str(file), "rows without an output", expected="an output per row", remedy=REMEDY)
-        tensors = [(tensor, case.tensors[tensor.name]) for tensor in manifest.tensors]
-        tensors += [(tensor, of[tensor.name]) for tensor in manifest.outputs for of in case.outputs.values()]
-        if misfits := [misfit for tensor, kept in tensors if (misfit := kept.misfit(tensor))]:
-            raise PackageError(str(file), misfits[0], expected="tensors as in the manifest", remedy=REMEDY)
-        try:
-            golden.columns(case, manifest.model_inputs)
-        except ValueError as error:
-            raise PackageError(str(file), str(error), expected="values of the inputs' types", remedy=REMEDY) from error
+        _check_case(file, golden, case, manifest)
     if not golden.cases:
-        raise PackageError(str(file), "no case", expected="at least one", remedy=REMEDY)
-    for name, output in sorted((name, output) for name in files for output in given):
-        # Answers of no rows are the same of every model.
+        raise damaged(file, "no case", "at least one")
+    for name, output in sorted(product((v.file for v in manifest.variants), (t.name for t in manifest.outputs))):
+        # Without rows, the outputs of all models are the same.
         if not any(math.prod(case.outputs[name][output].shape) for case in golden.cases):
-            found = f"no number of output {output} of {name}"
-            raise PackageError(str(file), found, expected="at least one", remedy=REMEDY)
+            raise damaged(file, f"no number of output {output} of {name}", "at least one")
     return golden
+
+
+def _check_case(file: Path, golden: Golden, case: Case, manifest: Manifest) -> None:
+    names = {tensor.name for tensor in manifest.outputs}
+    complete = case.tensors.keys() == {tensor.name for tensor in manifest.tensors}
+    complete &= case.outputs.keys() == {variant.file for variant in manifest.variants}
+    complete &= bool(case.rows) == bool(golden.inputs)
+    if not complete or any(outputs.keys() != names for outputs in case.outputs.values()):
+        raise damaged(file, "an incomplete case", "what every model file is fed and every output of it")
+    outputs = [(tensor, of[tensor.name]) for tensor in manifest.outputs for of in case.outputs.values()]
+    if case.rows and any(output.shape[:1] != (len(case.rows),) for _, output in outputs):
+        raise damaged(file, "rows without an output", "an output per row")
+    inputs = [(tensor, case.tensors[tensor.name]) for tensor in manifest.tensors]
+    if misfits := [misfit for tensor, recorded in inputs + outputs if (misfit := recorded.misfit(tensor))]:
+        raise damaged(file, misfits[0], "tensors as in the manifest")
+    try:
+        golden.columns(case, manifest.model_inputs)
+    except ValueError as error:
+        raise damaged(file, str(error), "values of the inputs' types") from error

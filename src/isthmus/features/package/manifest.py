@@ -1,6 +1,6 @@
-"""A model package as its readers see it: the manifest, and the tensors the model is fed.
+"""A model package as its readers see it: the manifest, and the model's input tensors.
 
-Training, export, verification and serving all build their tensors with `feeds`, so a value is cast in one place only.
+Training, export, verification and serving all build their tensors with `feeds`, so values are cast in a single place.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ import numpy as np
 
 from isthmus.features.contract.contract import Contract, one_of
 from isthmus.features.errors import ContractMismatch, DataError, PackageError
-from isthmus.features.package.checksums import CONTRACT, GOLDEN, MANIFEST, README, REMEDY, SUMS, summed
+from isthmus.features.package.checksums import CONTRACT, GOLDEN, MANIFEST, README, SUMS, damaged, summed
 from isthmus.features.request.layout import Layout, input_name
 from isthmus.features.types import INPUTS, TYPES, DataType, String
 from isthmus.features.values.columns import Values
@@ -23,21 +23,19 @@ from isthmus.features.values.columns import Values
 FORMAT_VERSION = 2
 _LONGEST = 255
 _SHOWN = 60
-"""Characters of a name that a message shows."""
+"""Characters of a name in a message."""
 
 Feeds = dict[str, np.ndarray[Any, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """One raw value a model is fed: the name of its column and its declared type.
-
-    String inputs are categories. Bool, Int32, Int64, Float32, Float64 and UnixTimestamp inputs are numbers.
+    """A raw input of a model: String inputs are categories, all others numbers.
 
     Attributes:
         name: its column.
-        dtype: the type.
-        row: whether a request transform in the graph takes it: then it goes in as it is, in its own type.
+        dtype: the declared type.
+        row: whether a request transform in the graph reads it, unchanged and in its own type.
     """
 
     name: str
@@ -46,12 +44,12 @@ class ModelInput:
 
     @property
     def is_category(self) -> bool:
-        """Whether the value goes into the tensor of categories."""
+        """Whether it belongs to the tensor of categories."""
         return self.dtype == String and not self.row
 
     @property
     def is_number(self) -> bool:
-        """Whether the value goes into the tensor of numbers."""
+        """Whether it belongs to the tensor of numbers."""
         return self.dtype != String and not self.row
 
 
@@ -59,16 +57,16 @@ def feeds(inputs: Sequence[ModelInput], columns: Mapping[str, Values]) -> Feeds:
     """The tensors of a model from raw columns.
 
     Args:
-        inputs: the model's inputs in order; at least one.
-        columns: a column of n values for every input; others are ignored.
+        inputs: the model's inputs in order, at least one.
+        columns: a column of n values for every input; further columns are ignored.
 
     Returns:
         "numeric": float32 (n, numbers), NaN for null, microseconds for a UnixTimestamp; "categories": str (n,
-        categories) with dtype object, "" for null. A tensor without columns is left out. Of an input that a request
-        transform takes, a row of the tensors that `rowgraph` tells of.
+        categories) with dtype object, "" for null; neither without columns. Inputs of request transforms are rows of
+        the tensors of `request.layout`.
 
     Raises:
-        DataError: a column is missing, or an input is of a type that no model reads.
+        DataError: a column is missing, or an input has a type that no model reads.
     """
     missing = [item.name for item in inputs if item.name not in columns]
     if missing:
@@ -81,7 +79,7 @@ def feeds(inputs: Sequence[ModelInput], columns: Mapping[str, Values]) -> Feeds:
     tensors: Feeds = {}
     if numbers:
         numeric = np.empty((len(numbers[0].data), len(numbers)), np.float32)
-        with np.errstate(over="ignore"):  # beyond float32 becomes infinite, and the model clips it
+        with np.errstate(over="ignore"):  # numbers beyond float32 become infinite, and the model clips them
             for position, values in enumerate(numbers):
                 numeric[:, position] = values.data
                 numeric[~values.valid, position] = np.nan
@@ -92,12 +90,12 @@ def feeds(inputs: Sequence[ModelInput], columns: Mapping[str, Values]) -> Feeds:
             texts[:, position] = values.data
             texts[~values.valid, position] = ""
         tensors["categories"] = texts
-    taken = {item.name: item.dtype for item in inputs if item.row}
-    return tensors | Layout.of(taken).feeds(columns) if taken else tensors
+    rows = {item.name: item.dtype for item in inputs if item.row}
+    return tensors | Layout.of(rows).feeds(columns) if rows else tensors
 
 
 class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tensor that a graph is fed or gives; a size that differs from call to call has a name."""
+    """An input or output tensor of a graph; a size that differs from call to call has a name."""
 
     name: str
     element: Literal["bool", "uint8", "int32", "int64", "float", "double", "string"]
@@ -105,10 +103,10 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A column that a graph of rows is fed: `position` is its column in the tensor "numeric" or "categories".
+    """A column that a graph of rows reads: `position` is its column in the tensor "numeric" or "categories".
 
-    Of an input that a request transform takes, it is its row in the tensor, which is one of those that `rowgraph` tells
-    of. Such inputs stand in the order of their rows in "given_valid".
+    For an input of a request transform it is its row in a tensor of `request.layout`. Such inputs are in the order of
+    their rows in "given_valid".
     """
 
     name: str
@@ -118,7 +116,7 @@ class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def placed(inputs: Sequence[ModelInput]) -> tuple[Input, ...]:
-    """Where `feeds` puts each input."""
+    """The place of each input in the tensors of `feeds`."""
     counts: dict[str, int] = {}
     result = []
     for item in inputs:
@@ -129,13 +127,13 @@ def placed(inputs: Sequence[ModelInput]) -> tuple[Input, ...]:
 
 
 class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One model file.
+    """A model file.
 
     Attributes:
-        tolerance: largest absolute difference from the trained model that export let through.
-        worst: the largest difference it measured on the golden cases and on test rows.
-        quality: of the file's own answers on the test part, by measure; None where they do not say.
-        most: the largest that a size with a name may be, by that name; of a size that is not there, any.
+        tolerance: largest absolute difference from the trained model that export accepted.
+        worst: the largest difference that it measured on the golden cases and on test rows.
+        quality: of the file's own outputs on the test part, by measure; None where undefined.
+        most: the limit of each named size; sizes without a limit are left out.
     """
 
     file: str
@@ -150,15 +148,15 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a package holds and which contract its inputs come from.
+    """The content of a package, and the contract of its inputs.
 
     Attributes:
-        task: "tabular", or the class that made it.
+        task: "tabular", or the class of the task.
         metric: the measure of quality that counts.
-        inputs: the columns of which the tensors are made; none if only the task can make them.
-        tensors: what the graph is fed.
-        outputs: what it gives.
-        files: what else is there, each with what it is for.
+        inputs: the columns from which `feeds` builds the tensors; empty if only the task can build them.
+        tensors: the graph's inputs.
+        outputs: the graph's outputs.
+        files: the purpose of each further file.
     """
 
     format_version: int
@@ -187,7 +185,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for variant in self.variants:
             if (variant.precision, variant.format) == (precision, format):
                 return variant
-        raise PackageError(f"package {self.name}", f"no {precision} model in {format} format", remedy=REMEDY)
+        raise damaged(f"package {self.name}", f"no {precision} model in {format} format")
 
 
 def read_package(path: Path) -> Manifest:
@@ -199,42 +197,40 @@ def read_package(path: Path) -> Manifest:
     sums, sizes = summed(path)
     for name in (MANIFEST, CONTRACT, GOLDEN):
         if name not in sums:
-            raise PackageError(str(path / name), "missing", expected=f"listed in {SUMS}", remedy=REMEDY)
+            raise damaged(path / name, "missing", f"listed in {SUMS}")
     try:
         msgspec.json.decode((path / CONTRACT).read_bytes(), type=dict[str, Any])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise PackageError(str(path / CONTRACT), str(error), expected="a contract", remedy=REMEDY) from error
+        raise damaged(path / CONTRACT, str(error), "a contract") from error
     return _read_manifest(path / MANIFEST, sums, sizes)
 
 
 def read_contract(path: Path, manifest: Manifest) -> Contract:
-    """The contract that a package whose sums hold was made under.
+    """The contract of a package whose sums hold.
 
     Raises:
-        PackageError: it is none, it is another one than the manifest names, or it does not have the package's service.
+        PackageError: it cannot be read, differs from the manifest's, or lacks the package's service.
     """
-    file = path / "contract.json"
+    file = path / CONTRACT
     try:
         contract = Contract.loads(file.read_bytes(), str(file))
     except OSError as error:
-        raise PackageError(str(file), str(error), expected="a contract", remedy=REMEDY) from error
+        raise damaged(file, str(error), "a contract") from error
     except ContractMismatch as error:
-        raise PackageError(error.where, error.found, expected=error.expected, remedy=REMEDY) from error
+        raise damaged(error.where, error.found, error.expected) from error
     if contract.hash != manifest.contract:
-        found, expected = f"contract {contract.hash[:12]}", f"{manifest.contract[:12]}, as in the manifest"
-        raise PackageError(str(file), found, expected=expected, remedy=REMEDY)
+        raise damaged(file, f"contract {contract.hash[:12]}", f"{manifest.contract[:12]}, as in the manifest")
     if manifest.service not in contract.services:
-        found = f"no service {manifest.service}"
-        raise PackageError(str(file), found, expected=one_of(contract.services), remedy=REMEDY)
+        raise damaged(file, f"no service {manifest.service}", one_of(contract.services))
     return contract
 
 
 def package_digest(path: Path) -> str:
-    """What identifies a package: the SHA-256 of its sums."""
+    """The identity of a package: the SHA-256 of its sums."""
     try:
         return hashlib.sha256((path / SUMS).read_bytes()).hexdigest()
     except OSError as error:
-        raise PackageError(str(path / SUMS), "cannot be read", expected="a package folder", remedy=REMEDY) from error
+        raise damaged(path / SUMS, "cannot be read", "a package folder") from error
 
 
 class _Version(msgspec.Struct):
@@ -246,29 +242,25 @@ def _read_manifest(file: Path, sums: Mapping[str, str], sizes: Mapping[str, int]
     try:
         version = msgspec.json.decode(data, type=_Version).format_version
         if version != FORMAT_VERSION:
-            raise PackageError(
-                str(file),
-                f"format version {version}",
-                expected=str(FORMAT_VERSION),
-                remedy="use the release of Isthmus that wrote the package, or export the model again",
-            )
+            remedy = "use the release of Isthmus that wrote the package, or export the model again"
+            raise PackageError(str(file), f"format version {version}", expected=str(FORMAT_VERSION), remedy=remedy)
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise PackageError(str(file), str(error), expected="a manifest", remedy=REMEDY) from error
-    for found, expected in _misfits(manifest, sums, sizes):
-        raise PackageError(str(file), found, expected=expected, remedy=REMEDY)
+        raise damaged(file, str(error), "a manifest") from error
+    for problem, expected in _misfits(manifest, sums, sizes):
+        raise damaged(file, problem, expected)
     return manifest
 
 
 def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """What a manifest says that cannot be, and what was expected."""
-    # Messages show them, and a terminal obeys what some characters say.
+    """The impossible statements of a manifest, each with what was expected."""
+    # Messages show these, and certain characters control a terminal.
     for name in chain(
         (manifest.name, manifest.contract, manifest.service, manifest.model, manifest.training_set),
         (manifest.task, manifest.metric),
-        *((one.name, one.dtype, one.tensor) for one in manifest.inputs),
-        *((one.name, *map(str, one.shape)) for one in (*manifest.tensors, *manifest.outputs)),
-        *((one.file, one.sha256) for one in manifest.variants),
+        *((item.name, item.dtype, item.tensor) for item in manifest.inputs),
+        *((tensor.name, *map(str, tensor.shape)) for tensor in (*manifest.tensors, *manifest.outputs)),
+        *((variant.file, variant.sha256) for variant in manifest.variants),
     ):
         if not name.isprintable() or len(name) > _LONGEST:
             yield f"a name is {name[:_SHOWN]!r}", f"at most {_LONGEST} characters that can be shown"
@@ -294,14 +286,14 @@ def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, in
         yield "names no model file", "at least one"
     if missing := [name for name in manifest.files if name not in sums]:
         yield f"{missing[0]} has no sum", f"listed in {SUMS}"
-    sizes_of = {size for tensor in manifest.tensors for size in tensor.shape if isinstance(size, str)}
+    named = {size for tensor in manifest.tensors for size in tensor.shape if isinstance(size, str)}
     for variant in manifest.variants:
-        if wrong := [name for name, most in variant.most.items() if most < 1 or name not in sizes_of]:
+        if wrong := [name for name, most in variant.most.items() if most < 1 or name not in named]:
             yield f"{variant.file} takes at most {variant.most[wrong[0]]} of {wrong[0]}", "a size of its tensors"
         if sums.get(variant.file) != variant.sha256:
             yield f"{variant.file} has {sums.get(variant.file, 'no sum')}", variant.sha256
         if sizes[variant.file] != variant.bytes:
             yield f"{variant.file} has {sizes[variant.file]:,} bytes", f"{variant.bytes:,}"
-    told = {MANIFEST, CONTRACT, GOLDEN, README, *manifest.files, *(variant.file for variant in manifest.variants)}
-    if unknown := sorted(sums.keys() - told):
+    known = {MANIFEST, CONTRACT, GOLDEN, README, *manifest.files, *(variant.file for variant in manifest.variants)}
+    if unknown := sorted(sums.keys() - known):
         yield f"says nothing of {unknown[0]}", "a word about every file"

@@ -1,6 +1,6 @@
-"""Whether a model file still answers as its package says: its graph, what it is fed, its golden cases.
+"""Whether a model file still answers as its package says: its graph, its input tensors, its golden cases.
 
-A server asks this of the file it is about to serve, `isthmus package verify` of every file, in any runtime.
+A server checks the file that it is about to serve; `isthmus package verify` checks every file, in any runtime.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     import onnxruntime
 
 GOLDEN_TOLERANCE = 1e-5
-"""Largest difference from the recorded outputs: the same file gives other last bits on another CPU."""
+"""Largest difference from the recorded outputs: the last bits of a file's outputs differ between CPUs."""
 
 SECONDS = 120
-"""In which all golden cases must be answered."""
+"""Limit for answering all golden cases."""
 
 Array = np.ndarray[Any, Any]
 Answers = Mapping[str, Array]
@@ -29,10 +29,10 @@ Answers = Mapping[str, Array]
 
 
 def open_session(folder: Path, manifest: Manifest, variant: Variant, threads: int) -> "onnxruntime.InferenceSession":
-    """A session of ONNX Runtime over a model file, whose graph is the one that the manifest describes.
+    """A session of ONNX Runtime over a model file, whose graph matches the manifest.
 
     Raises:
-        PackageError: the runtime refuses the file, or it is another graph.
+        PackageError: the runtime refuses the file, or its graph differs.
     """
     import onnxruntime  # not needed by those who only read a package
 
@@ -42,25 +42,22 @@ def open_session(folder: Path, manifest: Manifest, variant: Variant, threads: in
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # as its latency was measured
     file = folder / variant.file
     try:
-        # Whoever asks by `--json` reads stdout, on which the fallback would say that it tries the same again.
+        # The fallback would print to stdout, which callers of `--json` parse.
         session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"], enable_fallback=0)
     except Exception as error:  # onnxruntime's exceptions have no base class of their own
         raise refused(manifest, variant, "onnxruntime", error) from error
-    for what, described, found in (
-        ("input", manifest.tensors, session.get_inputs()),
-        ("output", manifest.outputs, session.get_outputs()),
-    ):
-        _require_described(f"{_where(manifest, variant)}, {what}s", described, found)
+    _require_described(f"{_where(manifest, variant)}, inputs", manifest.tensors, session.get_inputs())
+    _require_described(f"{_where(manifest, variant)}, outputs", manifest.outputs, session.get_outputs())
     return session
 
 
 def answers(
-    session: "onnxruntime.InferenceSession", manifest: Manifest, variant: Variant, asked: Sequence[Feeds]
+    session: "onnxruntime.InferenceSession", manifest: Manifest, variant: Variant, batches: Sequence[Feeds]
 ) -> list[Answers]:
-    """What a session answers when it is fed each of some tensors.
+    """The outputs of a session for each batch of input tensors.
 
     Raises:
-        PackageError: it does not answer.
+        PackageError: the runtime fails, or takes too long.
     """
     import onnxruntime  # not needed by those who only read a package
 
@@ -69,7 +66,7 @@ def answers(
     clock = Timer(SECONDS, setattr, (options, "terminate", True))
     clock.start()
     try:
-        return [dict(zip(names, session.run(names, fed, options), strict=True)) for fed in asked]
+        return [dict(zip(names, session.run(names, fed, options), strict=True)) for fed in batches]
     except Exception as error:  # onnxruntime's exceptions have no base class of their own
         reason = f"no answer in {SECONDS} seconds" if options.terminate else error
         raise refused(manifest, variant, "onnxruntime", reason) from error
@@ -78,27 +75,27 @@ def answers(
 
 
 def refused(manifest: Manifest, variant: Variant, runtime: str, error: object) -> PackageError:
-    """A runtime that does not take a model file, or what it is fed."""
+    """The error of a runtime that refuses a model file or its inputs."""
     return PackageError(_where(manifest, variant), f"{runtime} refuses it ({error})", remedy="export the model again")
 
 
 def require_fed(where: str, golden: Golden, manifest: Manifest) -> int:
-    """Refuses golden cases whose rows, made into tensors as everywhere, are not the recorded tensors to the bit.
+    """Refuses golden cases whose rows do not become the recorded tensors to the bit.
 
     Returns:
-        How many rows were compared; 0 if the package is none of rows.
+        The number of compared rows; 0 unless the model reads rows.
 
     Raises:
-        PackageError: with the case and the tensor that differ.
+        PackageError: it names the case and the tensor that differ.
     """
     inputs, rows = manifest.model_inputs, 0
     for number, case in enumerate(golden.cases if inputs else ()):
         try:
-            made = feeds(inputs, golden.columns(case, inputs))
+            tensors = feeds(inputs, golden.columns(case, inputs))
         except (DataError, ValueError) as error:
             raise PackageError(f"{where}, case {number}", str(error), expected="rows of the inputs") from error
-        for name in {**made, **case.tensors}:
-            if name not in made or name not in case.tensors or TensorBytes.of(made[name]) != case.tensors[name]:
+        for name in {**tensors, **case.tensors}:
+            if name not in tensors or case.tensors.get(name) != TensorBytes.of(tensors[name]):
                 raise PackageError(
                     f"{where}, case {number}", f"its rows do not make the tensor {name} that is recorded",
                     expected="the same to the bit", remedy="export the model again",
@@ -111,25 +108,25 @@ def require_reproduced(
     golden: Golden,
     manifest: Manifest,
     variant: Variant,
-    found: Sequence[Answers],
+    outputs: Sequence[Answers],
     tolerance: float = GOLDEN_TOLERANCE,
 ) -> float:
-    """The largest difference of a model file's answers in the golden cases from what is recorded of it.
+    """The largest difference of a model file's outputs from the recorded outputs of the golden cases.
 
     Args:
         golden: the cases.
-        manifest: of the package.
+        manifest: the package's manifest.
         variant: the file.
-        found: its answers, a case each.
-        tolerance: the largest difference that passes; no number where one is recorded never does.
+        outputs: its outputs for each case.
+        tolerance: the largest difference that passes; NaN in place of a recorded number never does.
 
     Raises:
         PackageError: it is larger.
     """
     worst = max(
-        _apart(kept.array, answered[name])
-        for case, answered in zip(golden.cases, found, strict=True)
-        for name, kept in case.outputs[variant.file].items()
+        _difference(recorded.array, answered[name])
+        for case, answered in zip(golden.cases, outputs, strict=True)
+        for name, recorded in case.outputs[variant.file].items()
     )
     if worst > tolerance:
         raise PackageError(
@@ -139,27 +136,28 @@ def require_reproduced(
     return worst
 
 
-def _apart(expected: Array, found: Array) -> float:
-    """The largest absolute difference; infinite if one of them is no number, or they are not of one kind."""
-    if expected.shape != found.shape or expected.dtype != found.dtype:
+def _difference(expected: Array, actual: Array) -> float:
+    """The largest absolute difference; infinite if either is NaN, or if shapes or types differ."""
+    if expected.shape != actual.shape or expected.dtype != actual.dtype:
         return np.inf
     if expected.dtype.kind != "f":
-        return 0.0 if np.array_equal(expected, found) else np.inf
+        return 0.0 if np.array_equal(expected, actual) else np.inf
     with np.errstate(invalid="ignore"):
-        apart = np.abs(expected.astype(np.float64) - found)
-    apart = np.where(expected == found, 0.0, apart)  # of an infinite number from itself
-    return float(np.where(np.isnan(apart), np.inf, apart).max(initial=0.0))
+        difference = np.abs(expected.astype(np.float64) - actual)
+    difference = np.where(expected == actual, 0.0, difference)  # of an infinite number from itself
+    return float(np.where(np.isnan(difference), np.inf, difference).max(initial=0.0))
 
 
-def _require_described(where: str, described: Sequence[Tensor], found: Sequence[Any]) -> None:
-    told = {tensor.name: tensor for tensor in described}
-    names = [value.name for value in found]
-    if sorted(names) != sorted(told):
-        raise PackageError(where, ", ".join(names) or "none", expected=", ".join(told), remedy="export the model again")
-    for value in found:
-        tensor = told[value.name]
+def _require_described(where: str, tensors: Sequence[Tensor], actual: Sequence[Any]) -> None:
+    described = {tensor.name: tensor for tensor in tensors}
+    names = [value.name for value in actual]
+    if sorted(names) != sorted(described):
+        expected = ", ".join(described)
+        raise PackageError(where, ", ".join(names) or "none", expected=expected, remedy="export the model again")
+    for value in actual:
+        tensor = described[value.name]
         kind = value.type.removeprefix("tensor(").removesuffix(")")
-        # Of a size that differs from call to call a runtime may know another name, or none.
+        # The name of a size that differs from call to call depends on the runtime.
         fixed, theirs = (tuple(size if isinstance(size, int) else None for size in of.shape) for of in (tensor, value))
         if kind != tensor.element or fixed != theirs:
             raise PackageError(

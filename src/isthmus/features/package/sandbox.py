@@ -1,4 +1,4 @@
-"""A process that runs what strangers made, and may die of it."""
+"""Limits for a process that runs files of strangers, and may die of them."""
 
 import os
 import resource
@@ -7,31 +7,26 @@ from pathlib import Path
 
 
 def fork_and_wait() -> int | None:
-    """Goes on in a process of its own, for which this one waits. To be called before there are threads.
+    """Continues in a child process, for which this one waits. Call it before there are threads.
 
     Returns:
-        None in the new process; in the old one what the new one ended with: an exit code, or less than zero if it was
-        the signal of that number.
+        None in the child; in the parent the child's exit code, or the negative number of the signal that ended it.
     """
     child = os.fork()
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else None
 
 
 def limit(seconds: int) -> None:
-    """Ends this process, by SIGXCPU, when it has computed for so long from its begin on."""
-    # At the second number it is SIGKILL, which says nothing.
+    """Ends this process, by SIGXCPU, after so many seconds of CPU time since its start."""
+    # The second number brings SIGKILL, which explains nothing.
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
 
 
 def confine(more: int) -> None:
-    """Gives this process no more memory than it has now and so many bytes; who asks for more is told there is none.
+    """Limits this process, and those that it starts, to its present memory and `more` bytes.
 
-    What counts is what is its own and can be written (RLIMIT_DATA): neither libraries nor files that are mapped. The
-    bound stays for the rest of its life, and is of those that it starts. Other systems than Linux have no such
-    bound, and there this does nothing.
-
-    Args:
-        more: bytes.
+    Private writable memory counts (RLIMIT_DATA), not libraries and mapped files. Only Linux has such a limit; elsewhere
+    this does nothing.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -1,12 +1,13 @@
 """Signatures of packages, by OpenSSF Model Signing with a pair of elliptic keys.
 
-A signature says who made a package; its sums say only that it is whole. It lies in the folder as `model.sig`, a
-Sigstore bundle over the SHA-256 of every other file there. ECDSA draws a number for each signature, so the same package
-has another one each time: it has no part in the sums, nor in what identifies the package.
+A signature proves who exported a package; its sums prove only that it is complete. It is in the folder as `model.sig`,
+a Sigstore bundle over the SHA-256 of every file besides. ECDSA draws a random number for each signature, so signatures
+of a package differ: they are not part of its sums, nor of its identity.
 """
 
 import hashlib
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from model_signing.hashing import Config as Hashing
 
 PASSWORD = "ISTHMUS_SIGNING_PASSWORD"  # noqa: S105 - the name of the variable that holds it
-"""The variable with the password of a private key."""
+"""The environment variable with the password of a private key."""
 
 _CURVES = ("secp256r1", "secp384r1", "secp521r1")
 _LARGEST = 2**24
@@ -45,10 +46,10 @@ class Signer:
 
     Args:
         key: file of the key, in PEM.
-        password: its password, if it has one. No message shows it.
+        password: its password, if any. No message shows it.
 
     Raises:
-        ConfigurationError: the file cannot be read, is no elliptic key, or the password is not its.
+        ConfigurationError: the file cannot be read, is no elliptic key, or has a different password.
         DependencyError: the extra `signing` is not installed.
     """
 
@@ -64,21 +65,21 @@ class Signer:
             loaded = load_pem_private_key(key.read_bytes(), secret)
         except OSError as error:
             raise _unusable(key, f"cannot be read ({error.strerror})", "the file of a private key") from error
-        except TypeError as error:  # a password for a key that has none, or none for one that has
+        except TypeError as error:  # a password for a key without, or none for a key with a password
             if secret:
                 raise _unusable(key, "has no password", f"no {PASSWORD}") from error
             raise _unusable(key, "has a password", f"it in {PASSWORD}") from error
-        except Exception as error:  # OpenSSL's refusals are of many kinds
-            found = f"is no private key that {PASSWORD} opens" if secret else "is no private key"
-            raise _unusable(key, found, _PAIR) from error
+        except Exception as error:  # OpenSSL raises many kinds of errors
+            reason = f"is no private key that {PASSWORD} opens" if secret else "is no private key"
+            raise _unusable(key, reason, _PAIR) from error
         if not isinstance(loaded, EllipticCurvePrivateKey) or loaded.curve.name not in _CURVES:
             raise _unusable(key, "is a key of another kind", _PAIR)
-        # Its types say that a password is a text, and it hands it on to a function that takes bytes.
+        # Annotated as text, but passed on to a function that takes bytes.
         self._config = Config().use_elliptic_key_signer(private_key=key, password=secret)
 
     def sign(self, package: Path) -> None:
-        """Writes the signature of a package into its folder; in place of one that is there."""
-        # Beside the package: a server that reads it meanwhile would refuse a file that is half there.
+        """Writes the signature of a package into its folder, over an existing signature."""
+        # Beside the package: a server that reads it meanwhile would refuse half a file.
         with scratch_folder(package.parent, f".{package.name}-signature") as scratch:
             file = scratch / SIGNATURE
             self._config.set_hashing_config(_hashing()).sign(package, file)
@@ -104,19 +105,15 @@ def read_public_key(file: Path) -> str:
 
 
 def key_name(key: str) -> str:
-    """What a message calls a public key, given as PEM: the beginning of its SHA-256."""
+    """The name of a public key in PEM for messages: the beginning of its SHA-256."""
     return _name(_hint(_public_key(key)))
 
 
 def require_signature(package: Path, key: str) -> None:
-    """Refuses a package whose sums hold, but that the owner of a key has not signed as it is.
-
-    Args:
-        package: its folder.
-        key: the public key, as PEM.
+    """Refuses a package that the owner of a public key, in PEM, has not signed in its present form.
 
     Raises:
-        PackageError: it is not signed, or not by this key, or not as it is.
+        PackageError: it is not signed, or not by this key, or was altered since.
         DependencyError: the extra `signing` is not installed.
     """
     try:
@@ -124,48 +121,49 @@ def require_signature(package: Path, key: str) -> None:
     except ValueError as error:
         raise PackageError(f"package {package}", "is to be signed by what is no public key", expected="a key in PEM",
                            remedy="run `isthmus deploy` with the right packages.public_key") from error  # fmt: skip
-    where, hint = str(package / SIGNATURE), _hint(public)
-    expected = f"a signature by key {_name(hint)}"
-    trust = "take the package from where it is signed, or sign it: export it with packages.signing_key"
+    hint = _hint(public)
+
+    def refusal(reason: str) -> PackageError:
+        remedy = "take the package from where it is signed, or sign it: export it with packages.signing_key"
+        expected = f"a signature by key {_name(hint)}"
+        return PackageError(str(package / SIGNATURE), reason, expected=expected, remedy=remedy)
+
     try:
         with (package / SIGNATURE).open("rb") as file:
             data = file.read(_LARGEST)
     except FileNotFoundError as error:
-        raise PackageError(where, "missing: the package is not signed", expected=expected, remedy=trust) from error
+        raise refusal("missing: the package is not signed") from error
     except OSError as error:
-        raise PackageError(where, f"cannot be read ({error.strerror})", expected=expected, remedy=trust) from error
+        raise refusal(f"cannot be read ({error.strerror})") from error
     try:
         signer = msgspec.json.decode(data, type=_Bundle).verification_material.public_key.hint
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise PackageError(where, f"is no signature ({error})", expected=expected, remedy=trust) from error
+    except (ValueError, RecursionError) as error:  # ValueError includes msgspec's errors
+        raise refusal(f"is no signature ({error})") from error
     if signer != hint:
-        raise PackageError(where, f"the package is signed by key {_name(signer)}", expected=expected, remedy=trust)
-    _verify(package, data, public, where, expected, trust)
+        raise refusal(f"the package is signed by key {_name(signer)}")
+    _verify(package, data, public, refusal)
 
 
-def _verify(package: Path, data: bytes, key: "EllipticCurvePublicKey", where: str, expected: str, trust: str) -> None:
+def _verify(package: Path, data: bytes, key: "EllipticCurvePublicKey", refusal: Callable[[str], PackageError]) -> None:
     from cryptography.exceptions import InvalidSignature
     from model_signing.verifying import Config
 
     with tempfile.TemporaryDirectory() as folder:
         pem, signature = Path(folder) / "key.pem", Path(folder) / SIGNATURE
         pem.write_bytes(_pem(key))
-        # What was read is what is verified.
+        # Not the package's own file, which may have been replaced since it was read.
         signature.write_bytes(data)
         config = Config().use_elliptic_key_verifier(public_key=pem).set_hashing_config(_hashing())
         try:
             config.verify(package, signature)
         except InvalidSignature as error:
-            found = f"is no signature of key {_name(_hint(key))}, though it says so"
-            raise PackageError(where, found, expected=expected, remedy=trust) from error
+            raise refusal(f"is no signature of key {_name(_hint(key))}, though it says so") from error
         except ValueError as error:
             if "Signature mismatch" not in str(error):
-                raise PackageError(where, f"is no signature ({error})", expected=expected, remedy=trust) from error
-            found = "the package has been altered since it was signed"
-            raise PackageError(where, found, expected=expected, remedy=trust) from error
-        except Exception as error:  # of a damaged bundle the library raises what comes
-            found = f"is no signature ({type(error).__name__})"
-            raise PackageError(where, found, expected=expected, remedy=trust) from error
+                raise refusal(f"is no signature ({error})") from error
+            raise refusal("the package has been altered since it was signed") from error
+        except Exception as error:  # a damaged bundle raises anything
+            raise refusal(f"is no signature ({type(error).__name__})") from error
 
 
 def _hashing() -> "Hashing":
@@ -175,12 +173,7 @@ def _hashing() -> "Hashing":
 
 
 def _public_key(key: str) -> "EllipticCurvePublicKey":
-    """The key that a PEM holds.
-
-    Raises:
-        ValueError: it holds none, or one of another kind.
-        DependencyError: the extra `signing` is not installed.
-    """
+    """The key in a PEM; a ValueError if there is none, or of a different kind."""
     try:
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -203,7 +196,7 @@ def _pem(key: "EllipticCurvePublicKey") -> bytes:
 
 
 def _hint(key: "EllipticCurvePublicKey") -> str:
-    """What a bundle says of the key."""
+    """The name of the key in a bundle."""
     return hashlib.sha256(_pem(key)).hexdigest()
 
 
@@ -211,8 +204,8 @@ def _name(hint: str) -> str:
     return hint[:12] if hint.isalnum() else repr(hint[:12])
 
 
-def _unusable(file: Path, found: str, expected: str) -> ConfigurationError:
-    return ConfigurationError(str(file), [Problem("key", found, expected)])
+def _unusable(file: Path, reason: str, expected: str) -> ConfigurationError:
+    return ConfigurationError(str(file), [Problem("key", reason, expected)])
 
 
 def _missing(error: ImportError) -> DependencyError:
