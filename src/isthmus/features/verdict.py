@@ -14,21 +14,21 @@ from isthmus.features.types import DataType
 from isthmus.features.values.columns import Values
 
 EXAMPLES = 3
-_LOOKED = 1000
-"""Differing rows of which a comparison tells some."""
+_CANDIDATES = 1000
+"""Differing rows from which a comparison picks examples."""
 PAIRS = 200
-"""Pairs of differing numbers that are kept of a feature, to be drawn."""
+"""Pairs of differing numbers in the plot of a feature."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValueDifference:
-    """One value that differs: the key it belongs to, what each side says, and since when, in UTC.
+    """A value that differs.
 
     Attributes:
-        key: the key, or what else the row is called.
-        offline: what training has; a time as text, in UTC.
-        online: what serving, a graph or a model has.
-        event_timestamp: event time of the offline row; None where it has none.
+        key: the key, or another name of the row.
+        offline: training's value; a time as text, in UTC.
+        online: the value of serving, a graph or a model.
+        event_timestamp: event time of the offline row, if any, in UTC.
     """
 
     key: str
@@ -39,16 +39,16 @@ class ValueDifference:
 
 @dataclass(frozen=True, slots=True)
 class FeatureVerdict:
-    """The comparison of one feature over all compared keys.
+    """The comparison of a feature over all compared keys.
 
     Attributes:
         compared: number of values compared, nulls included.
-        differing: number of values that are not the same to the bit, and not within the tolerance either.
+        differing: number of values that are neither the same to the bit nor within the tolerance.
         worst: largest absolute difference of two numbers that are not the same to the bit, of times in microseconds;
-            infinity where only one side has a number.
+            infinity where a side has no number.
         examples: the first few differences.
         tolerance: the absolute difference of two numbers that does not count.
-        pairs: of some differing numbers, spread over all, what each side says; to be drawn, and not kept in the file.
+        pairs: both sides of a sample of the differing numbers, for a plot; not saved in the file.
     """
 
     compared: int
@@ -64,19 +64,18 @@ class Verdict:
     """The outcome of `isthmus verify`.
 
     Attributes:
-        contract: hash of the contract both sides were read under.
+        contract: hash of the contract of both sides.
         at: the moment of the comparison, microseconds since 1970 UTC.
-        views: view to feature to its comparison; the status of the view's rows is compared as feature `status`, their
-            event times as `event_timestamp`. Request transforms stand among the views: what the engine computed beside
-            what their graphs do.
-        tables: view to the fingerprint of the offline table that was compared.
-        ahead: view to the number of keys left out: what is served became known after everything the table holds, by a
-            push, and there is nothing to compare it with until the table has caught up.
+        views: view to feature to its comparison; the status of the view's rows is feature `status`, their event times
+            are `event_timestamp`. Request transforms are among the views: the engine's results against their graphs'.
+        tables: view to the fingerprint of the compared offline table.
+        ahead: view to the number of keys left out: their served rows were pushed after everything in the table became
+            known, so there is nothing to compare them with until the table has caught up.
         package: digest of the package whose output was compared, or None.
         model: comparison of the package's output with the student's, all files together, or None.
-        files: model file of the package to its part in `model`; what a server answered with the package as `/predict`.
-        inputs: input of the package's graph to the comparison of what it is fed: offline values, and served ones.
-        skipped: what could not be compared to why: `deploy` refuses where a model needs it.
+        files: model file of the package to its part in `model`; a server's predictions are `/predict`.
+        inputs: input of the package's graph to the comparison of its offline and served values.
+        skipped: whatever could not be compared to the reason: `deploy` refuses where a model needs it.
     """
 
     contract: str
@@ -85,24 +84,24 @@ class Verdict:
     tables: Mapping[str, str] = field(default_factory=dict)
     ahead: Mapping[str, int] = field(default_factory=dict)
     package: str | None = None
-    model: FeatureVerdict | None = field(default=None)
+    model: FeatureVerdict | None = None
     files: Mapping[str, FeatureVerdict] = field(default_factory=dict)
     inputs: Mapping[str, FeatureVerdict] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def compared(self) -> int:
-        """Values compared in all."""
+        """Total number of compared values."""
         return sum(feature.compared for feature in self._all())
 
     @property
     def differing(self) -> int:
-        """Values that differ in all."""
+        """Total number of differing values."""
         return sum(feature.differing for feature in self._all())
 
     @property
     def passed(self) -> bool:
-        """Whether something was compared, and nothing differs."""
+        """Whether anything was compared, and nothing differs."""
         return self.compared > 0 and self.differing == 0
 
     def _all(self) -> list[FeatureVerdict]:
@@ -110,16 +109,16 @@ class Verdict:
         return [*features, *self.inputs.values(), *([self.model] if self.model else [])]
 
     def named(self) -> dict[str, FeatureVerdict]:
-        """Every comparison by the name that messages give it: `view.feature`, `input x`, `file y`."""
-        views = {f"{view}.{name}": one for view, features in self.views.items() for name, one in features.items()}
-        parts = {f"input {name}": one for name, one in self.inputs.items()}
-        parts |= {f"file {name}": one for name, one in self.files.items()}
+        """Every comparison by its name in messages: `view.feature`, `input x`, `file y`."""
+        parts = {f"{view}.{name}": part for view, features in self.views.items() for name, part in features.items()}
+        parts |= {f"input {name}": part for name, part in self.inputs.items()}
+        parts |= {f"file {name}": part for name, part in self.files.items()}
         if self.model is not None and not self.files:
             parts["the package's output"] = self.model
-        return views | parts
+        return parts
 
     def as_dict(self) -> dict[str, Any]:
-        """The machine-readable form, in strict JSON: an infinite `worst` is null, a value JSON lacks is its text."""
+        """As strict JSON: an infinite `worst` is null, a value that JSON lacks is its text."""
         sums = {"passed": self.passed, "compared": self.compared, "differing": self.differing}
         plain: dict[str, Any] = _plain({**sums, **asdict(self)})
         groups = [*plain["views"].values(), plain["files"], plain["inputs"], {"": plain["model"]}]
@@ -130,7 +129,7 @@ class Verdict:
         return plain
 
     def dumps(self) -> bytes:
-        """The verdict as a file."""
+        """The content of the verdict's file."""
         return json.dumps(self.as_dict(), indent=1, allow_nan=False).encode() + b"\n"
 
     @classmethod
@@ -142,25 +141,24 @@ class Verdict:
         """
         try:
             data = json.loads(text)
-            views = {
-                view: {name: _feature(feature) for name, feature in features.items()}
-                for view, features in data["views"].items()
-            }
-            model = _feature(data["model"]) if data["model"] else None
-            tables = {str(view): str(fingerprint) for view, fingerprint in data["tables"].items()}
-            ahead = {str(view): int(keys) for view, keys in data["ahead"].items()}
-            files, inputs = ({str(name): _feature(one) for name, one in data.get(part, {}).items()}
-                             for part in ("files", "inputs"))  # fmt: skip
-            skipped = {str(name): str(why) for name, why in data.get("skipped", {}).items()}
             verdict = cls(
-                data["contract"], data["at"], views, tables, ahead, data["package"], model, files, inputs, skipped
+                contract=data["contract"],
+                at=data["at"],
+                views={view: _features(features) for view, features in data["views"].items()},
+                tables={view: str(fingerprint) for view, fingerprint in data["tables"].items()},
+                ahead={view: int(keys) for view, keys in data["ahead"].items()},
+                package=data["package"],
+                model=_feature(data["model"]) if data["model"] else None,
+                files=_features(data.get("files", {})),
+                inputs=_features(data.get("inputs", {})),
+                skipped={name: str(reason) for name, reason in data.get("skipped", {}).items()},
             )
             altered = [n for n in ("passed", "compared", "differing") if data[n] != getattr(verdict, n)]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise GateFailed(where, f"is not a verdict ({error})", remedy="run `isthmus verify`") from error
         if altered:
-            found = f"says {altered[0]} {data[altered[0]]!r}, its values {getattr(verdict, altered[0])!r}"
-            raise GateFailed(where, found, remedy="it was altered: run `isthmus verify`")
+            claim = f"says {altered[0]} {data[altered[0]]!r}, its values {getattr(verdict, altered[0])!r}"
+            raise GateFailed(where, claim, remedy="it was altered: run `isthmus verify`")
         return verdict
 
 
@@ -175,6 +173,10 @@ def _plain(value: Any) -> Any:
         case None | bool() | int() | float() | str():
             return value
     return str(value)
+
+
+def _features(data: Mapping[str, Any]) -> dict[str, FeatureVerdict]:
+    return {name: _feature(feature) for name, feature in data.items()}
 
 
 def _feature(data: Mapping[str, Any]) -> FeatureVerdict:
@@ -196,16 +198,16 @@ def compare(
 ) -> FeatureVerdict:
     """Compares two columns value by value: equal are two nulls, two NaNs, or two values with the same bits.
 
-    Two arrays are equal if they have the same length and their elements are equal one by one. The bits of a NaN beyond
-    its being one mean nothing, and engines do not keep them.
+    Two arrays are equal if their lengths and all their elements are. The payload of a NaN means nothing, and engines do
+    not preserve it.
 
     Args:
-        keys: what to call each row in an example.
+        keys: the name of each row in an example.
         offline: shape (n,).
         online: shape (n,).
         dtype: the type of both.
         tolerance: the absolute difference of two floating-point numbers that does not count.
-        times: event time of each row in microseconds, or None where it has none; by default no row has.
+        times: event time of each row, if any, in microseconds.
     """
     if not len(keys) == len(offline.data) == len(online.data):
         raise ValueError(f"{len(keys)} keys, {len(offline.data)} offline and {len(online.data)} online values")
@@ -225,41 +227,34 @@ def compare(
         equal |= offline.valid & online.valid & (gaps <= tolerance)
     differing = np.flatnonzero(~equal)
     first = _first(keys, differing)
-    examples = zip(first.tolist(), offline.take(first).tolist(dtype), online.take(first).tolist(dtype), strict=True)
-    said = _moment if dtype.name == "UnixTimestamp" else _as_it_is
-    told = [
-        ValueDifference(keys[n], said(a), said(b), _moment(times[n]) if len(times) else None) for n, a, b in examples
-    ]
-    drawn = _pairs(offline, online, differing, dtype)
-    return FeatureVerdict(len(keys), len(differing), worst, told, tolerance, drawn)
+    examples = []
+    for n, *sides in zip(first.tolist(), *(side.take(first).tolist(dtype) for side in (offline, online)), strict=True):
+        left, right = map(_moment, sides) if dtype.name == "UnixTimestamp" else sides
+        examples.append(ValueDifference(keys[n], left, right, _moment(times[n]) if len(times) else None))
+    plotted = _pairs(offline, online, differing, dtype)
+    return FeatureVerdict(len(keys), len(differing), worst, examples, tolerance, plotted)
 
 
 def _first(keys: Sequence[str], differing: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A few of the differing rows, of different keys where the first ones have them."""
-    rows = differing[:_LOOKED].tolist()
-    of_a_key: dict[str, int] = {}
-    for row in rows:
-        of_a_key.setdefault(keys[row], row)
-    return np.array([*dict.fromkeys([*of_a_key.values(), *rows])][:EXAMPLES], np.int64)
+    """A few of the differing rows, of different keys if possible."""
+    rows = differing[:_CANDIDATES].tolist()
+    by_key = {keys[row]: row for row in reversed(rows)}
+    return np.array([*dict.fromkeys([*sorted(by_key.values()), *rows])][:EXAMPLES], np.int64)
 
 
 def merged(parts: Sequence[FeatureVerdict]) -> FeatureVerdict:
-    """Several comparisons as one; of tolerances, the largest."""
+    """The sum of several comparisons, with the largest tolerance."""
     return FeatureVerdict(
-        sum(one.compared for one in parts),
-        sum(one.differing for one in parts),
-        max((one.worst for one in parts), default=0.0),
-        [example for one in parts for example in one.examples][:EXAMPLES],
-        max((one.tolerance for one in parts), default=0.0),
+        sum(part.compared for part in parts),
+        sum(part.differing for part in parts),
+        max((part.worst for part in parts), default=0.0),
+        [example for part in parts for example in part.examples][:EXAMPLES],
+        max((part.tolerance for part in parts), default=0.0),
     )
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
 def _moment(at: int | None) -> str | None:
-    """A time as text; microseconds where it is in no year that a date can have."""
+    """A time as text; in microseconds beyond the years of a date."""
     if at is None:
         return None
     try:
@@ -269,7 +264,7 @@ def _moment(at: int | None) -> str | None:
 
 
 def _pairs(left: Values, right: Values, differing: np.ndarray[Any, Any], dtype: DataType) -> list[tuple[float, float]]:
-    """Finite numbers of both sides in some of the differing rows."""
+    """Finite numbers of both sides in a sample of the differing rows."""
     if dtype.numpy is None or dtype.name == "Bool":
         return []
     both = differing[(left.valid & right.valid)[differing]]
@@ -278,12 +273,12 @@ def _pairs(left: Values, right: Values, differing: np.ndarray[Any, Any], dtype: 
     finite = np.isfinite(sides[0]) & np.isfinite(sides[1])
     sides = [side[finite] for side in sides]
     count = len(sides[0])
-    some = np.unique(np.linspace(0, count - 1, min(count, PAIRS)).astype(np.int64))
-    return list(zip(*(side[some].tolist() for side in sides), strict=True))
+    sample = np.unique(np.linspace(0, count - 1, min(count, PAIRS)).astype(np.int64))
+    return list(zip(*(side[sample].tolist() for side in sides), strict=True))
 
 
 def identical(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which of two fixed-width columns' values are the same."""
+    """The mask of values that are the same in two fixed-width columns."""
     bits = f"<u{left.dtype.itemsize}"
     same: np.ndarray[Any, np.dtype[np.bool_]]
     same = np.ascontiguousarray(left).view(bits) == np.ascontiguousarray(right).view(bits)
@@ -295,7 +290,7 @@ def _same_array(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> bool
 
 
 def _worst(left: Values, right: Values, dtype: DataType) -> float:
-    """The largest absolute difference of values that are not the same; infinity where not both are numbers."""
+    """The largest absolute difference of unlike values; infinity unless both are numbers."""
     if not (left.valid & right.valid).all():
         return math.inf
     if dtype.numpy is not None:
@@ -304,14 +299,14 @@ def _worst(left: Values, right: Values, dtype: DataType) -> float:
         return math.inf
     if any(len(a) != len(b) for a, b in zip(left.data, right.data, strict=True)):
         return math.inf
-    # Of the elements that are the same, two infinities or two NaNs have no difference.
-    flat, other = np.concatenate(left.data.tolist()), np.concatenate(right.data.tolist())
-    differing = ~identical(flat, other)
-    return _gap(flat[differing], other[differing])
+    # Two infinities or two NaNs have no difference.
+    ours, theirs = np.concatenate(left.data.tolist()), np.concatenate(right.data.tolist())
+    differing = ~identical(ours, theirs)
+    return _gap(ours[differing], theirs[differing])
 
 
 def _gap(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> float:
-    """The largest absolute difference; infinity where one of two is not a number."""
+    """The largest absolute difference; infinity where either is not a number."""
     if left.dtype.kind in "iu":
         return float(max(abs(a - b) for a, b in zip(left.tolist(), right.tolist(), strict=True)))
     with np.errstate(invalid="ignore", over="ignore"):

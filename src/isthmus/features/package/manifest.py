@@ -200,7 +200,7 @@ def read_package(path: Path) -> Manifest:
             raise damaged(path / name, "missing", f"listed in {SUMS}")
     try:
         msgspec.json.decode((path / CONTRACT).read_bytes(), type=dict[str, Any])
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise damaged(path / CONTRACT, str(error), "a contract") from error
     return _read_manifest(path / MANIFEST, sums, sizes)
 
@@ -245,7 +245,7 @@ def _read_manifest(file: Path, sums: Mapping[str, str], sizes: Mapping[str, int]
             remedy = "use the release of Isthmus that wrote the package, or export the model again"
             raise PackageError(str(file), f"format version {version}", expected=str(FORMAT_VERSION), remedy=remedy)
         manifest = msgspec.json.decode(data, type=Manifest)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise damaged(file, str(error), "a manifest") from error
     for problem, expected in _misfits(manifest, sums, sizes):
         raise damaged(file, problem, expected)
