@@ -10,7 +10,8 @@ import pytest
 from isthmus.features.errors import ConfigurationError
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.scaffold import EXAMPLES, init
-from tests.orchestration.cli.test_cli import refused, run
+from tests.commandline import run
+from tests.orchestration.cli.test_cli import refused
 from tests.orchestration.shop import Shop, files
 
 ROOT = Path(__file__).parents[2]

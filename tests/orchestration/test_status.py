@@ -15,7 +15,7 @@ from isthmus.orchestration.cli.screens.writer import show
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.status import note, status
 from isthmus.orchestration.training.set import training_set
-from tests.orchestration.cli.test_cli import run
+from tests.commandline import run
 from tests.orchestration.shop import VIEWS, Open, Shop, order_rows
 
 

@@ -286,6 +286,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.accept
 def test_the_site_asks_no_other_host(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > len(list((ROOT / "docs").glob("*.md")))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from tests.repository.pages import ROOT, Terminal, blocks
 
@@ -19,6 +20,7 @@ def test_the_readme_names_the_two_commands_and_only_what_exists() -> None:
         assert (ROOT / target).exists(), target
 
 
+@pytest.mark.accept
 def test_the_project_of_the_readme_runs(tmp_path: Path) -> None:
     run = ("isthmus apply", "curl")
     own = [block for block in blocks("README.md") if block.file or block.text.startswith(run)]

@@ -46,7 +46,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterato
         yield running
 
 
-@pytest.fixture(scope="module", params=["open", "with a key"])
+@pytest.fixture(scope="module", params=[pytest.param("open", marks=pytest.mark.accept), "with a key"])
 def answers(
     request: pytest.FixtureRequest, server: Server, guarded: Server, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, list[object]]]:
@@ -157,7 +157,7 @@ def test_arrays_by_keys_of_every_type(answers: dict[str, dict[str, list[object]]
     }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["open", "with a key"])
+@pytest.fixture(scope="module", params=[pytest.param("open", marks=pytest.mark.accept), "with a key"])
 def written(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Server, dict[str, Any], dict[str, Any]]]:

@@ -32,7 +32,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "flights"
 NULLS = ("", "NA")
 WINDOWS = {"3h": 3 * 3600, "1d": 86400, "7d": 7 * 86400, "28d": 28 * 86400}
 TICK = 600
-ENGINES = ["sail", pytest.param("spark", marks=pytest.mark.spark)]
+ENGINES = ["sail", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.accept])]
 
 
 def real(file: str) -> pa.Table:
@@ -151,6 +151,7 @@ def test_rolling_punctuality_is_what_the_oracle_says(name: str, data: Path, comp
 
 
 @pytest.mark.spark
+@pytest.mark.accept
 def test_engines_agree_to_the_bit(data: Path, computed: dict[str, Computed]) -> None:
     assert compute("sail", data, computed).carriers.equals(compute("spark", data, computed).carriers)
 

@@ -2,10 +2,7 @@
 
 import json
 import stat
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -15,22 +12,17 @@ from isthmus.orchestration.api import keys
 from isthmus.orchestration.api.server import settings
 from isthmus.orchestration.project import Project
 from isthmus.serving.keys import PATTERN, Keyring
+from tests.commandline import run
 from tests.orchestration.shop import Shop
-
-SCRIPT = Path(sys.executable).with_name("isthmus")
-
-
-def isthmus(shop: Shop, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([SCRIPT, *arguments], cwd=shop.root, capture_output=True, text=True, check=False, timeout=60)
 
 
 def test_a_key_from_its_making_to_its_end(shop: Shop) -> None:
     made = json.loads(
-        isthmus(shop, "keys", "create", "backend", "--scope", "read:*", "--scope", "push:a", "--json").stdout
+        run("keys", "create", "backend", "--scope", "read:*", "--scope", "push:a", "--json", cwd=shop.root).stdout
     )
     assert (made["name"], made["scopes"]) == ("backend", ["read:*", "push:a"])
     assert PATTERN.fullmatch(made["key"].encode())
-    shown = isthmus(shop, "keys", "create", "phone", "--scope", "predict:late").stdout
+    shown = run("keys", "create", "phone", "--scope", "predict:late", cwd=shop.root).stdout
     assert PATTERN.search(shown.encode())
     file = shop.state / "keys.json"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -38,21 +30,24 @@ def test_a_key_from_its_making_to_its_end(shop: Shop) -> None:
     assert found is not None
     assert found.name == "backend"
 
-    listed = isthmus(shop, "keys", "list", "--json").stdout
+    listed = run("keys", "list", "--json", cwd=shop.root).stdout
     assert {name: row["scopes"] for name, row in json.loads(listed).items()} == {
         "backend": ["read:*", "push:a"], "phone": ["predict:late"],
     }  # fmt: skip
-    table = isthmus(shop, "keys", "list").stdout
+    table = run("keys", "list", cwd=shop.root).stdout
     assert "backend" in table
     assert "read:*, push:a" in table
     for text in (listed, table, file.read_text()):
         assert not PATTERN.search(text.encode())
 
-    assert json.loads(isthmus(shop, "keys", "revoke", "backend", "--json").stdout) == {"revoked": "backend", "left": 1}
+    assert json.loads(run("keys", "revoke", "backend", "--json", cwd=shop.root).stdout) == {
+        "revoked": "backend",
+        "left": 1,
+    }
     assert Keyring.read(file).find(made["key"].encode()) is None
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert "open" in json.loads(isthmus(shop, "keys", "revoke", "phone", "--json").stdout)["note"]
-    assert isthmus(shop, "keys", "list", "--json").stdout.strip() == "{}"
+    assert "open" in json.loads(run("keys", "revoke", "phone", "--json", cwd=shop.root).stdout)["note"]
+    assert run("keys", "list", "--json", cwd=shop.root).stdout.strip() == "{}"
 
 
 def test_wrong_usage_is_one_sentence(shop: Shop) -> None:
@@ -64,7 +59,7 @@ def test_wrong_usage_is_one_sentence(shop: Shop) -> None:
         (["create", "x"], "Missing option '--scope'"),
         (["create", "x y", "--scope", "write:*"], "API key: 2 problems\n  - name: 'x y'"),
     ):
-        done = isthmus(shop, "keys", *arguments)
+        done = run("keys", *arguments, cwd=shop.root)
         assert (done.returncode, done.stdout) == (2, "")
         assert found in done.stderr
     assert [key.name for key in Keyring.read(project.keys_file).keys] == ["owner"]
@@ -107,7 +102,7 @@ def test_no_name_is_given_twice_at_the_same_time(shop: Shop) -> None:
 
 def test_a_server_of_the_project_listens_beyond_loopback_with_a_key_only(shop: Shop) -> None:
     shop.append('[server]\nhost = "0.0.0.0"\n[server.limits]\nrows = 7\n', "isthmus.toml")
-    refused = isthmus(shop, "serve")
+    refused = run("serve", cwd=shop.root)
     assert refused.returncode == 2
     assert "there is no API key" in refused.stderr
     project = Project(shop.root)

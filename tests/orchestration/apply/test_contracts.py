@@ -18,7 +18,8 @@ from isthmus.orchestration.models.models import distill, export
 from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.verify import verify
-from tests.orchestration.cli.test_cli import run, strictly
+from tests.commandline import run
+from tests.orchestration.cli.test_cli import strictly
 from tests.orchestration.shop import Open, Shop, files
 from tests.orchestration.training.test_request import with_moment
 

@@ -24,8 +24,9 @@ from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.apply.diff import apply_diff
 from isthmus.orchestration.build.build import build, build_range, day_range
 from isthmus.orchestration.training.set import training_set
+from tests.commandline import run
 from tests.features.support import DAY, same_bits
-from tests.orchestration.cli.test_cli import refused, run
+from tests.orchestration.cli.test_cli import refused
 from tests.orchestration.shop import START, Open, Shop, files, order_rows
 
 KILLS = int(os.environ.get("TEST_KILLS", "4"))

@@ -19,6 +19,7 @@ import isthmus
 from isthmus.features.redis.address import SCHEMES
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
+from tests.commandline import run
 from tests.orchestration.shop import Shop, files, order_rows
 from tests.refusing import ARGUMENTS, PASSWORD
 from tests.servers import free_port, redis_server
@@ -51,13 +52,6 @@ VERBS = [
     "package",
 ]
 PROGRESS = re.compile(r"isthmus: +\d+% ")
-
-
-def run(*arguments: str, cwd: Path | None = None, **environment: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [SCRIPT, *arguments], cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120,
-        check=False, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
 
 
 def refused(shop: Shop, *arguments: str, code: int, **environment: str) -> str:

@@ -299,6 +299,7 @@ def test_what_fails_is_one_sentence_and_is_not_tried_again(shop: Shop, tmp_path:
     assert not any(event.is_step_restarted or event.is_step_up_for_retry for event in result.all_events)
 
 
+@pytest.mark.accept
 def test_what_may_pass_is_tried_again(built: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("isthmus.orchestration.graph.resource.WAIT", 0.01)
     with (built.root / "isthmus.toml").open("a") as file:

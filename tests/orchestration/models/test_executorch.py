@@ -71,6 +71,7 @@ def again(model: Path, packages: Path, **changes: Any) -> ExportReport:
     )  # fmt: skip
 
 
+@pytest.mark.accept
 def test_programs_are_two_more_model_files(exported: ExportReport, trained: DistillationReport) -> None:
     assert exported.left_out == {}
     manifest = read_package(exported.path)
@@ -106,6 +107,7 @@ def test_another_process_makes_the_same_bytes(
     assert done.stdout.split()[-1] == exported.digest
 
 
+@pytest.mark.accept
 def test_it_is_verified_in_its_runtime_and_named_in_others(exported: ExportReport) -> None:
     shown = verify(exported.path, "--runtime", "executorch", "--json")
     assert (shown.returncode, shown.stderr) == (0, "")
@@ -120,6 +122,7 @@ def test_it_is_verified_in_its_runtime_and_named_in_others(exported: ExportRepor
     assert found[FILE] == "not asked: in pte format, and not for ONNX Runtime"
 
 
+@pytest.mark.accept
 def test_every_rung_to_a_phone_holds(exported: ExportReport, trained: DistillationReport) -> None:
     runtimes = {"ONNX Runtime": OnnxRuntime, "onnxruntime-web": WebRuntime, "ExecuTorch": ExecuTorchRuntime}
     ladder = climb(material(training_set(ROWS), **OWN), exported.path, trained.path, runtimes)
@@ -139,6 +142,7 @@ def test_a_package_without_a_program_is_refused_by_its_runtime(tmp_path: Path) -
     assert "no model file for ExecuTorch: there is model.int8.ort; expected at least one" in shown.stderr
 
 
+@pytest.mark.accept
 def test_where_it_is_missing_the_command_that_installs_it_is_named(exported: ExportReport, tmp_path: Path) -> None:
     (tmp_path / "executorch.py").write_text("raise ImportError('of another release')")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
@@ -161,6 +165,7 @@ def test_what_is_asked_for_and_not_installed_is_said_before_the_first_step(
         run(tmp_path, training_set(ROWS), **{**OWN, "runtimes": ("executorch",)})
 
 
+@pytest.mark.accept
 def test_the_readme_runs(exported: ExportReport) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (exported.path / "README.md").read_text(), re.DOTALL)
     (code,) = [block for block in blocks if "executorch" in block]
@@ -174,6 +179,7 @@ def inspected(package: Path) -> Inspection:
     return inspect(package, runtime=ExecuTorchRuntime())
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("how", ["flipped", "cut", "garbage", "nothing"])
 def test_a_damaged_program_is_refused(exported: ExportReport, tmp_path: Path, how: str) -> None:
     package = tmp_path / exported.path.name
@@ -194,6 +200,7 @@ def test_a_damaged_program_is_refused(exported: ExportReport, tmp_path: Path, ho
     assert (found.subject, "ExecuTorch refuses it (" in found.finding) == (FILE, True), found
 
 
+@pytest.mark.accept
 def test_a_program_of_another_student_or_another_shape_is_refused(exported: ExportReport, tmp_path: Path) -> None:
     manifest = read_package(exported.path)
     model, fed = (exported.path / FILE).read_bytes(), {"x": np.zeros((2, 2), np.float32)}
@@ -233,6 +240,7 @@ def test_tables_are_left_out_and_that_is_said_before_training(tmp_path: Path) ->
         assert not (report.path / file).exists()
 
 
+@pytest.mark.accept
 def test_a_program_that_is_too_coarse_is_left_out(tmp_path: Path) -> None:
     task = {"task": "tests.distill.kinds:Coarse"}
     trained = run(tmp_path, training_set(ROWS), **{**OWN, **task, "runtimes": ("onnxruntime",)})
@@ -259,6 +267,7 @@ class Foreign(kinds.Classes):
         return Odd()
 
 
+@pytest.mark.accept
 def test_what_a_program_cannot_have_is_named(trained: DistillationReport) -> None:
     table = training_set(ROWS)
     task, student = create_task(material(table, **OWN)), restored(material(table, **OWN), trained.path).student
@@ -316,6 +325,7 @@ class Wide(kinds.Classes):
         return Network().eval()
 
 
+@pytest.mark.accept
 def test_a_program_takes_no_more_memory_than_it_may() -> None:
     task = Wide(material(training_set(ROWS), **OWN))
     tensors, outputs = ([Described(name, "float", ("N", width))] for name, width in (("x", 2), ("logits", 5)))

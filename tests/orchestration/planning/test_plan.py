@@ -29,9 +29,10 @@ from isthmus.orchestration.planning.plan import plan
 from isthmus.orchestration.planning.roofline import Work, roofline, rows_to_ridge
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.set import training_set
+from tests.commandline import run
 from tests.distill.packages import contract
 from tests.distill.samplereports import report
-from tests.orchestration.cli.test_cli import refused, run
+from tests.orchestration.cli.test_cli import refused
 from tests.orchestration.shop import Open, Shop
 
 ROOMY = {"kind": "cpu", "title": "a device", "memory": 1e12, "source": "the test"}

@@ -27,7 +27,7 @@ from isthmus.orchestration.quality.baseline import FILE, TrainingStatistics
 from isthmus.orchestration.quality.page import page
 from isthmus.orchestration.quality.quality import QualityReport, quality, require_quality
 from isthmus.orchestration.training.set import training_set
-from tests.orchestration.cli.test_cli import run
+from tests.commandline import run
 from tests.orchestration.shop import HOUR, ORDERS, START, VIEWS, Open, Shop, cut, files, order_rows
 
 PROMISES = """

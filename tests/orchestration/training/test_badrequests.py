@@ -33,8 +33,9 @@ from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.verify import require_passed, verify
 from isthmus.transforms import engine
 from isthmus.transforms.request.compute import computed
+from tests.commandline import run
 from tests.orchestration import shop as shops
-from tests.orchestration.cli.test_cli import run, strictly
+from tests.orchestration.cli.test_cli import strictly
 from tests.orchestration.shop import Open, Shop
 from tests.orchestration.training.test_request import learnable, with_moment
 from tests.serving.support import free_port, wait
@@ -172,7 +173,7 @@ def _types(contract: Contract) -> dict[str, Any]:
     return {column.name: column.dtype for column in contract.transforms["basket"].request}
 
 
-@pytest.mark.parametrize("name", ["sail", "spark"])
+@pytest.mark.parametrize("name", ["sail", pytest.param("spark", marks=pytest.mark.accept)])
 def test_the_engine(released: Project, name: str) -> None:
     contract = released.definitions.contract
     types = _types(contract)

@@ -34,7 +34,7 @@ from isthmus.orchestration.training.data import TrainingData, repeat
 from isthmus.orchestration.training.enginejoin import EngineJoin
 from isthmus.orchestration.training.set import chosen, training_set
 from isthmus.orchestration.training.spinesql import is_sql
-from tests.orchestration.cli.test_cli import run
+from tests.commandline import run
 from tests.orchestration.shop import START, Open, Shop, files, order_rows
 
 FEATURES = "customer_orders:orders_7d,customer_orders:late_rate_7d,customer_facts:city"
@@ -359,29 +359,26 @@ def test_training_data_as_tensors(built: Shop, tmp_path: Path) -> None:
 
 
 def test_the_command_line(built: Shop, tmp_path: Path) -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", "from isthmus.orchestration.cli.cli import main; main()", "training-set", *arguments,
-             "--project", str(built.root), "--json"], capture_output=True, text=True, check=False,
-        )  # fmt: skip
+    def join(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        return run("training-set", *arguments, "--project", str(built.root), "--json")
 
     path, out = _written(_spine(), tmp_path / "spine.parquet"), tmp_path / "out"
-    done = run("--spine", str(path), "--features", FEATURES, "--out", str(out), "--no-status")
+    done = join("--spine", str(path), "--features", FEATURES, "--out", str(out), "--no-status")
     made = json.loads(done.stdout)
     assert (done.returncode, made["rows_out"], made["options"]) == (0, 300, {"status": False})
     before = files(out)
-    assert run(
+    assert join(
         "--spine", str(path), "--features", FEATURES, "--out", str(out), "--no-status", "--join", "engine"
     ).stdout
     assert files(out) == before
-    again = run("--like", made["id"])
+    again = join("--like", made["id"])
     assert json.loads(again.stdout) == made
     assert files(out) == before
     for wrong in (["--spine", SQL], ["--no-status"], ["--like", "x", "--features", "y"], ["--out", "x"]):
-        refused = run(*wrong)
+        refused = join(*wrong)
         assert refused.returncode == 2
         assert "its options do not go together" in refused.stderr
-    assert run("late_order", "--like", "x").returncode == 2
+    assert join("late_order", "--like", "x").returncode == 2
 
 
 def test_the_screen_says_of_each_feature_how_serving_differed(built: Shop, tmp_path: Path) -> None:

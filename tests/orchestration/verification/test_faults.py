@@ -460,6 +460,7 @@ def test_two_inputs_of_the_package_swapped(exported: Shop, project: Open) -> Non
         require_passed(verdict)
 
 
+@pytest.mark.accept
 def test_the_blocking_check_of_dagster_names_the_fault(exported: Shop, project: Open) -> None:
     rewrite(exported, project, "customer_facts", later)
     definitions = build_definitions(exported.root)

@@ -35,7 +35,7 @@ from isthmus.orchestration.verification.page import IMAGES, images
 from isthmus.orchestration.verification.page import page as verdict_page
 from isthmus.orchestration.verification.verify import require_passed, verify
 from isthmus.serving.http.protocol import WAIT_SECONDS
-from tests.orchestration.cli.test_cli import run
+from tests.commandline import run
 from tests.orchestration.shop import HOUR, NOW, Open, Shop
 
 

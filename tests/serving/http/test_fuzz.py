@@ -90,6 +90,7 @@ def narrowed(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.accept
 def test_nothing_that_the_document_allows_or_forbids_breaks_the_server(server: Server, tmp_path: Path) -> None:
     document = tmp_path / "openapi.json"
     document.write_bytes(server.http.get("/openapi.json").content)

@@ -120,6 +120,7 @@ class Load:
         return {status for start, answered, status in self.answers if start > begin and answered < end}
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_under_load_no_value_is_wrong_and_the_service_is_back_with_redis(tmp_path: Path, how: str) -> None:
     port = free_port()

@@ -92,7 +92,7 @@ def _same(one: Any, other: Any) -> bool:
     return one is other or bool(one == other)
 
 
-@pytest.fixture(scope="module", params=["sail", "spark"])
+@pytest.fixture(scope="module", params=["sail", pytest.param("spark", marks=pytest.mark.accept)])
 def anywhere(request: pytest.FixtureRequest) -> "Iterator[SparkSession]":
     """One engine after the other: to end a session on Sail ends an Apache Spark beside it."""
     with engine.session(request.param) as spark:

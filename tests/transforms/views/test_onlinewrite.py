@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 VIEW = make_view({name: ALL[name] for name in ALL}, {"store": String, "n": Int64}, ttl=None)
 NARROW = make_view({"a": Int64}, {"k": Int64}, name="narrow")
-ENGINES = ["sail", pytest.param("spark", marks=pytest.mark.spark)]
+ENGINES = ["sail", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.accept])]
 
 
 @pytest.fixture(scope="module", params=ENGINES)

@@ -8,6 +8,8 @@ import errno
 import os
 import sys
 import traceback
+from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 import click
@@ -43,32 +45,8 @@ def _options(
 
 
 def main() -> None:
-    """The console script: turns errors into a sentence and an exit code."""
-    # `--debug` counts anywhere: people add it to the end of the command that failed.
-    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
-    try:
-        code = app(arguments, prog_name="isthmus", standalone_mode=False)
-        if code == _INTERRUPTED:
-            say("stopped; what was not finished was not written")
-    except IsthmusError as error:
-        code = _failed(error.as_dict(), str(error), error.exit_code)
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        code = error.exit_code
-    except click.ClickException as error:
-        context = getattr(error, "ctx", None)
-        remedy = f"see `{context.command_path if context else 'isthmus'} --help`"
-        message, _, meant = error.format_message().partition(" Did you mean ")
-        usage = RequestError("command line", message.rstrip("."), expected=meant.partition("?")[0], remedy=remedy)
-        code = _failed(usage.as_dict(), str(usage), 2)
-    except OSError as error:
-        # A full disk, a folder that may not be written: the user's to mend.
-        trouble = DependencyError(
-            str(error.filename or "file system"), error.strerror or str(error),
-            remedy="make room there, and run the same command again" if error.errno == errno.ENOSPC else "",
-        )  # fmt: skip
-        code = _failed(trouble.as_dict(), str(trouble), trouble.exit_code)
-    code = code if isinstance(code, int) else 0
+    """The console script."""
+    code = run(sys.argv[1:])
     if "dagster" in sys.modules:
         # With Dagster and torch in the same process, DuckDB's binding prints pages about its own leaks while the
         # interpreter shuts down. Everything of ours is closed by now.
@@ -78,11 +56,41 @@ def main() -> None:
     sys.exit(code)
 
 
-def _failed(report: dict[str, object], sentence: str, code: int) -> int:
+def run(arguments: Sequence[str]) -> int:
+    """Runs a command; turns errors into a sentence and the exit code."""
+    failed = partial(_failed, arguments)
+    try:
+        # `--debug` counts anywhere: people add it to the end of the command that failed.
+        command = [argument for argument in arguments if argument != "--debug"]
+        code = app(command, prog_name="isthmus", standalone_mode=False)
+        if code == _INTERRUPTED:
+            say("stopped; what was not finished was not written")
+    except IsthmusError as error:
+        code = failed(error.as_dict(), str(error), error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        code = error.exit_code
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        remedy = f"see `{context.command_path if context else 'isthmus'} --help`"
+        message, _, meant = error.format_message().partition(" Did you mean ")
+        usage = RequestError("command line", message.rstrip("."), expected=meant.partition("?")[0], remedy=remedy)
+        code = failed(usage.as_dict(), str(usage), 2)
+    except OSError as error:
+        # A full disk, a folder that may not be written: the user's to mend.
+        trouble = DependencyError(
+            str(error.filename or "file system"), error.strerror or str(error),
+            remedy="make room there, and run the same command again" if error.errno == errno.ENOSPC else "",
+        )  # fmt: skip
+        code = failed(trouble.as_dict(), str(trouble), trouble.exit_code)
+    return code if isinstance(code, int) else 0
+
+
+def _failed(arguments: Sequence[str], report: dict[str, object], sentence: str, code: int) -> int:
     """Shows the current error as `--debug` and `--json` say; returns the exit code."""
-    if "--debug" in sys.argv:
+    if "--debug" in arguments:
         traceback.print_exc()
-    if "--json" in sys.argv:
+    if "--json" in arguments:
         write_json(report)
     say(sentence)
     return code
