@@ -37,6 +37,17 @@ lint: $(INSTALLED)
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
+# The files of the API's page, from the npm release that the lockfile pins. A server has neither npm nor another host.
+WEB := src/isthmus/serving/web
+RELEASE := $(WEB)/node_modules/swagger-ui-dist
+
+.PHONY: swagger
+swagger:
+	npm ci --ignore-scripts --no-audit --no-fund --prefix $(WEB)
+	for file in swagger-ui-bundle.js swagger-ui.css favicon-32x32.png; do gzip -9nc $(RELEASE)/$$file >$(WEB)/$$file.gz; done
+	cp $(RELEASE)/LICENSE $(RELEASE)/NOTICE $(RELEASE)/swagger-ui-bundle.js.LICENSE.txt $(WEB)
+	rm -r $(WEB)/node_modules
+
 # The property tests with a thousand examples each, and what is killed and goes on killed ten times.
 thorough: $(INSTALLED)
 	TEST_KILLS=10 HYPOTHESIS_PROFILE=thorough $(VENV)/bin/python -m pytest --timeout=7200 tests/features tests/distill tests/transforms

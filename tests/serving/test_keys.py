@@ -11,7 +11,7 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openapi_schema_validator import OAS30Validator
+from openapi_schema_validator import OAS31Validator
 
 from isthmus.features.errors import ConfigurationError, DataError
 from isthmus.serving.keys import PATTERN, Grants, Keyring, make, problems
@@ -286,7 +286,7 @@ def test_refusals_are_what_the_document_says(
     assert answer.status_code == status
     described = document["paths"][path]["get" if body is None else "post"]["responses"][str(status)]
     assert {name.lower() for name in described["headers"]} <= set(answer.headers)
-    OAS30Validator(resolved(document, described["content"]["application/json"]["schema"])).validate(answer.json())
+    OAS31Validator(resolved(document, described["content"]["application/json"]["schema"])).validate(answer.json())
 
 
 def test_a_key_file_that_cannot_be_looked_at_opens_nothing(guarded: Server) -> None:

@@ -43,12 +43,7 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Grants(msgspec.Struct, frozen=True):
-    """What a request may do.
-
-    Attributes:
-        name: the name of its key; empty where the API demands none.
-        scopes: `action:name` or `action:*`.
-    """
+    """What a request may do: the name of its key, empty where the API demands none, and scopes as a key has them."""
 
     name: str
     scopes: frozenset[str]

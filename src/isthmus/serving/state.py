@@ -21,13 +21,8 @@ LOOKUPS = 256
 class State:
     """A contract and a model, if any, and what is compiled from them.
 
-    Args:
-        contract: the contract, or why there is none.
-        model: the model, or why there is none; None if nothing is deployed.
-        refused: why the current deployment file was refused.
-        before: the contract that the server had before, if any.
-        candidate_run: the candidate beside the model, if any.
-        batch: rows of several requests that are predicted together.
+    Contract and model may be why there is none. `refused` is why the current deployment file was; `before` is the
+    contract that the server had before.
     """
 
     def __init__(
@@ -92,12 +87,7 @@ class State:
         return self._model
 
     def predictor(self) -> Predictor:
-        """The predictor of the deployed model.
-
-        Raises:
-            NotReadyError: there is no contract, or no model.
-            ContractMismatch: what the model reads has changed since its package was exported.
-        """
+        """The predictor of the deployed model; raises why there is none (NotReadyError, ContractMismatch)."""
         predictor = self._predictor
         if isinstance(predictor, IsthmusError):
             # Without the frames of the refusals before it, which would pile up.

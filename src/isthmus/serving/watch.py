@@ -25,8 +25,7 @@ POLL_SECONDS = 0.5
 class Watch:
     """Follows the contract, the deployment, and the decision of the workers about a candidate.
 
-    Attributes:
-        state: what to answer from. A request reads it once: the next state is a new object.
+    A request reads `state` once: the next state is a new object.
     """
 
     def __init__(

@@ -586,9 +586,8 @@ def neighbours(tmp_path: Path, client: redis.Redis, url: str) -> dict[str, feast
     return stores
 
 
-def rows_in(client: redis.Redis) -> set[tuple[bytes, bytes]]:
-    keys: Any = client.keys("*")
-    return {(key, field) for key in keys if client.type(key) == b"hash" for field in client.hkeys(key)}  # type: ignore[union-attr]
+def rows_in(client: Any) -> set[tuple[bytes, bytes]]:
+    return {(key, field) for key in client.keys("*") if client.type(key) == b"hash" for field in client.hkeys(key)}
 
 
 def test_a_removed_view_takes_its_rows_along_and_no_others(
@@ -610,10 +609,10 @@ def test_a_removed_view_takes_its_rows_along_and_no_others(
     assert read(neighbours["preprod"], ["stats:trips"], driver=[1])["trips"] == [(1, "PRESENT")]
 
 
-def _records(client: redis.Redis) -> set[bytes]:
+def _records(client: Any) -> set[bytes]:
     """What Redis knows of tables: who has been told of which, what others wrote, and who is writing."""
-    keys: Any = client.keys("*:tables*")
-    return {key + b" " + field for key in keys if client.type(key) == b"hash" for field in client.hkeys(key)} | {  # type: ignore[union-attr]
+    keys = client.keys("*:tables*")
+    return {key + b" " + field for key in keys if client.type(key) == b"hash" for field in client.hkeys(key)} | {
         key for key in keys if client.type(key) != b"hash"
     }
 

@@ -1,10 +1,16 @@
+import gzip
+import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import sync_playwright
 
+import isthmus.serving
 from tests.serving.support import CONTRACT, Server, serving
+
+WEB = Path(isthmus.serving.__file__).parent / "web"
 
 
 def test_the_page_and_all_it_loads_come_from_this_server(server: Server) -> None:
@@ -13,7 +19,26 @@ def test_the_page_and_all_it_loads_come_from_this_server(server: Server) -> None
     assert "http://" not in page.text
     assert "https://" not in page.text
     for asset in ("swagger-ui.css", "swagger-ui-bundle.js", "favicon-32x32.png"):
-        assert server.http.get(f"/docs/assets/{asset}").status_code == 200
+        answer = server.http.get(f"/docs/assets/{asset}")
+        assert answer.content == gzip.decompress((WEB / f"{asset}.gz").read_bytes())
+        assert answer.headers["content-type"].split(";")[0] == {"css": "text/css", "js": "text/javascript"}.get(
+            asset.rpartition(".")[2], "image/png"
+        )
+    assert server.http.get("/docs/assets/package.json").status_code == 404
+
+
+@pytest.mark.accept
+def test_the_files_of_the_page_are_those_of_the_locked_release(tmp_path: Path) -> None:
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(WEB / name, tmp_path)
+    command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    release = tmp_path / "node_modules/swagger-ui-dist"
+    stored = {path.name: path.read_bytes() for path in WEB.iterdir() if not path.name.startswith("package")}
+    assert len(stored) == 6
+    for name, content in stored.items():
+        packed = name.endswith(".gz")
+        assert (gzip.decompress(content) if packed else content) == (release / name.removesuffix(".gz")).read_bytes()
 
 
 @pytest.mark.browser
@@ -29,12 +54,14 @@ def test_a_browser_shows_every_operation(server: Server) -> None:
         page.goto(f"{own.rstrip('/')}/docs")
         for path in ("/get-online-features", "/predict", "/models", "/healthz", "/readyz", "/metrics"):
             page.locator(f'[data-path="{path}"]').wait_for(timeout=20_000)
+        locked = json.loads((WEB / "package.json").read_text())["dependencies"]["swagger-ui-dist"]
+        assert page.evaluate("versions.swaggerUI.version") == locked
         page.locator("#operations-default-isUp").click()
         page.get_by_text("Try it out").click()
         page.get_by_text("Execute", exact=True).click()
         page.locator(".live-responses-table").get_by_text('"status": "up"').wait_for(timeout=10_000)
         browser.close()
-    assert {url.split(",")[0] for url in requested if not url.startswith(own)} <= {"data:image/svg+xml"}
+    assert {url.split(":")[0] for url in requested if not url.startswith(own)} <= {"data"}
 
 
 @pytest.mark.browser

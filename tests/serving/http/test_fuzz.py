@@ -65,6 +65,10 @@ def columns(**schemas: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": members, "required": list(members), "additionalProperties": False}
 
 
+def nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
 def narrowed(document: dict[str, Any]) -> dict[str, Any]:
     """The document with the names and types of the contract, so that most requests are answered."""
     schemas = document["components"]["schemas"]
@@ -77,13 +81,13 @@ def narrowed(document: dict[str, Any]) -> dict[str, Any]:
     del lookup["feature_service"]
     push = schemas["PushRequest"]["properties"]
     push["push_source_name"] = {"enum": ["everything"]}
-    features = {field.name: {**TYPES.get(field.dtype.name, WHOLE), "nullable": True} for field in EVERYTHING.fields}
+    features = {field.name: nullable(TYPES.get(field.dtype.name, WHOLE)) for field in EVERYTHING.fields}
     push["df"] = columns(flight=WHOLE, event_timestamp=TIME, **features)
     push["to"] = {"enum": ["online"]}
     predict = schemas["PredictRequest"]["properties"]
-    predict["model"] = {"enum": ["late", None], "nullable": True}
+    predict["model"] = {"enum": ["late", None]}
     predict["entities"] = columns(carrier=CARRIER)
-    predict["request"] = columns(distance={"type": "number", "nullable": True})
+    predict["request"] = columns(distance=nullable({"type": "number"}))
     schemas["LookupRequest"]["required"].append("features")
     schemas["LookupRequest"]["required"].append("full_feature_names")
     schemas["PredictRequest"]["required"] = ["entities", "request"]

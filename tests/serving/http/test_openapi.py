@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from openapi_schema_validator import OAS30Validator
+from openapi_schema_validator import OAS31Validator
 from openapi_spec_validator import validate
 
 from isthmus.serving.wire.formats import Format
@@ -60,11 +60,11 @@ def test_real_answers_are_what_the_document_says(
     answer = server.http.request(method, path, json=body) if body is not None else server.http.request(method, path)
     assert answer.status_code == status
     described = operation["responses"][str(status)]
-    OAS30Validator(resolved(document, described["content"]["application/json"]["schema"])).validate(answer.json())
+    OAS31Validator(resolved(document, described["content"]["application/json"]["schema"])).validate(answer.json())
     assert {name.lower() for name in described["headers"]} <= set(answer.headers)
     if status == 200 and body is not None:
         asked = operation["requestBody"]["content"]["application/json"]["schema"]
-        OAS30Validator(resolved(document, asked)).validate(body)
+        OAS31Validator(resolved(document, asked)).validate(body)
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/openmetrics-text"])
@@ -83,7 +83,7 @@ def test_every_form_of_json_is_what_the_document_says(server: Server, form: str)
     assert content.keys() == {form.value for form in Format}
     answer = server.http.post("/get-online-features", json=LOOKUP, headers={"accept": form})
     assert answer.headers["content-type"] == form
-    OAS30Validator(resolved(document, content[form]["schema"])).validate(answer.json())
+    OAS31Validator(resolved(document, content[form]["schema"])).validate(answer.json())
 
 
 def test_no_form_is_what_the_document_says(server: Server) -> None:
@@ -91,6 +91,6 @@ def test_no_form_is_what_the_document_says(server: Server) -> None:
     responses = document["paths"]["/get-online-features"]["post"]["responses"]
     answer = server.http.post("/get-online-features", json=LOOKUP, headers={"accept": "*/*;q=0"})
     assert answer.status_code == 406
-    OAS30Validator(resolved(document, responses["406"]["content"]["application/json"]["schema"])).validate(
+    OAS31Validator(resolved(document, responses["406"]["content"]["application/json"]["schema"])).validate(
         answer.json()
     )

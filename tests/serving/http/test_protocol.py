@@ -82,7 +82,7 @@ def test_password_user_and_socket(socket: tuple[Path, int]) -> None:
     for url in (
         f"redis://:{QUOTED}@127.0.0.1:{port}",
         f"redis://feeder:{QUOTED}@127.0.0.1:{port}/0",
-        f"redis://localhost:{port}?username=feeder&password={quote(QUOTED)}",
+        f"redis://localhost:{port}?username=feeder&password={QUOTED}",
         f"unix://:{QUOTED}@{path}",
         f"unix://feeder:{QUOTED}@{path}?db=1",
     ):

@@ -38,15 +38,10 @@ class Building:
         return name
 
     def include(self, model: onnx.ModelProto, part: str, known: Mapping[str, str]) -> dict[str, str]:
-        """Copies the nodes of a graph, renamed to `part/name`; Identity nodes are dropped.
+        """Copies the nodes of a graph, renamed in place to `part/name`; Identity nodes are dropped.
 
-        Args:
-            model: the graph; its nodes and constants are renamed in place.
-            part: prefix of the new names.
-            known: tensors of the graph to their names here: its inputs, and tensors that need not be computed again.
-
-        Returns:
-            The graph's outputs to the tensors that hold them here.
+        `known` maps tensors of the graph to their names here: its inputs, and tensors that need not be computed again.
+        Returns the graph's outputs, mapped likewise.
         """
         same = dict(known)
 

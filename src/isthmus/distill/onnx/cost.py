@@ -38,10 +38,8 @@ class GraphWork(msgspec.Struct, frozen=True):
 def graph_work(model: bytes, shapes: Mapping[str, Sequence[int]]) -> GraphWork:
     """The cost of a graph in ONNX format for a single row.
 
-    Args:
-        model: the graph.
-        shapes: of the inputs that have symbolic sizes, by input name. The row dimension is whichever has the symbol of
-            the first output's first axis; if that has none, it is axis 0.
+    `shapes` are those of the inputs that have symbolic sizes. The row dimension is whichever has the symbol of the
+    first output's first axis; if that has none, it is axis 0.
     """
     loaded = onnx.load_model_from_string(model)
     graph = loaded.graph

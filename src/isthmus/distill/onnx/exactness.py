@@ -27,14 +27,12 @@ def exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.NodePr
 
     The inputs of the last layer stay 8-bit integers, but its weights become floats again, rounded so that its sums are
     exact: to twelve bits for 32 inputs, to ten for 144. Its output is no longer rounded. These last layers keep 8-bit
-    weights: with computed weights; other operators than Gemm, MatMul and convolutions; grouped transposed
-    convolutions; a Gemm with alpha; a product with a vector; a layer with so many inputs, from 65,793 on if none is
-    negative, that the steps would be larger than its weights.
+    weights: with computed weights; other operators than Gemm, MatMul and convolutions; grouped transposed convolutions;
+    a Gemm with alpha; a product with a vector; a layer with so many inputs, from 65,793 on if none is negative, that
+    the steps would be larger than its weights.
 
-    Args:
-        quantized: output of ONNX Runtime's quantizer, each layer between a DequantizeLinear and a QuantizeLinear.
-        model: the graph before quantization.
-        layer: its last layer, with a name.
+    In `quantized`, the output of ONNX Runtime's quantizer for the model, each layer is between a DequantizeLinear and a
+    QuantizeLinear.
     """
     result = onnx.ModelProto()
     result.CopyFrom(quantized)
@@ -62,12 +60,8 @@ def powers_of_two(optimized: onnx.GraphProto) -> dict[str, tuple[Array, Array]]:
     on x86, without in a browser, which rounds differently once in millions. With powers of two, each product and sum of
     two is exact in float32.
 
-    Args:
-        optimized: a quantized graph as ONNX Runtime computes it, constants named by its quantizer.
-
-    Returns:
-        For each input and output of such an operation whose step is no power of two: the next larger one, float32 (),
-        and its zero point, uint8 ().
+    For each input and output of such an operation of the graph, as ONNX Runtime computes it, whose step is no power of
+    two: the next larger one, float32 (), and its zero point, uint8 ().
     """
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in optimized.initializer}
     steps = {}
@@ -116,14 +110,8 @@ def _sum_exactly(graph: onnx.GraphProto, name: str, parameters: list[Array]) -> 
 def _rounded(weights: Array, biases: list[Array], axis: int, largest: int) -> list[Array]:
     """Rounds weights and bias to steps of which no output's sum passes 2**24, for integer inputs up to `largest`.
 
-    Args:
-        weights: multiplied with integers.
-        biases: a bias (outputs,), or nothing.
-        axis: of the outputs in the weights.
-        largest: magnitude of an input.
-
-    Returns:
-        Weights and bias, float32; nothing where, for so many inputs, steps would be larger than most weights.
+    `axis` is that of the outputs in the weights; `biases` holds a bias (outputs,), or nothing. Returns weights and
+    bias, float32; nothing where, for so many inputs, steps would be larger than most weights.
     """
     shape = [-1 if place == axis else 1 for place in range(weights.ndim)]
     parts = [weights, *(bias.astype(np.float64) for bias in biases)]

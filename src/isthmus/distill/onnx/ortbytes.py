@@ -56,11 +56,7 @@ _UNIQUE: tuple[Any, ...] = (
 
 
 def canonical(model: bytes) -> bytes:
-    """The model with all unordered lists sorted.
-
-    Raises:
-        ValueError: the file holds a field this schema does not know.
-    """
+    """The model with all unordered lists sorted; a ValueError if it holds a field that this schema does not know."""
     if model[4:8] != IDENTIFIER:
         raise ValueError("not a model in ORT format")
     root = encode.Get(packer.uoffset, model, 0)

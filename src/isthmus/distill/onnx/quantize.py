@@ -6,12 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnxruntime.quantization import (
-    CalibrationDataReader,
-    QuantFormat,
-    QuantType,
-    quantize_static,
-)
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
 from isthmus.distill.onnx.exactness import exact, powers_of_two
 from isthmus.distill.onnx.runtime import optimized
@@ -38,12 +33,8 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
     Tensors that are added or multiplied between layers get steps of powers of two, which takes a second calibration.
     The remaining floats give the same bits everywhere: see `exactness` and `primitives`.
 
-    A Gemm with beta stays in float32: the quantizer would lose the factor.
-
-    Args:
-        model: float32.
-        calibration: rows, in batches, that determine the ranges of the layer inputs.
-        operators: the operators to quantize.
+    A Gemm with beta stays in float32: the quantizer would lose the factor. `calibration` has the rows, in batches, that
+    determine the ranges of the layer inputs.
 
     Raises:
         ConfigurationError: the graph has no such operator, or it has a form that the quantizer does not support.

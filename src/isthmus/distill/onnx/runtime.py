@@ -40,11 +40,7 @@ def ask(opened: ort.InferenceSession, feeds: Feeds) -> dict[str, Array]:
 
 
 def described(value: onnx.ValueInfoProto) -> Tensor:
-    """An input or output of a graph, as a manifest describes it.
-
-    Raises:
-        DependencyError: packages do not support its element type.
-    """
+    """An input or output of a graph, as a manifest describes it; a DependencyError if packages lack its elements."""
     kind = value.type.tensor_type
     if kind.elem_type not in _ELEMENTS:
         element = onnx.TensorProto.DataType.Name(kind.elem_type)

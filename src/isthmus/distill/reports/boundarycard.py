@@ -18,12 +18,7 @@ _NO_PRICE = "not known: no price of {} is declared"
 
 
 def require_boundary(report: Mapping[str, Any]) -> None:
-    """Refuses a run whose two halves have not been measured completely.
-
-    Raises:
-        GateFailed: a half is missing, or a part of it.
-        DataError: it is no report.
-    """
+    """Refuses, by a GateFailed, a run whose two halves have not been measured completely."""
     read = read_report(report)
     missing = []
     for name, half in (("training", read.training), ("serving", read.serving)):
@@ -41,16 +36,7 @@ def require_boundary(report: Mapping[str, Any]) -> None:
 
 
 def boundary_card(report: Mapping[str, Any], prices: Prices | None = None, currency: str = "") -> str:
-    """The card in Markdown; it says which half is missing.
-
-    Args:
-        report: plain data of `report.json`.
-        prices: of an hour of each device.
-        currency: of the prices.
-
-    Raises:
-        DataError: it is no report.
-    """
+    """The card in Markdown, from the plain data of `report.json`, with the prices of an hour of each device."""
     read = read_report(report)
     blocks: list[Block] = [
         Heading(f"Boundary card of {read.name}", 1),

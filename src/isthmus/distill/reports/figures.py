@@ -21,14 +21,7 @@ from isthmus.features.document import Figure, image
 
 
 def images(report: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """The plots of a run by subject ("quality", "loss", "latency") and name, each the address of an image.
-
-    Args:
-        report: plain data of `report.json`.
-
-    Raises:
-        DataError: it is no report.
-    """
+    """The plots of a `report.json` by subject ("quality", "loss", "latency") and name, each the address of an image."""
     read = read_report(report)
     subjects = {"quality": quality(read), "loss": training(read), "latency": latency(read)}
     return {

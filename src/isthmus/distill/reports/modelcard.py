@@ -13,14 +13,7 @@ from isthmus.features.document import Block, Bullets, Heading, Paragraph, to_mar
 
 
 def model_card(report: Mapping[str, Any]) -> str:
-    """The card, from nothing but the report.
-
-    Args:
-        report: plain data of `report.json`.
-
-    Raises:
-        DataError: it is no report.
-    """
+    """The card, from nothing but the plain data of `report.json`."""
     read = read_report(report)
     blocks: list[Block] = [
         Heading(read.name, 1),

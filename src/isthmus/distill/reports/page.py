@@ -11,39 +11,17 @@ from isthmus.distill.reports.plots import STYLE
 from isthmus.distill.reports.report import GateResult, Report, read_report
 from isthmus.distill.reports.searchpage import read_search, search_blocks
 from isthmus.distill.reports.words import measure, number
-from isthmus.features.document import (
-    Block,
-    Group,
-    Heading,
-    Paragraph,
-    Table,
-    Text,
-    bad,
-    code,
-    good,
-    strong,
-    to_html,
-)
+from isthmus.features.document import Block, Group, Heading, Paragraph, Table, Text, bad, code, good, strong, to_html
 
 _SPREAD = "A dot is the mean over the seeds, a line its 95 % interval; a faint dot is one seed."
 
 
 def page(
-    report: Mapping[str, Any],
-    prices: Prices | None = None,
-    currency: str = "",
-    search: Mapping[str, Any] | None = None,
+    report: Mapping[str, Any], prices: Prices | None = None, currency: str = "", search: Mapping[str, Any] | None = None
 ) -> str:
-    """The page.
+    """The page, from the plain data of `report.json` and, if there was a search, of `search.json`.
 
-    Args:
-        report: plain data of `report.json`.
-        prices: of an hour of each device.
-        currency: of the prices.
-        search: plain data of `search.json`, if there was a search.
-
-    Raises:
-        DataError: it is no report.
+    `prices` are those of an hour of each device.
     """
     read = read_report(report)
     sections = halves(read, prices or {}, currency)

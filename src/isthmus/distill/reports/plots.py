@@ -202,13 +202,8 @@ def scatter(
 ) -> Figure:  # fmt: skip
     """Dots over a logarithmic axis, each with its name where the mouse rests on it.
 
-    Args:
-        points: the dots.
-        label: for a screen reader.
-        caption: below.
-        stairs: points of which none is better than another in both, in order: a line goes from each to the next as far
-            as nothing better is known.
-        limits: the largest allowed x and y, as lines where the dots come near them.
+    `stairs` are points of which none is better than another in both, in order: a line goes from each to the next as far
+    as nothing better is known. `limits` are the largest allowed x and y, as lines where the dots come near them.
     """
     height = 200
     right, top = (

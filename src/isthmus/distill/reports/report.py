@@ -152,11 +152,7 @@ class Report(RunReport, frozen=True, kw_only=True):
 
 
 def read_report(data: Mapping[str, Any]) -> Report:
-    """A report from its plain data.
-
-    Raises:
-        DataError: it is no report of this format.
-    """
+    """A report from its plain data; a DataError if it is none of this format."""
     where = "report of a distillation"
     if data.get("format") != FORMAT:
         raise DataError(where, f"format {data.get('format')!r}", expected=f"format {FORMAT}")

@@ -63,11 +63,7 @@ class SearchResult(msgspec.Struct, frozen=True):
 
 
 def read_search(data: Mapping[str, Any]) -> SearchResult:
-    """The result of a search from its plain data.
-
-    Raises:
-        DataError: it is no such result of this format.
-    """
+    """The result of a search from its plain data; a DataError if it is none of this format."""
     where, remedy = "search of students", "run `isthmus search` again"
     if data.get("format") != FORMAT:
         raise DataError(where, f"format {data.get('format')}", expected=f"format {FORMAT}", remedy=remedy)
@@ -78,14 +74,7 @@ def read_search(data: Mapping[str, Any]) -> SearchResult:
 
 
 def search_page(data: Mapping[str, Any]) -> str:
-    """The page.
-
-    Args:
-        data: plain data of `search.json`.
-
-    Raises:
-        DataError: it is no result of a search.
-    """
+    """The page, from the plain data of `search.json`."""
     read = read_search(data)
     blocks = [Heading(f"{read.name}: students of the search", 1), *search_blocks(read)]
     return to_html(f"Search of {read.name}", blocks, STYLE)

@@ -64,13 +64,8 @@ class Policy:
 class Throttle:
     """Applies the policy to this process.
 
-    Args:
-        latency: reads the recent latency of servers on this machine; None if there is no server.
-        report: called with a line about each change.
-        threads: that compute: more cores than these are not missed.
-        pauses: whether it may pause.
-        slowed: seconds on fewer cores in earlier runs of the training.
-        paused: seconds of pauses in earlier runs.
+    `latency` reads the recent latency of servers on this machine, None if there is no server; `report` is called with a
+    line about each change. More cores than the threads that compute are not missed.
 
     Attributes:
         slowed: seconds on fewer cores, with those of earlier runs.
@@ -171,11 +166,7 @@ def throttled(
 ) -> Iterator[Progress]:
     """Within the block, work that reports to the yielded progress gives way at each report.
 
-    Args:
-        latency: as in `Throttle`; None never gives way.
-        progress: receives the reports, and a line about each change.
-        threads: that compute.
-        paused: called with the seconds of each pause.
+    `latency` is as in `Throttle`; None never gives way. `paused` is called with the seconds of each pause.
     """
     if latency is None:
         yield progress

@@ -22,23 +22,14 @@ class _Scheduling(NamedTuple):
 
 
 class Priority:
-    """The priority of all threads of this process. Outside Linux, nothing changes.
-
-    Attributes:
-        cores: number of cores that the process may use at first.
-    """
+    """The priority of all threads of this process, and its `cores` at first. Outside Linux, nothing changes."""
 
     def __init__(self) -> None:
         self._before: Mapping[int, _Scheduling] = {}
         self.cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
 
     def lower(self, cores: int, *, idle: bool = False) -> None:
-        """Lets the rest of the machine go first.
-
-        Args:
-            cores: number of its cores that it may still use, the last ones.
-            idle: use only idle time of them.
-        """
+        """Lets the rest of the machine go first: leaves only the last `cores` and, if `idle`, only their idle time."""
         if sys.platform == "linux":
             self._before = self._before or _current()
             for thread in _threads():

@@ -58,10 +58,8 @@ class _Record(msgspec.Struct, forbid_unknown_fields=True):
 class Checkpoints:
     """The checkpoints of one run, in two folders that take turns: at least one is always complete.
 
-    Args:
-        folder: of the run.
-        identity: digest of everything the weights depend on; checkpoints of another run are skipped.
-        note: called with each checkpoint that is skipped, and why.
+    The identity is a digest of everything the weights depend on. Checkpoints of another run are skipped; `note` is
+    called with each that is, and why.
     """
 
     def __init__(self, folder: Path, identity: str, note: Callable[[str], None]) -> None:

@@ -140,10 +140,7 @@ class _Run:
         self.model: nn.Module = self.accelerator.prepare_model(self.module)
         self.trainable = {name: weights for name, weights in self.module.named_parameters() if weights.requires_grad}
         self.optimizer = torch.optim.AdamW(
-            self.trainable.values(),
-            lr=self.settings.learning_rate,
-            weight_decay=self.settings.weight_decay,
-            fused=True,
+            self.trainable.values(), lr=self.settings.learning_rate, weight_decay=self.settings.weight_decay, fused=True
         )
         rows = len(training.data)
         self.epoch_steps, self.total = math.ceil(rows / self.settings.batch), self.settings.total(rows)

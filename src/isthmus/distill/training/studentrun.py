@@ -36,15 +36,7 @@ class TeacherBatch(NamedTuple):
 
 
 class TeacherBatches:
-    """The training rows, in the order of their numbers.
-
-    Args:
-        task: creates the batches.
-        rows: numbers of the rows.
-        outputs: of the teacher.
-        device: of the batches.
-        with_teacher: whether batches have the teacher's outputs.
-    """
+    """The training rows, in the order of their numbers, `with_teacher` with the teacher's outputs."""
 
     def __init__(
         self, task: Task, rows: Index, outputs: TeacherOutputs, device: torch.device, *, with_teacher: bool

@@ -23,14 +23,9 @@ _FILE = "facts.json"
 
 
 class TeacherCost(msgspec.Struct, frozen=True):
-    """The cost of a teacher.
+    """The cost of a teacher: its parameters and their bytes, if they can be counted, and the latency of a single row.
 
-    Attributes:
-        parameters: their number, if they can be counted.
-        bytes: of the parameters, if they can be counted.
-        p50_us: median time of a single row on a single thread, in microseconds.
-        p99_us: 99th percentile of it.
-        runtime: library and threads.
+    The latency is p50 and p99 in microseconds on a single thread; `runtime` is the library with its threads.
     """
 
     parameters: int | None
@@ -69,16 +64,9 @@ def complete_outputs(
 ) -> tuple[TeacherOutputs, TeacherCost]:  # fmt: skip
     """The complete outputs of a teacher for these rows, and its cost.
 
-    Both are cached: nothing is computed twice, and a teacher with complete outputs is not even loaded.
-
-    Args:
-        task: of the rows.
-        teacher: computes what the cache lacks.
-        rows: their numbers.
-        cache: folder of all outputs.
-        progress: called with a line of text and the share that is done.
-        outputs: the result of `open_outputs` for the same arguments, if there is one.
-        paused: called with the seconds of each pause for servers.
+    Both are cached: nothing is computed twice, and a teacher with complete outputs is not even loaded. `outputs` are
+    those of `open_outputs` for the same arguments, if it was called; `paused` is called with the seconds of each pause
+    for servers.
 
     Raises:
         ConfigurationError: it is no `Teacher`.

@@ -20,12 +20,8 @@ class Span:
 class Figure:
     """An SVG drawing, alone or in a table cell. Markdown and the terminal skip it.
 
-    Attributes:
-        content: the elements inside `<svg>`.
-        label: for screen readers.
-        caption: below a figure that stands alone.
-        width: of its view box.
-        height: of its view box.
+    The content is what is inside `<svg>`, the label is for screen readers, the caption stands below a figure that is
+    alone; width and height are those of its view box.
     """
 
     content: str

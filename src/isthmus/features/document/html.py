@@ -71,13 +71,7 @@ _SPANS: dict[Style, str] = {
 
 
 def to_html(title: str, blocks: Iterable[Block], style: str = "") -> str:
-    """The page of a document.
-
-    Args:
-        title: of the window.
-        blocks: from top to bottom.
-        style: CSS beyond that of every page.
-    """
+    """The page of a document; `style` is CSS beyond that of every page."""
     body = "\n".join(map(_block, blocks))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'

@@ -262,7 +262,10 @@ class IsthmusOnlineStore(FeastOnlineStore):
             address = Address.of(config.online_store.url)
             kind: Any = redis.asyncio.RedisCluster if address.cluster else redis.asyncio.Redis
             self._clients[loop] = kind.from_url(
-                address.urls[0], socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS
+                address.urls[0],
+                protocol=2,
+                socket_timeout=TIMEOUT_SECONDS,
+                socket_connect_timeout=TIMEOUT_SECONDS,
             )
         return self._clients[loop]
 

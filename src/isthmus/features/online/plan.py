@@ -39,11 +39,9 @@ class ViewAnswer:
 
 
 class LookupPlan:
-    """Reads views for many entity rows in a single round trip: compiled once, used by every request.
+    """Reads views, each once, for many entity rows in a single round trip: compiled once, used by every request.
 
     Attributes:
-        contract: the project's contract.
-        views: the views to read, each once.
         codecs: view name to the codec of its rows.
         keys: the join keys of all views, by name.
     """

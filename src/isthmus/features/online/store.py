@@ -76,14 +76,9 @@ class OnlineStore:
     ) -> WriteCounts:
         """Writes n rows of a view; a row replaces what is stored unless that is newer by (event, known, content).
 
-        Args:
-            view: the view.
-            keys: join key name to n values.
-            event: shape (n,) int64 microseconds.
-            known: shape (n,) int64 microseconds.
-            columns: feature name to its values, shape (n,).
-            horizon: for rows of the offline table: until when it decides. Whatever is stored and was known by then is
-                replaced, even if it is newer, since the table would still have it if it were true.
+        Times have shape (n,), int64 microseconds. The `horizon` is for rows of the offline table: until when it
+        decides. Whatever is stored and was known by then is replaced, even if it is newer, since the table would still
+        have it if it were true.
         """
         codec = RowCodec(view)
 
@@ -161,11 +156,7 @@ class OnlineStore:
         return cast("Lock", self.client.lock(name, timeout=LEASE_SECONDS, thread_local=False))
 
     def take_suspects(self, view: ViewContract, horizon: int) -> pa.Table | None:
-        """The join keys of pushed rows; those known by a horizon are then forgotten.
-
-        Returns:
-            The keys; None if they are too many to be remembered.
-        """
+        """The join keys of pushed rows, None if too many were noted; those known by a horizon are then forgotten."""
         name = suspects(self.contract.project, view.name).decode()
         with self.client.pipeline(transaction=True) as pipeline:
             pipeline.zrange(name, 0, -1)
@@ -251,8 +242,8 @@ class OnlineStore:
                 return False
         return True
 
-    def _info(self) -> list[dict[str, Any]]:
-        return [cast("dict[str, Any]", node.info("everything")) for node in self._nodes()]
+    def _info(self) -> list[Any]:
+        return [node.info("everything") for node in self._nodes()]
 
     def _nodes(self) -> list[redis.Redis]:
         client = self.client

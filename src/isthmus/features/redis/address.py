@@ -27,11 +27,7 @@ class Address:
 
     @classmethod
     def of(cls, url: str) -> "Address":
-        """Parses a URL.
-
-        Raises:
-            ValueError: it is not the URL of a Redis. The message may quote the URL, and with it the password.
-        """
+        """Parses a URL; a ValueError may quote it, and with it the password."""
         scheme, separator, rest = url.partition(_CLUSTER)
         if not separator or "://" in scheme:
             parse_url(url)  # type: ignore[no-untyped-call]

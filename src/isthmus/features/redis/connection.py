@@ -18,20 +18,17 @@ SETTING = "stores.online in isthmus.toml"
 
 
 def connect(url: str, timeout: float = 5.0, setting: str = SETTING) -> Client:
-    """A client for the Redis or Redis Cluster at a URL; no wait is longer than `timeout` seconds.
+    """A client for the Redis or Redis Cluster at a URL (see `Address`); no wait is longer than `timeout` seconds.
 
-    Args:
-        url: `redis://`, `rediss://`, `unix://`, `redis+cluster://` or `rediss+cluster://`, see `Address`.
-        timeout: seconds.
-        setting: where the URL is configured, for the remedy of an error.
+    `setting` says where the URL is configured, for the remedy of an error.
     """
-    waits: dict[str, Any] = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
+    options: dict[str, Any] = {"protocol": 2, "socket_timeout": timeout, "socket_connect_timeout": timeout}
     with answering(url, setting):
         try:
             address = Address.of(url)
             if address.cluster:
-                return redis.RedisCluster(url=address.urls[0], startup_nodes=address.nodes()[1:], **waits)
-            client = redis.Redis.from_url(url, **waits)
+                return redis.RedisCluster(url=address.urls[0], startup_nodes=address.nodes()[1:], **options)
+            client = redis.Redis.from_url(url, **options)
             client.ping()
         except (ValueError, TypeError):
             # The parser quotes the URL, and with it the password: its message and traceback stay here.

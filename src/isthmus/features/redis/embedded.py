@@ -82,8 +82,10 @@ class EmbeddedRedis:
             os.close(descriptor)
 
     def _client(self) -> redis.Redis:
-        # No retries: the client would wait seconds for a server that is known to be gone.
-        return redis.Redis(unix_socket_path=str(self._socket), retry=Retry(NoBackoff(), 0))
+        # No retries: the client would wait seconds for a server that is known to be gone. No timeout: it may be saving.
+        return redis.Redis(
+            unix_socket_path=str(self._socket), protocol=2, socket_timeout=None, retry=Retry(NoBackoff(), 0)
+        )
 
     def _alive(self) -> bool:
         try:

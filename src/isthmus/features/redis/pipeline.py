@@ -66,10 +66,7 @@ def _follow(client: Client, command: Command) -> Any:
 class _Exchange:
     """The connections of one run, each used by nobody else until all its replies are read.
 
-    Args:
-        client: where the connections come from.
-        key: which part of a command is its key.
-        first: turns the first command on a connection into what is sent.
+    `key` is which part of a command is its key; `first` turns the first command on a connection into what is sent.
     """
 
     def __init__(self, client: Client, key: int, first: Callable[[Command], Command] = lambda same: same) -> None:
@@ -152,7 +149,7 @@ class _Exchange:
         try:
             name: str = cast("redis.RedisCluster", self._client).nodes_manager.slots_cache[slot][0].name
         except KeyError:
-            raise SlotNotCoveredError(f"no node has slot {slot}") from None  # type: ignore[no-untyped-call]
+            raise SlotNotCoveredError(f"no node has slot {slot}") from None
         return name
 
     def _connect(self, node: str) -> None:

@@ -27,12 +27,9 @@ _PHRASES = {
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A refusal explained.
+    """A refusal explained: what Redis refuses and why, what to do, and whether waiting may be enough.
 
-    Attributes:
-        found: what Redis refuses, and why.
-        remedy: what to do; `{setting}` stands for where its URL is configured.
-        passes: whether waiting may be enough.
+    In the remedy, `{setting}` stands for where its URL is configured.
     """
 
     found: str

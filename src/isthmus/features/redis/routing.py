@@ -32,8 +32,7 @@ _BLOCK_KEYS, _BLOCK_BYTES = 1 << 16, 1 << 24
 class Script:
     """A Lua script over many keys that replies with counts, which add up to the same totals however keys are grouped.
 
-    Args:
-        text: works on KEYS and ARGV: first the arguments that all keys share, then one value for each key or none.
+    It works on KEYS and ARGV: first the arguments that all keys share, then one value for each key or none.
     """
 
     def __init__(self, text: str) -> None:

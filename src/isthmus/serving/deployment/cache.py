@@ -20,17 +20,11 @@ def folder_of(file: Path) -> Path:
 def fetch(
     package: Path, digest: str, folder: Path, public_key: str | None, done: Callable[[str], None]
 ) -> tuple[Path, int]:
-    """Copies a package into a cache, unless it is complete there; returns where it is, and the bytes copied.
+    """Copies the package of a digest into a cache, unless it is complete there; returns its path and the bytes copied.
 
-    It appears there once its checksums and its signature have been checked on that side, and not before. A damaged
-    copy, or a copy with a different signature, is replaced.
-
-    Args:
-        package: its folder.
-        digest: what it must be.
-        folder: the cache.
-        public_key: whose owner must have signed it, as PEM; None if nobody must.
-        done: called with the stage, fetch or verify, whenever a part of it has ended.
+    It appears there once its checksums, and its signature by the owner of `public_key` (PEM), have been checked on that
+    side. A damaged copy, or a copy with a different signature, is replaced. `done` is called with the stage, fetch or
+    verify, whenever a part of it has ended.
     """
     target = folder / digest
     with suppress(PackageError):

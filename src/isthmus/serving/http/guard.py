@@ -33,13 +33,8 @@ class Guarded:
     """An ASGI application that demands API keys once there are any.
 
     It looks at the key file at each request, which costs two microseconds: a revoked key is refused from the next
-    request on, whatever else the server is loading.
-
-    Args:
-        app: the application behind it.
-        file: the key file, which may appear and change; None for an application without keys.
-        unguarded: whether anyone may use the application while there is no key. If not, nobody may.
-        rate: requests per second of a key, or None for any number.
+    request on, whatever else the server is loading. While there is no key, anyone may use an `unguarded` application,
+    and nobody another. `rate` limits the requests of a key per second.
     """
 
     def __init__(self, app: ASGIApp, file: Path | None, *, unguarded: bool, rate: int | None) -> None:
@@ -64,12 +59,7 @@ class Guarded:
         await self._app(scope, receive, send)
 
     def _grants(self, scope: Scope) -> Grants:
-        """What a request may do.
-
-        Raises:
-            UnauthenticatedError: it has no key, or an unknown key.
-            NotReadyError: the key file is broken, so nobody can be identified.
-        """
+        """What a request may do; while the key file is broken, nobody can be identified."""
         ring = self._ring()
         if self._unguarded and (ring is None or not ring.keys):
             if _header(scope, b"sec-fetch-site") == b"cross-site":

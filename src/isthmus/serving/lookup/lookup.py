@@ -38,12 +38,8 @@ _ORDERS = 16
 class Lookup:
     """A list of features, compiled once and used by every request for it.
 
-    Args:
-        contract: the project's contract.
-        features: pairs that exist in the contract: (view, feature) or (request transform, field).
-        full_names: whether to name features `view__feature`.
-        graphs: request transforms by name, ready to compute.
-        earlier: contracts whose rows may still be there.
+    The features are pairs that exist in the contract: (view, feature) or (request transform, field). `graphs` are the
+    request transforms by name, ready to compute; `earlier` are the contracts whose rows may still be there.
 
     Attributes:
         request: the request fields that request transforms read, by name.

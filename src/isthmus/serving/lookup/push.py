@@ -48,12 +48,7 @@ _A_SECOND = "a list of whole seconds since 1970 UTC"
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The form of the rows in a request.
-
-    Attributes:
-        view: the field of the request that names their view.
-        known: the column of the known times, which may be left out.
-    """
+    """The fields of a request with pushed rows: of their view, and of the known times, which may be left out."""
 
     view: str
     known: str

@@ -53,13 +53,8 @@ class Seconds:
 class Family:
     """A metric: its numbers or histograms by the values of its labels.
 
-    Args:
-        kind: `counter`, `gauge` or `histogram`.
-        name: its name; a counter's without `_total`.
-        text: what it is.
-        labels: names of its labels.
-        merge: how the gauges of several workers are merged.
-        bounds: of the buckets of a histogram, in seconds.
+    A counter's name is without `_total`. `merge` is how the gauges of several workers are merged; `bounds` are those of
+    a histogram's buckets, in seconds.
     """
 
     def __init__(
@@ -136,13 +131,7 @@ class Tally:
         return self._add(Family("histogram", name, text, labels, bounds=bounds))
 
     def quantiles(self, family: str, label: str, *shares: float) -> dict[str, tuple[int, list[float]]]:
-        """Value of a label to how many durations a histogram has counted, and what each share of them took at most.
-
-        Args:
-            family: name of the metric.
-            label: the label to group by.
-            shares: see `quantile`, in seconds.
-        """
+        """By the value of a label, the count of a histogram and its `quantile` at each share, in seconds."""
         groups: dict[str, dict[float, float]] = {}
         for metric in self.collect():
             for sample in metric.samples if metric.name == family else ():

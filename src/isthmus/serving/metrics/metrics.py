@@ -40,13 +40,9 @@ _NOT_THERE = (int(Status.EXPIRED), int(Status.NOT_FOUND))
 
 
 class Metrics:
-    """The metrics of a server process; if workers share a port, each answers for all of them.
+    """The metrics of a server process; if workers share a port and a `folder`, each answers for all of them.
 
-    Args:
-        state: the current state of the server.
-        now: the present time in microseconds since 1970 UTC.
-        folder: where the workers share their counts; None for a single process.
-        objective_ms: the objective for the p99 of answers: a bucket bound, so that the count of slower ones is exact.
+    The objective for the p99 of answers is a bucket bound, so that the count of slower ones is exact.
     """
 
     def __init__(
@@ -84,14 +80,7 @@ class Metrics:
         self._in_flight.value += 1
 
     def end(self, path: str, scope: Scope, status: int, seconds: float) -> None:
-        """A request has been answered.
-
-        Args:
-            path: the path of its route, or a word for unknown paths.
-            scope: the request's scope, as its answer has left it.
-            status: the HTTP status; 0 if the client left before it.
-            seconds: from its beginning to the end of its answer.
-        """
+        """A request has been answered: on the path of a route, or a word; with status 0 if the client left before."""
         self._in_flight.value -= 1
         key = (path, scope["method"], status)
         outcome = self._outcomes.get(key)

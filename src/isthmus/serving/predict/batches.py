@@ -38,10 +38,8 @@ class _Waiting:
 class Batches:
     """The predictions of a model in an event loop.
 
-    Args:
-        predict: the model: columns of n values to n outputs, which do not depend on each other.
-        seconds: how long it takes for a single row.
-        most: rows of a batch; a larger request is its own batch, beside the queue.
+    `predict` is the model, from columns of n values to n outputs, which do not depend on each other; `seconds` is how
+    long it takes for a single row. A request of more than `most` rows is its own batch, beside the queue.
     """
 
     def __init__(self, predict: Callable[[Columns], Outputs], seconds: float, most: int = BATCH_ROWS) -> None:

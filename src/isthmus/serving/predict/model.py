@@ -23,9 +23,7 @@ Float32 = np.ndarray[Any, np.dtype[np.float32]]
 class Model:
     """The model of a deployment, ready to answer.
 
-    Args:
-        deployment: what is deployed.
-        public_key: whose owner must have signed the package, whatever the deployment says; None if nobody must.
+    The owner of `public_key` must have signed the package, whatever the deployment says; None if nobody must.
 
     Attributes:
         contract: what its package was exported under.

@@ -27,12 +27,8 @@ Raws = Mapping[str, msgspec.Raw]
 class Predictor:
     """A model with the views and request fields it reads.
 
-    Args:
-        contract: the contract in use.
-        model: the model.
-        graphs: request transforms by name, to explain a row that the model cannot answer.
-        earlier: contracts whose rows may still be there.
-        batch: rows of several requests that are predicted together.
+    `graphs` are request transforms by name, to explain a row that the model cannot answer; `earlier` are the contracts
+    whose rows may still be there; `batch` is how many rows of several requests are predicted together.
 
     Raises:
         ContractMismatch: what the model reads has changed since its package was exported.

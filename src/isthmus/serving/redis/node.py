@@ -11,9 +11,7 @@ from typing import Any, cast
 
 import hiredis
 import redis.asyncio
-
-# The classes that redis-py gives to the errors of Redis, which `hiredis` alone does not know.
-from redis._parsers.base import BaseParser
+from redis.asyncio.connection import DefaultParser
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AskError, InvalidResponse
@@ -39,17 +37,15 @@ class Node:
 
     def __init__(self, url: str) -> None:
         # It only opens connections: it knows what the URL says of TLS, passwords and databases.
-        self._pool = redis.asyncio.ConnectionPool.from_url(url, socket_timeout=None, retry=Retry(NoBackoff(), 0))
+        # Timeouts are those of the requests.
+        self._pool = redis.asyncio.ConnectionPool.from_url(
+            url, protocol=2, socket_timeout=None, socket_connect_timeout=None, retry=Retry(NoBackoff(), 0)
+        )
         self._wires: dict[bool, _Wire] = {}
         self._opening = {False: asyncio.Lock(), True: asyncio.Lock()}
 
     async def ask(self, commands: Sequence[Command], *, refusals: bool = False) -> list[Any]:
-        """The replies to commands.
-
-        Args:
-            commands: the commands.
-            refusals: whether an error is returned as the reply to its command, and not raised.
-        """
+        """The replies to commands; with `refusals` an error is the reply to its command, and not raised."""
         packed = await offload(len(commands) > KEYS, _pack, commands)
         before = list(self._wires.values())
         replies = await self._replies(packed, len(commands))
@@ -111,11 +107,7 @@ class Node:
 
 
 class _Wire(asyncio.Protocol):
-    """A connection, and the requests whose replies are under way on it.
-
-    Args:
-        connection: of redis-py, connected. Its transport is taken over; the rest is not needed.
-    """
+    """A connection whose transport is taken over from redis-py, and the requests whose replies are under way on it."""
 
     def __init__(self, connection: Any) -> None:
         self.left = False
@@ -126,7 +118,9 @@ class _Wire(asyncio.Protocol):
         self._transport.set_protocol(self)
         self._loop = asyncio.get_running_loop()
         self._replies = hiredis.Reader(
-            protocolError=InvalidResponse, replyError=BaseParser.parse_error, notEnoughData=_NOTHING
+            protocolError=InvalidResponse,
+            replyError=DefaultParser.parse_error,  # redis-py's class for a refusal
+            notEnoughData=_NOTHING,
         )
         self._waiting: deque[tuple[asyncio.Future[list[Any]], int, list[Any]]] = deque()
         self._outgoing: list[bytes] = []

@@ -27,9 +27,7 @@ TIMEOUT_SECONDS = 2.0
 class Store:
     """The Redis of a server process; what does not answer in time, or refuses, is a DependencyError.
 
-    Args:
-        url: see `Address`; the settings have checked it.
-        limits: of the server: Redis has half of the time of a request at most.
+    The settings have checked its URL. It has half of the time that the limits give a request, at most.
     """
 
     def __init__(self, url: str, limits: Limits) -> None:
@@ -52,14 +50,7 @@ class Store:
         return await offload(size > VALUES, plan.decode, replies, rows, at, stamps)
 
     async def write(self, project: str, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes]) -> int:
-        """Writes pushed rows; returns how many replaced what was stored.
-
-        Args:
-            project: name of the project.
-            view: the view.
-            names: `entity_key` of each row.
-            rows: the packed rows.
-        """
+        """Writes pushed rows under their entity keys; returns how many replaced what was stored."""
         announcement = announced(names, known_of(rows))
         steps = push_steps(view)
         reply: Any = None

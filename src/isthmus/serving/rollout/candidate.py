@@ -31,13 +31,7 @@ _EVERY = 50
 
 
 class Counts:
-    """What a model has done.
-
-    Attributes:
-        requests: how many it got.
-        failures: how many of these it could not answer.
-        seconds: the latest runs over a single row.
-    """
+    """The requests that a model got, the failures among them, and the seconds of its latest runs over a single row."""
 
     def __init__(self) -> None:
         self.requests = self.failures = 0
@@ -73,9 +67,7 @@ class CandidateRun:
 
     Attributes:
         deployed: what the deployed model has done meanwhile.
-        counts: what the candidate has done.
-        compared: answers of a shadow that were compared.
-        differing: how many of these differ by more than the tolerance.
+        compared: answers of a shadow that were compared; `differing` of them differ by more than the tolerance.
         worst: the largest difference.
         dropped: requests that a shadow did not get, because too many waited.
         refused: why it gets no more requests; None while it does.
@@ -96,12 +88,9 @@ class CandidateRun:
         return "canary" if self.candidate.share else "shadow"
 
     def picks(self, names: Iterable[str], keys: Mapping[str, Sequence[Any]], body: bytes) -> bool:
-        """Whether the candidate answers a request: always the same for the same join keys of its first row.
+        """Whether the candidate answers a request.
 
-        Args:
-            names: the join keys that the deployed model reads.
-            keys: join key to its values.
-            body: the request, which counts where there is no key.
+        It depends on the values that the join keys `names` have in the first row, or on the body where there are none.
         """
         row = [(name, keys[name][0]) for name in sorted(names) if keys[name]]
         named = repr(row).encode() if row else body
@@ -156,14 +145,7 @@ class CandidateRun:
 
 
 class Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Why a candidate was given up, for the other workers and for `isthmus`.
-
-    Attributes:
-        digest: its package.
-        deployed_at: when it became a candidate, in microseconds since 1970 UTC.
-        at: when it was given up, likewise.
-        why: the reason, in words.
-    """
+    """Why a candidate was given up, for the other workers and for `isthmus`; times are microseconds since 1970 UTC."""
 
     digest: str
     deployed_at: int

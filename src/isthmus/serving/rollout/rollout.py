@@ -30,13 +30,7 @@ CACHED = 10
 
 @dataclass
 class Rollout:
-    """A deployment under way, and then what came of it.
-
-    Attributes:
-        bytes: how many were copied into the cache.
-        seconds: stage to how long it took.
-        deployment: what is in force at the end.
-    """
+    """A deployment under way, and then what came of it: the bytes that were copied, and the seconds of each stage."""
 
     bytes: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
@@ -138,16 +132,7 @@ def deploy(
 
 
 def promote(file: Path, contract: Contract, *, at: int, public_key: str | None = None, why: str = "") -> Rollout:
-    """Puts the candidate in force.
-
-    Raises:
-        GateFailed: there is no candidate, or it was given up.
-        PackageError: the deployment file is damaged; or the candidate's package is gone, damaged, or not signed by the
-            owner of the key.
-        ContractMismatch: what its model reads has changed since the package was exported.
-        DependencyError: another deployment is under way.
-        DataError: the history cannot be read.
-    """
+    """Puts the candidate in force. Errors: see `deploy`; and a GateFailed if there is none, or it was given up."""
     with _changing(file) as (history, _):
         rollout = Rollout()
         candidate = _beside(file).candidate
@@ -167,23 +152,9 @@ def promote(file: Path, contract: Contract, *, at: int, public_key: str | None =
 def rollback(
     file: Path, contract: Contract, *, at: int, to: str | None = None, public_key: str | None = None, why: str = ""
 ) -> Rollout:
-    """Drops the candidate, if any; else puts the deployment before the current one in force again.
+    """Drops the candidate, if any; else puts an earlier deployment in force again. Errors: see `deploy`.
 
-    Args:
-        file: the deployment file.
-        contract: the contract in use.
-        at: the present time in microseconds since 1970 UTC.
-        to: how the digest of the deployment to go back to begins; by default the deployment before.
-        public_key: whose owner must have signed the package, as PEM.
-        why: the reason, for the history.
-
-    Raises:
-        GateFailed: there is nothing to go back to.
-        PackageError: the deployment file is damaged, and `to` is None; or the package is gone, damaged, or not signed
-            by the owner of the key.
-        ContractMismatch: what its model reads has changed since the package was exported.
-        DependencyError: another deployment is under way.
-        DataError: the history cannot be read.
+    `to` is how the digest of that deployment begins; by default it is the deployment before the current one.
     """
     with _changing(file) as (history, events):
         rollout = Rollout()

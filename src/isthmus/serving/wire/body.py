@@ -31,8 +31,7 @@ _NEAR = 64
 def require_distinct(body: bytes) -> None:
     """Refuses a request that names a field or a column twice: parsers keep the last in silence.
 
-    Args:
-        body: JSON that has been decoded: an object whose members are plain, lists, or objects of columns.
+    The body has been decoded: an object whose members are plain, lists, or objects of columns.
     """
     accounted = 0
     for member in _OBJECT.decode(body).values():
@@ -60,13 +59,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def unreadable(where: str, text: bytes, error: Exception) -> UnreadableError:
-    """The refusal of a part of a request.
-
-    Args:
-        where: the part: the body, or a column of it.
-        text: its JSON, which positions are counted in.
-        error: what decoding raised, of `FAILURES`.
-    """
+    """The refusal of the body, or of a column of it, by its JSON and the error of `FAILURES` that decoding raised."""
     message, expected = str(error), "JSON in UTF-8"
     position = _POSITION.search(message)
     at = int(position[1]) if position else len(text)

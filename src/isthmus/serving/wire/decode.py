@@ -60,11 +60,7 @@ def entities(
 ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
     """The join keys of a lookup, and its request fields. A field named like a join key is that key's value.
 
-    Args:
-        raws: name to a JSON array.
-        join_keys: every join key of the contract by its name.
-        request: the request fields that are needed.
-        optional: request fields that may be left out.
+    `request` are the fields that are needed, of which those in `optional` may be left out.
     """
     for name, column in request.items():
         if name not in raws and name not in optional:

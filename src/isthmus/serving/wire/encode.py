@@ -39,12 +39,8 @@ def json_columns(dtype: DataType, data: np.ndarray[Any, Any], null: Nulls | None
     """Columns of the same type, shape (m, n), as orjson writes them.
 
     A float32 is widened to the double it is, a timestamp is seconds (with a fraction where a column has any), as in
-    Feast. A number that is not finite is a word, bytes are Base64.
-
-    Args:
-        dtype: the type of all.
-        data: the values as `Values` has them.
-        null: shape (m, n); None if there is no null.
+    Feast. A number that is not finite is a word, bytes are Base64. `null` has the same shape; it is None if there is no
+    null.
     """
     if dtype.element is not None:
         return [_arrays(dtype.element, column) for column in data]

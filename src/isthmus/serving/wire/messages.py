@@ -10,7 +10,14 @@ FieldStatus = Literal["PRESENT", "NULL_VALUE", "NOT_FOUND", "OUTSIDE_MAX_AGE"]
 
 Scalar = bool | int | float | str
 
-Columns = dict[str, Raw]
+_SCALARS = ["boolean", "number", "string"]
+_COLUMN = {
+    "type": "array",
+    "minItems": 1,
+    "items": {"anyOf": [{"type": [*_SCALARS, "null"]}, {"type": "array", "items": {"type": _SCALARS}}]},
+}
+
+Columns = dict[str, Annotated[Raw, Meta(extra_json_schema=_COLUMN)]]
 """Column name to its values, undecoded: the contract says which type each column has."""
 
 

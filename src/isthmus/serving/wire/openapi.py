@@ -1,18 +1,18 @@
 """The OpenAPI document, generated from the types that requests are decoded with, and `/docs`, which shows it.
 
-OpenAPI 3.0, because the bundled Swagger UI shows nothing newer. Its schemas have `nullable` in place of a null type.
-The page is Swagger UI from an installed package: nothing is fetched from elsewhere.
+The page is Swagger UI, from the files in `serving/web`: a browser fetches nothing from elsewhere.
 """
 
 from collections.abc import Mapping
 from importlib.metadata import version
+from os import stat_result
+from pathlib import Path
 from typing import Any
 
 import msgspec
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
-from swagger_ui_bundle import swagger_ui_path
 
 from isthmus.serving.wire import messages
 from isthmus.serving.wire.formats import Format
@@ -41,14 +41,10 @@ _READ = (*_SENT, 409)
 """The errors of a request that reads rows."""
 
 _STREAM = {
-    "type": "string",
-    "format": "binary",
+    "contentMediaType": Format.ARROW.value,
     "description": "An Arrow IPC stream of one record batch: the join keys and the features in their Arrow types, then "
     "per view `<view>__status` and `<view>__event_timestamp`. The schema's metadata names the contract.",
 }
-_KINDS = ("boolean", "number", "string")
-_ARRAY = {"type": "array", "nullable": True, "items": {"anyOf": [{"type": kind} for kind in _KINDS]}}
-_VALUE = {"anyOf": [*({"type": kind, "nullable": True} for kind in _KINDS), _ARRAY]}
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -75,7 +71,19 @@ async def _page(_request: object) -> HTMLResponse:
 
 def docs_routes() -> list[BaseRoute]:
     """`/docs` and the files it loads."""
-    return [Route("/docs", _page), Mount("/docs/assets", StaticFiles(directory=swagger_ui_path))]
+    return [Route("/docs", _page), Mount("/docs/assets", _Compressed(directory=Path(__file__).parents[1] / "web"))]
+
+
+class _Compressed(StaticFiles):
+    """Files `NAME.gz`, sent as they are under the name `NAME`: every browser expands them."""
+
+    def lookup_path(self, path: str) -> tuple[str, stat_result | None]:
+        return super().lookup_path(f"{path}.gz")
+
+    def file_response(self, *arguments: Any, **options: Any) -> Response:
+        response = super().file_response(*arguments, **options)
+        response.headers["Content-Encoding"] = "gzip"
+        return response
 
 
 def document() -> dict[str, Any]:
@@ -87,7 +95,7 @@ def document() -> dict[str, Any]:
     ]  # fmt: skip
     _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     return {
-        "openapi": "3.0.3",
+        "openapi": "3.1.0",
         "info": {
             "title": "Isthmus",
             "version": version("isthmus"),
@@ -137,7 +145,7 @@ def document() -> dict[str, Any]:
             "/metrics": {"get": _metrics()},
         },
         "components": {
-            "schemas": {name: _dialect(schema) for name, schema in schemas.items()},
+            "schemas": schemas,
             "securitySchemes": {
                 "key": {"type": "http", "scheme": "bearer", "description": "A key of `isthmus keys create`."}
             },
@@ -202,27 +210,3 @@ def _json(kind: type[msgspec.Struct]) -> dict[str, Any]:
 
 def _reference(kind: type[msgspec.Struct]) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{kind.__name__}"}
-
-
-def _dialect(schema: Any) -> Any:
-    """A schema of JSON Schema 2020-12 in the dialect of OpenAPI 3.0."""
-    if isinstance(schema, list):
-        return [_dialect(item) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    schema = {name: _dialect(value) for name, value in schema.items()}
-    if schema.get("additionalProperties") == {}:
-        # To msgspec it is raw JSON: a column, which is decoded by the contract's type.
-        schema["additionalProperties"] = {"type": "array", "minItems": 1, "items": _VALUE}
-    if schema.get("required") == []:
-        del schema["required"]
-    if examples := schema.pop("examples", None):
-        schema["example"] = examples[0]
-    kinds = schema.get("anyOf", [])
-    typed = [kind for kind in kinds if kind != {"type": "null"}]
-    if len(typed) == len(kinds):
-        return schema
-    # `nullable` counts only beside a `type`, so each alternative gets it.
-    typed = [{**kind, "nullable": True} for kind in typed]
-    del schema["anyOf"]
-    return {**schema, **typed[0]} if len(typed) == 1 else {**schema, "anyOf": typed}

@@ -29,13 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A graph and what goes in and comes out of it, in the form of `features.request.layout`.
-
-    Attributes:
-        model: the graph.
-        inputs: column name to type.
-        outputs: likewise.
-    """
+    """A graph, and the types of its inputs and outputs by column, in the form of `features.request.layout`."""
 
     model: onnx.ModelProto
     inputs: Mapping[str, SqlType]
@@ -45,15 +39,9 @@ class Compiled:
 def compile_columns(
     columns: "Mapping[str, Column]", inputs: Mapping[str, SqlType], plain: Collection[str] = ()
 ) -> Compiled:
-    """Compiles expressions of one row.
+    """Compiles expressions of one row by output name; a NotCompilableError says what no graph can hold.
 
-    Args:
-        columns: output name to its expression.
-        inputs: the columns that they may use, by name.
-        plain: the inputs that are never null, NaN or -0.0: their masks are not looked at.
-
-    Raises:
-        NotCompilableError: an expression that no graph can hold.
+    `plain` are the inputs that are never null, NaN or -0.0: their masks are not looked at.
     """
     nodes = {name: node_of(column, f"field {name}") for name, column in columns.items()}
     compiler = _Compiler(inputs, plain)

@@ -61,13 +61,7 @@ class Node:
 
 
 class NotCompilableError(Exception):
-    """An expression that no graph can hold.
-
-    Args:
-        node: the expression.
-        reason: why not.
-        instead: the nearest thing that can be compiled.
-    """
+    """An expression that no graph can hold: why not, and the nearest thing that can be compiled."""
 
     def __init__(self, node: Node, reason: str, instead: str = "") -> None:
         super().__init__(reason)
@@ -110,14 +104,9 @@ def _here() -> SimpleNamespace:
 
 
 def node_of(column: "Column", name: str = "column") -> Node:
-    """The expression of a column.
+    """The expression of a column, called `name` in messages.
 
-    Args:
-        column: the column.
-        name: what to call it in a message.
-
-    Raises:
-        NotCompilableError: a part of it is not a plain expression of one row, or it is too deep or too large.
+    A NotCompilableError says which part is no plain expression of one row, or that it is too deep or too large.
     """
     from google.protobuf.message import DecodeError
     from pyspark.sql.connect import proto

@@ -138,10 +138,7 @@ class Graph:
     def together(self, function: Stacked, argument: str, number: int) -> str:
         """A call of a function of many nodes, computed together with all calls at the same depth.
 
-        Args:
-            function: the function.
-            argument: the tensor that it is applied to.
-            number: a parameter that goes with this argument.
+        `number` is a parameter that goes with this argument.
         """
         if function not in self._together:
             self._together.append(function)
@@ -290,15 +287,7 @@ class Graph:
     def result(
         self, kind: SqlType, data: str, values: Sequence[Value], *, null: Mask = None, wrong: Mask = None
     ) -> Value:
-        """The value of a strict function.
-
-        Args:
-            kind: its type.
-            data: its tensor.
-            values: its arguments.
-            null: where it is null although no argument is.
-            wrong: where Spark refuses it.
-        """
+        """The value of a strict function, null also where `null` is true; Spark refuses it where `wrong` is."""
         valid, raises = self.strict(values)
         raises = self.either(raises, self.guarded(wrong, valid))
         if null is not None:

@@ -75,16 +75,9 @@ rule("try_multiply", 2)(_sum("Mul", lenient=True))
 
 
 def _by(graph: Graph, kind: SqlType, data: str, left: Value, right: Value, zero: Mask, *, lenient: bool) -> Value:
-    """The result of a division. Spark evaluates the divisor first: if it is null, nothing else is computed.
+    """The result of a division: by `zero` it is refused, or null if `lenient`, whatever the dividend.
 
-    Args:
-        graph: the graph.
-        kind: the type of the result.
-        data: the result.
-        left: the dividend.
-        right: the divisor.
-        zero: where it is 0; None if it never is.
-        lenient: whether a division by 0 is null, whatever the dividend.
+    Spark evaluates the divisor first: if it is null, nothing else is computed.
     """
     if lenient and zero is not None:
         left = replace(left, raises=graph.guarded(left.raises, graph.negated(zero)))

@@ -17,11 +17,7 @@ Body = Callable[..., Value]
 
 @dataclass(frozen=True)
 class ArrayValue(Value):
-    """An array.
-
-    Attributes:
-        elements: its elements; their nulls and refusals count only where the array is not null.
-    """
+    """An array. The nulls and refusals of its elements count only where the array is not null."""
 
     elements: tuple[Value, ...] = ()
 

@@ -17,12 +17,7 @@ ML = "ai.onnx.ml"
 
 @dataclass(frozen=True)
 class MapValue(Value):
-    """A map.
-
-    Attributes:
-        key: the type of its keys.
-        pairs: its keys with their values.
-    """
+    """A map: the type of its keys, and the keys with their values."""
 
     key: SqlType = VOID
     pairs: tuple[tuple[Any, Any], ...] = ()

@@ -255,14 +255,9 @@ _FAR = 2.0**20
 
 
 def _circular(graph: Graph, x: str, turns: Sequence[int]) -> str:
-    """Sine, or with an additional quarter turn cosine, after reduction by half turns.
+    """Sine (turn 0) or cosine (turn 1, a quarter turn more) of angles (k, n), after reduction by half turns.
 
     Kernels of runtimes lose the last bits near a zero of the function, and which bits depends on the batch size.
-
-    Args:
-        graph: the graph.
-        x: angles, of shape (k, n).
-        turns: for each of the k, 0 for its sine and 1 for its cosine.
     """
     unit = number(graph, 1.0)
     quarter = graph.tensor(np.array(turns)[:, None] / 2, DOUBLE.tensor)
