@@ -22,7 +22,8 @@ TYPES: dict[str, dict[str, Any]] = {
     "String": {"type": "string"},
     "Bytes": {"type": "string", "enum": ["", "AP8="]},
 }
-WHOLE: dict[str, Any] = {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1}
+# Listed: to JSON Schema 1.0 is an integer, too, and to the server it is a float.
+WHOLE: dict[str, Any] = {"type": "integer", "enum": [-(2**31), -1813, -1, 0, 1, 2, 3, 216887, 2**31 - 1]}
 CARRIER = {"type": "string", "enum": ["UA", "AA", "B6", "OO", "ZZ", "??", ""]}
 TIME = {"type": "string", "enum": ["2027-01-15T07:59:59Z", "2027-01-15T07:59:59.5+00:00"]}
 

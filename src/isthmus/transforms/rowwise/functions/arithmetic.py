@@ -6,7 +6,7 @@ from dataclasses import replace
 from isthmus.transforms.rowwise.core import casts
 from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
 from isthmus.transforms.rowwise.core.graph import Graph, Mask, Value
-from isthmus.transforms.rowwise.core.rules import Rule, rule
+from isthmus.transforms.rowwise.core.rules import rule
 from isthmus.transforms.rowwise.core.types import BYTE, DOUBLE, INT, LONG, SHORT, SqlType, common
 
 
@@ -53,25 +53,20 @@ def _product_overflows(graph: Graph, left: str, right: str, result: str) -> str:
     return graph.add("Or", graph.add("And", graph.negated(special), differs), flipped)
 
 
-def _sum(operator: str, *, lenient: bool = False) -> Rule:
-    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-        left, right = numbers(graph, node, values)
-        kind = left.kind
-        if kind.fractional:
-            return graph.result(kind, graph.add(operator, left.data, right.data), [left, right])
-        data, wrong = _whole(graph, operator, kind, left.data, right.data)
-        how = {"null": wrong} if lenient else {"wrong": wrong}
-        return graph.result(kind, data, [left, right], **how)
-
-    return apply
-
-
-rule("+", 2)(_sum("Add"))
-rule("-", 2)(_sum("Sub"))
-rule("*", 2)(_sum("Mul"))
-rule("try_add", 2)(_sum("Add", lenient=True))
-rule("try_subtract", 2)(_sum("Sub", lenient=True))
-rule("try_multiply", 2)(_sum("Mul", lenient=True))
+@rule("+", 2, operator="Add")
+@rule("-", 2, operator="Sub")
+@rule("*", 2, operator="Mul")
+@rule("try_add", 2, operator="Add", lenient=True)
+@rule("try_subtract", 2, operator="Sub", lenient=True)
+@rule("try_multiply", 2, operator="Mul", lenient=True)
+def _sum(graph: Graph, node: Node, values: Sequence[Value], *, operator: str, lenient: bool = False) -> Value:
+    left, right = numbers(graph, node, values)
+    kind = left.kind
+    if kind.fractional:
+        return graph.result(kind, graph.add(operator, left.data, right.data), [left, right])
+    data, wrong = _whole(graph, operator, kind, left.data, right.data)
+    how = {"null": wrong} if lenient else {"wrong": wrong}
+    return graph.result(kind, data, [left, right], **how)
 
 
 def _by(graph: Graph, kind: SqlType, data: str, left: Value, right: Value, zero: Mask, *, lenient: bool) -> Value:
@@ -85,20 +80,15 @@ def _by(graph: Graph, kind: SqlType, data: str, left: Value, right: Value, zero:
     return graph.result(kind, data, [right, left], wrong=zero)
 
 
-def _divided(*, lenient: bool) -> Rule:
-    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-        numbers(graph, node, values)
-        left, right = (casts.widened(graph, value, DOUBLE) for value in values)
-        known = graph.is_number(right.data) and graph.number(right.data) != 0
-        zero = None if known else graph.add("Equal", right.data, graph.constant(0.0, DOUBLE))
-        data = graph.add("Div", left.data, right.data)
-        return _by(graph, DOUBLE, data, left, right, zero, lenient=lenient)
-
-    return apply
-
-
-rule("/", 2)(_divided(lenient=False))
-rule("try_divide", 2)(_divided(lenient=True))
+@rule("/", 2, lenient=False)
+@rule("try_divide", 2, lenient=True)
+def _divided(graph: Graph, node: Node, values: Sequence[Value], *, lenient: bool) -> Value:
+    numbers(graph, node, values)
+    left, right = (casts.widened(graph, value, DOUBLE) for value in values)
+    known = graph.is_number(right.data) and graph.number(right.data) != 0
+    zero = None if known else graph.add("Equal", right.data, graph.constant(0.0, DOUBLE))
+    data = graph.add("Div", left.data, right.data)
+    return _by(graph, DOUBLE, data, left, right, zero, lenient=lenient)
 
 
 def _remainder(graph: Graph, kind: SqlType, left: str, right: str) -> str:
@@ -121,44 +111,36 @@ def _nonzero(graph: Graph, kind: SqlType, data: str) -> tuple[str, Mask]:
     return graph.add("Where", zero, graph.constant(1, kind), data), zero
 
 
-def _modulo(*, lenient: bool = False, positive: bool = False) -> Rule:
-    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-        left, right = numbers(graph, node, values)
-        kind = left.kind
-        divisor, zero = _nonzero(graph, kind, right.data)
-        if positive and kind.integral and graph.is_number(divisor) and graph.number(divisor) > 0:
-            return _by(graph, kind, graph.add("Mod", left.data, divisor), left, right, zero, lenient=lenient)
-        data = _remainder(graph, kind, left.data, divisor)
-        if positive:
-            negative = graph.add("Less", data, graph.constant(0, kind))
-            around = _remainder(graph, kind, graph.add("Add", data, divisor), divisor)
-            data = graph.where(negative, around, data, kind)
-        return _by(graph, kind, data, left, right, zero, lenient=lenient)
-
-    return apply
-
-
-rule("%", 2)(_modulo())
-rule("mod", 2)(_modulo())
-rule("try_mod", 2)(_modulo(lenient=True))
-rule("pmod", 2)(_modulo(positive=True))
+@rule("%", 2)
+@rule("mod", 2)
+@rule("try_mod", 2, lenient=True)
+@rule("pmod", 2, positive=True)
+def _modulo(
+    graph: Graph, node: Node, values: Sequence[Value], *, lenient: bool = False, positive: bool = False
+) -> Value:
+    left, right = numbers(graph, node, values)
+    kind = left.kind
+    divisor, zero = _nonzero(graph, kind, right.data)
+    if positive and kind.integral and graph.is_number(divisor) and graph.number(divisor) > 0:
+        return _by(graph, kind, graph.add("Mod", left.data, divisor), left, right, zero, lenient=lenient)
+    data = _remainder(graph, kind, left.data, divisor)
+    if positive:
+        negative = graph.add("Less", data, graph.constant(0, kind))
+        around = _remainder(graph, kind, graph.add("Add", data, divisor), divisor)
+        data = graph.where(negative, around, data, kind)
+    return _by(graph, kind, data, left, right, zero, lenient=lenient)
 
 
-def _signed(operator: str) -> Rule:
-    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-        (value,) = numbers(graph, node, values)
-        kind = value.kind
-        if kind in (BYTE, SHORT):
-            data, wrong = in_range(graph, graph.cast(graph.add(operator, value.data), LONG), kind)
-            return graph.result(kind, data, [value], wrong=wrong)
-        least = graph.add("Equal", value.data, graph.constant(kind.low, kind)) if kind.integral else None
-        return graph.result(kind, graph.add(operator, value.data), [value], wrong=least)
-
-    return apply
-
-
-rule("negative", 1)(_signed("Neg"))
-rule("abs", 1)(_signed("Abs"))
+@rule("negative", 1, operator="Neg")
+@rule("abs", 1, operator="Abs")
+def _signed(graph: Graph, node: Node, values: Sequence[Value], *, operator: str) -> Value:
+    (value,) = numbers(graph, node, values)
+    kind = value.kind
+    if kind in (BYTE, SHORT):
+        data, wrong = in_range(graph, graph.cast(graph.add(operator, value.data), LONG), kind)
+        return graph.result(kind, data, [value], wrong=wrong)
+    least = graph.add("Equal", value.data, graph.constant(kind.low, kind)) if kind.integral else None
+    return graph.result(kind, graph.add(operator, value.data), [value], wrong=least)
 
 
 @rule("positive", 1)
@@ -169,35 +151,16 @@ def _positive(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 # --- bits
 
 
-def _bitwise(operator: str) -> Rule:
-    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-        sides = numbers(graph, node, values)
-        kind = sides[0].kind
-        if not kind.integral:
-            raise NotCompilableError(node, f"takes whole numbers, not {kind}", "a cast to int or bigint")
-        return graph.result(kind, graph.add(operator, *(side.data for side in sides)), sides)
-
-    return apply
-
-
-rule("&", 2)(_bitwise("BitwiseAnd"))
-rule("|", 2)(_bitwise("BitwiseOr"))
-rule("^", 2)(_bitwise("BitwiseXor"))
-rule("~", 1)(_bitwise("BitwiseNot"))
-
-
-def _shifted(move: Callable[[Graph, SqlType, str, str], str]) -> Rule:
-    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-        value, count = values
-        if not value.kind.integral or not count.kind.integral or count.kind == LONG:
-            raise NotCompilableError(node, f"shifts {value.kind} by {count.kind}", "int or bigint, by an int")
-        value = casts.widened(graph, value, value.kind if value.kind == LONG else INT)
-        # Java takes the count modulo the number of bits.
-        bits = graph.constant(63 if value.kind == LONG else 31, INT)
-        places = graph.cast(graph.add("BitwiseAnd", count.data, bits), LONG)
-        return graph.result(value.kind, move(graph, value.kind, value.data, places), [value, count])
-
-    return apply
+@rule("&", 2, operator="BitwiseAnd")
+@rule("|", 2, operator="BitwiseOr")
+@rule("^", 2, operator="BitwiseXor")
+@rule("~", 1, operator="BitwiseNot")
+def _bitwise(graph: Graph, node: Node, values: Sequence[Value], *, operator: str) -> Value:
+    sides = numbers(graph, node, values)
+    kind = sides[0].kind
+    if not kind.integral:
+        raise NotCompilableError(node, f"takes whole numbers, not {kind}", "a cast to int or bigint")
+    return graph.result(kind, graph.add(operator, *(side.data for side in sides)), sides)
 
 
 def _power_of_two(graph: Graph, places: str) -> str:
@@ -230,5 +193,16 @@ def _right(graph: Graph, kind: SqlType, data: str, places: str) -> str:
     return graph.cast(graph.add("Where", negative, graph.add("BitwiseNot", moved), moved), kind)
 
 
-rule("shiftleft", 2)(_shifted(_left))
-rule("shiftright", 2)(_shifted(_right))
+@rule("shiftleft", 2, move=_left)
+@rule("shiftright", 2, move=_right)
+def _shifted(
+    graph: Graph, node: Node, values: Sequence[Value], *, move: Callable[[Graph, SqlType, str, str], str]
+) -> Value:
+    value, count = values
+    if not value.kind.integral or not count.kind.integral or count.kind == LONG:
+        raise NotCompilableError(node, f"shifts {value.kind} by {count.kind}", "int or bigint, by an int")
+    value = casts.widened(graph, value, value.kind if value.kind == LONG else INT)
+    # Java takes the count modulo the number of bits.
+    bits = graph.constant(63 if value.kind == LONG else 31, INT)
+    places = graph.cast(graph.add("BitwiseAnd", count.data, bits), LONG)
+    return graph.result(value.kind, move(graph, value.kind, value.data, places), [value, count])

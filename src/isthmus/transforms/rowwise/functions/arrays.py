@@ -92,13 +92,11 @@ def _element_at(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 
 
 @rule("size", 1)
+@rule("cardinality", 1)
+@rule("array_size", 1)
 def _size(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     of = array(node, values[0])
     return _inside(graph, of, graph.literal(len(of.elements), INT))
-
-
-rule("cardinality", 1)(_size)
-rule("array_size", 1)(_size)
 
 
 @rule("array", 1, 1000)
@@ -144,16 +142,11 @@ def quantified(graph: Graph, of: ArrayValue, body: Body, *, every: bool) -> Valu
     return _inside(graph, of, reduce(lambda left, right: join(graph, node, [left, right]), truths))
 
 
-def _extreme(name: str, *, greatest: bool) -> None:
-    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-        of = array(node, values[0])
-        return _inside(graph, of, logic.extreme(graph, node, of.elements, greatest=greatest))
-
-    rule(name, 1)(apply)
-
-
-_extreme("array_max", greatest=True)
-_extreme("array_min", greatest=False)
+@rule("array_max", 1, greatest=True)
+@rule("array_min", 1, greatest=False)
+def _extreme(graph: Graph, node: Node, values: Sequence[Value], *, greatest: bool) -> Value:
+    of = array(node, values[0])
+    return _inside(graph, of, logic.extreme(graph, node, of.elements, greatest=greatest))
 
 
 @rule("array_contains", 2)

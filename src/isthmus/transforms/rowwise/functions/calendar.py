@@ -9,7 +9,7 @@ from isthmus.transforms.rowwise.core import casts
 from isthmus.transforms.rowwise.core.casts import DAY, SECOND, floor_divided
 from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
 from isthmus.transforms.rowwise.core.graph import Graph, Value
-from isthmus.transforms.rowwise.core.rules import Rule, rule
+from isthmus.transforms.rowwise.core.rules import rule
 from isthmus.transforms.rowwise.core.types import DATE, INT, LONG, TIMESTAMP, VOID
 
 _HOUR, _MINUTE = 3600 * SECOND, 60 * SECOND
@@ -81,16 +81,6 @@ def days_from_civil(graph: Graph, year: str, month: str, day: str) -> str:
     return _sum(graph, _times(graph, era, 146_097), of_era, -719_468)
 
 
-def _part(name: str, find: Callable[[Graph, str], str]) -> None:
-    """A function of the day."""
-
-    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-        days, value = _days(graph, node, values[0])
-        return graph.result(INT, graph.cast(find(graph, days), INT), [value])
-
-    rule(name, 1)(apply)
-
-
 def _modulo(graph: Graph, data: str, divisor: int) -> str:
     return floor_divided(graph, data, divisor)[1]
 
@@ -110,33 +100,31 @@ def _quarter(graph: Graph, days: str) -> str:
     return _sum(graph, _over(graph, _sum(graph, civil(graph, days)[1], -1), 3), 1)
 
 
-_part("year", lambda graph, days: civil(graph, days)[0])
-_part("month", lambda graph, days: civil(graph, days)[1])
-for _name in ("day", "dayofmonth"):
-    _part(_name, lambda graph, days: civil(graph, days)[2])
-_part("quarter", _quarter)
+@rule("year", 1, find=lambda graph, days: civil(graph, days)[0])
+@rule("month", 1, find=lambda graph, days: civil(graph, days)[1])
+@rule("day", 1, find=lambda graph, days: civil(graph, days)[2])
+@rule("dayofmonth", 1, find=lambda graph, days: civil(graph, days)[2])
+@rule("quarter", 1, find=_quarter)
+@rule("dayofyear", 1, find=_day_of_year)
+@rule("weekofyear", 1, find=_week)
+def _part(graph: Graph, node: Node, values: Sequence[Value], *, find: Callable[[Graph, str], str]) -> Value:
+    """A function of the day."""
+    days, value = _days(graph, node, values[0])
+    return graph.result(INT, graph.cast(find(graph, days), INT), [value])
 
 
-def _of_week(name: str, epoch: int, first: int) -> None:
+@rule("dayofweek", 1, epoch=4, first=1)
+@rule("weekday", 1, epoch=3, first=0)
+def _of_week(graph: Graph, node: Node, values: Sequence[Value], *, epoch: int, first: int) -> Value:
     """The place of a day in its week, from the place of the first day of 1970 and the first place."""
-
-    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-        if values[0].kind == TIMESTAMP:
-            value = values[0]
-            # Within a week of seven days at first: so no number is negative or too large.
-            days = _parts(graph, _modulo(graph, value.data, 7 * DAY), DAY)
-        else:
-            days, value = _days(graph, node, values[0])
-        place = _modulo(graph, _sum(graph, days, epoch), 7)
-        return graph.result(INT, graph.cast(_sum(graph, place, first) if first else place, INT), [value])
-
-    rule(name, 1)(apply)
-
-
-_of_week("dayofweek", 4, 1)
-_of_week("weekday", 3, 0)
-_part("dayofyear", _day_of_year)
-_part("weekofyear", _week)
+    if values[0].kind == TIMESTAMP:
+        value = values[0]
+        # Within a week of seven days at first: so no number is negative or too large.
+        days = _parts(graph, _modulo(graph, value.data, 7 * DAY), DAY)
+    else:
+        days, value = _days(graph, node, values[0])
+    place = _modulo(graph, _sum(graph, days, epoch), 7)
+    return graph.result(INT, graph.cast(_sum(graph, place, first) if first else place, INT), [value])
 
 
 def _moment(graph: Graph, node: Node, value: Value) -> Value:
@@ -147,51 +135,35 @@ def _moment(graph: Graph, node: Node, value: Value) -> Value:
     return value
 
 
-def _clock(name: str, within: int, unit: int) -> None:
+@rule("hour", 1, within=DAY, unit=_HOUR)
+@rule("minute", 1, within=_HOUR, unit=_MINUTE)
+@rule("second", 1, within=_MINUTE, unit=SECOND)
+def _clock(graph: Graph, node: Node, values: Sequence[Value], *, within: int, unit: int) -> Value:
     """A part of the time of the day."""
-
-    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-        value = _moment(graph, node, values[0])
-        rest = _modulo(graph, value.data, within)
-        return graph.result(INT, graph.cast(_parts(graph, rest, unit), INT), [value])
-
-    rule(name, 1)(apply)
+    value = _moment(graph, node, values[0])
+    rest = _modulo(graph, value.data, within)
+    return graph.result(INT, graph.cast(_parts(graph, rest, unit), INT), [value])
 
 
-_clock("hour", DAY, _HOUR)
-_clock("minute", _HOUR, _MINUTE)
-_clock("second", _MINUTE, SECOND)
+@rule("unix_seconds", 1, unit=SECOND)
+@rule("unix_millis", 1, unit=1000)
+@rule("unix_micros", 1, unit=1)
+def _unix(graph: Graph, node: Node, values: Sequence[Value], *, unit: int) -> Value:
+    value = _moment(graph, node, values[0])
+    return graph.result(LONG, _over(graph, value.data, unit) if unit > 1 else value.data, [value])
 
 
-def _unix(name: str, unit: int) -> None:
-    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-        value = _moment(graph, node, values[0])
-        return graph.result(LONG, _over(graph, value.data, unit) if unit > 1 else value.data, [value])
-
-    rule(name, 1)(apply)
-
-
-_unix("unix_seconds", SECOND)
-_unix("unix_millis", 1000)
-_unix("unix_micros", 1)
-
-
-def _from_unix(name: str, unit: int) -> None:
-    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-        (value,) = values
-        if not (value.kind.integral or value.kind == VOID):
-            raise NotCompilableError(node, f"takes a whole number, not {value.kind}", "a cast to bigint")
-        value = casts.widened(graph, value, LONG)
-        low, high = _int(graph, -(-LONG.low // unit)), _int(graph, LONG.high // unit)
-        wrong = graph.either(graph.add("Less", value.data, low), graph.add("Greater", value.data, high))
-        return graph.result(TIMESTAMP, _times(graph, value.data, unit), [value], wrong=wrong if unit > 1 else None)
-
-    rule(name, 1)(apply)
-
-
-_from_unix("timestamp_seconds", SECOND)
-_from_unix("timestamp_millis", 1000)
-_from_unix("timestamp_micros", 1)
+@rule("timestamp_seconds", 1, unit=SECOND)
+@rule("timestamp_millis", 1, unit=1000)
+@rule("timestamp_micros", 1, unit=1)
+def _from_unix(graph: Graph, node: Node, values: Sequence[Value], *, unit: int) -> Value:
+    (value,) = values
+    if not (value.kind.integral or value.kind == VOID):
+        raise NotCompilableError(node, f"takes a whole number, not {value.kind}", "a cast to bigint")
+    value = casts.widened(graph, value, LONG)
+    low, high = _int(graph, -(-LONG.low // unit)), _int(graph, LONG.high // unit)
+    wrong = graph.either(graph.add("Less", value.data, low), graph.add("Greater", value.data, high))
+    return graph.result(TIMESTAMP, _times(graph, value.data, unit), [value], wrong=wrong if unit > 1 else None)
 
 
 @rule("unix_date", 1)
@@ -226,25 +198,18 @@ def _to_date(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 
 
 @rule("datediff", 2)
+@rule("date_diff", 2)
 def _datediff(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     end, start = (_date(graph, node, value) for value in values)
     return graph.result(INT, graph.add("Sub", end.data, start.data), [end, start])
 
 
-rule("date_diff", 2)(_datediff)
-
-
-def _moved(operator: str) -> Rule:
-    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-        start, count = _date(graph, node, values[0]), _whole(graph, node, values[1])
-        return graph.result(DATE, graph.add(operator, start.data, count.data), [start, count])
-
-    return apply
-
-
-for _name in ("date_add", "dateadd"):
-    rule(_name, 2)(_moved("Add"))
-rule("date_sub", 2)(_moved("Sub"))
+@rule("date_add", 2, operator="Add")
+@rule("dateadd", 2, operator="Add")
+@rule("date_sub", 2, operator="Sub")
+def _moved(graph: Graph, node: Node, values: Sequence[Value], *, operator: str) -> Value:
+    start, count = _date(graph, node, values[0]), _whole(graph, node, values[1])
+    return graph.result(DATE, graph.add(operator, start.data, count.data), [start, count])
 
 
 def _month_days(graph: Graph, year: str, month: str) -> str:

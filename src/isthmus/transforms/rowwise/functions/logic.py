@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import reduce
 
 from onnx import TensorProto
 
 from isthmus.transforms.rowwise.core import casts
 from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
 from isthmus.transforms.rowwise.core.graph import Graph, Mask, Value
-from isthmus.transforms.rowwise.core.rules import Rule, rule
+from isthmus.transforms.rowwise.core.rules import rule
 from isthmus.transforms.rowwise.core.types import BOOLEAN, DOUBLE, FLOAT, LONG, STRING, VOID, SqlType, common
 from isthmus.transforms.rowwise.functions import maps
 
@@ -53,6 +53,7 @@ def _equal(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 
 
 @rule("<=>", 2)
+@rule("equal_null", 2)
 def _same(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     left, right = alike(graph, node, values)
     there = [graph.constant(True, BOOLEAN) if side.valid is None else side.valid for side in (left, right)]
@@ -62,23 +63,15 @@ def _same(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     return Value(BOOLEAN, graph.add("Or", equals, neither), None, graph.either(left.raises, right.raises))
 
 
-rule("equal_null", 2)(_same)
-
-
-def _ordered(*, swapped: bool, negated: bool) -> Rule:
-    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-        sides = alike(graph, node, values)
-        left, right = (side.data for side in (reversed(sides) if swapped else sides))
-        below = less(graph, node, sides[0].kind, left, right)
-        return graph.result(BOOLEAN, graph.negated(below) if negated else below, sides)
-
-    return apply
-
-
-rule("<", 2)(_ordered(swapped=False, negated=False))
-rule(">", 2)(_ordered(swapped=True, negated=False))
-rule("<=", 2)(_ordered(swapped=True, negated=True))
-rule(">=", 2)(_ordered(swapped=False, negated=True))
+@rule("<", 2, swapped=False, negated=False)
+@rule(">", 2, swapped=True, negated=False)
+@rule("<=", 2, swapped=True, negated=True)
+@rule(">=", 2, swapped=False, negated=True)
+def _ordered(graph: Graph, node: Node, values: Sequence[Value], *, swapped: bool, negated: bool) -> Value:
+    sides = alike(graph, node, values)
+    left, right = (side.data for side in (reversed(sides) if swapped else sides))
+    below = less(graph, node, sides[0].kind, left, right)
+    return graph.result(BOOLEAN, graph.negated(below) if negated else below, sides)
 
 
 @rule("in", 2, 10_000)
@@ -193,13 +186,11 @@ def _fraction(graph: Graph, node: Node, value: Value) -> Value:
 
 
 @rule("coalesce", 1, 100)
+@rule("ifnull", 2)
+@rule("nvl", 2)
 def _coalesce(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     *others, last = alike(graph, node, values)
     return reduce(lambda rest, value: _first(graph, value, rest), reversed(others), last)
-
-
-rule("ifnull", 2)(_coalesce)
-rule("nvl", 2)(_coalesce)
 
 
 def _first(graph: Graph, value: Value, fallback: Value) -> Value:
@@ -242,6 +233,8 @@ def _nanvl(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 # --- choice
 
 
+@rule("when", 2, 1000)
+@rule("if", 3)
 def when(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     """CASE WHEN: conditions and values in turn, and an optional ELSE at the end."""
     conditions = _truth(graph, node, values[0 : len(values) - len(values) % 2 : 2])
@@ -254,14 +247,6 @@ def when(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     return rest
 
 
-rule("when", 2, 1000)(when)
-
-
-@rule("if", 3)
-def _if(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-    return when(graph, node, values)
-
-
 @rule("raise_error", 1)
 def _raise_error(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     """Refused wherever it is computed. The message does not leave the graph."""
@@ -270,6 +255,8 @@ def _raise_error(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     return replace(graph.literal(None, VOID), raises=graph.constant(True, BOOLEAN))
 
 
+@rule("greatest", 2, 100, greatest=True)
+@rule("least", 2, 100, greatest=False)
 def extreme(graph: Graph, node: Node, values: Sequence[Value], *, greatest: bool) -> Value:
     """The greatest or smallest of the values that are not null."""
     sides = alike(graph, node, values)
@@ -289,7 +276,3 @@ def _better(graph: Graph, node: Node, left: Value, right: Value, *, greatest: bo
         take = graph.add("Or", take, missing if right.valid is None else graph.add("And", missing, right.valid))
         valid = None if right.valid is None else graph.add("Or", left.valid, right.valid)
     return Value(left.kind, graph.where(take, right.data, left.data, left.kind), valid)
-
-
-rule("greatest", 2, 100)(partial(extreme, greatest=True))
-rule("least", 2, 100)(partial(extreme, greatest=False))

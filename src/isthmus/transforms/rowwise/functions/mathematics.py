@@ -373,12 +373,7 @@ def _hypot(graph: Graph, x: str, y: str) -> str:
 _pair("power", _pow)
 _pair("atan2", atan2)
 _pair("hypot", _hypot)
-rule("pow", 2)(lambda graph, node, values: _power(graph, node, values))
-
-
-def _power(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-    left, right = doubles(graph, node, values)
-    return graph.result(DOUBLE, _pow(graph, left.data, right.data), [left, right])
+_pair("pow", _pow)
 
 
 @rule("log", 1, 2)

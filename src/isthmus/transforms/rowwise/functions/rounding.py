@@ -6,56 +6,48 @@ from collections.abc import Sequence
 from isthmus.transforms.rowwise.core import casts
 from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
 from isthmus.transforms.rowwise.core.graph import Graph, Value
-from isthmus.transforms.rowwise.core.rules import Rule, rule
+from isthmus.transforms.rowwise.core.rules import rule
 from isthmus.transforms.rowwise.core.types import BOOLEAN, DOUBLE, FLOAT, LONG
 from isthmus.transforms.rowwise.functions.arithmetic import numbers
 from isthmus.transforms.rowwise.functions.mathematics import number
 
 
-def _to_whole(operator: str) -> Rule:
-    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-        (value,) = numbers(graph, node, values)
-        if value.kind.integral:
-            return casts.widened(graph, value, LONG)
-        value = casts.widened(graph, value, DOUBLE)
-        # Java's conversion: NaN is 0, and numbers out of range become the nearest limit.
-        down = graph.add(operator, value.data)
-        low, high = number(graph, float(LONG.low)), number(graph, float(LONG.high))
-        over, under = graph.add("GreaterOrEqual", down, high), graph.add("LessOrEqual", down, low)
-        odd = graph.either(over, under, graph.add("IsNaN", down))
-        assert odd is not None  # noqa: S101 - of three masks
-        inside = graph.cast(graph.add("Where", odd, number(graph, 0.0), down), LONG)
-        data = graph.add("Where", over, graph.constant(LONG.high, LONG), inside)
-        data = graph.add("Where", under, graph.constant(LONG.low, LONG), data)
-        return graph.result(LONG, data, [value])
-
-    return apply
-
-
-rule("floor", 1)(_to_whole("Floor"))
-rule("ceil", 1)(_to_whole("Ceil"))
-rule("ceiling", 1)(_to_whole("Ceil"))
+@rule("floor", 1, operator="Floor")
+@rule("ceil", 1, operator="Ceil")
+@rule("ceiling", 1, operator="Ceil")
+def _to_whole(graph: Graph, node: Node, values: Sequence[Value], *, operator: str) -> Value:
+    (value,) = numbers(graph, node, values)
+    if value.kind.integral:
+        return casts.widened(graph, value, LONG)
+    value = casts.widened(graph, value, DOUBLE)
+    # Java's conversion: NaN is 0, and numbers out of range become the nearest limit.
+    down = graph.add(operator, value.data)
+    low, high = number(graph, float(LONG.low)), number(graph, float(LONG.high))
+    over, under = graph.add("GreaterOrEqual", down, high), graph.add("LessOrEqual", down, low)
+    odd = graph.either(over, under, graph.add("IsNaN", down))
+    assert odd is not None  # noqa: S101 - of three masks
+    inside = graph.cast(graph.add("Where", odd, number(graph, 0.0), down), LONG)
+    data = graph.add("Where", over, graph.constant(LONG.high, LONG), inside)
+    data = graph.add("Where", under, graph.constant(LONG.low, LONG), data)
+    return graph.result(LONG, data, [value])
 
 
-def _rounded(*, even: bool) -> Rule:
-    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-        (value,) = numbers(graph, node, values[:1])
-        digits = 0
-        if len(values) == 2:
-            argument = node.arguments[1]
-            if argument.name != "literal" or not isinstance(argument.value, int) or not 0 <= argument.value <= 9:
-                raise NotCompilableError(node, f"rounds to {argument} digits", "a number of digits from 0 to 9")
-            digits = argument.value
-        if value.kind.integral:
-            return value
-        wide = casts.widened(graph, value, DOUBLE)
-        if value.kind == FLOAT and digits:
-            raise NotCompilableError(
-                node, "rounds a float to digits", "a cast to double first, or round without digits"
-            )
-        return graph.result(value.kind, _decimal(graph, wide.data, digits, value.kind == FLOAT, even=even), [value])
-
-    return apply
+@rule("round", 1, 2, even=False)
+@rule("bround", 1, 2, even=True)
+def _rounded(graph: Graph, node: Node, values: Sequence[Value], *, even: bool) -> Value:
+    (value,) = numbers(graph, node, values[:1])
+    digits = 0
+    if len(values) == 2:
+        argument = node.arguments[1]
+        if argument.name != "literal" or not isinstance(argument.value, int) or not 0 <= argument.value <= 9:
+            raise NotCompilableError(node, f"rounds to {argument} digits", "a number of digits from 0 to 9")
+        digits = argument.value
+    if value.kind.integral:
+        return value
+    wide = casts.widened(graph, value, DOUBLE)
+    if value.kind == FLOAT and digits:
+        raise NotCompilableError(node, "rounds a float to digits", "a cast to double first, or round without digits")
+    return graph.result(value.kind, _decimal(graph, wide.data, digits, value.kind == FLOAT, even=even), [value])
 
 
 def _coarse_from(digits: int) -> float:
@@ -106,7 +98,3 @@ def _decimal(graph: Graph, x: str, digits: int, narrow: bool, *, even: bool) -> 
     signed = graph.add("Where", zero, number(graph, 0.0), signed)
     result = graph.add("Where", as_is, x, signed)
     return graph.cast(result, FLOAT) if narrow else result
-
-
-rule("round", 1, 2)(_rounded(even=False))
-rule("bround", 1, 2)(_rounded(even=True))

@@ -8,7 +8,7 @@ import numpy as np
 from isthmus.transforms.rowwise.core import casts
 from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
 from isthmus.transforms.rowwise.core.graph import Graph, Value
-from isthmus.transforms.rowwise.core.rules import Rule, rule
+from isthmus.transforms.rowwise.core.rules import rule
 from isthmus.transforms.rowwise.core.types import BOOLEAN, LONG, STRING, VOID
 
 _SPECIAL = frozenset(r"\.+*?()|[]{}^$")
@@ -22,26 +22,20 @@ def _texts(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
     return [casts.widened(graph, value, STRING) for value in values]
 
 
-def _case(action: str) -> Rule:
+@rule("lower", 1, action="LOWER")
+@rule("lcase", 1, action="LOWER")
+@rule("upper", 1, action="UPPER")
+@rule("ucase", 1, action="UPPER")
+def _case(graph: Graph, node: Node, values: Sequence[Value], *, action: str) -> Value:
     """Case of ASCII letters. A text with any further character is refused: runtimes do not agree on those."""
-
-    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-        (value,) = _texts(graph, node, values)
-        # In the locale C, which every system has, only letters of ASCII have a case.
-        # The kernel takes no empty tensor, so a text is appended.
-        more = graph.add("Concat", graph.row(value.data), graph.tensor(np.array([[""]], object), STRING.tensor), axis=1)
-        converted = graph.add("StringNormalizer", more, case_change_action=action, locale="C")
-        data = graph.add("Slice", converted, graph.tensor(np.zeros(2, np.int64), LONG.tensor), graph.shape)
-        plain = graph.add("RegexFullMatch", value.data, pattern=_ASCII)
-        return graph.result(STRING, data, [value], wrong=graph.negated(plain))
-
-    return apply
-
-
-rule("lower", 1)(_case("LOWER"))
-rule("lcase", 1)(_case("LOWER"))
-rule("upper", 1)(_case("UPPER"))
-rule("ucase", 1)(_case("UPPER"))
+    (value,) = _texts(graph, node, values)
+    # In the locale C, which every system has, only letters of ASCII have a case.
+    # The kernel takes no empty tensor, so a text is appended.
+    more = graph.add("Concat", graph.row(value.data), graph.tensor(np.array([[""]], object), STRING.tensor), axis=1)
+    converted = graph.add("StringNormalizer", more, case_change_action=action, locale="C")
+    data = graph.add("Slice", converted, graph.tensor(np.zeros(2, np.int64), LONG.tensor), graph.shape)
+    plain = graph.add("RegexFullMatch", value.data, pattern=_ASCII)
+    return graph.result(STRING, data, [value], wrong=graph.negated(plain))
 
 
 @rule("concat", 1, 100)
@@ -53,25 +47,8 @@ def _concat(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
                  graph.either(*(text.raises for text in texts)))  # fmt: skip
 
 
-def _matching(pattern: Callable[[str], str]) -> Rule:
-    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-        texts = _texts(graph, node, values)
-        argument = node.arguments[1]
-        if argument.name != "literal" or not isinstance(argument.value, str):
-            raise NotCompilableError(node, "the text it looks for is no literal", "a literal text")
-        data = graph.add("RegexFullMatch", texts[0].data, pattern=f"(?s){pattern(argument.value)}")
-        return graph.result(BOOLEAN, data, texts)
-
-    return apply
-
-
 def _escaped(text: str) -> str:
     return "".join(f"\\{letter}" if letter in _SPECIAL else letter for letter in text)
-
-
-rule("startswith", 2)(_matching(lambda text: f"{_escaped(text)}.*"))
-rule("endswith", 2)(_matching(lambda text: f".*{_escaped(text)}"))
-rule("contains", 2)(_matching(lambda text: f".*{_escaped(text)}.*"))
 
 
 def _like(pattern: str) -> str:
@@ -86,4 +63,14 @@ def _like(pattern: str) -> str:
     return "".join(parts)
 
 
-rule("like", 2)(_matching(_like))
+@rule("startswith", 2, pattern=lambda text: f"{_escaped(text)}.*")
+@rule("endswith", 2, pattern=lambda text: f".*{_escaped(text)}")
+@rule("contains", 2, pattern=lambda text: f".*{_escaped(text)}.*")
+@rule("like", 2, pattern=_like)
+def _matching(graph: Graph, node: Node, values: Sequence[Value], *, pattern: Callable[[str], str]) -> Value:
+    texts = _texts(graph, node, values)
+    argument = node.arguments[1]
+    if argument.name != "literal" or not isinstance(argument.value, str):
+        raise NotCompilableError(node, "the text it looks for is no literal", "a literal text")
+    data = graph.add("RegexFullMatch", texts[0].data, pattern=f"(?s){pattern(argument.value)}")
+    return graph.result(BOOLEAN, data, texts)
