@@ -24,7 +24,7 @@ from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.models.release import history, rollback
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.status import status
-from isthmus.orchestration.training.data import repeat
+from isthmus.orchestration.training.record import repeat
 from isthmus.orchestration.verification import verify
 from isthmus.orchestration.verification.verify import require_passed
 from tests.servers import free_port

@@ -19,11 +19,12 @@ from isthmus.features.offline.store import OfflineStore
 from isthmus.features.quality.statistics import measure, read
 from isthmus.features.redis.connection import connect
 from isthmus.orchestration.apply.apply import apply
+from isthmus.orchestration.artifacts import STATISTICS
 from isthmus.orchestration.build.build import build, build_range
 from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.quality import gate
-from isthmus.orchestration.quality.baseline import FILE, TrainingStatistics
+from isthmus.orchestration.quality.baseline import TrainingStatistics
 from isthmus.orchestration.quality.page import page
 from isthmus.orchestration.quality.quality import QualityReport, quality, require_quality
 from isthmus.orchestration.training.set import training_set
@@ -159,7 +160,7 @@ def test_on_the_command_line(promising: Shop) -> None:
 def test_statistics_stand_beside_the_training_set(built: Shop, project: Open) -> None:
     opened = project(built)
     made = training_set(opened)
-    kept = msgspec.json.decode((made.path / FILE).read_bytes(), type=TrainingStatistics)
+    kept = msgspec.json.decode((made.path / STATISTICS).read_bytes(), type=TrainingStatistics)
     assert (kept.training_set, kept.contract, kept.rows) == (made.id, made.contract, ORDERS)
     contract = opened.definitions.contract
     inputs = [*contract.inputs("late_order_server"), *contract.inputs("late_order_device")]
@@ -254,15 +255,15 @@ def test_a_window_of_time(built: Shop, project: Open) -> None:
 
 def test_statistics_that_are_damaged_or_missing(built: Shop, project: Open) -> None:
     made = training_set(project(built))
-    cut(made.path / FILE)
+    cut(made.path / STATISTICS)
     with pytest.raises(
         DataError, match=r"training set of late_order: its statistics cannot be read .*`isthmus training-set`"
     ):
         quality(project(built))
-    (made.path / FILE).unlink()
+    (made.path / STATISTICS).unlink()
     assert all(found.drift == [] for found in quality(project(built)).views.values())
     training_set(project(built))
-    assert (made.path / FILE).exists()
+    assert (made.path / STATISTICS).exists()
 
 
 def test_a_broken_promise_stops_dagster_before_the_online_store(promising: Shop, project: Open) -> None:

@@ -30,9 +30,10 @@ from isthmus.features.pointintime.join import BATCH, join_naively
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training import enginejoin
-from isthmus.orchestration.training.data import TrainingData, repeat
+from isthmus.orchestration.training.data import TrainingData
 from isthmus.orchestration.training.enginejoin import EngineJoin
-from isthmus.orchestration.training.set import chosen, training_set
+from isthmus.orchestration.training.record import repeat
+from isthmus.orchestration.training.set import TrainingSetOptions, training_set
 from isthmus.orchestration.training.spinesql import is_sql
 from tests.commandline import run
 from tests.orchestration.shop import START, Open, Shop, files, order_rows
@@ -261,13 +262,13 @@ def test_the_same_again_after_new_data(built: Shop, project: Open, tmp_path: Pat
     assert made.rows_in == made.rows_out == len(made.table())
     before = files(made.path)
     _more_orders(built, project)
-    assert chosen(project(built), like=made.id, out=tmp_path / "again").id == made.id
+    assert TrainingSetOptions(like=made.id, out=tmp_path / "again").write(project(built)).id == made.id
     again = files(tmp_path / "again")
     assert {name: again[name] for name in again if name != "_record.json"} == {
         name: before[name] for name in before if name != "_record.json"
     }
     (made.path / "data.parquet").unlink()
-    assert chosen(project(built), like=str(made.path)).path == made.path
+    assert TrainingSetOptions(like=str(made.path)).write(project(built)).path == made.path
     assert files(made.path) == before
     assert repeat(project(built), str(made.path / "_record.json")).id == made.id
     assert isthmus.training_data(built.root, FEATURES, _spine()).write(tmp_path / "july").id != made.id
@@ -453,20 +454,20 @@ def test_a_join_by_apache_spark_is_the_embedded_one(
 
 
 def test_a_distillation_joined_by_the_engine_and_made_again_by_it(built: Shop, project: Open) -> None:
-    made = chosen(project(built), join="engine")
+    made = TrainingSetOptions(join="engine").write(project(built))
     before = files(made.path)
     shutil.rmtree(made.path)
     assert training_set(project(built)) == made
     assert files(made.path) == before
     _more_orders(built, project)
     (made.path / "data.parquet").unlink()
-    assert chosen(project(built), like=made.id, join="engine") == made
+    assert TrainingSetOptions(like=made.id, join="engine").write(project(built)) == made
     assert files(made.path) == before
 
 
 def test_a_join_by_the_engine_that_cannot_be(built: Shop, project: Open, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="join: the engine cannot join as served"):
-        chosen(project(built), as_served=True, join="engine")
+        TrainingSetOptions(as_served=True, join="engine").write(project(built))
     served = isthmus.training_data(built.root, FEATURES, _spine(), as_served=True).write(tmp_path / "served")
     with pytest.raises(RequestError, match="join: the engine cannot join as served"):
         repeat(project(built), served.id, join="engine")
@@ -492,7 +493,7 @@ def test_the_folder_of_a_killed_join_is_removed_by_the_next_one(built: Shop, pro
     command += ["--spine", str(tmp_path / "spine.parquet"), "--features", FEATURES, "--join", "engine"]
     killed = subprocess.Popen([*command, "--out", str(tmp_path / "killed")])
     try:
-        while not (left := [*offline.glob("_join-*/asked.parquet"), *tmp_path.glob(".killed-*")])[1:]:
+        while not (left := [*offline.glob("_join-*/questions.parquet"), *tmp_path.glob(".killed-*")])[1:]:
             assert killed.poll() is None
             time.sleep(0.01)
         killed.send_signal(signal.SIGSTOP)

@@ -1,10 +1,11 @@
-"""Training data for any spine and any features: looked at in a notebook, or kept with a record that can be repeated."""
+"""Training data for any spine and any features: to look at in a notebook, or to write with a record that repeats it."""
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +14,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from isthmus.features.contract.contract import Contract, one_of
+from isthmus.features.definition.spec import FeatureView, Spine
 from isthmus.features.errors import ContractMismatch, DataError, RequestError
 from isthmus.features.files import publish, write_atomically
 from isthmus.features.offline.history import ViewHistory
@@ -25,33 +27,61 @@ from isthmus.features.values.columns import ARROW
 from isthmus.orchestration.artifacts import DATA, RECORD, SPINE, STATISTICS, TrainingSet, records_folder
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.enginejoin import EngineJoin
-from isthmus.orchestration.training.record import find, recorded_history, recorded_spine
-from isthmus.orchestration.training.requestcolumns import RequestColumns, recorded_columns, request_columns
+from isthmus.orchestration.training.requestcolumns import RequestColumns, request_columns
 from isthmus.orchestration.training.spinesql import is_sql, spine_from_sql
 
 if TYPE_CHECKING:
     from isthmus.orchestration.tensors import Tensors
 
 JOINS = ("embedded", "engine")
-"""Where a join can run: in this process, or by the engine of the project."""
+"""Where a join can run: in this process, or in the engine of the project."""
+
+
+@dataclass(frozen=True)
+class TrainingOrigin:
+    """What decides the rows of a training set, besides those of its spine.
+
+    Attributes:
+        contract: hash of the contract.
+        spine: what the record calls the spine.
+        histories: the views, each at its version.
+        features: view to the features to join.
+        status: whether to say what each view answered.
+        computed: computes the fields of request transforms, if there are any.
+    """
+
+    contract: str
+    spine: str
+    histories: Sequence[ViewHistory]
+    features: Mapping[str, Sequence[str]]
+    status: bool
+    computed: RequestColumns | None
+
+    def as_dict(self, spine_sha256: str, served: dict[str, int] | None) -> dict[str, Any]:
+        """All that decides the content, as the record and the id have it."""
+        # Without request transforms there is no such key: older training sets keep their id.
+        computed = {"computed": self.computed.identity} if self.computed else {}
+        return {
+            **computed,
+            "contract": self.contract,
+            "spine": self.spine,
+            "spine_sha256": spine_sha256,
+            "views": {history.view.name: history.view.as_dict() for history in self.histories},
+            "features": {name: list(features) for name, features in self.features.items()},
+            "tables": {history.view.name: history.version for history in self.histories},
+            "tables_sha256": {history.view.name: history.fingerprint for history in self.histories},
+            "options": {"status": self.status},
+            "served": served,
+        }
 
 
 class TrainingData:
-    """A spine and the versions of the tables that will be joined to it. Nothing is joined before it is asked for.
+    """A spine, and the versions of the tables to join to it. Nothing is joined before rows are read.
 
     Args:
-        offline: where the histories are.
-        histories: the views, each at its version.
         spine: the rows.
-        features: view to the features that are wanted.
-        status: whether to say what each view answered.
-        served: whether to join what serving answered instead of what could have been known; or view to the moment up to
-            which its log is replayed.
-        engine: the engine to join by; None to join in this process. The rows are the same.
-        request_columns: what computes request transforms, if any are wanted.
-        threads: CPU threads.
-        contract: hash of the contract, for the record.
-        named: what the record calls the spine.
+        join: joins the views to them.
+        origin: what the record says.
         records: the folder in which an id leads to the training set, wherever it was written.
 
     Attributes:
@@ -59,39 +89,11 @@ class TrainingData:
     """
 
     def __init__(
-        self,
-        offline: OfflineStore,
-        histories: Sequence[ViewHistory],
-        spine: SpineRows,
-        features: Mapping[str, Sequence[str]],
-        *,
-        status: bool,
-        threads: int,
-        contract: str,
-        named: str,
-        records: Path,
-        served: bool | Mapping[str, int] = False,
-        engine: str | None = None,
-        request_columns: RequestColumns | None = None,
+        self, spine: SpineRows, join: Join | ServedJoin | EngineJoin, origin: TrainingOrigin, records: Path
     ) -> None:
-        self._records, self._computing = records, request_columns
-        self._offline, self._histories, self._spine = offline, histories, spine
-        self._features, self._status, self._contract, self._named = features, status, contract, named
-        self._join: Join | ServedJoin | EngineJoin
-        if engine is not None:
-            self._join = EngineJoin(
-                spine.schema, offline, histories, features=features, status=status, threads=threads, name=engine
-            )
-        elif served is False:
-            self._join = Join(
-                spine.schema, histories, features=features, status=status, threads=threads, reading=offline.reading
-            )
-        else:
-            self._join = ServedJoin(
-                spine.schema, offline, histories, features=features, status=status, threads=threads,
-                until=None if served is True else served,
-            )  # fmt: skip
-        self.schema = request_columns.schema(self._join.schema) if request_columns else self._join.schema
+        self._spine, self._join, self._origin, self._records = spine, join, origin, records
+        self._computed = origin.computed
+        self.schema = self._computed.schema(join.schema) if self._computed else join.schema
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows in order, a batch at a time, in bounded memory.
@@ -115,76 +117,67 @@ class TrainingData:
 
         return Tensors(self.schema, self.batches, columns, batch, workers=False)
 
-    def write(self, path: Path | str, *, like: str | None = None, beside: Path | None = None) -> TrainingSet:
-        """Writes the rows and a record from which they can be made again, all or nothing.
+    def write(self, path: Path | str, *, like: TrainingSet | None = None) -> TrainingSet:
+        """Writes the rows and a record that repeats them, all or nothing.
 
         Args:
-            path: the folder to make: `data.parquet` and `_record.json`, and the spine's rows if they have no file that
-                stays. A training set that is there is replaced.
-            like: the id that it must have.
-            beside: the folder of the same training set, of which the statistics are kept, too.
+            path: the new folder: `data.parquet` and `_record.json`, and the spine's rows if they have no file that
+                stays. It may hold a training set, which is replaced.
+            like: the training set that this one must equal; its statistics are copied.
 
         Raises:
-            DataError: as `batches`; or the path holds something else than a training set.
+            DataError: as `batches`; or the path is there and no training set.
         """
         target = Path(path).absolute()
         if target.exists() and not (target / RECORD).is_file():
-            raise DataError(f"training set {target}", "something else is there", remedy="name a folder to be made")
-        kept = {file.name: file.read_bytes() for file in beside.glob(STATISTICS)} if beside else {}
-        publish(target, lambda folder: self._fill(folder, target, like, kept))
-        made = TrainingSet.read(target)
-        write_atomically(self._records / made.id, str(target).encode())
-        return made
+            raise DataError(f"training set {target}", "something else is there", remedy="name a new folder")
+        statistics = [file.read_bytes() for file in like.path.glob(STATISTICS)] if like else []
 
-    def _fill(self, folder: Path, target: Path, like: str | None, kept: Mapping[str, bytes]) -> None:
-        for name, content in kept.items():
-            (folder / name).write_bytes(content)
+        def fill(folder: Path) -> None:
+            for content in statistics:
+                (folder / STATISTICS).write_bytes(content)
+            record = self._write_rows(folder, target)
+            if like is not None and record.id != like.id:
+                raise DataError(f"training set {like.id}", "its spine changed while it was read", remedy="run it again")
+            (folder / RECORD).write_text(json.dumps(record.as_dict(), indent=1) + "\n")
+
+        publish(target, fill)
+        written = TrainingSet.read(target)
+        write_atomically(self._records / written.id, str(target).encode())
+        return written
+
+    def identity(self, spine_sha256: str) -> str:
+        """The id of the training set of a spine with these rows."""
+        return hashlib.sha256(json.dumps(self._as_dict(spine_sha256), sort_keys=True).encode()).hexdigest()[:16]
+
+    def _write_rows(self, folder: Path, target: Path) -> TrainingSet:
+        """Writes data and spine to a folder that will be `target`; returns the record."""
         spine = HashedSpine(self._spine, None if self._spine.path else folder / SPINE)
         with pq.ParquetWriter(folder / DATA, self.schema) as file:
             written = 0
             for batch in self._joined(spine.batches()):
                 file.write_batch(batch)
                 written += len(batch)
-        record = self._record(spine, written, target)
-        if like is not None and record.id != like:
-            raise DataError(f"training set {like}", "its spine changed while it was read", remedy="run it again")
-        (folder / RECORD).write_text(json.dumps(record.as_dict(), indent=1) + "\n")
-
-    def identity(self, spine_sha256: str) -> str:
-        """The id of the training set of a spine with these rows."""
-        return hashlib.sha256(json.dumps(self._known(spine_sha256), sort_keys=True).encode()).hexdigest()[:16]
-
-    def _record(self, spine: "HashedSpine", rows_out: int, path: Path) -> TrainingSet:
-        file = str(self._spine.path) if self._spine.path else None
-        known, identity = self._known(spine.sha256), self.identity(spine.sha256)
         lag = None
         if isinstance(self._join, ServedJoin):
-            told = self._join.report()
-            lag = {view: {name: asdict(part) for name, part in parts.items()} for view, parts in told.items()}
+            lag = {view: {name: asdict(part) for name, part in parts.items()}
+                   for view, parts in self._join.report().items()}  # fmt: skip
         return TrainingSet(
-            **known, id=identity, path=path, spine_file=file, rows_in=spine.rows, rows_out=rows_out, lag=lag
+            **self._as_dict(spine.sha256),
+            id=self.identity(spine.sha256),
+            path=target,
+            spine_file=str(self._spine.path) if self._spine.path else None,
+            rows_in=spine.rows,
+            rows_out=written,
+            lag=lag,
         )
 
-    def _known(self, spine_sha256: str) -> dict[str, Any]:
-        """All that decides the content."""
-        # Only where there are any: what was made before they existed keeps its id.
-        computed = {"computed": self._computing.known} if self._computing else {}
-        return {
-            **computed,
-            "contract": self._contract,
-            "spine": self._named,
-            "spine_sha256": spine_sha256,
-            "views": {history.view.name: history.view.as_dict() for history in self._histories},
-            "features": {name: list(features) for name, features in self._features.items()},
-            "tables": {history.view.name: history.version for history in self._histories},
-            "tables_sha256": {history.view.name: history.fingerprint for history in self._histories},
-            "options": {"status": self._status},
-            "served": self._join.until if isinstance(self._join, ServedJoin) else None,
-        }
+    def _as_dict(self, spine_sha256: str) -> dict[str, Any]:
+        return self._origin.as_dict(spine_sha256, self._join.until if isinstance(self._join, ServedJoin) else None)
 
     def _joined(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         joined = self._join.batches(spine)
-        return self._computing.batches(joined) if self._computing else joined
+        return self._computed.batches(joined) if self._computed else joined
 
 
 def training_data(
@@ -196,18 +189,7 @@ def training_data(
     as_served: bool = False,
     join: str = "embedded",
 ) -> TrainingData:
-    """What the views answered at each row's own moment.
-
-    Args:
-        project: the project, applied and built.
-        features: the name of a service, or features as `view:feature`; a view's name alone stands for all of its own.
-            So do request transforms and their fields; the stored features that they take come along.
-        spine: one row per question, with `event_timestamp` in a time zone, the join keys, and what else is to come
-            along: a table in any of the forms of `spines.FORMS`, or a SELECT in DuckDB's SQL over the views, by name,
-            and over sources that are Parquet.
-        status: whether to add a column per view that says what it answered.
-        as_served: whether to answer with what was readable online at each moment, by the log of materializations.
-        join: "embedded" in this process, or "engine" by the engine of the project.
+    """What the views answered at each row's own moment: see `notebook.training_data`.
 
     Raises:
         RequestError: a feature is not in the contract, the SQL is no single SELECT, or options do not go together.
@@ -215,80 +197,65 @@ def training_data(
     """
     contract = project.applied()
     offline = OfflineStore(project.offline)
-    chosen = select_features(contract, features)
-    histories = [offline.history(contract.views[name]) for name in chosen.stored]
-    threads = project.settings.profiles.training.threads
+    selection = select_features(contract, features)
+    histories = [offline.history(contract.views[name]) for name in selection.stored]
     if isinstance(spine, str) and is_sql(spine):
-        rows, named = spine_from_sql(spine, _tables(project, contract, offline, histories), threads), "SQL"
+        tables = _tables(project, contract, offline, histories)
+        rows, name = spine_from_sql(spine, tables, project.settings.profiles.training.threads), "SQL"
     else:
-        rows = spine_rows(spine, _key_types(histories))
-        named = str(rows.path) if rows.path else "rows"
-    return TrainingData(
-        offline, histories, rows, chosen.stored, status=status, threads=threads, contract=contract.hash, named=named,
-        records=records_folder(project), served=as_served, engine=join_engine(project, join, as_served=as_served),
-        request_columns=request_columns(project, contract, chosen.computed),
-    )  # fmt: skip
+        rows = spine_rows(spine, key_types(histories))
+        name = str(rows.path) if rows.path else "rows"
+    computed = request_columns(project, contract, selection.computed)
+    origin = TrainingOrigin(contract.hash, name, histories, selection.stored, status, computed)
+    return data_of(project, rows, origin, join=join, served=as_served)
 
 
-def join_engine(project: Project, join: str, *, as_served: bool) -> str | None:
-    """The engine to join by; None for this process.
+def data_of(
+    project: Project, spine: SpineRows, origin: TrainingOrigin, *, join: str, served: bool | Mapping[str, int]
+) -> TrainingData:
+    """Training data of a spine, joined where `join` says.
+
+    `served` joins what serving answered, not what could have been known; view to the moment at which its log ends.
 
     Raises:
-        RequestError: nothing joins by this name, or not what is asked.
+        RequestError: as `require_join`.
+    """
+    require_join(join, as_served=served is not False)
+    offline, threads = OfflineStore(project.offline), project.settings.profiles.training.threads
+    joined: Join | ServedJoin | EngineJoin
+    if join == "engine":
+        joined = EngineJoin(
+            spine.schema, offline, origin.histories, features=origin.features, status=origin.status, threads=threads,
+            name=project.settings.engine,
+        )  # fmt: skip
+    elif served is False:
+        joined = Join(
+            spine.schema, origin.histories, features=origin.features, status=origin.status, threads=threads,
+            reading=offline.reading,
+        )  # fmt: skip
+    else:
+        joined = ServedJoin(
+            spine.schema, offline, origin.histories, features=origin.features, status=origin.status, threads=threads,
+            until=None if served is True else served,
+        )  # fmt: skip
+    return TrainingData(spine, joined, origin, records_folder(project))
+
+
+def require_join(join: str, *, as_served: bool) -> None:
+    """Refuses a place that is not in JOINS, or cannot join as served.
+
+    Raises:
+        RequestError: it is one.
     """
     if join not in JOINS:
         raise RequestError("join", f"{join!r} is not known", expected=one_of(JOINS))
     if join == "engine" and as_served:
         raise RequestError("join", "the engine cannot join as served: the log of materializations is replayed here",
                            expected="either as served or by the engine")  # fmt: skip
-    return project.settings.engine if join == "engine" else None
-
-
-def repeat(project: Project, record: str, out: Path | str | None = None, *, join: str = "embedded") -> TrainingSet:
-    """Makes a training set again, from the same versions of the same tables: the same bytes, whatever came since.
-
-    Args:
-        project: the project.
-        record: the folder of a training set, its record, or its id.
-        out: the folder to make; by default the one that the training set is in.
-        join: as `training_data` takes it. The record does not say how it was joined: the rows are the same.
-
-    Raises:
-        RequestError: there is no such training set, or it is one as served, and is to be joined by the engine.
-        DataError: it cannot be made again, because a table's version, the spine or a request transform is gone or not
-            what it was.
-    """
-    made = find(project, record)
-    where = f"training set {made.id}"
-    offline = OfflineStore(project.offline)
-    histories = [recorded_history(offline, made, name) for name in made.features]
-    try:
-        spine = recorded_spine(made, _key_types(histories))
-        noted = HashedSpine(spine)
-        read = noted.read()
-    except DataError as error:
-        raise DataError(where, f"the rows of its spine cannot be read ({error})", remedy="bring them back") from error
-    if read != made.spine_sha256:
-        raise DataError(where, f"its spine {made.spine_file or SPINE} holds other rows now: {noted.rows} of them",
-                        expected=f"the {made.rows_in} rows with hash {made.spine_sha256[:12]}",
-                        remedy="bring those rows back, or make a new training set")  # fmt: skip
-    data = TrainingData(
-        offline, histories, spine, made.features, status=made.options["status"],
-        threads=project.settings.profiles.training.threads, contract=made.contract, named=made.spine,
-        records=records_folder(project), served=made.served or False,
-        engine=join_engine(project, join, as_served=made.served is not None),
-        request_columns=recorded_columns(project, made),
-    )  # fmt: skip
-    return data.write(out or made.path, like=made.id, beside=made.path)
 
 
 class FeatureSelection(NamedTuple):
-    """What was asked for.
-
-    Attributes:
-        stored: view to features, those that request transforms take included.
-        computed: request transform to fields.
-    """
+    """View to stored features, with those that request transforms read; and request transform to computed fields."""
 
     stored: dict[str, list[str]]
     computed: dict[str, list[str]]
@@ -304,7 +271,7 @@ def select_features(contract: Contract, features: str | Sequence[str]) -> Featur
         service = contract.service(features)
         features = [f"{name}:{feature}" for name, feature in (*service.features, *service.computed)]
     names = features.replace(",", " ").split() if isinstance(features, str) else list(features)
-    chosen = FeatureSelection({}, {})
+    selection = FeatureSelection({}, {})
     for name in names:
         owner, _, feature = name.partition(":")
         declared = contract.views.get(owner) or contract.transforms.get(owner)
@@ -316,25 +283,25 @@ def select_features(contract: Contract, features: str | Sequence[str]) -> Featur
         known = [column.name for column in declared.fields]
         if feature and feature not in known:
             raise RequestError(f"features, {name!r}", f"{kind} {owner} has no such feature", expected=one_of(known))
-        mine = (chosen.stored if kind == "view" else chosen.computed).setdefault(owner, [])
+        selected = (selection.stored if kind == "view" else selection.computed).setdefault(owner, [])
         for added in [feature] if feature else known:
-            if added in mine:
+            if added in selected:
                 raise RequestError(f"features, {owner}:{added}", "is named twice", expected="each feature once")
-            mine.append(added)
-    for transform in chosen.computed:
+            selected.append(added)
+    for transform in selection.computed:
         for view, feature in contract.transforms[transform].stored:
-            if feature not in (mine := chosen.stored.setdefault(view, [])):
-                mine.append(feature)
-    if not chosen.stored and not chosen.computed:
+            if feature not in (selected := selection.stored.setdefault(view, [])):
+                selected.append(feature)
+    if not selection.stored and not selection.computed:
         raise RequestError("features", "none are named", expected="a service, or features as view:feature")
-    return chosen
+    return selection
 
 
 class HashedSpine:
-    """The rows of a spine as they go by: counted, hashed and, if a file is named, kept.
+    """The rows of a spine as they are read: counted, hashed and, if a file is named, written to it.
 
     Attributes:
-        rows: how many went by.
+        rows: how many were read.
     """
 
     def __init__(self, spine: SpineRows, file: Path | None = None) -> None:
@@ -344,13 +311,12 @@ class HashedSpine:
 
     @property
     def sha256(self) -> str:
-        """The hash of what went by, whatever the sizes of its batches."""
+        """The hash of the rows read so far, whatever the sizes of their batches."""
         return self._hash.hexdigest()
 
     def read(self) -> str:
         """Reads all rows; returns their hash."""
-        for _ in self.batches():
-            pass
+        deque(self.batches(), maxlen=0)
         return self.sha256
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -371,20 +337,21 @@ def _tables(
 ) -> dict[str, ds.Dataset | pa.Table]:
     """What a spine's SQL can name: the histories of views that are built, and sources that are Parquet."""
     tables: dict[str, ds.Dataset | pa.Table] = {}
-    views, spines = project.definitions.views.values(), project.definitions.spines.values()
-    sources = [source for view in views for source in view.sources]
-    for source in [*sources, *(source for spine in spines for source in spine.sources)]:
+    definitions = project.definitions
+    declarations: Iterable[FeatureView | Spine] = (*definitions.views.values(), *definitions.spines.values())
+    for source in (source for declaration in declarations for source in declaration.sources):
         file = project.root / source.path
         if file.suffix == ".parquet" and file.exists():
             tables[source.name] = ds.dataset(file)
-    at_hand = {history.view.name: history for history in joined}
+    opened = {history.view.name: history for history in joined}
     for name, view in contract.views.items():
         try:
-            tables[name] = (at_hand.get(name) or offline.history(view)).data
+            tables[name] = (opened.get(name) or offline.history(view)).data
         except (ContractMismatch, DataError):
             continue  # not built: the query's own error says what there is
     return tables
 
 
-def _key_types(histories: Sequence[ViewHistory]) -> dict[str, pa.DataType]:
+def key_types(histories: Sequence[ViewHistory]) -> dict[str, pa.DataType]:
+    """The Arrow types of the join keys of views."""
     return {column.name: ARROW[column.dtype.name] for history in histories for column in history.view.keys}

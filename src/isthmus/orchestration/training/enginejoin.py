@@ -1,7 +1,7 @@
 """The join of a training set by the project's engine: for histories that are too large for this process.
 
 The executors get the keys and moments of the spine, and write what each view answered as Parquet; this process puts it
-beside the spine's rows again. Nothing is collected, and the result is that of `Join`, batch for batch.
+beside the spine's rows again. Nothing is collected, and the result equals that of `Join`, batch for batch.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,22 +20,22 @@ from isthmus.transforms import engine
 from isthmus.transforms.views import executorjoin, tablefiles
 
 _WHERE = "join by the engine"
-_ROWS, _ASKED = "rows.arrow", "asked.parquet"
+_ROWS, _QUESTIONS = "rows.arrow", "questions.parquet"
 _PART = PASS
 """Rows of the spine for one task of the engine."""
 
 
 class EngineJoin:
-    """The point-in-time join of a spine by an engine. It has the interface of `Join`, and its result.
+    """The point-in-time join of a spine by an engine. It has the interface of `Join`, its arguments, and its result.
 
     Args:
         spine: the columns of the spine.
-        offline: where the histories are. The executors must reach its folder: what they read and write is there.
+        offline: where the histories are. The executors must reach its folder: they read and write there.
         histories: the views to join.
-        features: as `Join` takes them.
+        features: view to the features to join.
         status: whether to say what each view answered.
         threads: cores of a local Apache Spark.
-        name: the engine, as `engine.session` takes it.
+        name: the engine, as in `engine.session`.
 
     Attributes:
         schema: the columns of the result.
@@ -61,38 +61,38 @@ class EngineJoin:
                                remedy="join in this process: leave --join out")  # fmt: skip
         self._join = Join(spine, histories, features=features, status=status)
         self.schema = self._join.schema
-        self._added = self.schema.names[len(spine.names) :]
+        self._spine = pa.schema([self.schema.field(n) for n in range(len(spine.names))])
         self._offline, self._histories, self._features = offline, histories, features
         self._status, self._threads, self._name = status, threads, name
 
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Joins batches of any sizes, none included. The first one comes when the engine is done.
+        """Joins batches of any sizes, also none. The first batch comes when the engine is done.
 
         Raises:
             DataError: a row has no time, or a value that does not fit its type; or the engine failed.
         """
-        # Executors reach it, and may be another user.
+        # In the store: executors reach it, and may run as another user.
         with scratch_folder(Path(self._offline.root), "_join") as folder:
             count = self._write(spine, folder)
             self._run(folder)
             answers = executorjoin.answers(folder, [history.view.name for history in self._histories], count, _PART)
             with pa.ipc.open_stream(folder / _ROWS) as rows:
                 for batch in rows:
-                    # Without a view, there is nothing to put beside the rows.
                     yield self._join.answered(batch, next(answers) if self._histories else pa.table({}))
 
     def _write(self, spine: Iterable[pa.RecordBatch], folder: Path) -> int:
-        """Writes the rows of the spine as they are, and what is asked of the executors; returns how many they are."""
-        width = len(self.schema) - len(self._added)
-        plain, first = pa.schema([self.schema.field(n) for n in range(width)]), 0
-        asked = self._join.questions(plain.empty_table(), 0).schema
-        with pa.ipc.new_stream(folder / _ROWS, plain) as kept, pq.ParquetWriter(folder / _ASKED, asked) as file:
+        """Writes the rows of the spine, and beside them the questions to the executors; returns their number."""
+        count, questions = 0, self._join.questions(self._spine.empty_table(), 0).schema
+        with (
+            pa.ipc.new_stream(folder / _ROWS, self._spine) as spine_file,
+            pq.ParquetWriter(folder / _QUESTIONS, questions) as questions_file,
+        ):
             for rows in in_lots(spine, BATCH):
                 for batch in rows.combine_chunks().to_batches():
-                    kept.write_batch(batch)
-                file.write_table(self._join.questions(rows, first))
-                first += len(rows)
-        return first
+                    spine_file.write_batch(batch)
+                questions_file.write_table(self._join.questions(rows, count))
+                count += len(rows)
+        return count
 
     def _run(self, folder: Path) -> None:
         files = [
@@ -102,10 +102,10 @@ class EngineJoin:
         try:
             with engine.session(self._name, self._threads) as spark:
                 executorjoin.join_files(
-                    spark, folder / _ASKED, files, self._features, folder, status=self._status, rows=_PART
+                    spark, folder / _QUESTIONS, files, self._features, folder, status=self._status, rows=_PART
                 )
         except executorjoin.RefusedError as error:
-            place = self._name.partition("/;")[0]  # what follows may hold a token
+            place = self._name.partition("/;")[0]  # the rest may hold a token
             raise DataError(
                 _WHERE, f"{place} refused it: {error}",
                 remedy="the executors need this package, and must reach stores.offline, to read and to write",

@@ -21,15 +21,14 @@ def training_data(
 ) -> "TrainingData":
     """What the views of a project answered at each row's own moment: one row per row of the spine, in its order.
 
-    The tables are taken as they are now. The result is not computed before it is asked for: `.table()` and `.reader()`
-    give Arrow, `.torch()` tensors, `.write(folder)` Parquet with a record that `isthmus training-set --like` repeats.
+    The tables are those of now. Nothing is computed until it is read: `.table()` and `.reader()` give Arrow, `.torch()`
+    tensors, `.write(folder)` Parquet with a record that `isthmus training-set --like` repeats.
 
     Args:
         project: the project, or its folder.
         features: the name of a service, or features as `view:feature`; a view's name alone stands for all of its own.
         spine: the rows: an Arrow table, reader or dataset, a pandas or Polars frame, a path to Parquet or CSV, or a
-            SELECT over the views. They have `event_timestamp` in a time zone, the join keys, and what else is to come
-            along.
+            SELECT over the views. They have `event_timestamp` in a time zone, the join keys, and any columns to carry.
         status: whether to add a column per view that says what it answered: present, null, expired or not_found.
         as_served: whether to answer with what was readable online at each moment, by the log of materializations,
             instead of what could have been known.

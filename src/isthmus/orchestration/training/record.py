@@ -1,8 +1,6 @@
-"""A training set that is kept, and its record: from which it is read again, with the tables and the spine of then."""
+"""A training set on disk, found by its record and written again from the tables and the spine of then."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -13,23 +11,51 @@ from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.spine import SpineRows, spine_rows
 from isthmus.orchestration.artifacts import RECORD, SPINE, TrainingSet, records_folder
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.training.data import HashedSpine, TrainingOrigin, data_of, key_types
+from isthmus.orchestration.training.requestcolumns import RequestColumns, request_columns
 
-if TYPE_CHECKING:
-    pass
 
+def repeat(project: Project, record: str, out: Path | str | None = None, *, join: str = "embedded") -> TrainingSet:
+    """Writes a training set again, from the same versions of the same tables: the same bytes, whatever came since.
 
-def find(project: Project, record: str) -> TrainingSet:
-    """The training set of a folder, a record or an id.
+    Args:
+        project: the project.
+        record: the folder of a training set, its record, or its id.
+        out: the folder to write; by default the one that the training set is in.
+        join: where to join. The record does not say where it was: the rows are the same.
 
     Raises:
-        RequestError: there is none.
-        DataError: its record is damaged.
+        RequestError: there is no such training set, or it is one as served, and is to be joined by the engine.
+        DataError: it cannot be repeated, because a table's version, the spine or a request transform is gone or not
+            what it was.
     """
+    past = _find(project, record)
+    where = f"training set {past.id}"
+    offline = OfflineStore(project.offline)
+    histories = [_history(offline, past, name) for name in past.features]
+    try:
+        spine = _spine(past, histories)
+        hashed = HashedSpine(spine)
+        sha256 = hashed.read()
+    except DataError as error:
+        raise DataError(where, f"the rows of its spine cannot be read ({error})", remedy="bring them back") from error
+    if sha256 != past.spine_sha256:
+        raise DataError(where, f"its spine {past.spine_file or SPINE} holds other rows now: {hashed.rows} of them",
+                        expected=f"the {past.rows_in} rows with hash {past.spine_sha256[:12]}",
+                        remedy="bring those rows back, or make a new training set")  # fmt: skip
+    origin = TrainingOrigin(
+        past.contract, past.spine, histories, past.features, past.options["status"], _request_columns(project, past)
+    )
+    data = data_of(project, spine, origin, join=join, served=past.served or False)
+    return data.write(out or past.path, like=past)
+
+
+def _find(project: Project, record: str) -> TrainingSet:
     path = Path(record).absolute()
     folders = [path.parent if path.name == RECORD else path, *(project.state / "training").glob(f"*/{path.name}")]
-    note = records_folder(project) / path.name
-    if note.is_file():
-        folders.append(Path(note.read_text()))
+    pointer = records_folder(project) / path.name
+    if pointer.is_file():
+        folders.append(Path(pointer.read_text()))
     for folder in folders:
         try:
             return TrainingSet.read(folder)
@@ -41,43 +67,42 @@ def find(project: Project, record: str) -> TrainingSet:
                        expected="the folder of a training set, its record, or its id")  # fmt: skip
 
 
-def recorded_spine(made: TrainingSet, types: Mapping[str, pa.DataType]) -> SpineRows:
-    """The rows of the spine: from the file they came from, which keeps them, or from beside the record.
-
-    Args:
-        made: the training set.
-        types: of the join keys.
-
-    Raises:
-        DataError: they cannot be read.
-    """
-    if made.spine_file:
-        return spine_rows(Path(made.spine_file), types)
-    kept = made.path / SPINE
+def _spine(past: TrainingSet, histories: list[ViewHistory]) -> SpineRows:
+    """The rows of the spine: from the file they came from, or from beside the record."""
+    if past.spine_file:
+        return spine_rows(Path(past.spine_file), key_types(histories))
+    file = past.path / SPINE
     try:
-        with pa.ipc.open_stream(kept) as stream:
+        with pa.ipc.open_stream(file) as stream:
             schema = stream.schema
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"spine {kept}", f"cannot be read ({error})") from error
-    return SpineRows(schema, lambda: pa.ipc.open_stream(kept))
+        raise DataError(f"spine {file}", f"cannot be read ({error})") from error
+    return SpineRows(schema, lambda: pa.ipc.open_stream(file))
 
 
-def recorded_history(offline: OfflineStore, made: TrainingSet, name: str) -> ViewHistory:
-    """The history of a view as it was when a training set was made.
-
-    Raises:
-        DataError: that version is gone.
-    """
-    view, version = ViewContract.from_dict(name, made.views[name]), made.tables[name]
-    where, remedy = f"training set {made.id}", "make a new training set: this one cannot be made again"
+def _history(offline: OfflineStore, past: TrainingSet, name: str) -> ViewHistory:
+    """The history of a view at the version that the training set was joined from."""
+    view, version = ViewContract.from_dict(name, past.views[name]), past.tables[name]
+    where, remedy = f"training set {past.id}", "make a new training set: this one cannot be made again"
     try:
         history = offline.history(view, version)
         fingerprint = history.fingerprint
     except DataError as error:
         gone = f"version {version} of the offline table of {name} is gone ({error.found})"
         raise DataError(where, gone, remedy=remedy) from error
-    if fingerprint != made.tables_sha256[name]:
-        # In a table that was removed, versions begin anew.
-        other = f"version {version} of the offline table of {name} holds other rows: the table was made anew"
-        raise DataError(where, other, expected=made.tables_sha256[name][:12], remedy=remedy)
+    if fingerprint != past.tables_sha256[name]:
+        # A table that was removed and built again counts its versions from the start.
+        rebuilt = f"version {version} of the offline table of {name} holds other rows: the table was made anew"
+        raise DataError(where, rebuilt, expected=past.tables_sha256[name][:12], remedy=remedy)
     return history
+
+
+def _request_columns(project: Project, past: TrainingSet) -> RequestColumns | None:
+    contract = project.definitions.contract
+    for name, then in past.computed.items():
+        now = contract.transforms.get(name)
+        if now is None or now.hash != then["hash"]:
+            change = "is gone" if now is None else "computes something else now"
+            raise DataError(f"training set {past.id}", f"request transform {name} {change}",
+                            remedy="bring it back, or make a new training set")  # fmt: skip
+    return request_columns(project, contract, {name: then["fields"] for name, then in past.computed.items()})

@@ -1,5 +1,6 @@
 """`training-set`: the examples of a distillation, each with what every view answered at its moment."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,13 +13,61 @@ from isthmus.features.pointintime.spine import SpineRows
 from isthmus.features.progress import Progress, silent
 from isthmus.features.types import TYPES
 from isthmus.features.values.columns import ARROW
-from isthmus.orchestration.artifacts import DATA, RECORD, TrainingSet, records_folder
+from isthmus.orchestration.artifacts import RECORD, STATISTICS, TrainingSet
 from isthmus.orchestration.frames import source_frames
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality import baseline
-from isthmus.orchestration.training.data import HashedSpine, TrainingData, join_engine, repeat, training_data
+from isthmus.orchestration.training.data import HashedSpine, TrainingOrigin, data_of, require_join, training_data
+from isthmus.orchestration.training.record import repeat
 from isthmus.orchestration.training.requestcolumns import request_columns
 from isthmus.transforms.views.compute import compute_spine
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSetOptions:
+    """The options of `isthmus training-set`: a distillation, a spine of the user's, or an earlier training set.
+
+    Attributes:
+        name: the distillation.
+        spine: rows of the user's: a path or a query; with `features` and `out`.
+        features: what to join to them.
+        like: an earlier training set: its folder, record or id.
+        out: the folder to write.
+        status: whether to add a column per view that says what it answered.
+        as_served: whether to join what serving answered.
+        join: where to join.
+    """
+
+    name: str | None = None
+    spine: str | None = None
+    features: str | None = None
+    like: str | None = None
+    out: Path | None = None
+    status: bool = True
+    as_served: bool = False
+    join: str = "embedded"
+
+    def write(self, project: Project, progress: Progress = silent) -> TrainingSet:
+        """Writes the training set.
+
+        Raises:
+            RequestError: the options do not go together.
+        """
+        kinds = {"a distillation": self.name, "--spine": self.spine, "--like": self.like}
+        if len([kind for kind, value in kinds.items() if value is not None]) > 1:
+            raise RequestError("training-set", "more than one of them is given", expected="one of " + ", ".join(kinds))
+        if self.like is not None and self.features is None and self.status and not self.as_served:
+            progress(f"making {self.like} again", 0.0)
+            return repeat(project, self.like, self.out, join=self.join)
+        if self.spine is not None and self.features is not None and self.out is not None:
+            progress(f"joining {self.features} to {self.spine}", 0.0)
+            return training_data(
+                project, self.features, self.spine, status=self.status, as_served=self.as_served, join=self.join
+            ).write(self.out)
+        if (self.like, self.spine, self.features, self.out, self.status) != (None, None, None, None, True):
+            expected = "--spine with --features and --out, or --like, with --out or without"
+            raise RequestError("training-set", "its options do not go together", expected=expected)
+        return training_set(project, self.name, as_served=self.as_served, join=self.join, progress=progress)
 
 
 def training_set(
@@ -36,88 +85,46 @@ def training_set(
         name: the distillation; may be left out where there is only one.
         as_served: whether to answer with what was readable online at each moment, by the log of materializations.
         join: "embedded" in this process, or "engine" by the engine of the project. The rows are the same.
-        progress: told what is being done and the share that is done.
+        progress: called with the current step and the share that is done.
     """
     contract = project.applied()
-    engine = join_engine(project, join, as_served=as_served)
+    require_join(join, as_served=as_served)
     declared = project.distillation(name)
     offline = OfflineStore(project.offline)
     services = [service.name for service in (declared.teacher, declared.student)]
     views = dict.fromkeys(view for service in services for view, _ in contract.read(service))
-    computed = {one.name: [column.name for column in one.fields] for name in services for one in contract.used(name)}
+    transforms = {transform.name: transform for service in services for transform in contract.used(service)}
     histories = [offline.history(contract.views[view]) for view in views]
     progress(f"computing {declared.spine.name}", 0.0)
     with source_frames(project, [declared.spine]) as frames:
         spine = compute_spine(declared.spine, spine_columns(contract, declared.spine.name), frames)
-    # A model is fed what has a default, too: of rows that say nothing of it, as null.
-    used = [transform for service in services for transform in contract.used(service)]
-    types = {column.name: ARROW[column.dtype.name] for transform in used for column in transform.request}
-    for absent in sorted(optional(used).difference(spine.schema.names)):
+    # An input with a default may be missing in the spine; a model reads it as null.
+    types = {column.name: ARROW[column.dtype.name] for each in transforms.values() for column in each.request}
+    for absent in sorted(optional(list(transforms.values())).difference(spine.schema.names)):
         spine = spine.append_column(absent, pa.nulls(len(spine), types[absent]))
     rows = SpineRows(spine.schema, spine.to_batches)
-    data = TrainingData(
-        offline,
-        histories,
-        rows,
-        {history.view.name: [column.name for column in history.view.fields] for history in histories},
-        status=True,
-        threads=project.settings.profiles.training.threads,
-        contract=contract.hash,
-        named=declared.spine.name,
-        records=records_folder(project),
-        served=as_served,
-        engine=engine,
-        request_columns=request_columns(project, contract, computed),
-    )
-    folder = project.state / "training" / declared.name
+    features = {history.view.name: [column.name for column in history.view.fields] for history in histories}
+    fields = {name: [column.name for column in transform.fields] for name, transform in transforms.items()}
+    columns = request_columns(project, contract, fields)
+    origin = TrainingOrigin(contract.hash, declared.spine.name, histories, features, status=True, computed=columns)
+    data = data_of(project, rows, origin, join=join, served=as_served)
     identity = data.identity(HashedSpine(rows).read())
-    if not (folder / identity / RECORD).exists():
+    latest = project.state / "training" / declared.name / "latest"
+    folder = latest.with_name(identity)
+    if not (folder / RECORD).exists():
         progress(f"joining {', '.join(views)} to {len(spine)} rows", 0.4)
-        data.write(folder / identity)
-    made = TrainingSet.read(folder / identity)
-    if not (folder / identity / baseline.FILE).exists():
-        columns = dict.fromkeys(column for service in services for column in contract.inputs(service))
-        baseline.write(folder / identity, folder / identity / DATA, made, list(columns), histories, offline)
-    write_atomically(folder / "latest", identity.encode())
+        data.write(folder)
+    written = TrainingSet.read(folder)
+    if not (folder / STATISTICS).exists():
+        inputs = dict.fromkeys(column for service in services for column in contract.inputs(service))
+        baseline.write(written, list(inputs), histories, offline)
+    write_atomically(latest, identity.encode())
     progress("the training set is written", 1.0)
-    return made
-
-
-def chosen(
-    project: Project,
-    name: str | None = None,
-    *,
-    spine: str | None = None,
-    features: str | None = None,
-    like: str | None = None,
-    out: Path | None = None,
-    status: bool = True,
-    as_served: bool = False,
-    join: str = "embedded",
-    progress: Progress = silent,
-) -> TrainingSet:
-    """The training set that a command line describes: of a distillation, of a spine of one's own, or one made before.
-
-    Raises:
-        RequestError: what is named does not go together.
-    """
-    told = {"a distillation": name, "--spine": spine, "--like": like}
-    if len([what for what, value in told.items() if value is not None]) > 1:
-        raise RequestError("training-set", "more than one of them is given", expected="one of " + ", ".join(told))
-    if like is not None and features is None and status and not as_served:
-        progress(f"making {like} again", 0.0)
-        return repeat(project, like, out, join=join)
-    if spine is not None and features is not None and out is not None:
-        progress(f"joining {features} to {spine}", 0.0)
-        return training_data(project, features, spine, status=status, as_served=as_served, join=join).write(out)
-    if like is not None or spine is not None or features is not None or out is not None or not status:
-        expected = "--spine with --features and --out, or --like, with --out or without"
-        raise RequestError("training-set", "its options do not go together", expected=expected)
-    return training_set(project, name, as_served=as_served, join=join, progress=progress)
+    return written
 
 
 def spine_columns(contract: Contract, name: str) -> list[Column]:
     """Keys, request fields and label of a spine. A request field named like a key is that key."""
     spine = contract.spines[name]
-    known = {name: (dtype, *size) for name, dtype, *size in (*spine["keys"], *spine["request"], spine["label"])}
-    return [Column(name, TYPES[dtype], size=next(iter(size), None)) for name, (dtype, *size) in known.items()]
+    columns = {name: (dtype, *size) for name, dtype, *size in (*spine["keys"], *spine["request"], spine["label"])}
+    return [Column(name, TYPES[dtype], size=next(iter(size), None)) for name, (dtype, *size) in columns.items()]

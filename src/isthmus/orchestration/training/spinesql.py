@@ -1,4 +1,4 @@
-"""A spine as a SQL query over the histories of the views and the raw data of the project, and over nothing else."""
+"""A spine as a SQL query over the histories of the views and the raw data of the project, and nothing else."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -24,12 +24,7 @@ def is_sql(text: str) -> bool:
 
 
 def spine_from_sql(query: str, tables: Mapping[str, ds.Dataset | pa.Table], threads: int) -> SpineRows:
-    """The rows that a query gives.
-
-    Args:
-        query: one SELECT in DuckDB's SQL. It reaches no file, no network and no variable of this process.
-        tables: what it can name.
-        threads: CPU threads.
+    """The rows of a query: a single SELECT over the tables. It reaches no file, network or variable of this process.
 
     Raises:
         RequestError: it is no single SELECT.

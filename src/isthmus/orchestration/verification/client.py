@@ -1,4 +1,4 @@
-"""A private API of the project: a real server, whose answers the verdict compares."""
+"""A private API of the project: a real server whose answers the verdict compares."""
 
 import http.client
 import json
@@ -27,37 +27,29 @@ from isthmus.serving.limits import Limits
 from isthmus.serving.wire.formats import Format
 
 LOT = 2_000
-"""Rows of a request, where the limits of the project let through as many."""
+"""Rows of a request, where the limits of the project allow as many."""
 READY_SECONDS = 20.0
 ANSWER_SECONDS = 65.0
 """Longer than any request may take by the server's own deadline."""
 _PAUSE_SECONDS = 0.02
 _NO_START = "mend what it names; `isthmus serve` must be able to start"
 
-Column = tuple[DataType, Values]
-"""The values that a request gives for a name."""
+TypedValues = tuple[DataType, Values]
 
 
 class Client:
-    """A running server of the project, asked by this process alone.
-
-    Args:
-        contract: the contract it must answer under.
-        limits: what it lets through in one request.
-        server: its process.
-        log: where it logs, to say why it does not answer.
-    """
+    """A client of a server that answers this process alone, under one contract; its log says why it does not answer."""
 
     def __init__(self, contract: Contract, limits: Limits, server: "subprocess.Popen[bytes]", log: Path) -> None:
         self._contract, self._limits, self._server, self._log = contract, limits, server, log
-        self._open: http.client.HTTPConnection | None = None
+        self._connection: http.client.HTTPConnection | None = None
 
     def lookup(
         self,
         features: Sequence[tuple[str, str]],
         keys: Mapping[str, Sequence[KeyValue]],
         rows: int,
-        request: Mapping[str, Column] = MappingProxyType({}),
+        request: Mapping[str, TypedValues] = MappingProxyType({}),
     ) -> pa.Table:
         """The answer to a lookup, as Arrow: columns by their full names, and per view its status and event time.
 
@@ -65,83 +57,68 @@ class Client:
             features: pairs (view, feature), and (request transform, field).
             keys: join key to its values, one per row.
             rows: how many.
-            request: the request fields that the request transforms take.
+            request: the request fields of the request transforms.
 
         Raises:
             DependencyError: the server does not run, or Redis does not answer it.
             ContractMismatch: it answers under another contract, or rows are stored under one.
-            DataError: what it answers is not what was asked for.
+            DataError: its answer has other columns or rows than the request.
         """
-        few = max(1, self._limits.values)
-        given = {name: _plain(dtype, values) for name, (dtype, values) in request.items()}
-        parts = [self._lookup(features[n : n + few], keys, given, rows) for n in range(0, len(features), few)]
-        whole = parts[0]
-        for part in parts[1:]:
+        width = max(1, self._limits.values)
+        entities = {**keys, **{name: _as_json(dtype, values) for name, (dtype, values) in request.items()}}
+        answer, *rest = (
+            self._lookup(features[n : n + width], list(keys), entities, rows) for n in range(0, len(features), width)
+        )
+        for part in rest:
             for name in part.column_names:
-                if name not in whole.column_names:
-                    whole = whole.append_column(part.schema.field(name), part[name])
-        return whole
+                if name not in answer.column_names:
+                    answer = answer.append_column(part.schema.field(name), part[name])
+        return answer
 
     def _lookup(
-        self,
-        features: Sequence[tuple[str, str]],
-        keys: Mapping[str, Sequence[KeyValue]],
-        request: Mapping[str, Sequence[Any]],
-        rows: int,
+        self, features: Sequence[tuple[str, str]], keys: Sequence[str], entities: Mapping[str, Sequence[Any]], rows: int
     ) -> pa.Table:
-        schema = self._schema(features, list(keys))
-        most = min(LOT, self._limits.rows, max(1, self._limits.values // len(features)))
-        asked = {"features": [f"{view}:{feature}" for view, feature in features], "full_feature_names": True}
+        schema = self._schema(features, keys)
         parts = [schema.empty_table()]
-        for start in range(0, rows, most):
-            some = {name: column[start : start + most] for name, column in {**keys, **request}.items()}
-            for body in self._bodies(asked, {"entities": some}, min(most, rows - start)):
-                answer = self._answer("/get-online-features", body, Format.ARROW)
-                table = pa.ipc.open_stream(answer).read_all()
-                found = {field.name: field.type for field in table.schema}
-                for field in schema:
-                    if found.get(field.name) != field.type:
-                        raise DataError(f"the API, column {field.name}", f"is answered as {found.get(field.name)}",
-                                        expected=str(field.type))  # fmt: skip
-                parts.append(table.select(schema.names).cast(schema))
-        whole = pa.concat_tables(parts)
-        if len(whole) != rows:
-            raise DataError("the API", f"the answer has {len(whole)} rows", expected=str(rows))
-        for name, column in keys.items():
-            if not whole[name].equals(pa.chunked_array([_arrow(column, schema, name)])):
+        fixed = {"features": [f"{view}:{feature}" for view, feature in features], "full_feature_names": True}
+        for body in self._bodies(fixed, {"entities": entities}, rows, len(features)):
+            table = pa.ipc.open_stream(self._post("/get-online-features", body, Format.ARROW)).read_all()
+            types = {field.name: field.type for field in table.schema}
+            for field in schema:
+                if types.get(field.name) != field.type:
+                    raise DataError(f"the API, column {field.name}", f"is answered as {types.get(field.name)}",
+                                    expected=str(field.type))  # fmt: skip
+            parts.append(table.select(schema.names).cast(schema))
+        answer = pa.concat_tables(parts)
+        if len(answer) != rows:
+            raise DataError("the API", f"the answer has {len(answer)} rows", expected=str(rows))
+        for name in keys:
+            if not answer[name].equals(pa.chunked_array([_key_column(entities[name], schema.field(name).type)])):
                 raise DataError(f"the API, join key {name}", "the answer is about other rows than those asked for")
-        return whole
+        return answer
 
     def refused(self) -> str | None:
-        """Why the deployed package is not taken up; None if it is."""
-        told = json.loads(self._ask("GET", "/models"))
-        outdated = next((model["outdated"] for model in told["models"]), None)
-        why: str | None = told["refused"] or outdated
-        return why
+        """Why the server does not serve the deployed package; None if it does."""
+        report = json.loads(self._send("GET", "/models"))
+        outdated = next((model["outdated"] for model in report["models"]), None)
+        reason: str | None = report["refused"] or outdated
+        return reason
 
-    def predict(self, entities: Mapping[str, Column], request: Mapping[str, Column], rows: int) -> Values:
-        """What the deployed model answers, float32 (n,).
-
-        Args:
-            entities: join keys.
-            request: request fields.
-            rows: how many there are of each.
-        """
-        most = max(1, min(LOT, self._limits.rows, self._limits.values // max(1, len(entities) + len(request))))
+    def predict(self, entities: Mapping[str, TypedValues], request: Mapping[str, TypedValues], rows: int) -> Values:
+        """What the deployed model answers to rows of join keys and request fields, float32 (n,)."""
+        columns = {
+            part: {name: _as_json(dtype, values) for name, (dtype, values) in group.items()}
+            for part, group in (("entities", entities), ("request", request))
+        }
         predictions: list[float] = []
-        for start in range(0, rows, most):
-            given = {
-                part: {name: _plain(dtype, values)[start : start + most] for name, (dtype, values) in columns.items()}
-                for part, columns in (("entities", entities), ("request", request))
-            }
-            for body in self._bodies({}, given, min(most, rows - start)):
-                predictions += map(float, json.loads(self._answer("/predict", body, Format.JSON))["predictions"])
+        for body in self._bodies({}, columns, rows, len(entities) + len(request)):
+            predictions += map(float, json.loads(self._post("/predict", body, Format.JSON))["predictions"])
         return from_python(predictions, Float32)
 
     def _schema(self, features: Sequence[tuple[str, str]], keys: Sequence[str]) -> pa.Schema:
-        """What the answer to a lookup must have."""
+        """The columns that the answer to a lookup must have."""
         views = {name: self._contract.views[name] for name, _ in features if name in self._contract.views}
-        # What a request transform takes may be of views that are not answered themselves.
+        # A request transform may read views that are not in the answer.
         known = (*self._contract.views.values(), *views.values())
         types = {column.name: ARROW[column.dtype.name] for view in known for column in view.keys}
         columns = {name: types[name] for name in keys}
@@ -154,57 +131,66 @@ class Client:
         return pa.schema(list(columns.items()))
 
     def _bodies(
-        self, asked: Mapping[str, Any], columns: Mapping[str, Mapping[str, Sequence[Any]]], rows: int
+        self, fixed: Mapping[str, Any], columns: Mapping[str, Mapping[str, Sequence[Any]]], rows: int, values: int
     ) -> Iterator[bytes]:
-        """The body of a request, or of several where one would be too long."""
-        body = msgspec.json.encode({**asked, **columns})
+        """The bodies of as many requests as the limits ask for; `values` is the number of values per row."""
+        step = max(1, min(LOT, self._limits.rows, self._limits.values // max(1, values)))
+        for start in range(0, rows, step):
+            yield from self._split(fixed, _slice(columns, slice(start, start + step)), min(step, rows - start))
+
+    def _split(
+        self, fixed: Mapping[str, Any], columns: Mapping[str, Mapping[str, Sequence[Any]]], rows: int
+    ) -> Iterator[bytes]:
+        """The body of a request, or of several where it would be too long."""
+        body = msgspec.json.encode({**fixed, **columns})
         if len(body) <= self._limits.body_bytes or rows < 2:
             yield body
             return
         half = rows // 2
-        for part, count in ((slice(half), half), (slice(half, None), rows - half)):
-            some = {name: {key: column[part] for key, column in group.items()} for name, group in columns.items()}
-            yield from self._bodies(asked, some, count)
+        yield from self._split(fixed, _slice(columns, slice(half)), half)
+        yield from self._split(fixed, _slice(columns, slice(half, None)), rows - half)
 
-    def _answer(self, path: str, body: bytes, form: Format) -> bytes:
-        return self._ask("POST", path, body, {"content-type": "application/json", "accept": form.value})
+    def _post(self, path: str, body: bytes, form: Format) -> bytes:
+        return self._send("POST", path, body, {"content-type": "application/json", "accept": form.value})
 
-    def _ask(self, method: str, path: str, body: bytes | None = None, head: Mapping[str, str] | None = None) -> bytes:
+    def _send(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] = MappingProxyType({})
+    ) -> bytes:
         try:
             try:
-                response, answer = self._exchanged(method, path, body, head or {})
+                response, answer = self._exchange(method, path, body, headers)
             except ConnectionError:
-                # What is compared between two questions may take longer than a server keeps a connection.
-                response, answer = self._exchanged(method, path, body, head or {})
+                # A comparison between two requests may take longer than a server keeps a connection.
+                response, answer = self._exchange(method, path, body, headers)
         except (OSError, http.client.HTTPException) as error:
-            raise self._silent(f"does not answer ({error})") from error
+            raise self._unanswered(f"does not answer ({error})") from error
         if response.status != 200:
             raise _refusal(path, response.status, answer)
-        under = response.headers.get("isthmus-contract")
-        if method == "POST" and under != self._contract.hash:
-            raise ContractMismatch("the API", f"answers under contract {str(under)[:12]}",
+        contract = response.headers.get("isthmus-contract")
+        if method == "POST" and contract != self._contract.hash:
+            raise ContractMismatch("the API", f"answers under contract {str(contract)[:12]}",
                                    expected=self._contract.hash[:12], remedy="verify again")  # fmt: skip
         return answer
 
-    def _exchanged(
-        self, method: str, path: str, body: bytes | None, head: Mapping[str, str]
+    def _exchange(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        """One request and its answer; after an error the connection is opened anew."""
-        connection = self._open = self._open or self._connected()
+        """One request and its answer; after an error the next request opens a new connection."""
+        connection = self._connection = self._connection or self._connect()
         try:
-            connection.request(method, path, body, head)
+            connection.request(method, path, body, headers)
             response = connection.getresponse()
             return response, response.read()
         except (OSError, http.client.HTTPException):
             connection.close()
             raise
 
-    def _connected(self) -> http.client.HTTPConnection:
-        """A connection to the server, once it is ready. Where it listens stands in its log."""
+    def _connect(self) -> http.client.HTTPConnection:
+        """A connection to the server, once it is ready. Its log says where it listens."""
         deadline = time.monotonic() + READY_SECONDS
-        said = ""
+        last_answer = ""
         while time.monotonic() < deadline and self._server.poll() is None:
-            listening = next((line for line in self._lines() if line.get("event") == "listening"), None)
+            listening = next((line for line in self._log_lines() if line.get("event") == "listening"), None)
             if listening is not None:
                 connection = http.client.HTTPConnection(listening["host"], listening["port"], timeout=ANSWER_SECONDS)
                 try:
@@ -213,91 +199,87 @@ class Client:
                     answer = response.read()
                     if response.status == 200:
                         return connection
-                    said = str(_refusal("/readyz", response.status, answer))
+                    last_answer = str(_refusal("/readyz", response.status, answer))
                 except (OSError, http.client.HTTPException) as error:
-                    said = str(error)
+                    last_answer = str(error)
                 connection.close()
             time.sleep(_PAUSE_SECONDS)
-        raise self._silent(said and f"was not ready within {READY_SECONDS:.0f} s ({said})")
-
-    def _silent(self, found: str) -> DependencyError:
-        """Why there is no answer: by the last line of the log, if the process has ended."""
-        code = self._server.poll()
-        if code is not None:
-            last: dict[str, Any] = next((x for x in reversed(self._lines()) if x.get("level") != "info"), {})
-            why = last.get("problem") or last.get("event")
-            found = f"ended by itself with code {code}" + (f" ({why})" if why else "")
-        return DependencyError(
-            "the API", found or f"was not ready within {READY_SECONDS:.0f} s", remedy=f"see {self._log}; {_NO_START}"
+        raise self._unanswered(
+            f"was not ready within {READY_SECONDS:.0f} s" + (f" ({last_answer})" if last_answer else "")
         )
 
-    def _lines(self) -> list[dict[str, Any]]:
-        """The whole lines of the log that are objects."""
-        found = []
+    def _unanswered(self, problem: str) -> DependencyError:
+        """The error of a server that does not answer; if the process has ended, by the last line of its log."""
+        code = self._server.poll()
+        if code is not None:
+            warnings = [line for line in self._log_lines() if line.get("level") != "info"]
+            reason = warnings and (warnings[-1].get("problem") or warnings[-1].get("event"))
+            problem = f"ended by itself with code {code}" + (f" ({reason})" if reason else "")
+        return DependencyError("the API", problem, remedy=f"see {self._log}; {_NO_START}")
+
+    def _log_lines(self) -> list[dict[str, Any]]:
+        """The lines of the log that are complete objects."""
+        objects = []
         for line in self._log.read_bytes().splitlines(keepends=True):
             try:
-                told = json.loads(line) if line.endswith(b"\n") else None
+                message = json.loads(line) if line.endswith(b"\n") else None
             except ValueError:
-                told = {"event": line.decode(errors="replace").strip()}
-            if isinstance(told, dict):
-                found.append(told)
-        return found
+                message = {"event": line.decode(errors="replace").strip()}
+            if isinstance(message, dict):
+                objects.append(message)
+        return objects
 
     def close(self) -> None:
         """Closes the connection."""
-        if self._open is not None:
-            self._open.close()
+        if self._connection is not None:
+            self._connection.close()
 
 
 @contextmanager
 def private_api(
     project: Project, contract: Contract, url: str, at: int, deployment: Path | None = None
 ) -> Iterator[Client]:
-    """A server of the project on a free port of this machine, whose clock stands still, until the block ends.
+    """A server of the project on a free port of this machine, until the block ends; its clock stands still at `at`.
 
-    It starts while the block goes on: the first request waits until it is ready.
-
-    Args:
-        project: the project.
-        contract: its contract.
-        url: where its Redis is.
-        at: the moment of which it answers, in microseconds.
-        deployment: what it has deployed; by default what the project has.
+    It starts while the block goes on: the first request waits until it is ready. It serves the project's deployment
+    unless it gets another.
     """
     log = project.state / "logs" / f"verify-{os.getpid()}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    told = msgspec.structs.replace(settings(project, url, 0, private=True), workers=1, now=at)
+    configured = msgspec.structs.replace(settings(project, url, 0, private=True), workers=1, now=at)
     if deployment is not None:
-        told = msgspec.structs.replace(told, deployment=str(deployment))
-    with log.open("wb") as file, running(told, file) as child:
-        api = Client(contract, told.limits, child, log)
+        configured = msgspec.structs.replace(configured, deployment=str(deployment))
+    with log.open("wb") as file, running(configured, file) as child:
+        api = Client(contract, configured.limits, child, log)
         try:
             yield api
         finally:
             api.close()
-    # It stays where something went wrong.
+    # After an error the log stays.
     log.unlink()
 
 
 def _refusal(path: str, status: int, body: bytes) -> IsthmusError:
-    """The error that the server answered with, as it would be here."""
+    """The error that the server answered with, as it would be raised here."""
     try:
-        told = json.loads(body)
-        kind, where = getattr(errors, told["error"], None), told["where"]
+        message = json.loads(body)
+        kind, where = getattr(errors, message["error"], None), message["where"]
         if not (isinstance(kind, type) and issubclass(kind, IsthmusError)) or kind is ConfigurationError:
             kind, where = DependencyError if status == 503 else DataError, f"the API, {where}"
-        return kind(where, told["found"], expected=told["expected"], remedy=told["remedy"])
+        return kind(where, message["found"], expected=message["expected"], remedy=message["remedy"])
     except (ValueError, KeyError, TypeError):
         return DependencyError(f"the API, {path}", f"answered {status}: {body[:200].decode(errors='replace')}")
 
 
-def _arrow(column: Sequence[KeyValue], schema: pa.Schema, name: str) -> pa.Array:
-    dtype = schema.field(name).type
-    return pa.array(column, pa.int64()).cast(dtype) if pa.types.is_timestamp(dtype) else pa.array(column, dtype)
+def _slice(columns: Mapping[str, Mapping[str, Sequence[Any]]], rows: slice) -> dict[str, dict[str, Sequence[Any]]]:
+    return {part: {name: column[rows] for name, column in group.items()} for part, group in columns.items()}
 
 
-def _plain(dtype: DataType, values: Values) -> list[Any]:
-    """Values as JSON takes them."""
+def _key_column(keys: Sequence[KeyValue], dtype: pa.DataType) -> pa.Array:
+    return pa.array(keys, pa.int64()).cast(dtype) if pa.types.is_timestamp(dtype) else pa.array(keys, dtype)
+
+
+def _as_json(dtype: DataType, values: Values) -> list[Any]:
     plain = values.tolist(dtype)
     if values.data.dtype.kind != "f" or np.isfinite(values.data).all():
         return plain

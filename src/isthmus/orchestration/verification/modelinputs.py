@@ -1,143 +1,122 @@
-"""What a package's graph is fed: by offline values, and by what the API serves; and what the API predicts of that."""
+"""The package in the verdict: its graph's inputs from offline and from served values, and what the API predicts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from isthmus.distill.declaration import Distillation
 from isthmus.distill.onnx.runtime import predict
 from isthmus.distill.tabular.tensors import columns
-from isthmus.distill.types import spread
-from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.contract import Column
 from isthmus.features.offline.history import ViewHistory
-from isthmus.features.package.manifest import Feeds, Manifest, ModelInput, Variant, feeds
+from isthmus.features.package.manifest import Feeds, ModelInput, feeds, placed, read_package
 from isthmus.features.package.replay import open_session
 from isthmus.features.pointintime.join import point_in_time
-from isthmus.features.request.layout import VALID, Layout, input_name
-from isthmus.features.types import DataType, Float32, String
+from isthmus.features.request.layout import VALID, input_name
+from isthmus.features.types import Float32, String
 from isthmus.features.values.columns import Values, from_arrow
-from isthmus.features.values.rows import Bool
-from isthmus.features.verdict import FeatureVerdict, compare
-from isthmus.orchestration.verification.client import Client
-
-Newer = Callable[[ViewHistory, pa.Table], Bool]
-"""Of some keys of a view, those whose row was pushed after everything that the table holds."""
+from isthmus.features.verdict import FeatureVerdict
+from isthmus.orchestration.artifacts import Artifacts, serving_profile
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.verification.client import Client, TypedValues
+from isthmus.orchestration.verification.sides import ComparedRows, OnlineSide, questions_at, sample_with_keys
 
 
 @dataclass(frozen=True)
 class PackageVerdict:
-    """What was compared of a package at the project's present.
-
-    Attributes:
-        inputs: input to the comparison of what the graph is fed.
-        predicted: what the API predicts, beside the file that it runs, fed with offline values.
-    """
+    """The comparison of each input, and of the API's predictions with those from offline values."""
 
     inputs: dict[str, FeatureVerdict]
     predicted: FeatureVerdict
 
 
-def compare_inputs(
-    package: Path,
-    manifest: Manifest,
-    variant: Variant,
-    contract: Contract,
-    examples: pa.Table,
-    keys: Sequence[str],
-    histories: Sequence[ViewHistory],
-    api: Client,
-    *,
-    at: int,
-    rows: int,
-    newer: Newer,
-) -> PackageVerdict:
+def compare_package(
+    project: Project, declared: Distillation, package: Path, histories: Sequence[ViewHistory], online: OnlineSide,
+    count: int,
+) -> PackageVerdict:  # fmt: skip
     """Compares a package's inputs, and its predictions through the API, for moments like those of its training set.
 
-    Keys and request fields are those of rows of the training set; stored features are those of the present.
-
-    Args:
-        package: its folder.
-        manifest: its manifest.
-        variant: the model file that the API runs.
-        contract: the project's contract.
-        examples: the training set.
-        keys: names of the join keys.
-        histories: the views that its service reads.
-        api: a server with the package deployed.
-        at: the present, in microseconds.
-        rows: how many rows to compare.
-        newer: see `Newer`.
+    Keys and request fields are those of `count` rows of the training set; stored features are those of the present.
+    The online side has the package deployed.
     """
-    service = manifest.service
-    request = [column for column in contract.raw_inputs(service) if column.available == "request"]
-    some = examples.select(list(dict.fromkeys((*keys, *(column.name for column in request)))))
-    for name in keys:
-        # A null key is no key of any row, and the API takes none.
-        some = some.filter(pc.is_valid(some[name]))
-    some = some.take(spread(len(some), rows)) if len(some) else some
-    moment = pa.array(np.full(len(some), at), pa.int64()).cast(pa.timestamp("us", tz="UTC"))
-    offline = point_in_time(some.append_column("event_timestamp", moment), histories)
+    contract, manifest = project.applied(), read_package(package)
+    variant = manifest.variant(serving_profile(project, package).precision)
+    inputs, features = manifest.model_inputs, contract.read(manifest.service)
+    histories = [history for history in histories if history.view.name in {view for view, _ in features}]
+    request = [column for column in contract.raw_inputs(manifest.service) if column.available == "request"]
+    keys = [key for key, _ in contract.spines[declared.spine.name]["keys"]]
+    examples = Artifacts(project, declared).training_set(manifest.training_set).table()
+    questions = sample_with_keys(examples, keys, count).select(
+        list(dict.fromkeys((*keys, *(column.name for column in request))))
+    )
+    offline = point_in_time(questions_at(questions, online.at), histories)
     for history in histories:
-        here = ~newer(history, some)
-        some, offline = some.filter(pa.array(here)), offline.filter(pa.array(here))
-    joined = {column.name: column for history in histories for column in history.view.keys}
-    asked = {name: (one.dtype, from_arrow(some[name], one.dtype)) for name, one in joined.items()}
-    served = some
-    if joined:
-        plain = {name: values.tolist(dtype) for name, (dtype, values) in asked.items()}
-        answer = api.lookup(contract.read(service), plain, len(some))
+        comparable = pa.array(~online.ahead(history, questions))
+        questions, offline = questions.filter(comparable), offline.filter(comparable)
+    entities = _typed(questions, (column for history in histories for column in history.view.keys))
+    served = questions
+    if entities:
+        join_keys = {name: values.tolist(dtype) for name, (dtype, values) in entities.items()}
+        answer = online.api.lookup(features, join_keys, len(questions))
         for name in answer.column_names:
             if name not in served.column_names:
                 served = served.append_column(name, answer[name])
-    inputs = manifest.model_inputs
-    sides = [feeds(inputs, columns(side, inputs)) for side in (offline, served)]
-    names = [str(row) for row in some.select(list(keys)).to_pylist()]
-    times = [at] * len(names)
+    offline_feeds, online_feeds = (feeds(inputs, columns(side, inputs)) for side in (offline, served))
+    rows = ComparedRows.of(questions, keys, [online.at] * len(questions))
+    online_tensors = _tensors(inputs, online_feeds)
     compared = {
-        item.name: compare(names, one, other, dtype, times=times)
-        for (item, dtype, one), (_, _, other) in zip(*(_tensors(inputs, side) for side in sides), strict=True)
+        name: rows.compare(values, online_tensors[name][1], dtype)
+        for name, (dtype, values) in _tensors(inputs, offline_feeds).items()
     }
-    expected = predict(open_session(package, manifest, variant, 1), sides[0]) if names else np.empty(0, np.float32)
+    expected = np.empty(0, np.float32)
+    if len(rows):
+        expected = predict(open_session(package, manifest, variant, 1), offline_feeds)
+    names = {item.name for item in inputs}
+    fields = _typed(questions, (column for column in request if column.name in names))
+    predicted = _compare_predictions(rows, expected, (entities, fields), online.api, variant.tolerance)
+    return PackageVerdict(compared, predicted)
+
+
+def _compare_predictions(
+    rows: ComparedRows,
+    expected: np.ndarray[tuple[int, ...], np.dtype[np.float32]],
+    requests: tuple[Mapping[str, TypedValues], Mapping[str, TypedValues]],
+    api: Client,
+    tolerance: float,
+) -> FeatureVerdict:
+    """Compares the API's predictions with those of its model file; `requests` are the join keys and request fields."""
     # Where a request transform is not defined the model has no answer, and the API refuses.
     answered = np.isfinite(expected)
-    needed = {item.name for item in inputs}
-    fields = {one.name: (one.dtype, from_arrow(some[one.name], one.dtype)) for one in request if one.name in needed}
-    parts = [{name: (dtype, values.take(answered)) for name, (dtype, values) in part.items()}
-             for part in (asked, fields)]  # fmt: skip
-    told = [name for name, there in zip(names, answered.tolist(), strict=True) if there]
-    refused = api.refused()
-    if refused is not None:
-        # No prediction is none that is equal.
-        found = Values(np.zeros(len(told), np.float32), np.zeros(len(told), bool))
-    else:
-        found = api.predict(parts[0], parts[1], len(told))
-    right = Values(expected[answered], np.ones(len(told), bool))
-    predicted = compare(told, right, found, Float32, variant.tolerance, times[: len(told)])
-    examples = [replace(one, online=refused) for one in predicted.examples] if refused else predicted.examples
-    return PackageVerdict(compared, replace(predicted, examples=examples))
+    rows, count = rows.take(answered), int(np.count_nonzero(answered))
+    entities, request = (
+        {name: (dtype, values.take(answered)) for name, (dtype, values) in part.items()} for part in requests
+    )
+    offline = Values(expected[answered], np.ones(count, bool))
+    refusal = api.refused()
+    if refusal is None:
+        return rows.compare(offline, api.predict(entities, request, count), Float32, tolerance)
+    # A server that refuses the package predicts nothing: every row differs.
+    nothing = Values(np.zeros(count, np.float32), np.zeros(count, bool))
+    verdict = rows.compare(offline, nothing, Float32, tolerance)
+    return replace(verdict, examples=[replace(example, online=refusal) for example in verdict.examples])
 
 
-def _tensors(inputs: Sequence[ModelInput], fed: Feeds) -> list[tuple[ModelInput, DataType, Values]]:
-    """What a graph is fed, an input at a time, in the type of its tensor."""
-    rows = Layout.of({item.name: item.dtype for item in inputs if item.row})
-    taken = {
-        name: fed[input_name(element)][n] for element, names in rows.inputs.items() for n, name in enumerate(names)
-    }
-    there = {name: fed[input_name(VALID)][n] for n, name in enumerate(rows.masks)}
-    found = []
-    numbers = categories = 0
-    for item in inputs:
+def _typed(table: pa.Table, columns: Iterable[Column]) -> dict[str, TypedValues]:
+    return {column.name: (column.dtype, from_arrow(table[column.name], column.dtype)) for column in columns}
+
+
+def _tensors(inputs: Sequence[ModelInput], fed: Feeds) -> dict[str, TypedValues]:
+    """The values of each input as its graph is fed them, in the type of its tensor."""
+    masks = iter(fed.get(input_name(VALID), ()))
+    tensors: dict[str, TypedValues] = {}
+    for item, place in zip(inputs, placed(inputs), strict=True):
+        tensor = fed[place.tensor]
         if item.row:
-            found.append((item, item.dtype, Values(taken[item.name], there[item.name])))
-            continue
-        if item.is_number:
-            data, dtype = fed["numeric"][:, numbers], Float32
-            numbers += 1
+            tensors[item.name] = item.dtype, Values(tensor[place.position], next(masks))
         else:
-            data, dtype = fed["categories"][:, categories], String
-            categories += 1
-        found.append((item, dtype, Values(data, np.ones(len(data), bool))))
-    return found
+            data = tensor[:, place.position]
+            tensors[item.name] = Float32 if item.is_number else String, Values(data, np.ones(len(data), bool))
+    return tensors

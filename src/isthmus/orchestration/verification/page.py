@@ -47,7 +47,7 @@ def page(verdict: Verdict, project: str) -> str:
     equal = {name: feature for name, feature in comparisons.items() if not feature.differing}
     as_of = f"{clock.moment(verdict.at):%Y-%m-%d %H:%M:%S}Z"
     blocks: list[Block] = [
-        Heading((f"{project}: ", good("passed") if verdict.passed else bad("failed")), 1),
+        Heading((f"{project}: ", _outcome(verdict)), 1),
         Paragraph((f"{verdict.compared:,} values compared, ", strong(f"{verdict.differing:,} differ"))),
         Paragraph((f"as of {as_of}, contract ", code(verdict.contract[:12]))),
     ]
@@ -76,10 +76,15 @@ def screen(verdict: Verdict, file: Path) -> Iterator[Block]:
         for example in feature.examples:
             sides = f"offline {_cut(example.offline)}  online {_cut(example.online)}"
             yield Paragraph(f"  {example.event_timestamp or 'no event time':<20}  {example.key}  {sides}")
-    word = good("passed") if verdict.passed else bad("failed")
-    yield Paragraph(("Verdict: ", word, f", {verdict.compared:,} values compared, {verdict.differing:,} differ."))
+    yield Paragraph(
+        ("Verdict: ", _outcome(verdict), f", {verdict.compared:,} values compared, {verdict.differing:,} differ.")
+    )
     yield from _limits(verdict)
     yield Paragraph(f"Page: {file}")
+
+
+def _outcome(verdict: Verdict) -> Text:
+    return good("passed") if verdict.passed else bad("failed")
 
 
 def _differing(verdict: Verdict) -> dict[str, FeatureVerdict]:
@@ -87,7 +92,6 @@ def _differing(verdict: Verdict) -> dict[str, FeatureVerdict]:
 
 
 def _limits(verdict: Verdict) -> Iterator[Block]:
-    """What the verdict does not cover."""
     left_out = ", ".join(f"{keys:,} of {view}" for view, keys in verdict.ahead.items() if keys)
     if left_out:
         yield Paragraph(f"Left out, because they were pushed after everything the tables hold: {left_out}.")
@@ -96,7 +100,6 @@ def _limits(verdict: Verdict) -> Iterator[Block]:
 
 
 def _overview(verdict: Verdict) -> Table:
-    """A row per view, and for the package: how much of it is equal."""
     rows: list[list[Text]] = []
     for name, features in _groups(verdict).items():
         total = merged(list(features.values()))
@@ -135,19 +138,12 @@ def images(verdict: Verdict) -> dict[str, str]:
 
 
 def _card(name: str, feature: FeatureVerdict) -> Group:
-    """A differing feature: numbers, plots, and its first values side by side."""
     compared, equal, differing, worst, tolerance = map(plain, _figures(feature))
     numbers = f"{differing} of {compared} differ, {equal} are equal; worst {worst}, tolerance {tolerance}"
     columns = ["key", "event time", "offline", "online", "online - offline"]
     rows = [
-        [
-            example.key,
-            example.event_timestamp or "-",
-            _value(example.offline),
-            _value(example.online),
-            _difference(example),
-        ]
-        for example in feature.examples
+        [each.key, each.event_timestamp or "-", _value(each.offline), _value(each.online), _difference(each)]
+        for each in feature.examples
     ]
     values = Table(columns, rows, numbers=columns[4:], code=columns[2:4], layout="sides")
     plots = [Group("plots", [_scatter(feature), _histogram(feature)])] if feature.pairs else []
@@ -161,7 +157,6 @@ def _sides(feature: FeatureVerdict) -> "tuple[np.ndarray, np.ndarray]":
 
 
 def _histogram(feature: FeatureVerdict) -> Figure:
-    """How the differences are distributed."""
     offline, online = _sides(feature)
     gaps = online - offline
     least, most = float(gaps.min()), float(gaps.max())
@@ -171,7 +166,6 @@ def _histogram(feature: FeatureVerdict) -> Figure:
 
 
 def _scatter(feature: FeatureVerdict) -> Figure:
-    """Online over offline, with the line on which equal values lie."""
     offline, online = _sides(feature)
     low, high = (float(bound((offline, online))) for bound in (np.min, np.max))
     width = (high - low) or 1.0
@@ -219,10 +213,7 @@ def _cut(value: object) -> str:
 
 
 def _difference(example: ValueDifference) -> str:
-    """Online less offline, of numbers."""
-    kinds = (int, float)
-    if isinstance(example.offline, bool) or not (
-        isinstance(example.offline, kinds) and isinstance(example.online, kinds)
-    ):
+    sides = (example.online, example.offline)
+    if isinstance(example.offline, bool) or not all(isinstance(side, int | float) for side in sides):
         return "-"
     return f"{example.online - example.offline:.6g}"

@@ -1,0 +1,84 @@
+"""What the parts of a verdict share: the rows they compare, and the online side at the project's present."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from isthmus.distill.types import spread
+from isthmus.features import clock
+from isthmus.features.contract.contract import ViewContract
+from isthmus.features.offline.history import ViewHistory
+from isthmus.features.online.store import OnlineStore
+from isthmus.features.pointintime.join import horizon
+from isthmus.features.publishing.publish import key_values
+from isthmus.features.redis.connection import answering
+from isthmus.features.types import DataType
+from isthmus.features.values.columns import Values, objects
+from isthmus.features.values.entitykey import KeyValue
+from isthmus.features.values.rows import Bool
+from isthmus.features.verdict import FeatureVerdict, compare
+from isthmus.orchestration.verification.client import Client
+
+
+@dataclass(frozen=True)
+class ComparedRows:
+    """Rows of which a verdict compares two sides, (n,): their names in examples, their event times or None."""
+
+    keys: np.ndarray[Any, Any]
+    times: np.ndarray[Any, Any]
+
+    @classmethod
+    def of(cls, table: pa.Table, keys: Sequence[str], times: Iterable[int | None]) -> "ComparedRows":
+        """The rows of a table, named by their keys."""
+        names = [str(row) for row in table.select(list(keys)).to_pylist()]
+        return cls(objects(names, len(names)), objects(times, len(names)))
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def take(self, rows: np.ndarray[Any, Any]) -> "ComparedRows":
+        """The rows of an index or a mask."""
+        return ComparedRows(self.keys[rows], self.times[rows])
+
+    def compare(self, offline: Values, online: Values, dtype: DataType, tolerance: float = 0.0) -> FeatureVerdict:
+        """Compares a column of both sides."""
+        return compare(self.keys.tolist(), offline, online, dtype, tolerance, self.times.tolist())
+
+
+@dataclass(frozen=True)
+class OnlineSide:
+    """What serving answers at the project's present, in microseconds: the rows in Redis, and a server over them."""
+
+    store: OnlineStore
+    url: str
+    api: Client
+    at: int
+
+    def keys(self, view: ViewContract) -> Mapping[str, Sequence[KeyValue]]:
+        """The keys of a view that have a row."""
+        with answering(self.url):
+            return self.store.keys(view)
+
+    def ahead(self, history: ViewHistory, keys: pa.Table) -> Bool:
+        """The mask of keys whose row was pushed after everything that the table holds."""
+        with answering(self.url):
+            answer = self.store.read(history.view, key_values(history.view, keys), self.at)
+        # A key without a row is not left out: training has something else.
+        ahead: Bool = (answer.known > horizon(history, self.at)) & (answer.status != clock.Status.NOT_FOUND)
+        return ahead
+
+
+def questions_at(keys: pa.Table, at: int) -> pa.Table:
+    """A spine that asks about every key at one moment, in microseconds."""
+    moments = pa.array(np.full(len(keys), at), pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+    return keys.append_column("event_timestamp", moments)
+
+
+def sample_with_keys(table: pa.Table, keys: Sequence[str], count: int) -> pa.Table:
+    """Up to `count` rows, spread over the table. The API takes no null key: it is the key of no row."""
+    complete = np.logical_and.reduce([np.ones(len(table), bool), *(table[name].is_valid().to_numpy() for name in keys)])
+    rows = np.flatnonzero(complete)
+    return table.take(pa.array(rows[spread(len(rows), count)] if len(rows) else rows))

@@ -1,0 +1,103 @@
+"""Stored views in the verdict: what training sees of each key, beside what a server answers."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from isthmus.features import clock
+from isthmus.features.contract.contract import RESERVED, STATUS, Column
+from isthmus.features.offline.history import ViewHistory, status_column
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.pointintime.join import point_in_time
+from isthmus.features.publishing.publish import key_values
+from isthmus.features.types import String, UnixTimestamp
+from isthmus.features.values.columns import Values, from_arrow
+from isthmus.features.values.entitykey import KeyValue
+from isthmus.features.verdict import FeatureVerdict
+from isthmus.orchestration.verification.sides import ComparedRows, OnlineSide, questions_at
+from isthmus.serving.wire.encode import LABELS
+
+SAMPLE = 500
+"""Keys per view that are compared unless all are asked for."""
+
+EVENT = RESERVED[0]
+"""Under this name a verdict says whether both sides speak of rows of one time."""
+
+
+def compare_view(
+    offline: OfflineStore, history: ViewHistory, online: OnlineSide, *, every: bool
+) -> tuple[dict[str, FeatureVerdict], int]:
+    """Feature to its comparison, status and event time included; and how many keys were left out as pushed later.
+
+    `every` compares every key that either side has, and checks the table's rows by their content hashes.
+    """
+    view = history.view
+    served_keys = online.keys(view) if every else None
+    if every:
+        offline.check(history)
+    with offline.reading(view.table):
+        keys = _keys(history, online.at, served_keys)
+        trained = _trained(keys, history)
+    features = [(view.name, column.name) for column in view.fields]
+    served = _served(online.api.lookup(features, key_values(view, keys), len(keys)), history)
+    # Read after the answer: a row that is pushed in between is left out, not reported as a difference.
+    ahead = online.ahead(history, keys)
+    # Of a key that training does not have, the time is that of the row that is served.
+    moments = (side[EVENT].tolist(UnixTimestamp) for side in (trained, served))
+    times = [served_at if trained_at is None else trained_at for trained_at, served_at in zip(*moments, strict=True)]
+    rows = ComparedRows.of(keys, [column.name for column in view.keys], times).take(~ahead)
+    types = {**{column.name: column.dtype for column in view.fields}, STATUS: String, EVENT: UnixTimestamp}
+    sides = {name: (trained[name].take(~ahead), served[name].take(~ahead)) for name in types}
+    return {name: rows.compare(*sides[name], dtype) for name, dtype in types.items()}, int(np.count_nonzero(ahead))
+
+
+def _keys(history: ViewHistory, at: int, served: Mapping[str, Sequence[KeyValue]] | None) -> pa.Table:
+    """Questions about the keys of a view at a moment: all of them and those served, or the same sample every time."""
+    names = [column.name for column in history.view.keys]
+    data = history.data if isinstance(history.data, pa.Table) else history.data.to_table(columns=names)
+    keys = data.select(names)
+    if served is not None:
+        served_keys = pa.table([pa.array(served[name], keys[name].type) for name in names], keys.schema)
+        keys = pa.concat_tables([keys, served_keys])
+    keys = keys.group_by(names).aggregate([]).sort_by([(name, "ascending") for name in names])
+    if served is None and len(keys) > SAMPLE:
+        seed = int.from_bytes(hashlib.sha256(history.view.name.encode()).digest()[:8], "little")
+        keys = keys.take(pa.array(np.sort(np.random.default_rng(seed).choice(len(keys), SAMPLE, replace=False))))
+    return questions_at(keys, at)
+
+
+def _trained(keys: pa.Table, history: ViewHistory) -> dict[str, Values]:
+    """What training sees of keys: the features, the status, and the event time of rows that have not expired."""
+    view = history.view
+    # The event time is joined like a feature; it says which answers are null.
+    timed = replace(view, fields=(*view.fields, Column(EVENT, UnixTimestamp)))
+    joined = point_in_time(keys, [replace(history, view=timed)])
+    words = pc.cast(joined[status_column(view)], pa.string())
+    empty = reduce(pc.and_, [joined[view.full_name(column.name)].is_null() for column in view.fields])
+    null = pc.and_(empty, pc.equal(words, clock.Status.PRESENT.label))
+    words = pc.if_else(null, clock.Status.NULL.label, words)
+    return {**_values(joined, timed.fields, history), STATUS: from_arrow(words, String)}
+
+
+def _served(answer: pa.Table, history: ViewHistory) -> dict[str, Values]:
+    """The same of an answer of the API."""
+    view = history.view
+    words = pc.cast(answer[status_column(view)], pa.string())
+    labels = pa.array([status.label for status in clock.Status])
+    words = labels.take(pc.index_in(words, pa.array(LABELS)).combine_chunks())
+    expired = pc.is_in(words, pa.array([clock.Status.EXPIRED.label]))
+    event = pc.if_else(expired, None, answer[view.full_name(EVENT)])
+    return {
+        **_values(answer, view.fields, history),
+        STATUS: from_arrow(words, String),
+        EVENT: from_arrow(event, UnixTimestamp),
+    }
+
+
+def _values(table: pa.Table, fields: Sequence[Column], history: ViewHistory) -> dict[str, Values]:
+    return {column.name: from_arrow(table[history.view.full_name(column.name)], column.dtype) for column in fields}
