@@ -13,7 +13,7 @@ from isthmus.serving.keys import Keyring, make, problems
 
 
 def create(project: Project, name: str, scopes: Sequence[str]) -> dict[str, Any]:
-    """Makes a key and stores its hash; returns its description with the key itself, which is nowhere else.
+    """Creates a key and stores its hash; returns its description with the key itself, which is stored nowhere.
 
     Args:
         project: the project.
@@ -37,7 +37,7 @@ def create(project: Project, name: str, scopes: Sequence[str]) -> dict[str, Any]
 
 
 def describe(project: Project) -> dict[str, Any]:
-    """Every key by its name: its scopes, and when it was made.
+    """Every key by its name: its scopes, and when it was created.
 
     Raises:
         DataError: the key file is broken.
@@ -58,13 +58,13 @@ def revoke(project: Project, name: str) -> dict[str, Any]:
     """
     with _changing(project):
         ring = Keyring.read(project.keys_file)
-        kept = tuple(key for key in ring.keys if key.name != name)
-        if len(kept) == len(ring.keys):
+        left = tuple(key for key in ring.keys if key.name != name)
+        if len(left) == len(ring.keys):
             known = ", ".join(key.name for key in ring.keys) or "none"
             raise RequestError(f"API key {name}", "is not there", expected=f"one of {known}")
-        _write(project, Keyring(keys=kept))
-    report: dict[str, Any] = {"revoked": name, "left": len(kept)}
-    if not kept:
+        _write(project, Keyring(keys=left))
+    report: dict[str, Any] = {"revoked": name, "left": len(left)}
+    if not left:
         report["note"] = "without any key, a server on loopback is open and any other one refuses every request"
     return report
 

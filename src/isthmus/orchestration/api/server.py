@@ -12,10 +12,10 @@ from isthmus.serving.settings import serve as run_server
 
 
 def serve(project: Project, *, port: int | None = None) -> int:
-    """Runs the API until it is told to stop; returns its exit code.
+    """Runs the API until it is stopped; returns its exit code.
 
-    Over a Redis of the user's own this process becomes the server and does not return: what it has loaded to read the
-    project would only take memory beside it. The embedded Redis needs somebody who stops it at the end.
+    With a Redis of the user's, this process becomes the server and does not return: the modules that it loaded to read
+    the project would only waste memory. The embedded Redis needs a parent process that stops it at the end.
     """
     configured = project.settings.stores.online
     if configured != "embedded":
@@ -44,7 +44,7 @@ def running(settings: ServerSettings, log: IO[bytes] | None = None) -> "Iterator
     finally:
         child.terminate()
         try:
-            # Longer than it may take to answer what is under way.
+            # Longer than the deadline of the requests it still answers.
             child.wait(settings.limits.deadline_seconds + 5)
         except subprocess.TimeoutExpired:
             child.kill()
@@ -52,7 +52,7 @@ def running(settings: ServerSettings, log: IO[bytes] | None = None) -> "Iterator
 
 
 def settings(project: Project, url: str, port: int | None = None, *, private: bool = False) -> ServerSettings:
-    """What a server of the project is told; a private one is for this machine and asks for no key."""
+    """The settings of a server of the project; a private server listens on this machine and asks for no key."""
     server, profiles = project.settings.server, project.settings.profiles
     return ServerSettings(
         contract=str(project.contract_file),

@@ -1,7 +1,7 @@
 """`apply`: compiles the definitions, writes the contract, registers the Feast objects."""
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from isthmus.features.contract.contract import Contract
@@ -14,13 +14,7 @@ from isthmus.orchestration.project import Project
 
 @dataclass(frozen=True)
 class Applied:
-    """What an apply did.
-
-    Attributes:
-        contract: hash of the contract.
-        changes: what is different from the contract before, a sentence each.
-        registered: the Feast objects.
-    """
+    """The hash of the new contract, what changed, a sentence each, and the registered Feast objects."""
 
     contract: str
     changes: list[str]
@@ -28,14 +22,14 @@ class Applied:
 
     def as_dict(self) -> dict[str, Any]:
         """The machine-readable form."""
-        return {"contract": self.contract, "changes": self.changes, "registered": self.registered}
+        return asdict(self)
 
 
 def apply(project: Project) -> Applied:
-    """Checks the whole project and makes its contract the one in force.
+    """Checks the project and puts its contract in force.
 
     Raises:
-        ConfigurationError: with every problem of the definitions, or a feature has another type than its table.
+        ConfigurationError: with every problem of the definitions, or of features that have another type than the table.
         DependencyError: feast is not installed.
     """
     definitions = project.definitions
@@ -48,13 +42,9 @@ def apply(project: Project) -> Applied:
         raise DependencyError("apply", f"feast cannot be imported ({error})",
                               remedy="install it with: pip install 'isthmus[orchestration]'") from error  # fmt: skip
     server = project.settings.server
+    folder, offline, address = project.state / "feast", project.offline, f"http://{server.host}:{server.port}"
     registered = registry.register(
-        contract,
-        definitions.views,
-        definitions.services,
-        folder=project.state / "feast",
-        offline=project.offline,
-        server=f"http://{server.host}:{server.port}",
+        contract, definitions.views, definitions.services, folder=folder, offline=offline, server=address
     )
     # Last, because from here on the contract is in force.
     write_atomically(project.contract_file, contract.dumps())
@@ -62,10 +52,10 @@ def apply(project: Project) -> Applied:
 
 
 def _refuse_types(project: Project, contract: Contract) -> None:
-    """A contract that no build could fulfill does not come into force."""
+    """No build could fulfill a contract with another type than the table."""
     store, problems = OfflineStore(project.offline), []
     for view in contract.views.values():
-        # Whether a table is damaged is for those to say who read its rows.
+        # A damaged table is for the readers of its rows to report.
         with suppress(DataError):
             problems += store.retyped(view)
     if problems:

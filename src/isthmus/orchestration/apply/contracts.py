@@ -1,4 +1,4 @@
-"""`contract show` and `contract diff`: a contract, wherever it is, explained, and what changes from one to another."""
+"""`contract show` and `contract diff`: a contract from any place, explained, and the changes between two."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,12 +21,9 @@ _FILE = "contract.json"
 
 @dataclass(frozen=True)
 class LocatedContract:
-    """A contract, and where it was found.
+    """A contract and its place.
 
-    Attributes:
-        place: where.
-        contract: the contract.
-        learned: input of a package's model to what the training part taught about it, in words.
+    `learned` has, for each input of a package's model, what its preparation learned from the training part, in words.
     """
 
     place: str
@@ -34,7 +31,7 @@ class LocatedContract:
     learned: Mapping[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything that is in the contract, with all hashes."""
+        """The complete contract, with all hashes."""
         contract, data = self.contract, self.contract.as_dict()
         hashes = {
             "views": {view.name: view.hash for view in contract.views.values()},
@@ -42,20 +39,20 @@ class LocatedContract:
             "services": {service.name: service.hash for service in contract.services.values()},
         }
         for kind in hashes.keys() & data.keys():
-            data[kind] = {name: {**form, "hash": hashes[kind][name]} for name, form in data[kind].items()}
+            data[kind] = {name: {**declared, "hash": hashes[kind][name]} for name, declared in data[kind].items()}
         return {"place": self.place, "hash": self.contract.hash, **data, "learned": dict(self.learned)}
 
 
 @dataclass(frozen=True)
 class ContractDifference:
-    """From one contract to another.
+    """What changes from a contract to the next.
 
     Attributes:
-        before: the one.
-        after: the other.
-        changes: what became of every declaration that is not the same in both.
+        before: the first contract.
+        after: the second contract.
+        changes: of every declaration that differs.
         services: what follows for the models of each service.
-        learned: the inputs about which two packages were taught otherwise.
+        learned: the inputs whose preparation in two packages learned different values.
     """
 
     before: LocatedContract
@@ -100,35 +97,34 @@ def find(name: str, project: Callable[[], Project]) -> LocatedContract:
     else:
         file = path / _FILE if path.is_dir() else path
     try:
-        return LocatedContract(
-            str(file), Contract.loads(file.read_bytes(), str(file)), _learned(file.with_name(LEARNED))
-        )
+        contract = Contract.loads(file.read_bytes(), str(file))
+        return LocatedContract(str(file), contract, _learned(file.with_name(LEARNED)))
     except OSError as error:
         expected = f"a {_FILE}, the folder of a package or of a project, {APPLIED} or {DEFINITIONS}"
         raise RequestError(f"contract {name!r}", f"cannot be read ({error.strerror})", expected=expected) from error
 
 
 def compare(before: LocatedContract, after: LocatedContract) -> ContractDifference:
-    """What changes from one contract to another."""
-    one, other = before.contract, after.contract
+    """What changes between two contracts."""
+    contracts = before.contract, after.contract
     names = before.learned.keys() | after.learned.keys() if before.learned and after.learned else set()
     learned = sorted(name for name in names if before.learned.get(name) != after.learned.get(name))
-    return ContractDifference(before, after, changes(one, other), consequences(one, other), learned)
+    return ContractDifference(before, after, changes(*contracts), consequences(*contracts), learned)
 
 
 def _learned(file: Path) -> dict[str, str]:
-    """What a file beside a contract says of a model's inputs, if it is there."""
     if not file.exists():
         return {}
     try:
-        found = msgspec.json.decode(file.read_bytes(), type=Preparation)
-        return {item.name: str(item) for item in found.numbers} | {item.name: str(item) for item in found.texts}
+        preparation = msgspec.json.decode(file.read_bytes(), type=Preparation)
+        numbers = {item.name: str(item) for item in preparation.numbers}
+        return numbers | {item.name: str(item) for item in preparation.texts}
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
         raise PackageError(str(file), f"cannot be read ({error})", remedy="run `isthmus export`") from error
 
 
 def view_lines(view: ViewContract) -> dict[str, str]:
-    """What there is to say of a view beside its features."""
+    """The parts of a view besides its features, in words."""
     return {
         "keys": ", ".join(map(_column, view.keys)),
         "entities": ", ".join(view.entities),
@@ -149,20 +145,20 @@ def feature_rows(fields: Sequence[Column]) -> list[tuple[str, str, str]]:
 
 
 def service_lines(service: ServiceContract) -> dict[str, str]:
-    """What a model of the service is fed."""
+    """The inputs of a service's models."""
     request = ", ".join(map(_column, service.request)) or "none"
     computed = {"computed": _pairs(service.computed)} if service.computed else {}
     return {"features": _pairs(service.features), "request fields": request, **computed, "hash": service.hash[:12]}
 
 
 def transform_title(transform: TransformContract) -> str:
-    """What it was declared as, and its name: a request source with rules is a transform in a contract."""
+    """Its name and how it was declared: a request source with rules is a transform in a contract."""
     source = any(rule.source == transform.name for rule in transform.rules.values())
     return f"request {'source' if source else 'transform'} {transform.name}"
 
 
 def transform_lines(transform: TransformContract) -> dict[str, str]:
-    """What there is to say of a request transform beside what it gives."""
+    """The parts of a request transform besides its fields, in words."""
     rules = {f"of {name}": str(rule) for name, rule in transform.rules.items()}
     return {
         "takes": _pairs(transform.stored),
@@ -174,7 +170,6 @@ def transform_lines(transform: TransformContract) -> dict[str, str]:
 
 
 def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
-    """Features by their view, or fields by their request transform."""
     groups = groupby(pairs, key=lambda pair: pair[0])
     return "; ".join(f"{owner}: {', '.join(name for _, name in part)}" for owner, part in groups) or "none"
 

@@ -1,4 +1,4 @@
-"""`apply --diff`: what a change of definitions will cost, told before anything is touched."""
+"""`apply --diff`: what a change of definitions will cost, before anything is touched."""
 
 import json
 from contextlib import suppress
@@ -21,14 +21,14 @@ _BESIDE_THE_ROWS = {"ttl", "entities", "lookback"}
 
 @dataclass(frozen=True)
 class TableChange:
-    """What the next `build` makes of one table.
+    """What the next `build` does to a table.
 
     Attributes:
         action: "build" a table that is not there, "rebuild" its rows, "record" the new contract over the same rows,
-            "keep" it as it is, "leave" it behind, which nothing reads any more; or "refuse" the change.
-        why: the parts of the view that changed, or what else is the matter.
-        days: days that the table holds now.
-        rows: rows that it holds now.
+            "keep" it as it is, "leave" a table that nothing reads any more; or "refuse" the change.
+        why: the parts of the view that changed, or another reason.
+        days: days in the table now.
+        rows: rows in the table now.
     """
 
     action: str
@@ -45,8 +45,8 @@ class ApplyDiff:
         before: hash of the contract in force; empty if there is none.
         after: hash of the contract of today's definitions.
         changes: what is different, a sentence each.
-        tables: table to what becomes of it.
-        stale: what is there already and cannot be used under the new contract: training sets, packages, deployments.
+        tables: table to its change.
+        stale: training sets, packages and deployments that cannot be used under the new contract.
     """
 
     before: str
@@ -61,19 +61,18 @@ class ApplyDiff:
 
     def lines(self) -> list[str]:
         """The same for people, a line each."""
+        lines = list(self.changes or ["nothing has been applied yet"])
         if self.before == self.after:
-            found = ["the definitions are those of the contract in force"]
-        else:
-            found = self.changes or ["nothing has been applied yet"]
+            lines = ["the definitions are those of the contract in force"]
         for table, change in self.tables.items():
             size = f", which holds {change.rows:,} rows of {change.days:,} days" if change.rows else ""
             why = f" ({', '.join(change.why)})" if change.why else ""
-            found.append(f"{change.action} {table}{size}{why}")
-        return found + [f"stale: {kind} {name}" for kind, names in self.stale.items() for name in names]
+            lines.append(f"{change.action} {table}{size}{why}")
+        return lines + [f"stale: {kind} {name}" for kind, names in self.stale.items() for name in names]
 
 
 def apply_diff(project: Project) -> ApplyDiff:
-    """Compares today's definitions with the contract in force and with what was made under it. Writes nothing.
+    """Compares today's definitions with the contract in force and with everything built under it. Writes nothing.
 
     Raises:
         ConfigurationError: with every problem of the definitions.
@@ -81,19 +80,18 @@ def apply_diff(project: Project) -> ApplyDiff:
     contract = project.definitions.contract
     before = in_force(project)
     store = OfflineStore(project.offline)
-    tables = {}
-    for view in contract.views.values():
-        tables[view.table] = _table_change(store, view, before.views.get(view.name) if before else None)
-    for view in before.views.values() if before else ():
-        if view.table not in tables and (left := _size(store, view)):
-            tables[view.table] = TableChange("leave", ["the view is gone" if view.name not in contract.views
-                                                       else "the view has another version"], *left)  # fmt: skip
+    views_before = before.views if before else {}
+    tables = {view.table: _table_change(store, view, views_before.get(view.name)) for view in contract.views.values()}
+    for view in views_before.values():
+        if view.table not in tables and (size := _size(store, view)):
+            why = "the view has another version" if view.name in contract.views else "the view is gone"
+            tables[view.table] = TableChange("leave", [why], *size)
     changes = differences(before, contract) if before else []
     return ApplyDiff(before.hash if before else "", contract.hash, changes, tables, _stale(project, contract))
 
 
 def in_force(project: Project) -> Contract | None:
-    """The contract of the last apply; None if there is none that can be read."""
+    """The contract of the last apply; None without one, or if it cannot be read."""
     try:
         return Contract.loads(project.contract_file.read_bytes())
     except (FileNotFoundError, ContractMismatch):
@@ -121,9 +119,9 @@ def _table_change(store: OfflineStore, view: ViewContract, before: ViewContract 
 
 
 def _same_columns(part: str, before: ViewContract, after: ViewContract) -> bool:
-    """Whether features differ in where they are available only."""
-    one, other = ([(c.name, c.dtype, c.size) for c in view.fields] for view in (before, after))
-    return part == "fields" and one == other
+    """Whether features differ only in where they are available."""
+    columns = [[(column.name, column.dtype, column.size) for column in view.fields] for view in (before, after)]
+    return part == "fields" and columns[0] == columns[1]
 
 
 def _size(store: OfflineStore, view: ViewContract) -> tuple[int, int] | None:
@@ -135,13 +133,13 @@ def _size(store: OfflineStore, view: ViewContract) -> tuple[int, int] | None:
 
 
 def _stale(project: Project, contract: Contract) -> dict[str, list[str]]:
-    """What was made under another contract and cannot be used under this one, as each of its readers would find.
+    """What was created under another contract and cannot be used under this one.
 
-    A training set belongs to one contract. A model goes on as long as what it reads is the same.
+    A training set belongs to its contract. A model can be used as long as its inputs are the same.
     """
     stale: dict[str, list[str]] = {"training set": [], "package": [], "deployment": []}
     for declared in project.definitions.distillations.values():
-        # Without one, or one that can be read, there is nothing that could become stale.
+        # What is missing or cannot be read cannot become stale.
         with suppress(OSError, ValueError, KeyError):
             record = read_pointer(project.state / "training" / declared.name / "latest") / RECORD
             if json.loads(record.read_text())["contract"] != contract.hash:
@@ -151,13 +149,10 @@ def _stale(project: Project, contract: Contract) -> dict[str, list[str]]:
                 stale["package"].append(declared.name)
     if project.deployment_file.exists():
         deployed = Deployment.loads(project.deployment_file.read_bytes(), str(project.deployment_file))
-        if not _goes_on(Path(deployed.package), contract):
+        try:
+            usable = not outdated(Path(deployed.package), contract)
+        except IsthmusError:
+            usable = False
+        if not usable:
             stale["deployment"].append(deployed.model)
     return stale
-
-
-def _goes_on(package: Path, contract: Contract) -> bool:
-    try:
-        return not outdated(package, contract)
-    except IsthmusError:
-        return False

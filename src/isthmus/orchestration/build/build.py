@@ -28,71 +28,72 @@ from isthmus.transforms import sources
 from isthmus.transforms.views.compute import Frames, stream_view
 
 STEP = 30
-"""Days of a range that are written in one commit, unless a step is named."""
+"""Days of a range in one commit, unless the caller says otherwise."""
 CHECKED = 2
-"""Steps of a range whose first day is computed with a longer lookback, too: nothing may lie before the first of all."""
+"""Steps whose first day is computed again with a longer lookback: before the first step of all there may be no rows."""
 
 
 def build(project: Project, views: Sequence[str] | None = None, *, progress: Progress = silent) -> dict[str, Written]:
-    """Computes views and makes the results their offline tables. The same input a second time changes nothing.
+    """Computes views and writes the results as their offline tables. The same input a second time changes nothing.
 
     Args:
         project: the project, applied.
         views: names of the views, or None for all.
-        progress: told the view at hand and the share that is done.
+        progress: called with the current view and the share that is done.
 
     Raises:
         GateFailed: rows break an expectation of their view; nothing was written.
     """
     contract = project.applied()
-    chosen = [project.definitions.views[name] for name in view_names(project, views)]
+    selected = [project.definitions.views[name] for name in view_names(project, views)]
     store, now = OfflineStore(project.offline), project.now()
-    contents = _contents(project, chosen)
-    with ExitStack() as held:
+    contents = _contents(project, selected)
+    with ExitStack() as stack:
         # Everything is computed and checked before the first table changes: a bad view leaves all of them as they were.
         prepared: dict[str, Prepared] = {}
-        found: list[Finding] = []
-        with source_frames(project, chosen) as frames:
-            for n, view in enumerate(chosen):
-                progress(f"computing {view.name}", n / len(chosen))
-                compiled, origin = contract.views[view.name], _origin(view, frames, contents)
-                with _spooled(_computed(store, view, compiled, frames, origin)) as rows:
-                    ready = held.enter_context(store.prepare(compiled, rows, origin=origin, now=now))
-                    found += gate.findings(project, view.name, pa.concat_tables(rows.groups()))
-                _tell_ahead(ready, progress, n / len(chosen))
+        findings: list[Finding] = []
+        with source_frames(project, selected) as frames:
+            for n, view in enumerate(selected):
+                progress(f"computing {view.name}", n / len(selected))
+                run = _Run(project, view, contract.views[view.name], _origin(view, frames, contents), now)
+                with _spooled(run.compute(frames)) as rows:
+                    ready = stack.enter_context(store.prepare(run.compiled, rows, origin=run.origin, now=now))
+                    findings += gate.findings(project, view.name, pa.concat_tables(rows.groups()))
+                _report_future_rows(ready, progress, n / len(selected))
                 prepared[view.name] = ready
-        gate.require(found)
+        gate.require(findings)
         built = {name: store.write(ready) for name, ready in prepared.items()}
         for name, ready in prepared.items():
-            made = _Built(ready.view.hash, ready.commit.fingerprint, ready.commit.origin.content)
-            write_atomically(_note(project, name), msgspec.json.encode(made))
+            record = _BuildRecord(ready.view.hash, ready.commit.fingerprint, ready.commit.origin.content)
+            write_atomically(_record_file(project, name), msgspec.json.encode(record))
     progress("all tables are written", 1.0)
     return built
 
 
 def outdated_views(project: Project, views: Sequence[str] | None = None) -> list[str]:
-    """Of some views those whose table is not, for every day, made of what sources and definitions are now.
+    """The views whose tables were not built, all days of them, from the sources and definitions of now.
 
-    A source elsewhere, whose content nobody can tell, makes its views outdated always.
+    The views of a remote source, whose content cannot be known, are always outdated.
     """
     contract, store = project.applied(), OfflineStore(project.offline)
-    found = []
+    outdated = []
     for name in view_names(project, views):
         view, commit = project.definitions.views[name], store.commit(contract.views[name])
         try:
-            built = msgspec.json.decode(_note(project, name).read_bytes(), type=_Built)
+            record = msgspec.json.decode(_record_file(project, name).read_bytes(), type=_BuildRecord)
         except (OSError, msgspec.MsgspecError):
-            built = None
+            record = None
         content = _content(view, _contents(project, [view]))
-        if commit is None or not content or built != _Built(contract.views[name].hash, commit.fingerprint, content):
-            found.append(name)
-    return found
+        current = commit and content and _BuildRecord(contract.views[name].hash, commit.fingerprint, content)
+        if not current or record != current:
+            outdated.append(name)
+    return outdated
 
 
-class _Built(msgspec.Struct, frozen=True):
-    """What a table was made whole of: hash of the view's contract, fingerprint of the rows, content of the sources.
+class _BuildRecord(msgspec.Struct, frozen=True):
+    """The last complete build: hash of the view's contract, fingerprint of the rows, content of the sources.
 
-    Beside the project and not in the table: the same rows of another content make no new version of it.
+    It is in the project, not in the table: other content with the same rows makes no new version of a table.
     """
 
     contract: str
@@ -100,7 +101,7 @@ class _Built(msgspec.Struct, frozen=True):
     content: str
 
 
-def _note(project: Project, view: str) -> Path:
+def _record_file(project: Project, view: str) -> Path:
     return project.state / "built" / f"{view}.json"
 
 
@@ -114,16 +115,16 @@ def build_range(
 ) -> dict[str, Written]:
     """Computes views for a range of days, step by step, and replaces exactly those days in their offline tables.
 
-    Each step is one commit. What was built from the same definition and the same source files before is not computed
+    Each step is a commit. What was built from the same definition and the same source files before is not computed
     again: a run that was killed goes on where it was. A day for which the transform has no row has none in the table.
 
     Args:
         project: the project, applied.
         views: names of the views, or None for all.
         within: the days; None for those from the end of each table, less the view's `lateness`, up to today. A view
-            that has no table yet is then built whole.
+            that has no table yet is then built completely.
         step: days of a commit.
-        progress: told the view and the step at hand, and the share that is done.
+        progress: called with the current view and step, and the share that is done.
 
     Raises:
         ContractMismatch: a table was built under another contract; the days outside of the range would stay so.
@@ -132,37 +133,36 @@ def build_range(
         RequestError: there is no such view.
     """
     contract = project.applied()
-    chosen = [project.definitions.views[name] for name in view_names(project, views)]
+    names = view_names(project, views)
     store, now = OfflineStore(project.offline), project.now()
     # Every table is opened before the first one changes.
-    commits = {view.name: store.extendable(contract.views[view.name]) for view in chosen}
-    ranges: dict[str, Days] = {}
-    for view in chosen:
-        if (days := within or _new_days(view, commits[view.name], now)) is not None:
-            ranges[view.name] = days
-    whole = [view.name for view in chosen if view.name not in ranges]
-    built = build(project, whole, progress=progress) if whole else {}
-    parts = [view for view in chosen if view.name in ranges]
-    if not parts:
+    commits = {name: store.extendable(contract.views[name]) for name in names}
+    declared = project.definitions.views
+    new_days = {name: within or _new_days(declared[name], commits[name], now) for name in names}
+    ranges = {name: days for name, days in new_days.items() if days is not None}
+    missing = [name for name in names if name not in ranges]
+    built = build(project, missing, progress=progress) if missing else {}
+    if not ranges:
         return built
-    contents = _contents(project, parts)
-    with source_frames(project, parts) as frames:
-        for n, view in enumerate(parts):
+    selected = [declared[name] for name in ranges]
+    contents = _contents(project, selected)
+    with source_frames(project, selected) as frames:
+        for n, view in enumerate(selected):
             run = _Run(project, view, contract.views[view.name], _origin(view, frames, contents), now)
-            built[view.name] = run.build(frames, ranges[view.name], step, _share(progress, n, len(parts)))
+            built[view.name] = run.build(frames, ranges[view.name], step, _share(progress, n, len(selected)))
     progress("all tables are written", 1.0)
-    return {view.name: built[view.name] for view in chosen}
+    return {name: built[name] for name in names}
 
 
 class _Run:
-    """The build of a range of one view."""
+    """The build of a view."""
 
     def __init__(self, project: Project, view: FeatureView, compiled: ViewContract, origin: Origin, now: int) -> None:
         self.project, self.view, self.compiled, self.origin, self.now = project, view, compiled, origin, now
         self.store = OfflineStore(project.offline)
 
     def build(self, frames: Frames, within: Days, step: int, progress: Progress) -> Written:
-        """Computes and writes what is left of the range."""
+        """Computes and writes the days of a range that are not built yet."""
         before = self.store.extendable(self.compiled)
         _refuse_retyped(self.view, before, self.origin)
         same = before is not None and self.origin.content and before.origin.content == self.origin.content
@@ -172,8 +172,9 @@ class _Run:
         unchanged: list[Days] = []
         written, changed = None, False
         for turn, parts in enumerate(_passes(self.view, left)):
-            progress(f"computing {self.view.name}, {Days(parts[0].first, parts[-1].end)}", days / total)
-            with _spooled(self._compute(frames, Days(parts[0].first, parts[-1].end))) as rows:
+            span = Days(parts[0].first, parts[-1].end)
+            progress(f"computing {self.view.name}, {span}", days / total)
+            with _spooled(self.compute(frames, span)) as rows:
                 if turn < CHECKED:
                     lookback.require_enough(self.view, self.compiled, frames, rows)
                 for part in parts:
@@ -181,9 +182,9 @@ class _Run:
                     with self.store.prepare(
                         self.compiled, rows, part, origin=self.origin, done=unchanged, now=self.now
                     ) as ready:
-                        _tell_ahead(ready, progress, days / total)
+                        _report_future_rows(ready, progress, days / total)
                         written = self.store.write(ready)
-                    # A step that changed nothing made no commit: the next one that is made says that it is done.
+                    # A step that changes nothing has no commit: the next commit records that it is done.
                     unchanged = [] if written.changed else [*unchanged, part]
                     changed |= written.changed
                     days += len(part)
@@ -193,15 +194,34 @@ class _Run:
             return Written(rows_before, 0, self.store.history(self.compiled).version, changed=False)
         return Written(written.rows, written.rows - rows_before, written.version, changed=changed)
 
-    def _compute(self, frames: Frames, days: Days) -> Iterator[pa.Table]:
-        if (reach := self.compiled.lookback) is not None:
-            frames = lookback.narrowed(self.view, frames, days, reach)
-        within = (days.first * DAY, days.end * DAY)
-        return _computed(self.store, self.view, self.compiled, frames, self.origin, within)
+    def compute(self, frames: Frames, days: Days | None = None) -> Iterator[pa.Table]:
+        """The rows of all days or a range. A column that the engine misses is named with its source."""
+        reach, within = self.compiled.lookback, None
+        if days is not None:
+            within = (days.first * DAY, days.end * DAY)
+            if reach is not None:
+                frames = lookback.narrowed(self.view, frames, days, reach)
+        try:
+            yield from stream_view(self.view, self.compiled, frames, within)
+        except DataError as error:
+            for source, column, dtype in self._missing_columns():
+                if column in error.found:
+                    problem = f"is gone; {error.where}: {error.found}"
+                    raise DataError(f"source {source}, column {column}", problem, remedy=error.remedy,
+                                    expected=f"{dtype}, as when {self.view.name} was built") from error  # fmt: skip
+            raise
+
+    def _missing_columns(self) -> Iterator[tuple[str, str, str]]:
+        """Columns of sources, with their types, that the table was built from and that are gone."""
+        with suppress(DataError):
+            before = self.store.commit(self.compiled)
+            for source, types in before.origin.schemas.items() if before else ():
+                for column in types.keys() - self.origin.schemas.get(source, types).keys():
+                    yield source, column, types[column]
 
 
 def _passes(view: FeatureView, parts: Sequence[Days]) -> Iterator[Sequence[Days]]:
-    """Which steps are computed together: a view that reads all of its sources anyway reads them once."""
+    """The steps that are computed together: a view that reads all of its sources reads them once."""
     if view.lookback is not None:
         yield from ([part] for part in parts)
     elif parts:
@@ -209,7 +229,7 @@ def _passes(view: FeatureView, parts: Sequence[Days]) -> Iterator[Sequence[Days]
 
 
 def _new_days(view: FeatureView, commit: Commit | None, now: int) -> Days | None:
-    """From the end of a table, less how late rows may arrive, up to today; None if it has no day that has begun."""
+    """From the end of a table, less how late rows may arrive, up to today; None if no day of it has begun."""
     begun = [day for day in (commit.days if commit else None) or () if day * DAY <= now]
     if commit is None or not begun:
         return None
@@ -219,68 +239,37 @@ def _new_days(view: FeatureView, commit: Commit | None, now: int) -> Days | None
 
 
 def _refuse_retyped(view: FeatureView, before: Commit | None, origin: Origin) -> None:
-    """Rows that were computed from columns of other types may mean something else: a table holds one kind of them."""
+    """Rows from columns of other types may mean something else, so a table has rows from columns of the same types."""
     for source, types in origin.schemas.items():
-        known = before.origin.schemas.get(source, {}) if before else {}
+        types_before = before.origin.schemas.get(source, {}) if before else {}
         for column, dtype in types.items():
-            if (was := known.get(column, dtype)) != dtype:
+            if (was := types_before.get(column, dtype)) != dtype:
                 raise DataError(
                     f"source {source}, column {column}", f"has type {dtype} and had {was} when {view.name} was built",
                     expected=was, remedy=f"correct the source, or run `isthmus build {view.name}` without a range",
                 )  # fmt: skip
 
 
-def _computed(
-    store: OfflineStore,
-    view: FeatureView,
-    contract: ViewContract,
-    frames: Frames,
-    origin: Origin,
-    within: tuple[int, int] | None = None,
-) -> Iterator[pa.Table]:
-    """The rows of a view. A column that the engine misses is named with its source, if the table was built from it."""
-    try:
-        yield from stream_view(view, contract, frames, within)
-    except DataError as error:
-        for source, column, dtype in _gone(store, contract, origin):
-            if column in error.found:
-                found = f"is gone; {error.where}: {error.found}"
-                raise DataError(f"source {source}, column {column}", found, remedy=error.remedy,
-                                expected=f"{dtype}, as when {view.name} was built") from error  # fmt: skip
-        raise
-
-
-def _gone(store: OfflineStore, view: ViewContract, origin: Origin) -> Iterator[tuple[str, str, str]]:
-    """The columns of sources that were there when the table was built and are no more, with their types."""
-    with suppress(DataError):
-        before = store.commit(view)
-        for source, types in before.origin.schemas.items() if before else ():
-            for column in types.keys() - origin.schemas.get(source, types).keys():
-                yield source, column, types[column]
-
-
 def _contents(project: Project, views: Iterable[FeatureView]) -> Mapping[str, str | None]:
-    """The content of each source, looked at before it is read: what changes later is then taken for new."""
+    """The content hash of each source, before it is read: a later change counts as new. The engine is ""."""
     return {source.name: sources.content(source, project.root) for view in views for source in view.sources} | {
         "": project.settings.engine
     }
 
 
 def _origin(view: FeatureView, frames: Frames, contents: Mapping[str, str | None]) -> Origin:
-    """What the rows of a view are computed from."""
     names = sorted(source.name for source in view.sources)
     return Origin({name: dict(frames[name].dtypes) for name in names}, _content(view, contents))
 
 
 def _content(view: FeatureView, contents: Mapping[str, str | None]) -> str:
-    """Hash of what the sources of a view hold, and of the engine; empty if nobody can say it."""
+    """Hash of the sources of a view and of the engine; empty if a source has none."""
     names = sorted(source.name for source in view.sources)
-    held = [contents[name] for name in ["", *names]]
-    return "" if None in held else hashlib.sha256(json.dumps([names, held]).encode()).hexdigest()
+    parts = [contents[name] for name in ["", *names]]
+    return "" if None in parts else hashlib.sha256(json.dumps([names, parts]).encode()).hexdigest()
 
 
 def _within(rows: Spool, part: Days) -> pa.Table | None:
-    """The rows of some days; None if there is none."""
     groups = list(rows.groups(part))
     return pa.concat_tables(groups) if groups else None
 
@@ -293,21 +282,21 @@ def _spooled(tables: Iterable[pa.Table]) -> Iterator[Spool]:
         yield rows
 
 
-def _tell_ahead(ready: Prepared, progress: Progress, done: float) -> None:
+def _report_future_rows(ready: Prepared, progress: Progress, done: float) -> None:
     if ready.ahead:
         progress(f"{ready.view.name} has {ready.ahead} rows of the future, which answer from their time on", done)
 
 
 def _share(progress: Progress, n: int, count: int) -> Progress:
-    """The progress of the n-th of several."""
+    """The progress of the n-th of `count` steps."""
     return lambda text, done: progress(text, (n + done) / count)
 
 
 def day_range(project: Project, first: str | None, end: str | None, step: int | None, *, catch_up: bool) -> Days | None:
-    """The range that the options of a command line ask for; None if they ask for none.
+    """The range in the options of a command line; None without a range.
 
     Raises:
-        RequestError: they contradict each other, or one of them is no day.
+        RequestError: they contradict each other, or a day is not a date.
     """
     if catch_up and (first or end):
         raise RequestError("--catch-up", "together with a range", expected="one of both")

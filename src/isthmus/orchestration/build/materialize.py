@@ -1,6 +1,6 @@
 """`materialize`: writes the latest row of every key to Redis.
 
-What has changed is decided here, from keys, times and hashes. On Sail this process writes the rows, too; on Apache
+This process decides what has changed, from keys, times and hashes. With Sail it writes the rows, too; with Apache
 Spark and Spark Connect the executors read and write them.
 """
 
@@ -24,14 +24,14 @@ from isthmus.transforms.views import onlinewrite, tablefiles
 def materialize(
     project: Project, views: Sequence[str] | None = None, *, full: bool = False, progress: Progress = silent
 ) -> dict[str, Materialized]:
-    """Writes what each key answers with now, and removes keys that are gone; what Redis holds already is not written.
+    """Writes the current row of each key, and removes keys that are gone; rows that Redis holds already stay.
 
     Args:
         project: the project, applied and built.
         views: names of the views, or None for all.
-        full: compare every row with Redis, replace whatever differs and remove what the view lacks, also what claims to
-            be newer.
-        progress: told the view at hand and the share that is done.
+        full: compare every row with Redis, replace those that differ and remove those that the view lacks, also where
+            they claim to be newer.
+        progress: called with the current view and the share that is done.
 
     Raises:
         GateFailed: a table breaks an expectation of its view; nothing was written.
@@ -42,7 +42,7 @@ def materialize(
     # Every table is opened before the first row is written.
     histories = {name: offline.history(contract.views[name]) for name in names}
     gate.require_online(project, offline, histories)
-    done = {}
+    written = {}
     with project.redis() as url, connect(url) as client, _executors(project, contract, offline, url) as send:
         store = OnlineStore(client, contract)
         with answering(url):
@@ -50,31 +50,31 @@ def materialize(
         for n, (name, history) in enumerate(histories.items()):
             share, text = n / len(names), f"waiting for another run that writes {name}"
             progress(f"writing {name}", share)
-            done[name] = publish(
+            written[name] = publish(
                 store, url, offline, history, project.now, full=full, send=send,
                 waiting=lambda text=text, share=share: progress(text, share),  # type: ignore[misc]
             )  # fmt: skip
         with answering(url):
             require_same(url, servers, store.servers())
     progress("all rows are written", 1.0)
-    return done
+    return written
 
 
 @contextmanager
 def _executors(project: Project, contract: Contract, offline: OfflineStore, url: str) -> Iterator[Send | None]:
-    """What lets the executors of the project's engine write rows; None where this process is all there is."""
+    """Lets the executors of the project's engine write rows; None with an engine that has none."""
     settings = project.settings
     if settings.engine == "sail":
         yield None
         return
     with engine.session(settings.engine, settings.profiles.training.threads) as spark:
 
-        def send(state: Snapshot, chosen: Places, until: int | None) -> WriteCounts:
-            view = state.view
-            files = tablefiles.files(offline.path(view.table), state.history.version)
-            rows = onlinewrite.latest(view, tablefiles.history(spark, view, files), state.at)
-            if len(chosen) < len(state.content):
-                keys = spark.createDataFrame(state.keys.take(chosen))
+        def send(snapshot: Snapshot, places: Places, until: int | None) -> WriteCounts:
+            view = snapshot.view
+            files = tablefiles.files(offline.path(view.table), snapshot.history.version)
+            rows = onlinewrite.latest(view, tablefiles.history(spark, view, files), snapshot.at)
+            if len(places) < len(snapshot.content):
+                keys = spark.createDataFrame(snapshot.keys.take(places))
                 rows = rows.join(keys, keys.columns, "left_semi")
             return onlinewrite.total(onlinewrite.write_online(rows, view, contract, url, until))
 

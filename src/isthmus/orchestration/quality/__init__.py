@@ -1,1 +1,1 @@
-"""What the values of the tables look like, against what models learned from."""
+"""What the values of the tables look like, and how far they are from those that models learned from."""

@@ -32,11 +32,11 @@ class TrainingStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """What a training set and its tables looked like.
 
     Attributes:
-        training_set: its identity.
+        training_set: its id.
         contract: hash of the contract.
         rows: rows of the training set.
         last: its latest moment, in microseconds.
-        features: the inputs of teacher and student by full name, as the training set holds them.
+        features: the inputs of teacher and student by full name, in the training set.
         views: the rows of each table with event times up to `last`.
         format: of this record.
     """

@@ -14,33 +14,28 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality.baseline import references
 
 
-def require(found: Sequence[Finding], part: Days | None = None) -> None:
-    """Refuses rows that are about to be written if they break what their views promise.
+def require(findings: Sequence[Finding], part: Days | None = None) -> None:
+    """Refuses rows before they are written if they break what their views promise.
 
-    Args:
-        found: what was found.
-        part: the days of the rows, where those of others may have been written before; None if nothing was.
+    `part` is the days of the rows if earlier days may have been written.
 
     Raises:
-        GateFailed: they do; every expectation that is broken is named.
+        GateFailed: with every broken expectation.
     """
-    if broken := [str(finding) for finding in found if not finding.passed]:
-        kept = "nothing was written" if part is None else f"of {part}, nothing was written"
-        raise failure("build", broken, f"correct the transform, its sources or the expectation; {kept}")
+    if broken := [str(finding) for finding in findings if not finding.passed]:
+        scope = "" if part is None else f"of {part}, "
+        raise failure(
+            "build", broken, f"correct the transform, its sources or the expectation; {scope}nothing was written"
+        )
 
 
 def require_online(project: Project, offline: OfflineStore, histories: Mapping[str, ViewHistory]) -> None:
-    """Refuses tables that are about to be served if they do not hold what their views promise.
+    """Refuses tables before they are served if they break what their views promise.
 
-    A build of a range sees some days only, and what was fresh when it was written may be old today.
-
-    Args:
-        project: the project.
-        offline: where the tables are.
-        histories: view to its table.
+    A build of a range sees only its days, and rows that were fresh when they were written may be old today.
 
     Raises:
-        GateFailed: they do not; every expectation that is broken is named.
+        GateFailed: with every broken expectation.
         DataError: a table is damaged.
     """
     broken: list[str] = []
@@ -53,24 +48,17 @@ def require_online(project: Project, offline: OfflineStore, histories: Mapping[s
 
 
 def findings(project: Project, view: str, data: pa.Table | ds.Dataset | None, *, part: bool = False) -> list[Finding]:
-    """What a view promises, held against rows.
-
-    Args:
-        project: the project.
-        view: the view.
-        data: the rows; None if there is none.
-        part: whether they are not all rows of the view: then only what each row must hold counts.
-    """
-    promised = [one for one in project.definitions.views[view].expectations if not part or by_row(one)]
-    if not promised or data is None:
+    """Checks the expectations of a view on rows; on a part of its rows, only those of single rows."""
+    expectations = [each for each in project.definitions.views[view].expectations if not part or by_row(each)]
+    if not expectations or data is None:
         return []
     contract = project.definitions.contract.views[view]
-    return check(contract, promised, data, now=project.now(), references=references(project, contract))
+    return check(contract, expectations, data, now=project.now(), references=references(project, contract))
 
 
 def failure(where: str, wrong: Sequence[str], remedy: str) -> GateFailed:
-    """One error for everything that is wrong, a sentence each."""
+    """A single error for everything that is wrong, a sentence each."""
     if len(wrong) == 1:
         return GateFailed(where, wrong[0], remedy=remedy)
-    found = f"{len(wrong)} things do not hold" + "".join(f"\n  - {sentence}" for sentence in wrong)
-    return GateFailed(where, found, remedy=remedy)
+    problems = f"{len(wrong)} things do not hold" + "".join(f"\n  - {sentence}" for sentence in wrong)
+    return GateFailed(where, problems, remedy=remedy)

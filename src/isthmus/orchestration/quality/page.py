@@ -29,7 +29,7 @@ _STYLE = "svg rect { fill: #4a7ab5 }\n"
 
 
 def page(report: QualityReport) -> str:
-    """The page."""
+    """A self-contained HTML page."""
     verdict = good("passed") if report.passed else bad("failed")
     blocks = [Heading(("Feature quality: ", verdict), 1), *quality_blocks(report)]
     return to_html("Feature quality", blocks, _STYLE)

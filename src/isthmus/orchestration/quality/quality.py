@@ -1,4 +1,4 @@
-"""`quality`: what the offline tables hold, whether that is what their views promise, and how far it has moved."""
+"""`quality`: statistics of the offline tables, what their views promise, and how far they have drifted."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -21,14 +21,14 @@ from isthmus.orchestration.quality.baseline import references
 
 
 class ViewDrift(msgspec.Struct, frozen=True, kw_only=True):
-    """New rows of a view against its rows when a training set was made.
+    """New rows of a view against its rows at the time of a training set.
 
     Attributes:
         name: the distillation.
-        training_set: its identity.
+        training_set: its id.
         after: new rows have later event times, in microseconds.
         until: and event times no later than this; None for no end.
-        rows: how many there are.
+        rows: number of new rows.
         features: by name; empty without new rows.
     """
 
@@ -41,12 +41,12 @@ class ViewDrift(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def judged(self) -> bool:
-        """Whether they are enough to say that something has drifted."""
+        """Whether there are enough new rows to call a difference a drift."""
         return self.rows >= LEAST
 
 
 class ViewQuality(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found of one view: all its rows measured, its expectations, and one drift for each training set."""
+    """A view: statistics of all its rows, its expectations, and the drift from each training set."""
 
     statistics: ViewStatistics
     findings: list[Finding]
@@ -54,7 +54,7 @@ class ViewQuality(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found of the views, and by which thresholds."""
+    """The quality of views, and the thresholds of a drift."""
 
     views: dict[str, ViewQuality]
     thresholds: Thresholds
@@ -72,12 +72,12 @@ class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
     def drifted(self) -> list[str]:
         """A sentence for each feature that has drifted."""
         return [
-            f"view {name}, feature {feature}: {_measures(one)} of {one.rows} rows after training set "
+            f"view {name}, feature {feature}: {_measures(drift)} of {drift.rows} rows after training set "
             f"{drifts.training_set} of {drifts.name}"
             for name, view in self.views.items()
             for drifts in view.drift
-            for feature, one in drifts.features.items()
-            if one.exceeded
+            for feature, drift in drifts.features.items()
+            if drift.exceeded
         ]
 
     def as_dict(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def quality(
         since: new rows have later event times; None for those after the training set in use. Without a time zone, UTC.
         until: and event times no later than this; None for no end.
         drift: whether to compare new rows with the training set in use.
-        progress: told the view at hand and the share that is done.
+        progress: called with the current view and the share that is done.
 
     Raises:
         RequestError: the times are in the wrong order.
@@ -113,30 +113,29 @@ def quality(
     if after is not None and end is not None and after >= end:
         raise RequestError("quality", f"since {since} is not before until {until}", expected="a window of time")
     contract = project.applied()
-    chosen = view_names(project, views)
+    names = view_names(project, views)
     offline = OfflineStore(project.offline)
-    found = {}
-    for n, name in enumerate(chosen):
-        progress(f"measuring {name}", n / len(chosen))
+    report = {}
+    for n, name in enumerate(names):
+        progress(f"measuring {name}", n / len(names))
         history = offline.history(contract.views[name])
         with offline.reading(history.view.table):
-            measured = view_statistics(history.view, history.data, history.version, history.fingerprint)
-            drifts = [_drift(history, then, after, end) for then in references(project, history.view) if drift]
-            found[name] = ViewQuality(
-                statistics=measured, findings=gate.findings(project, name, history.data), drift=drifts
+            report[name] = ViewQuality(
+                statistics=view_statistics(history.view, history.data, history.version, history.fingerprint),
+                drift=[_drift(history, then, after, end) for then in references(project, history.view) if drift],
+                findings=gate.findings(project, name, history.data),
             )
     progress("all views are measured", 1.0)
-    return QualityReport(views=found, thresholds=Thresholds())
+    return QualityReport(views=report, thresholds=Thresholds())
 
 
 def require_quality(report: QualityReport) -> None:
-    """Passes over a report in which every expectation holds and nothing has drifted.
+    """Refuses a report with a broken expectation or a drift.
 
     Raises:
-        GateFailed: naming everything that does not.
+        GateFailed: with all of them.
     """
-    wrong = [*map(str, report.broken()), *report.drifted()]
-    if wrong:
+    if wrong := [*map(str, report.broken()), *report.drifted()]:
         raise gate.failure("quality", wrong, "look at the rows, then at their sources; if this is the world's "
                            "doing, make a new training set")  # fmt: skip
 
@@ -144,22 +143,21 @@ def require_quality(report: QualityReport) -> None:
 def _drift(history: ViewHistory, reference: Reference, after: int | None, until: int | None) -> ViewDrift:
     begin = reference.last if after is None else after
     new = view_statistics(history.view, history.data, history.version, "", after=begin, until=until)
+    before = reference.features
     compared = {
-        name: drift(reference.features[name], one)
-        for name, one in new.features.items()
-        if name in reference.features and new.rows
+        name: drift(before[name], feature) for name, feature in new.features.items() if name in before and new.rows
     }
-    strange = [column for column in history.view.fields if column.name in compared and compared[column.name].exceeded]
-    if strange and new.last is not None:
-        # Only now: it reads the history of the reference again.
-        usual = windows(strange, history.data, min(reference.last, begin), new.last - begin)
+    exceeded = [column for column in history.view.fields if column.name in compared and compared[column.name].exceeded]
+    if exceeded and new.last is not None:
+        # Only where something stands out: this reads the history of the reference again.
+        usual = windows(exceeded, history.data, min(reference.last, begin), new.last - begin)
         for name, parts in usual.items():
-            compared[name] = drift(reference.features[name], new.features[name], windows=parts)
+            compared[name] = drift(before[name], new.features[name], windows=parts)
     return ViewDrift(name=reference.name, training_set=reference.training_set, after=begin, until=until,
                      rows=new.rows, features=compared)  # fmt: skip
 
 
-def _measures(one: Drift) -> str:
-    values = {"psi": one.psi, "ks": one.ks, "wasserstein": one.wasserstein}
-    told = ", ".join(f"{name} {values[name]:.3g}" for name in one.exceeded if values[name] is not None)
-    return told + (f", unseen {', '.join(one.unseen)}" if one.unseen else "")
+def _measures(drift: Drift) -> str:
+    values = {"psi": drift.psi, "ks": drift.ks, "wasserstein": drift.wasserstein}
+    exceeded = ", ".join(f"{name} {values[name]:.3g}" for name in drift.exceeded if values[name] is not None)
+    return exceeded + (f", unseen {', '.join(drift.unseen)}" if drift.unseen else "")
