@@ -211,14 +211,7 @@ def compare(
     """
     if not len(keys) == len(offline.data) == len(online.data):
         raise ValueError(f"{len(keys)} keys, {len(offline.data)} offline and {len(online.data)} online values")
-    if dtype.numpy is not None:
-        same = identical(offline.data, online.data)
-    elif dtype.element is not None and dtype.element.numpy is not None:
-        pairs = zip(offline.data, online.data, strict=True)
-        same = np.array([a is not None and b is not None and _same_array(a, b) for a, b in pairs], bool)
-    else:
-        same = np.array([a == b for a, b in zip(offline.data, online.data, strict=True)], bool)
-    equal = (offline.valid == online.valid) & (same | ~offline.valid)
+    equal = equal_values(offline, online, dtype)
     unlike = np.flatnonzero(~equal)
     worst = _worst(offline.take(unlike), online.take(unlike), dtype) if len(unlike) else 0.0
     if tolerance and dtype.name in ("Float32", "Float64"):
@@ -233,6 +226,20 @@ def compare(
         examples.append(ValueDifference(keys[n], left, right, _moment(times[n]) if len(times) else None))
     plotted = _pairs(offline, online, differing, dtype)
     return FeatureVerdict(len(keys), len(differing), worst, examples, tolerance, plotted)
+
+
+def equal_values(left: Values, right: Values, dtype: DataType) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """The mask of rows that are equal, as `compare` has it, without any tolerance."""
+    same: np.ndarray[Any, np.dtype[np.bool_]]
+    if dtype.numpy is not None:
+        same = _identical(left.data, right.data)
+    elif dtype.element is not None and dtype.element.numpy is not None:
+        pairs = zip(left.data, right.data, strict=True)
+        same = np.array([a is not None and b is not None and _same_array(a, b) for a, b in pairs], bool)
+    else:
+        same = np.array([a == b for a, b in zip(left.data, right.data, strict=True)], bool)
+    equal: np.ndarray[Any, np.dtype[np.bool_]] = (left.valid == right.valid) & (same | ~left.valid)
+    return equal
 
 
 def _first(keys: Sequence[str], differing: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -277,7 +284,7 @@ def _pairs(left: Values, right: Values, differing: np.ndarray[Any, Any], dtype: 
     return list(zip(*(side[sample].tolist() for side in sides), strict=True))
 
 
-def identical(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def _identical(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """The mask of values that are the same in two fixed-width columns."""
     bits = f"<u{left.dtype.itemsize}"
     same: np.ndarray[Any, np.dtype[np.bool_]]
@@ -286,7 +293,7 @@ def identical(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> np.nda
 
 
 def _same_array(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> bool:
-    return len(left) == len(right) and (left.tobytes() == right.tobytes() or bool(identical(left, right).all()))
+    return len(left) == len(right) and (left.tobytes() == right.tobytes() or bool(_identical(left, right).all()))
 
 
 def _worst(left: Values, right: Values, dtype: DataType) -> float:
@@ -301,7 +308,7 @@ def _worst(left: Values, right: Values, dtype: DataType) -> float:
         return math.inf
     # Two infinities or two NaNs have no difference.
     ours, theirs = np.concatenate(left.data.tolist()), np.concatenate(right.data.tolist())
-    differing = ~identical(ours, theirs)
+    differing = ~_identical(ours, theirs)
     return _gap(ours[differing], theirs[differing])
 
 

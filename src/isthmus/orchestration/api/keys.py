@@ -15,13 +15,10 @@ from isthmus.serving.keys import Keyring, make, problems
 def create(project: Project, name: str, scopes: Sequence[str]) -> dict[str, Any]:
     """Creates a key and stores its hash; returns its description with the key itself, which is stored nowhere.
 
-    Args:
-        project: the project.
-        name: whose key it is.
-        scopes: `read:SERVICE`, `push:VIEW`, `predict:MODEL`, or `*` for the name.
+    Scopes are `read:SERVICE`, `push:VIEW`, `predict:MODEL`, or `*` for the name.
 
     Raises:
-        ConfigurationError: the name or a scope cannot be one.
+        ConfigurationError: the name or a scope is invalid.
         RequestError: there is a key of this name.
         DataError: the key file is broken.
     """
@@ -32,16 +29,13 @@ def create(project: Project, name: str, scopes: Sequence[str]) -> dict[str, Any]
         if any(key.name == name for key in ring.keys):
             raise RequestError(f"API key {name}", "is there already", remedy="revoke it first, or choose another name")
         key, secret = make(name, scopes, clock.now())
-        _write(project, Keyring(keys=(*ring.keys, key)))
+        ring = Keyring(keys=(*ring.keys, key))
+        write_atomically(project.keys_file, ring.dumps(), mode=0o600)
     return {"name": key.name, "scopes": list(key.scopes), "key": secret}
 
 
 def describe(project: Project) -> dict[str, Any]:
-    """Every key by its name: its scopes, and when it was created.
-
-    Raises:
-        DataError: the key file is broken.
-    """
+    """Every key by its name: its scopes, and when it was created."""
     keys = Keyring.read(project.keys_file).keys
     return {
         key.name: {"scopes": list(key.scopes), "created": clock.moment(key.created_at).isoformat(timespec="seconds")}
@@ -50,32 +44,23 @@ def describe(project: Project) -> dict[str, Any]:
 
 
 def revoke(project: Project, name: str) -> dict[str, Any]:
-    """Removes a key: from its next request on it is not known.
-
-    Raises:
-        RequestError: there is no key of this name.
-        DataError: the key file is broken.
-    """
+    """Removes a key: from its next request on it is not known. RequestError if there is no key of this name."""
     with _changing(project):
         ring = Keyring.read(project.keys_file)
         left = tuple(key for key in ring.keys if key.name != name)
         if len(left) == len(ring.keys):
             known = ", ".join(key.name for key in ring.keys) or "none"
             raise RequestError(f"API key {name}", "is not there", expected=f"one of {known}")
-        _write(project, Keyring(keys=left))
+        write_atomically(project.keys_file, Keyring(keys=left).dumps(), mode=0o600)
     report: dict[str, Any] = {"revoked": name, "left": len(left)}
     if not left:
-        report["note"] = "without any key, a server on loopback is open and any other one refuses every request"
+        report["note"] = "without any key, a server on loopback is open and any other refuses every request"
     return report
-
-
-def _write(project: Project, ring: Keyring) -> None:
-    write_atomically(project.keys_file, ring.dumps(), mode=0o600)
 
 
 @contextmanager
 def _changing(project: Project) -> Iterator[None]:
-    """One change at a time: two at once would each read the file before the other has written it."""
+    """A lock: of two changes at once, the last would undo the first."""
     project.state.mkdir(parents=True, exist_ok=True)
     with (project.state / "keys.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -6,9 +6,10 @@ from typing import Any
 
 from isthmus.features.contract.contract import Contract
 from isthmus.features.contract.diff import differences
-from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, DependencyError
+from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError
 from isthmus.features.files import write_atomically
 from isthmus.features.offline.store import NEW_VERSION, OfflineStore
+from isthmus.orchestration.extras import extra
 from isthmus.orchestration.project import Project
 
 
@@ -36,11 +37,8 @@ def apply(project: Project) -> Applied:
     contract = definitions.contract
     changes = _changes(project, contract)
     _refuse_types(project, contract)
-    try:
+    with extra("orchestration"):
         from isthmus.features.feast import registry
-    except ImportError as error:
-        raise DependencyError("apply", f"feast cannot be imported ({error})",
-                              remedy="install it with: pip install 'isthmus[orchestration]'") from error  # fmt: skip
     server = project.settings.server
     folder, offline, address = project.state / "feast", project.offline, f"http://{server.host}:{server.port}"
     registered = registry.register(

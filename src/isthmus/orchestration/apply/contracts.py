@@ -33,26 +33,18 @@ class LocatedContract:
     def as_dict(self) -> dict[str, Any]:
         """The complete contract, with all hashes."""
         contract, data = self.contract, self.contract.as_dict()
-        hashes = {
-            "views": {view.name: view.hash for view in contract.views.values()},
-            "transforms": {transform.name: transform.hash for transform in contract.transforms.values()},
-            "services": {service.name: service.hash for service in contract.services.values()},
-        }
-        for kind in hashes.keys() & data.keys():
-            data[kind] = {name: {**declared, "hash": hashes[kind][name]} for name, declared in data[kind].items()}
+        kinds: dict[str, Mapping[str, ViewContract | TransformContract | ServiceContract]]
+        kinds = {"views": contract.views, "transforms": contract.transforms, "services": contract.services}
+        for kind in kinds.keys() & data.keys():
+            data[kind] = {name: {**part, "hash": kinds[kind][name].hash} for name, part in data[kind].items()}
         return {"place": self.place, "hash": self.contract.hash, **data, "learned": dict(self.learned)}
 
 
 @dataclass(frozen=True)
 class ContractDifference:
-    """What changes from a contract to the next.
+    """What changes between two contracts: declarations, and what follows for the models of each service.
 
-    Attributes:
-        before: the first contract.
-        after: the second contract.
-        changes: of every declaration that differs.
-        services: what follows for the models of each service.
-        learned: the inputs whose preparation in two packages learned different values.
+    `learned` are the inputs whose preparation in two packages learned different values.
     """
 
     before: LocatedContract
@@ -74,11 +66,7 @@ class ContractDifference:
 
 
 def find(name: str, project: Callable[[], Project]) -> LocatedContract:
-    """The contract of this name.
-
-    Args:
-        name: a contract.json, the folder of a package or of a project, "applied" or "definitions".
-        project: opens the project at hand, if it is needed.
+    """The contract in a contract.json, the folder of a package or a project, "applied" or "definitions".
 
     Raises:
         RequestError: there is nothing of this name, or it is something else.

@@ -23,12 +23,8 @@ _BESIDE_THE_ROWS = {"ttl", "entities", "lookback"}
 class TableChange:
     """What the next `build` does to a table.
 
-    Attributes:
-        action: "build" a table that is not there, "rebuild" its rows, "record" the new contract over the same rows,
-            "keep" it as it is, "leave" a table that nothing reads any more; or "refuse" the change.
-        why: the parts of the view that changed, or another reason.
-        days: days in the table now.
-        rows: rows in the table now.
+    It will "build" a table that is not there, "rebuild" its rows, "record" the new contract over the same rows, "keep"
+    it as it is, "leave" a table that nothing reads any more; or "refuse" the change. The days and rows are those now.
     """
 
     action: str
@@ -39,14 +35,9 @@ class TableChange:
 
 @dataclass(frozen=True)
 class ApplyDiff:
-    """From the contract in force to that of today's definitions.
+    """From the contract in force, if any, to that of today's definitions, both by their hashes.
 
-    Attributes:
-        before: hash of the contract in force; empty if there is none.
-        after: hash of the contract of today's definitions.
-        changes: what is different, a sentence each.
-        tables: table to its change.
-        stale: training sets, packages and deployments that cannot be used under the new contract.
+    `stale` are the training sets, packages and deployments that cannot be used under the new contract.
     """
 
     before: str
@@ -83,9 +74,10 @@ def apply_diff(project: Project) -> ApplyDiff:
     views_before = before.views if before else {}
     tables = {view.table: _table_change(store, view, views_before.get(view.name)) for view in contract.views.values()}
     for view in views_before.values():
-        if view.table not in tables and (size := _size(store, view)):
-            why = "the view has another version" if view.name in contract.views else "the view is gone"
-            tables[view.table] = TableChange("leave", [why], *size)
+        with suppress(DataError):
+            if view.table not in tables and (commit := store.commit(view)):
+                why = "the view has another version" if view.name in contract.views else "the view is gone"
+                tables[view.table] = TableChange("leave", [why], len(commit.days or {}), commit.rows)
     changes = differences(before, contract) if before else []
     return ApplyDiff(before.hash if before else "", contract.hash, changes, tables, _stale(project, contract))
 
@@ -122,14 +114,6 @@ def _same_columns(part: str, before: ViewContract, after: ViewContract) -> bool:
     """Whether features differ only in where they are available."""
     columns = [[(column.name, column.dtype, column.size) for column in view.fields] for view in (before, after)]
     return part == "fields" and columns[0] == columns[1]
-
-
-def _size(store: OfflineStore, view: ViewContract) -> tuple[int, int] | None:
-    try:
-        commit = store.commit(view)
-    except DataError:
-        return None
-    return (len(commit.days or {}), commit.rows) if commit else None
 
 
 def _stale(project: Project, contract: Contract) -> dict[str, list[str]]:

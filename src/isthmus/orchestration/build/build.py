@@ -34,12 +34,7 @@ CHECKED = 2
 
 
 def build(project: Project, views: Sequence[str] | None = None, *, progress: Progress = silent) -> dict[str, Written]:
-    """Computes views and writes the results as their offline tables. The same input a second time changes nothing.
-
-    Args:
-        project: the project, applied.
-        views: names of the views, or None for all.
-        progress: called with the current view and the share that is done.
+    """Computes views, by default all, and writes their offline tables. The same input again changes nothing.
 
     Raises:
         GateFailed: rows break an expectation of their view; nothing was written.
@@ -118,13 +113,8 @@ def build_range(
     Each step is a commit. What was built from the same definition and the same source files before is not computed
     again: a run that was killed goes on where it was. A day for which the transform has no row has none in the table.
 
-    Args:
-        project: the project, applied.
-        views: names of the views, or None for all.
-        within: the days; None for those from the end of each table, less the view's `lateness`, up to today. A view
-            that has no table yet is then built completely.
-        step: days of a commit.
-        progress: called with the current view and step, and the share that is done.
+    Without `within` the range is from the end of each table, less the view's `lateness`, up to today; a view without a
+    table is then built completely. `step` is the days of a commit.
 
     Raises:
         ContractMismatch: a table was built under another contract; the days outside of the range would stay so.
@@ -293,11 +283,7 @@ def _share(progress: Progress, n: int, count: int) -> Progress:
 
 
 def day_range(project: Project, first: str | None, end: str | None, step: int | None, *, catch_up: bool) -> Days | None:
-    """The range in the options of a command line; None without a range.
-
-    Raises:
-        RequestError: they contradict each other, or a day is not a date.
-    """
+    """The range in the options of a command line, if any; RequestError if they contradict each other."""
     if catch_up and (first or end):
         raise RequestError("--catch-up", "together with a range", expected="one of both")
     if end and not first:

@@ -36,11 +36,7 @@ def require_enough(view: FeatureView, contract: ViewContract, frames: Frames, ro
     A step reads least before its first day. A window that only later days fill, or that reaches further than twice, is
     not noticed.
 
-    Args:
-        view: the view, with a lookback.
-        contract: its canonical form.
-        frames: a DataFrame per source name, not narrowed.
-        rows: the rows of a range, computed with the declared lookback.
+    The frames are not narrowed yet; the rows are those of a range, computed with the declared lookback.
 
     Raises:
         DataError: the rows differ, by more than the rounding of sums.

@@ -26,12 +26,8 @@ def materialize(
 ) -> dict[str, Materialized]:
     """Writes the current row of each key, and removes keys that are gone; rows that Redis holds already stay.
 
-    Args:
-        project: the project, applied and built.
-        views: names of the views, or None for all.
-        full: compare every row with Redis, replace those that differ and remove those that the view lacks, also where
-            they claim to be newer.
-        progress: called with the current view and the share that is done.
+    `full` compares every row with Redis, replaces those that differ and removes those that the view lacks, also where
+    they claim to be newer.
 
     Raises:
         GateFailed: a table breaks an expectation of its view; nothing was written.

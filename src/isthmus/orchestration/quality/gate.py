@@ -17,10 +17,7 @@ from isthmus.orchestration.quality.baseline import references
 def require(findings: Sequence[Finding], part: Days | None = None) -> None:
     """Refuses rows before they are written if they break what their views promise.
 
-    `part` is the days of the rows if earlier days may have been written.
-
-    Raises:
-        GateFailed: with every broken expectation.
+    `part` is the days of the rows if earlier days may have been written. GateFailed has every broken expectation.
     """
     if broken := [str(finding) for finding in findings if not finding.passed]:
         scope = "" if part is None else f"of {part}, "

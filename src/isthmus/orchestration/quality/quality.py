@@ -21,15 +21,9 @@ from isthmus.orchestration.quality.baseline import references
 
 
 class ViewDrift(msgspec.Struct, frozen=True, kw_only=True):
-    """New rows of a view against its rows at the time of a training set.
+    """New rows of a view, in (after, until] by event time in microseconds, against a training set of a distillation.
 
-    Attributes:
-        name: the distillation.
-        training_set: its id.
-        after: new rows have later event times, in microseconds.
-        until: and event times no later than this; None for no end.
-        rows: number of new rows.
-        features: by name; empty without new rows.
+    `features` is empty without new rows.
     """
 
     name: str
@@ -95,15 +89,10 @@ def quality(
     drift: bool = True,
     progress: Progress = silent,
 ) -> QualityReport:
-    """Measures the offline tables of views.
+    """Measures the offline tables of views, by default all.
 
-    Args:
-        project: the project, applied and built.
-        views: names of the views, or None for all.
-        since: new rows have later event times; None for those after the training set in use. Without a time zone, UTC.
-        until: and event times no later than this; None for no end.
-        drift: whether to compare new rows with the training set in use.
-        progress: called with the current view and the share that is done.
+    New rows, which are compared with the training set in use if `drift`, have event times after `since` up to `until`;
+    by default all after that training set. Times without a zone are UTC.
 
     Raises:
         RequestError: the times are in the wrong order.
@@ -130,11 +119,7 @@ def quality(
 
 
 def require_quality(report: QualityReport) -> None:
-    """Refuses a report with a broken expectation or a drift.
-
-    Raises:
-        GateFailed: with all of them.
-    """
+    """Raises GateFailed with every broken expectation and every drift."""
     if wrong := [*map(str, report.broken()), *report.drifted()]:
         raise gate.failure("quality", wrong, "look at the rows, then at their sources; if this is the world's "
                            "doing, make a new training set")  # fmt: skip

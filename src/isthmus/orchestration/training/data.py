@@ -41,13 +41,8 @@ JOINS = ("embedded", "engine")
 class TrainingOrigin:
     """What decides the rows of a training set, besides those of its spine.
 
-    Attributes:
-        contract: hash of the contract.
-        spine: what the record calls the spine.
-        histories: the views, each at its version.
-        features: view to the features to join.
-        status: whether to say what each view answered.
-        computed: computes the fields of request transforms, if there are any.
+    The hash of the contract, what the record calls the spine, the views, each at its version, the features to join of
+    each, whether to add what each view answered, and the fields of request transforms.
     """
 
     contract: str
@@ -78,14 +73,7 @@ class TrainingOrigin:
 class TrainingData:
     """A spine, and the versions of the tables to join to it. Nothing is joined before rows are read.
 
-    Args:
-        spine: the rows.
-        join: joins the views to them.
-        origin: what the record says.
-        records: the folder in which an id leads to the training set, wherever it was written.
-
-    Attributes:
-        schema: the columns of the training data.
+    `schema` has the columns. In the folder `records` an id leads to the training set, wherever it was written.
     """
 
     def __init__(
@@ -216,9 +204,6 @@ def data_of(
     """Training data of a spine, joined where `join` says.
 
     `served` joins what serving answered, not what could have been known; view to the moment at which its log ends.
-
-    Raises:
-        RequestError: as `require_join`.
     """
     require_join(join, as_served=served is not False)
     offline, threads = OfflineStore(project.offline), project.settings.profiles.training.threads
@@ -242,11 +227,7 @@ def data_of(
 
 
 def require_join(join: str, *, as_served: bool) -> None:
-    """Refuses a place that is not in JOINS, or cannot join as served.
-
-    Raises:
-        RequestError: it is one.
-    """
+    """Raises RequestError for a place that is not in JOINS or cannot join as served."""
     if join not in JOINS:
         raise RequestError("join", f"{join!r} is not known", expected=one_of(JOINS))
     if join == "engine" and as_served:
@@ -298,11 +279,7 @@ def select_features(contract: Contract, features: str | Sequence[str]) -> Featur
 
 
 class HashedSpine:
-    """The rows of a spine as they are read: counted, hashed and, if a file is named, written to it.
-
-    Attributes:
-        rows: how many were read.
-    """
+    """The rows of a spine as they are read: counted, hashed and, if a file is named, written to it."""
 
     def __init__(self, spine: SpineRows, file: Path | None = None) -> None:
         self._spine, self._file = spine, file
@@ -311,7 +288,7 @@ class HashedSpine:
 
     @property
     def sha256(self) -> str:
-        """The hash of the rows read so far, whatever the sizes of their batches."""
+        """Of the rows read so far, whatever the sizes of their batches."""
         return self._hash.hexdigest()
 
     def read(self) -> str:

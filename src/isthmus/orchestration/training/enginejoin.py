@@ -28,21 +28,8 @@ _PART = PASS
 class EngineJoin:
     """The point-in-time join of a spine by an engine. It has the interface of `Join`, its arguments, and its result.
 
-    Args:
-        spine: the columns of the spine.
-        offline: where the histories are. The executors must reach its folder: they read and write there.
-        histories: the views to join.
-        features: view to the features to join.
-        status: whether to say what each view answered.
-        threads: cores of a local Apache Spark.
-        name: the engine, as in `engine.session`.
-
-    Attributes:
-        schema: the columns of the result.
-
-    Raises:
-        DataError: as `Join`.
-        RequestError: the offline store is no folder.
+    `name` is the engine, as in `engine.session`, and `threads` the cores of a local Apache Spark. The executors must
+    reach the folder of the offline store, where they read and write: another store raises RequestError.
     """
 
     def __init__(
@@ -66,11 +53,7 @@ class EngineJoin:
         self._status, self._threads, self._name = status, threads, name
 
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Joins batches of any sizes, also none. The first batch comes when the engine is done.
-
-        Raises:
-            DataError: a row has no time, or a value that does not fit its type; or the engine failed.
-        """
+        """As `Join.batches`. The first batch comes when the engine is done; DataError if it fails."""
         # In the store: executors reach it, and may run as another user.
         with scratch_folder(Path(self._offline.root), "_join") as folder:
             count = self._write(spine, folder)

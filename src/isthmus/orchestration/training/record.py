@@ -18,16 +18,11 @@ from isthmus.orchestration.training.requestcolumns import RequestColumns, reques
 def repeat(project: Project, record: str, out: Path | str | None = None, *, join: str = "embedded") -> TrainingSet:
     """Writes a training set again, from the same versions of the same tables: the same bytes, whatever came since.
 
-    Args:
-        project: the project.
-        record: the folder of a training set, its record, or its id.
-        out: the folder to write; by default the one that the training set is in.
-        join: where to join. The record does not say where it was: the rows are the same.
+    It is found by its folder, record or id, and replaced unless `out` names another folder.
 
     Raises:
         RequestError: there is no such training set, or it is one as served, and is to be joined by the engine.
-        DataError: it cannot be repeated, because a table's version, the spine or a request transform is gone or not
-            what it was.
+        DataError: a table's version, the spine or a request transform is gone or not what it was.
     """
     past = _find(project, record)
     where = f"training set {past.id}"

@@ -17,13 +17,7 @@ from isthmus.transforms.request.check import Graphs
 
 @dataclass(frozen=True)
 class RequestColumns:
-    """Fields of request transforms, and the project whose engine computes them.
-
-    Attributes:
-        transforms: each with its contract, narrowed to the wanted fields.
-        contract: the complete contract.
-        project: the project.
-    """
+    """Request transforms, each with its contract, narrowed to the wanted fields; the project's engine computes them."""
 
     transforms: Sequence[tuple[AtRequest, TransformContract]]
     contract: Contract
@@ -33,27 +27,16 @@ class RequestColumns:
     def identity(self) -> dict[str, dict[str, Any]]:
         """All that decides the values: the transforms' hashes, and the fields."""
         return {
-            part.name: {
-                "hash": self.contract.transforms[part.name].hash,
-                "fields": [field.name for field in part.fields],
-            }
-            for _, part in self.transforms
+            name: {"hash": self.contract.transforms[name].hash, "fields": [field.name for field in part.fields]}
+            for name, part in ((part.name, part) for _, part in self.transforms)
         }
 
     def schema(self, joined: pa.Schema) -> pa.Schema:
-        """The columns of a training set, with the computed ones.
-
-        Raises:
-            DataError: an input of a transform is missing, or two columns would share a name.
-        """
+        """The columns with the computed ones; DataError if an input is missing, or two columns would share a name."""
         return compute.schema_with(joined, [contract for _, contract in self.transforms])
 
     def batches(self, joined: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows in their order, with the computed columns.
-
-        Raises:
-            DataError: the engine or a graph refused a row.
-        """
+        """The rows in their order, with the computed columns; DataError if the engine or a graph refuses a row."""
         rows = iter(joined)
         # An engine that joins is done when its first batch comes, and Apache Spark has one session at a time.
         first = list(islice(rows, 1))
@@ -63,7 +46,7 @@ class RequestColumns:
 
 
 def request_columns(project: Project, contract: Contract, fields: Mapping[str, Sequence[str]]) -> RequestColumns | None:
-    """The columns of request transforms, by the fields that are wanted of each; None if there are none."""
+    """The columns of request transforms, by the wanted fields of each; None if there are none."""
     if not fields:
         return None
     transforms = []

@@ -25,18 +25,7 @@ from isthmus.transforms.views.compute import compute_spine
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSetOptions:
-    """The options of `isthmus training-set`: a distillation, a spine of the user's, or an earlier training set.
-
-    Attributes:
-        name: the distillation.
-        spine: rows of the user's: a path or a query; with `features` and `out`.
-        features: what to join to them.
-        like: an earlier training set: its folder, record or id.
-        out: the folder to write.
-        status: whether to add a column per view that says what it answered.
-        as_served: whether to join what serving answered.
-        join: where to join.
-    """
+    """The options of `isthmus training-set`: a distillation, a spine with features, or an earlier training set."""
 
     name: str | None = None
     spine: str | None = None
@@ -48,11 +37,7 @@ class TrainingSetOptions:
     join: str = "embedded"
 
     def write(self, project: Project, progress: Progress = silent) -> TrainingSet:
-        """Writes the training set.
-
-        Raises:
-            RequestError: the options do not go together.
-        """
+        """Writes the training set, or raises RequestError if the options do not go together."""
         kinds = {"a distillation": self.name, "--spine": self.spine, "--like": self.like}
         if len([kind for kind, value in kinds.items() if value is not None]) > 1:
             raise RequestError("training-set", "more than one of them is given", expected="one of " + ", ".join(kinds))
@@ -80,12 +65,8 @@ def training_set(
 ) -> TrainingSet:
     """Joins the views of a distillation to its spine by the time rules.
 
-    Args:
-        project: the project, applied and built.
-        name: the distillation; may be left out where there is only one.
-        as_served: whether to answer with what was readable online at each moment, by the log of materializations.
-        join: "embedded" in this process, or "engine" by the engine of the project. The rows are the same.
-        progress: called with the current step and the share that is done.
+    `as_served` joins what was readable online at each moment, by the log of materializations. The rows are the same
+    wherever they are joined.
     """
     contract = project.applied()
     require_join(join, as_served=as_served)

@@ -29,7 +29,7 @@ from isthmus.features.document import (
 from isthmus.features.verdict import FeatureVerdict, ValueDifference, Verdict, merged
 
 MOST = 40
-"""Differing features with a card each; of more, the table alone."""
+"""Differing features with a card each; more than that are in the table alone."""
 IMAGES = 3
 """Differing features that are drawn where there is no room for more."""
 _TEXT = "svg text { font: 11px system-ui, sans-serif; fill: var(--soft) }"
@@ -41,10 +41,9 @@ _NUMBERS = ("compared", "equal", "differing", "worst", "tolerance")
 
 
 def page(verdict: Verdict, project: str) -> str:
-    """The page."""
-    comparisons = verdict.named()
+    """A self-contained HTML page."""
     differing = _differing(verdict)
-    equal = {name: feature for name, feature in comparisons.items() if not feature.differing}
+    equal = {name: feature for name, feature in verdict.named().items() if not feature.differing}
     as_of = f"{clock.moment(verdict.at):%Y-%m-%d %H:%M:%S}Z"
     blocks: list[Block] = [
         Heading((f"{project}: ", _outcome(verdict)), 1),

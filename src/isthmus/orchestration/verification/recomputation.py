@@ -4,7 +4,6 @@ The graphs run twice: here, on the engine's own inputs, and in a server that get
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +14,7 @@ from isthmus.features.definition.spec import AtRequest
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.values.columns import ARROW, Values, from_arrow, micros
 from isthmus.features.values.rows import Bool
-from isthmus.features.verdict import FeatureVerdict, identical
+from isthmus.features.verdict import FeatureVerdict, equal_values
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.verification.client import Client
@@ -25,18 +24,10 @@ from isthmus.orchestration.verification.sides import ComparedRows, sample_with_k
 def recompute(
     project: Project, contract: Contract, declared: Distillation | None, sample: int | None, api: Client, requests: int
 ) -> tuple[dict[str, dict[str, FeatureVerdict]], dict[str, str]]:
-    """Compares request transforms over rows of the last training set.
+    """Compares request transforms over `sample` rows of the last training set, or all; a server answers `requests`.
 
     Returns the comparisons, transform to field, as `API …` for what the server answers; and each transform that is left
     out, because no training set has it or it computed something else then, to why.
-
-    Args:
-        project: the project.
-        contract: its contract.
-        declared: the distillation, if there is one.
-        sample: rows to compare, spread over the training set; None for all.
-        api: a server of the project.
-        requests: rows that the server answers.
     """
     services = (declared.teacher.name, declared.student.name) if declared else ()
     transforms = {transform.name: transform for service in services for transform in contract.used(service)}
@@ -75,19 +66,19 @@ class _Engine:
         self._tolerances = {field.name: field.tolerance for field in declared.schema}
         self._rows = ComparedRows.of(table, keys, micros(table["event_timestamp"]).tolist())
         self._graph = RowGraph(transform)
+        self._types = {column.name: column.dtype for column in contract.transform_inputs(transform)}
         self._inputs = {column.name: _values(table, column) for column in contract.transform_inputs(transform)}
         self._results = self._fields(table)
 
     def compare_graph(self) -> dict[str, FeatureVerdict]:
-        """Field to the comparison with what the graph makes of the same values."""
         # What the graph refuses is null, which the engine's value is not.
         return self._compare(self._rows, self._results, self._graph.run(self._inputs).values)
 
     def compare_answers(self, api: Client) -> dict[str, FeatureVerdict]:
-        """Field to the comparison with what a server answers to the same requests.
+        """A server looks up stored features as they are now.
 
-        It looks up stored features as they are now. Where one differs from the engine's input, the graph that was
-        compared with the engine says what is expected; a row that it refuses is left out.
+        Where a stored feature differs from the engine's input, the graph that was compared with the engine says what is
+        expected; a row that it refuses is left out.
         """
         transform, table = self._transform, self._table
         key_columns = {
@@ -108,7 +99,7 @@ class _Engine:
         # What is pushed between the two lookups is left out.
         unchanged = np.ones(len(rows), bool)
         for name, values in self._stored(answer).items():
-            unchanged &= _same(now[name], values)
+            unchanged &= equal_values(now[name], values, self._types[name])
         rows = rows[unchanged]
         return self._compare(
             self._rows.take(rows),
@@ -120,7 +111,7 @@ class _Engine:
         """The engine's value of each field where its inputs are unchanged, else the graph's; and the refused rows."""
         unchanged, refused = np.ones(len(self._table), bool), np.zeros(len(self._table), bool)
         for name, values in self._inputs.items():
-            unchanged &= _same(values, now[name])
+            unchanged &= equal_values(values, now[name], self._types[name])
         computed = self._graph.run(now)
         for mask in computed.refused.values():
             refused |= mask
@@ -155,20 +146,3 @@ def _values(table: pa.Table, column: Column) -> Values:
     if column.name in table.column_names:
         return from_arrow(table[column.name], column.dtype)
     return from_arrow(pa.nulls(len(table), ARROW[column.dtype.name]), column.dtype)
-
-
-def _same(left: Values, right: Values) -> Bool:
-    """Where two columns are the same to the bit."""
-    if left.data.dtype == object:
-        pairs = zip(left.data, right.data, strict=True)
-        equal = np.array([_same_object(a, b) for a, b in pairs], bool)
-    else:
-        equal = identical(left.data, right.data)
-    same: Bool = (left.valid & right.valid & equal) | ~(left.valid | right.valid)
-    return same
-
-
-def _same_object(left: Any, right: Any) -> bool:
-    if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
-        return left.tobytes() == right.tobytes()
-    return bool(left == right)

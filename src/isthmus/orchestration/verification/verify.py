@@ -43,12 +43,8 @@ def verify(project: Project, name: str | None = None, *, every: bool = False, pr
     answers, with its student; its graph's inputs from offline values, with those from served values; and what a server
     predicts with it.
 
-    Args:
-        project: the project, materialized.
-        name: the distillation; may be left out where there is only one, or none.
-        every: compare every key that either side has, and every row of the training set, not a sample, and the offline
-            rows with their content hashes.
-        progress: called with the current view and the share that is done.
+    `name` of the distillation may be left out where there is only one, or none. `every` compares every key that either
+    side has, and every row of the training set, not a sample, and the offline rows with their content hashes.
 
     Raises:
         DependencyError: Redis does not answer, or no server can be started.
@@ -108,7 +104,7 @@ class _Verification:
     def _package(
         self, histories: Sequence[ViewHistory]
     ) -> tuple[dict[str, FeatureVerdict], dict[str, FeatureVerdict], dict[str, str]]:
-        """The package's files, its inputs, and what cannot be compared to why."""
+        """The files and inputs, and what cannot be compared to why."""
         if self.declared is None or self.package is None:
             return {}, {}, {}
         self.progress("comparing the package with its student", 0.9)
