@@ -1,4 +1,4 @@
-"""What is tried before the first step, with a student that has learned nothing: all that will be asked at the end."""
+"""Checks with an untrained student before the first step: everything that the end of a training would refuse."""
 
 import math
 from collections.abc import Callable, Collection
@@ -23,29 +23,20 @@ from isthmus.distill.types import Index
 from isthmus.features.contract.contract import one_of
 from isthmus.features.errors import ConfigurationError, DataError, GateFailed, Problem
 
-_ASKED = 2
-"""Rows of which a teacher is asked twice, to see that it says the same."""
-
+_COMPATIBILITY_ROWS = 2
 _MEASURED = ("parameters", "bytes", "p50_us", "p99_us")
 
 
 def rehearse(
     task: Task, teacher: Teacher, outputs: TeacherOutputs, settings: TrainingSettings, note: Callable[[str], None]
 ) -> None:
-    """Computes the loss of the first batch, and runs the graph of a new student, before the teacher is asked for more.
-
-    Args:
-        task: what will be trained.
-        teacher: who will be asked for all rows.
-        outputs: what it says of all rows. Those of the first batch are kept, and not computed again.
-        settings: of the training.
-        note: is told which runtime the package will have no model for.
+    """Computes the loss of the first batch and runs the graph of a new student, before the teacher computes the rest.
 
     Raises:
-        ConfigurationError: a gate is about a figure that no report has, the student is no smaller than its teacher,
-            nothing is to be learned at a step, or student, teacher and objective do not fit each other: outputs,
-            labels, tokenizers, parameters that both have.
-        DataError: an input of the student says the label.
+        ConfigurationError: a gate is about a figure that no report has, the student is no smaller than its teacher, a
+            step has no loss, or student, teacher and objective do not fit each other: outputs, labels, tokenizers,
+            shared parameters.
+        DataError: an input of the student leaks the label.
         GateFailed: the loss of the first batch is not finite.
     """
     declared = task.material.declaration
@@ -65,8 +56,8 @@ def rehearse(
             remedy="leave what is known only after the label out of the student's features; if it is known before, no "
             "model is needed",
         )
-    _learn_once(task, student, objective, outputs, settings)
-    _require_agreement(task, teacher, student, outputs)
+    _first_step(task, student, objective, outputs, settings)
+    _require_compatible(task, teacher, student, outputs)
     if outputs.missing and (size := teacher.size()) is not None:
         _require_smaller(student, size[1], where)
     rows = task.material.parts.validation[:1]
@@ -74,19 +65,13 @@ def rehearse(
     predict(session(model.SerializeToString(), 1), task.feeds(rows))
     if EXECUTORCH in declared.runtimes:
         try:
-            _run(task, student, rows, model)
+            _run_executorch(task, student, rows, model)
         except GateFailed as error:
             note(f"the package will have no model for {EXECUTORCH}: {error}")
 
 
-def require_measured(task: Task, outputs: TeacherOutputs, facts: TeacherCost, references: Collection[str]) -> None:
+def require_measured(task: Task, outputs: TeacherOutputs, cost: TeacherCost, references: Collection[str]) -> None:
     """Measures a new student on the validation part.
-
-    Args:
-        task: what will be trained.
-        outputs: of the teacher for all rows.
-        facts: of the teacher.
-        references: names of the others that are measured.
 
     Raises:
         ConfigurationError: the student is no smaller than its teacher, there is no such metric, or a gate is about a
@@ -95,9 +80,9 @@ def require_measured(task: Task, outputs: TeacherOutputs, facts: TeacherCost, re
     where, rows = task.material.declaration.where, task.material.parts.validation
     with torch.random.fork_rng(devices=[]):
         student = task.student().eval()
-    if facts.bytes is not None:
-        _require_smaller(student, facts.bytes, where)
-    theirs = {key: tensor.float().numpy() for key, tensor in outputs[rows].items()}
+    if cost.bytes is not None:
+        _require_smaller(student, cost.bytes, where)
+    theirs = outputs.float32(rows)
     ours = student_answers(task, student, rows, torch.device("cpu"))
     quality = {*task.quality(theirs, rows, theirs), *task.quality(ours, rows, theirs)}
     if task.metric not in quality:
@@ -105,42 +90,37 @@ def require_measured(task: Task, outputs: TeacherOutputs, facts: TeacherCost, re
     pupils = {*quality, *_MEASURED, *task.agreement(ours, theirs)}
     known = {f"{model}.{figure}" for model in ("teacher", *references) for figure in (*quality, *_MEASURED)}
     known |= {f"{model}.{figure}" for model in ("student", "control") for figure in pupils}
-    wrong = [
-        gate.metric for gate in task.material.declaration.required if "." in gate.metric and gate.metric not in known
-    ]
-    if wrong:
-        raise ConfigurationError(where, [Problem("gate", repr(metric), one_of(sorted(known))) for metric in wrong])
+    metrics = [gate.metric for gate in task.material.declaration.required if "." in gate.metric]
+    if unknown := [metric for metric in metrics if metric not in known]:
+        raise ConfigurationError(where, [Problem("gate", repr(metric), one_of(sorted(known))) for metric in unknown])
 
 
-def _require_agreement(task: Task, teacher: Teacher, student: nn.Module, outputs: TeacherOutputs) -> None:
+def _require_compatible(task: Task, teacher: Teacher, student: nn.Module, outputs: TeacherOutputs) -> None:
     tokenizers = task.tokenizers()
     if outputs.missing:
-        some = task.asked(task.material.parts.train[:_ASKED])
-        compatible(teacher, some, {}, labels=task.classes, student=student, tokenizers=tokenizers)
-    # Who will not be asked is not loaded for this; what is kept was agreed upon, but for the student's tokenizer.
+        rows = task.asked(task.material.parts.train[:_COMPATIBILITY_ROWS])
+        compatible(teacher, rows, {}, labels=task.classes, student=student, tokenizers=tokenizers)
+    # A teacher with complete outputs is not loaded: they were checked already, except for the student's tokenizer.
     elif tokenizers is not None and (problems := differing_tokens(*tokenizers)):
         raise ConfigurationError(teacher.where, problems)
 
 
-def _learn_once(
+def _first_step(
     task: Task, student: nn.Module, objective: Objective, outputs: TeacherOutputs, settings: TrainingSettings
 ) -> None:
-    """The loss of the first batch, and its gradient, on the CPU."""
+    """Loss and gradient of the first batch, on the CPU."""
     where, train, cpu = task.material.declaration.where, task.material.parts.train, torch.device("cpu")
-    full = min(settings.batch, len(train))
-    rows = math.ceil(full / min(settings.accumulation, full))
+    batch = min(settings.batch, len(train))
+    rows = math.ceil(batch / min(settings.accumulation, batch))
     place = f"{where}: the first {rows:,} rows"
-    remedy = (
-        "correct the objective, the student or what the teacher is asked for: it has been asked for these rows only"
-    )
+    remedy = "correct the objective, the student or the teacher's outputs: only those of these rows have been computed"
     with torch.random.fork_rng(devices=[]), enough_memory(place, cpu, settings, rows):
-        first = TeacherBatches(task, train[:rows], outputs, cpu, with_teacher=objective.asks_teacher)[
-            torch.arange(rows)
-        ]
+        data = TeacherBatches(task, train[:rows], outputs, cpu, with_teacher=objective.asks_teacher)
+        first = data[torch.arange(rows)]
         try:
-            said = answers(task, student(*first.inputs))
-            objective.check(said, first.teacher, first.labels)
-            objective(said, first.teacher, first.labels, 0.5)[0].backward()
+            results = answers(task, student(*first.inputs))
+            objective.check(results, first.teacher, first.labels)
+            objective(results, first.teacher, first.labels, 0.5)[0].backward()
         except ConfigurationError as error:
             raise ConfigurationError(
                 f"{place}: {error.where}", error.problems, remedy=error.remedy or remedy
@@ -148,7 +128,7 @@ def _learn_once(
         except GateFailed as error:
             raise GateFailed(
                 f"{place}: {error.where}", error.found, expected=error.expected,
-                remedy="look at their labels and inputs, and at what the teacher says of them",
+                remedy="look at their labels and inputs, and at the teacher's outputs for them",
             ) from error  # fmt: skip
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:  # of torch or the task
             if is_full(error):
@@ -167,7 +147,7 @@ def _require_smaller(student: nn.Module, teacher: int, where: str) -> None:
         )
 
 
-def _run(task: Task, student: nn.Module, row: Index, model: onnx.ModelProto) -> None:
+def _run_executorch(task: Task, student: nn.Module, row: Index, model: onnx.ModelProto) -> None:
     tensors, outputs = ([*map(described, values)] for values in (model.graph.input, model.graph.output))
     program = converted(task, student, row, tensors, outputs)
     with running(program, tensors, outputs) as run:

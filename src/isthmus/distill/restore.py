@@ -1,4 +1,4 @@
-"""The task of a declaration: made for a training, and again for the student that came of it."""
+"""The task of a declaration, and a trained student with its task."""
 
 import dataclasses
 import importlib
@@ -28,13 +28,13 @@ REPORT = "report.json"
 
 @dataclass(frozen=True, eq=False)
 class Restored:
-    """A student that was trained.
+    """A trained student.
 
     Attributes:
         task: its task.
-        student: it, in eval mode, on the CPU, and without gradients.
-        id: of it.
-        contract: hash of the one that it was trained under.
+        student: the module, in eval mode, on the CPU, without gradients.
+        id: its identity.
+        contract: hash of the contract of its training.
     """
 
     task: Task
@@ -47,8 +47,8 @@ def create_task(material: Material) -> Task:
     """The task that a declaration names.
 
     Raises:
-        ConfigurationError: there is no such task, or what is declared of its shape it does not have.
-        DataError: the table does not hold what the task needs.
+        ConfigurationError: there is no such task, or it lacks a name of the declared shape.
+        DataError: the table lacks what the task needs.
     """
     kind, declared = _class(material.declaration), material.declaration
     require_shape(kind, declared.shape, declared.where)
@@ -56,24 +56,19 @@ def create_task(material: Material) -> Task:
 
 
 def require_shape(task: Task | type[Task], names: Iterable[str], where: str) -> None:
-    """Refuses what a task's student is not made with.
+    """Refuses names that are not in a task's `shape`.
 
     Raises:
-        ConfigurationError: there are such names.
+        ConfigurationError: with each of them.
     """
-    if beyond := [name for name in names if name not in task.shape]:
+    if unknown := [name for name in names if name not in task.shape]:
         expected = one_of(task.shape) if task.shape else "a task that has a `shape`"
-        problems = [Problem(f"shape {name!r}", "the student is not made with it", expected) for name in beyond]
+        problems = [Problem(f"shape {name!r}", "the student is not created with it", expected) for name in unknown]
         raise ConfigurationError(where, problems)
 
 
 def restored(material: Material, folder: Path, weights: str = "student") -> Restored:
-    """A student as it was trained: what its preparation learned is not learned again.
-
-    Args:
-        material: what it was trained with; the contract may have changed since, and the profile.
-        folder: of the student.
-        weights: "control" gives the one that learned without the teacher.
+    """A student with its fitted preparation; the contract and the profile may differ from those of its training.
 
     Raises:
         ContractMismatch: it was trained on other rows, or as another declaration.
@@ -90,8 +85,8 @@ def restored(material: Material, folder: Path, weights: str = "student") -> Rest
         raise ContractMismatch(where, f"learned from training set {learned}", expected=material.training_set,
                                remedy="run `isthmus distill`")  # fmt: skip
     if isinstance(material.declaration.task, Tabular):
-        kept = read_record(folder).preparation
-        material = replace(material, learn=lambda _plan, _before: kept)
+        preparation = read_record(folder).preparation
+        material = replace(material, learn=lambda _plan, _before: preparation)
     task = create_task(material)
     if before != origins(task):
         raise ContractMismatch(
@@ -100,16 +95,11 @@ def restored(material: Material, folder: Path, weights: str = "student") -> Rest
             expected="the same split, inputs and task",
             remedy="run `isthmus distill`",
         )
-    return Restored(task, _weighed(task, folder / f"{weights}.safetensors"), identity, contract)
+    return Restored(task, _load(task, folder / f"{weights}.safetensors"), identity, contract)
 
 
 def require_readable(task: Task, folder: Path, weights: Iterable[str]) -> dict[str, Any]:
-    """The report of a student that lies in a folder with all that `restored` reads there.
-
-    Args:
-        task: its task.
-        folder: of the student.
-        weights: names of the models that it must have.
+    """The report of a student, after reading everything that `restored` needs for each name in `weights`.
 
     Raises:
         DataError: something cannot be read.
@@ -124,12 +114,11 @@ def require_readable(task: Task, folder: Path, weights: Iterable[str]) -> dict[s
         if not (folder / name).is_file():
             raise _unreadable(folder / name, FileNotFoundError("there is none"))
     for name in weights:
-        _weighed(task, folder / f"{name}.safetensors")
+        _load(task, folder / f"{name}.safetensors")
     return report
 
 
-def _weighed(task: Task, file: Path) -> nn.Module:
-    """A student with the weights of a file."""
+def _load(task: Task, file: Path) -> nn.Module:
     try:
         with torch.random.fork_rng(devices=[]):
             student = task.student()
@@ -140,7 +129,7 @@ def _weighed(task: Task, file: Path) -> nn.Module:
 
 
 def origins(task: Task) -> dict[str, str]:
-    """What a student is of: its training set, and a digest of the task and of what it is about."""
+    """The origins of a student: its training set, and a digest of the task with its label, inputs, split and shape."""
     material, declared = task.material, task.material.declaration
     kind: Any = fingerprint(type(task))
     if isinstance(declared.task, Tabular):
@@ -166,14 +155,13 @@ def _class(declaration: Distillation) -> type[Task]:
     module, _, name = declaration.task.partition(":")
     where = f"{declaration.where}: task"
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        kind = getattr(importlib.import_module(module), name, None)
     except ImportError as error:
         raise ConfigurationError(where, [Problem(declaration.task, f"cannot be imported ({error})")]) from error
-    if not (isinstance(found, type) and issubclass(found, Task)):
-        raise ConfigurationError(
-            where, [Problem(declaration.task, f"is {found!r}", "a subclass of isthmus.distill.tasks.task.Task")]
-        )
-    return found
+    if not (isinstance(kind, type) and issubclass(kind, Task)):
+        problem = Problem(declaration.task, f"is {kind!r}", "a subclass of isthmus.distill.tasks.task.Task")
+        raise ConfigurationError(where, [problem])
+    return kind
 
 
 def _unreadable(file: Path, error: Exception) -> DataError:

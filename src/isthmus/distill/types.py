@@ -1,6 +1,6 @@
 """The arrays that training, outputs and metrics exchange."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,3 +14,9 @@ Index = np.ndarray[Any, np.dtype[np.int64]]
 def spread(count: int, wanted: int) -> Index:
     """Up to `wanted` row numbers below `count`, evenly spread."""
     return np.unique(np.linspace(0, count - 1, min(wanted, count)).astype(np.int64))
+
+
+def in_batches(rows: Index, size: int) -> Iterator[Index]:
+    """The rows in their order, up to `size` at a time."""
+    for begin in range(0, len(rows), size):
+        yield rows[begin : begin + size]

@@ -20,11 +20,13 @@ from tree_sitter import Language, Parser
 from isthmus.distill.declaration import DEFAULT, Gate
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.evaluation.metrics import sigmoid
-from isthmus.distill.export import export
-from isthmus.distill.export.acceptance import difference, precisions
-from isthmus.distill.export.export import ExportReport, in_precision
+from isthmus.distill.export import conversion
+from isthmus.distill.export.acceptance import precisions
+from isthmus.distill.export.candidate import difference
+from isthmus.distill.export.conversion import in_precision
+from isthmus.distill.export.export import ExportReport
+from isthmus.distill.export.package import readme
 from isthmus.distill.export.parity import check_package
-from isthmus.distill.export.readme import readme
 from isthmus.distill.onnx.ortbytes import canonical
 from isthmus.distill.onnx.runtime import ask, ort_format, predict, session
 from isthmus.distill.restore import create_task
@@ -344,8 +346,8 @@ def test_large_rows_calibrate_in_smaller_number(
     table: pa.Table, monkeypatch: pytest.MonkeyPatch, most: int, rows: int
 ) -> None:
     """Of eight bytes each, a hundred in a part."""
-    monkeypatch.setattr(export, "CALIBRATION_ROWS", 1000)
-    monkeypatch.setattr(export, "CALIBRATION_BYTES", most)
+    monkeypatch.setattr(conversion, "CALIBRATION_ROWS", 1000)
+    monkeypatch.setattr(conversion, "CALIBRATION_BYTES", most)
     task, asked = create_task(material(table, task="tests.distill.sampletasks:Shaped")), list[Index]()
     feeds = task.feeds
 

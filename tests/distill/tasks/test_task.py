@@ -176,7 +176,7 @@ def test_outputs_are_computed_once(table: pa.Table, tmp_path: Path) -> None:
         ("Bare", r"task: its teacher: a Line; expected a Teacher of [\s\S]*Wrap it: NetworkTeacher"),
         (
             "Wrong",
-            r"distillation late: the first 64 rows: objective: 2 problems[\s\S]*asked for these rows only",
+            r"distillation late: the first 64 rows: objective: 2 problems[\s\S]*these rows have been computed",
         ),
         (
             "Deep",

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from isthmus.distill.export.acceptance import difference
+from isthmus.distill.export.candidate import difference, require_student
 from isthmus.distill.restore import Restored, restored
 from isthmus.distill.tasks.task import Case, Material
 from isthmus.distill.teachers.teacher import named
@@ -16,22 +17,20 @@ from isthmus.features.errors import DependencyError, GateFailed, PackageError
 from isthmus.features.package.checksums import GOLDEN
 from isthmus.features.package.golden import Golden, TensorBytes, read_golden
 from isthmus.features.package.inspect import Runtime
-from isthmus.features.package.manifest import Manifest, Variant, read_package
+from isthmus.features.package.manifest import Manifest, read_package
 from isthmus.features.package.replay import Answers
 
 
 @dataclass(frozen=True)
 class Rung:
-    """One form of a student, in what runs it.
+    """A form of the student, such as a model file, in a runtime.
 
     Attributes:
-        form: the model file, or what it is in torch.
-        runtime: what answered.
-        tolerance: the largest difference from the student in torch that holds.
-        worst: the largest one found; None without answers, infinite where a number lacks.
+        worst: the largest difference from the student in torch; None without answers, infinite where a number is
+            missing.
         case: the golden case that differs most.
-        holds: whether it is as the student; None if nothing can ask it: there is none, or its runtime is not installed.
-        found: the answer in words.
+        holds: whether `worst` is within `tolerance`; None where the form does not exist or its runtime is missing.
+        found: the result in words.
     """
 
     form: str
@@ -56,11 +55,7 @@ class Ladder:
         return next((rung for rung in self.rungs if rung.holds is False), None)
 
     def require(self) -> None:
-        """Passes over a ladder that holds, as far as what is installed reaches.
-
-        Raises:
-            GateFailed: the first rung that breaks.
-        """
+        """Raises GateFailed for the first rung that breaks; runtimes that are not installed do not count."""
         if (rung := self.broken) is not None:
             raise GateFailed(
                 f"{self.package.name}: {rung.form} in {rung.runtime}", rung.found,
@@ -82,97 +77,78 @@ class Ladder:
 def climb(
     material: Material, package: Path, model_folder: Path, runtimes: Mapping[str, Callable[[], Runtime]]
 ) -> Ladder:
-    """Feeds each form of a student its golden cases, and compares what it answers with the student in torch.
+    """Feeds the golden cases to each form of a student, and compares the answers with the student in torch.
 
-    Args:
-        material: what the student was trained with.
-        package: its package.
-        model_folder: the student's.
-        runtimes: what runs the model files, in this order, made when its turn comes.
+    The runtimes are created in their order, each when its turn comes.
 
     Raises:
         PackageError: the package is damaged, or of another student.
         ContractMismatch: the student was trained with something else.
         DataError: the student cannot be read.
     """
-    manifest, found = read_package(package), restored(material, model_folder)
-    golden, cases = read_golden(package, manifest), found.task.cases(found.student)
-    _require_same(package, manifest, golden, cases, found.id)
-    tolerance = found.task.tolerance
+    manifest, trained = read_package(package), restored(material, model_folder)
+    golden, cases = read_golden(package, manifest), trained.task.cases(trained.student)
+    _require_same(package, manifest, golden, cases, trained.id)
     rungs = [Rung("student", "torch", 0.0, 0.0, None, holds=True, found="what all others are compared with")]
-    rungs.append(_exported(found, manifest, cases))
-    for name, make in runtimes.items():
+    rungs.append(_exported(trained, manifest, cases))
+    for name, create in runtimes.items():
         try:
-            runtime = make()
+            runtime = create()
         except DependencyError as error:
             rungs.append(Rung("", name, 0.0, None, None, holds=None, found=f"not climbed: {error}"))
             continue
-        # As they are made: of ONNX in whole numbers before any of them in another format.
-        files = sorted(runtime.files(manifest), key=lambda one: (one.format != "onnx", one.precision))
-        rungs += [_rung(name, runtime, package, manifest, file, golden, cases, tolerance) for file in files]
+        # In the order of conversion: INT8 in ONNX comes before any file in another format.
+        files = sorted(runtime.files(manifest), key=lambda file: (file.format != "onnx", file.precision))
+        for file in files:
+            ask = partial(runtime.ask, package, manifest, file, golden)
+            rungs.append(_rung(file.file, name, trained.task.tolerance[file.precision], cases, ask))
     return Ladder(package, rungs)
 
 
 def _rung(
-    name: str,
-    runtime: Runtime,
-    package: Path,
-    manifest: Manifest,
-    variant: Variant,
-    golden: Golden,
-    cases: Sequence[Case],
-    tolerances: Mapping[str, float],
+    form: str, runtime: str, tolerance: float, cases: Sequence[Case], ask: Callable[[], Sequence[Answers]]
 ) -> Rung:
-    allowed = tolerances[variant.precision]
+    unmeasured = partial(Rung, form, runtime, tolerance, None, None)
     try:
-        answers = runtime.ask(package, manifest, variant, golden)
+        answers = ask()
     except PackageError as error:
-        return Rung(variant.file, name, allowed, None, None, holds=False, found=error.found)
-    except DependencyError as error:  # it is there, and cannot be used
-        return Rung(variant.file, name, allowed, None, None, holds=None, found=f"not climbed: {error}")
-    return _judged(variant.file, name, allowed, cases, answers)
+        return unmeasured(holds=False, found=error.found)
+    except DependencyError as error:  # the runtime is installed, but cannot be used
+        return unmeasured(holds=None, found=f"not climbed: {error}")
+    differences = [difference(case.expected, outputs) for case, outputs in zip(cases, answers, strict=True)]
+    differences = [math.inf if math.isnan(number) else number for number in differences]
+    worst = max(differences)
+    case = differences.index(worst) if worst else None
+    text = "the student's answers" if case is None else f"differs by up to {worst:.3g}, in case {case}"
+    return Rung(form, runtime, tolerance, worst, case, holds=worst <= tolerance, found=text)
 
 
-def _exported(found: Restored, manifest: Manifest, cases: Sequence[Case]) -> Rung:
-    """What torch.export makes of the student, with sizes as each case has them."""
-    form, name, allowed = "exported program", "torch", found.task.tolerance["fp32"]
-    network, keys = found.task.network(found.student), [output.name for output in manifest.outputs]
+def _exported(trained: Restored, manifest: Manifest, cases: Sequence[Case]) -> Rung:
+    """The result of torch.export, run with the sizes of each case."""
+    form, tolerance = "exported program", trained.task.tolerance["fp32"]
+    network = trained.task.network(trained.student)
     if network is None:
-        return Rung(form, name, allowed, None, None, holds=None, found="the graph is written node by node")
-    keys = list(found.task.keys) if network is found.student else keys
-    answers: list[Answers] = []
-    try:
-        for case in cases:
-            tensors = tuple(map(torch.from_numpy, case.feeds.values()))
-            given = named(torch.export.export(network, tensors).module()(*tensors), keys, form)
-            answers.append({key: given[key].numpy() for key in case.expected})
-    except Exception as error:  # noqa: BLE001 - of any kind: torch's have nothing in common
-        return Rung(form, name, allowed, None, None, holds=False, found=f"torch.export refuses it: {error}"[:300])
-    return _judged(form, name, allowed, cases, answers)
+        return Rung(form, "torch", tolerance, None, None, holds=None, found="the graph is written node by node")
+    keys = trained.task.keys if network is trained.student else [output.name for output in manifest.outputs]
 
+    def ask() -> list[Answers]:
+        answers: list[Answers] = []
+        try:
+            for case in cases:
+                tensors = tuple(map(torch.from_numpy, case.feeds.values()))
+                outputs = named(torch.export.export(network, tensors).module()(*tensors), keys, form)
+                answers.append({key: outputs[key].numpy() for key in case.expected})
+        except Exception as error:  # of any kind: torch's have nothing in common
+            raise PackageError(form, f"torch.export refuses it: {error}"[:300]) from error
+        return answers
 
-def _judged(form: str, name: str, allowed: float, cases: Sequence[Case], answers: Sequence[Answers]) -> Rung:
-    apart = [_apart(case, answered) for case, answered in zip(cases, answers, strict=True)]
-    worst = max(apart)
-    at = apart.index(worst)
-    said = f"differs by up to {worst:.3g}, in case {at}" if worst else "the student's answers"
-    return Rung(form, name, allowed, worst, at if worst else None, holds=worst <= allowed, found=said)
-
-
-def _apart(case: Case, found: Answers) -> float:
-    """Infinite where a number lacks."""
-    apart = difference(case.expected, found)
-    return math.inf if math.isnan(apart) else apart
+    return _rung(form, "torch", tolerance, cases, ask)
 
 
 def _require_same(package: Path, manifest: Manifest, golden: Golden, cases: Sequence[Case], student: str) -> None:
-    """Refuses a package that is of another student, or of other rows."""
-    if manifest.model != student:
-        raise PackageError(
-            str(package), f"made from student {manifest.model}", expected=student, remedy="export the student again"
-        )
-    fed = [{name: TensorBytes.of(array) for name, array in case.feeds.items()} for case in cases]
-    if [dict(case.tensors) for case in golden.cases] != fed:
+    require_student(package, manifest, student)
+    feeds = [{name: TensorBytes.of(array) for name, array in case.feeds.items()} for case in cases]
+    if [dict(case.tensors) for case in golden.cases] != feeds:
         raise PackageError(
             f"package {manifest.name}: {GOLDEN}", "is of other rows than the student's test part and edges",
             expected="the cases that export makes of them", remedy="export the student again",

@@ -1,4 +1,4 @@
-"""The folder a mobile engineer receives."""
+"""The folder a mobile engineer receives, with a README for each platform (`README.md.jinja`)."""
 
 import hashlib
 import json
@@ -6,45 +6,39 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import msgspec
 
-from isthmus.distill.export.readme import readme
 from isthmus.features.files import publish
 from isthmus.features.package.checksums import CONTRACT, GOLDEN, MANIFEST, README, SUMS
 from isthmus.features.package.golden import Golden, read_golden
-from isthmus.features.package.manifest import Manifest, read_package
+from isthmus.features.package.manifest import Manifest, Variant, read_package
+from isthmus.features.request.layout import VALID, input_name
+
+_NOT_IN_SWIFT = ("bool", "double")
+_TEMPLATES = jinja2.Environment(  # noqa: S701 - Markdown, not HTML
+    loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined, keep_trailing_newline=True
+)
+_TEMPLATES.filters["json"] = json.dumps
 
 
 def contents(
     manifest: Manifest, contract: Mapping[str, Any], golden: Golden, files: Mapping[str, bytes]
 ) -> dict[str, bytes]:
-    """The files of a package, by name.
-
-    Args:
-        manifest: of it.
-        contract: as plain data.
-        golden: cases with the answers of all its model files.
-        files: models and what else is shipped.
-    """
-    found = {
+    """The files of a package by name; `files` has the models and the other files that are shipped."""
+    package = {
         **files,
         MANIFEST: json.dumps(msgspec.to_builtins(manifest), indent=2, sort_keys=True, allow_nan=False).encode(),
         CONTRACT: json.dumps(contract, separators=(",", ":"), sort_keys=True).encode() + b"\n",
         GOLDEN: msgspec.json.encode(golden) + b"\n",
         README: readme(manifest).encode(),
     }
-    lines = [f"{hashlib.sha256(found[name]).hexdigest()}  {name}\n" for name in sorted(found)]
-    return {**found, SUMS: "".join(lines).encode()}
+    lines = [f"{hashlib.sha256(package[name]).hexdigest()}  {name}\n" for name in sorted(package)]
+    return {**package, SUMS: "".join(lines).encode()}
 
 
 def write_package(packages: Path, name: str, files: Mapping[str, bytes]) -> Path:
-    """Writes a package and gives its folder, whose name ends in the digest of what it holds.
-
-    Args:
-        packages: the folder of all.
-        name: of the distillation.
-        files: `contents`.
-    """
+    """Writes the result of `contents` to `packages/<name>-<digest>` and reads it back; returns the folder."""
     target = packages / f"{name}-{hashlib.sha256(files[SUMS]).hexdigest()[:12]}"
 
     def write(folder: Path) -> None:
@@ -57,9 +51,33 @@ def write_package(packages: Path, name: str, files: Mapping[str, bytes]) -> Path
 
 
 def package_bytes(files: Mapping[str, bytes], precision: str) -> int:
-    """Bytes of a package that ships one precision: every file but the models of the other."""
+    """Bytes of a package without the models of the other precision."""
     return sum(
         len(content)
         for name, content in files.items()
         if not name.startswith("model.") or name.startswith(f"model.{precision}.")
+    )
+
+
+def readme(manifest: Manifest) -> str:
+    """The text, in Markdown. Its code opens the smallest model in ORT format."""
+    measures = list(manifest.variants[0].quality)
+
+    def qualities(variant: Variant) -> list[str]:
+        values = (variant.quality[measure] for measure in measures)
+        return ["not known" if value is None else f"{value:.4g}" for value in values]
+
+    return _TEMPLATES.get_template("README.md.jinja").render(
+        manifest=manifest,
+        served=min((variant for variant in manifest.variants if variant.format == "ort"), key=lambda file: file.bytes),
+        programs=[variant for variant in manifest.variants if variant.format == "pte"],
+        measures=measures,
+        qualities=qualities,
+        input_names=[tensor.name for tensor in manifest.tensors],
+        output_names=[tensor.name for tensor in manifest.outputs],
+        input_tensors={column.tensor for column in manifest.inputs},
+        request_columns=[column.name for column in manifest.inputs if column.tensor.startswith(input_name(""))],
+        unsupported=[tensor for tensor in manifest.tensors if tensor.element in _NOT_IN_SWIFT],
+        valid=input_name(VALID),
+        sums=SUMS,
     )

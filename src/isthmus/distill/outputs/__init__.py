@@ -1,4 +1,4 @@
-"""Outputs of a teacher as data: computed once, kept in shards, read from memory maps."""
+"""Outputs of a teacher as data: computed once, stored in shards, read from memory maps."""
 
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.outputs.form import Form

@@ -1,4 +1,4 @@
-"""The form in which outputs are kept."""
+"""The form in which outputs are stored."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ LARGEST = float(np.finfo(np.float16).max)
 
 @dataclass(frozen=True)
 class Form:
-    """How outputs are kept.
+    """How outputs are stored.
 
     Attributes:
         dtype: "float16" or "float32".
-        top_k: of "logits", keep the k largest probabilities of softmax(logits / temperature), as `top_k_targets` takes
-            them: "probabilities" (rows, ..., k), largest first, and "indexes" (rows, ..., k) int32, beside "residual"
-            (rows, ...), the mass of all other classes. None keeps the logits.
-        temperature: at which they are kept.
+        top_k: instead of "logits", store the k largest probabilities of softmax(logits / temperature) for
+            `top_k_targets`: "probabilities" (rows, ..., k), largest first, "indexes" (rows, ..., k) int32, and
+            "residual" (rows, ...), the mass of all other classes. None stores the logits.
+        temperature: of these probabilities.
 
     Raises:
         ConfigurationError: with every problem.
@@ -35,31 +35,26 @@ class Form:
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        found = [positive("temperature", self.temperature)]
+        checks = [positive("temperature", self.temperature)]
         if self.dtype not in ("float16", "float32"):
-            found.append(Problem("dtype", repr(self.dtype), '"float16" or "float32"'))
+            checks.append(Problem("dtype", repr(self.dtype), '"float16" or "float32"'))
         if self.top_k is not None and self.top_k < 1:
-            found.append(Problem("top_k", repr(self.top_k), "at least 1"))
+            checks.append(Problem("top_k", repr(self.top_k), "at least 1"))
         if self.top_k is None and self.temperature != 1:
-            found.append(Problem("temperature", repr(self.temperature), "top_k beside it: logits have none"))
-        if problems := [problem for problem in found if problem is not None]:
+            checks.append(Problem("temperature", repr(self.temperature), "top_k beside it: logits have none"))
+        if problems := [problem for problem in checks if problem is not None]:
             raise ConfigurationError("form of outputs", problems)
 
     def encode(self, answers: Mapping[str, Tensor], rows: Sequence[int] | Array, where: str) -> dict[str, Array]:
-        """Answers as they are kept.
-
-        Args:
-            answers: float32 (n, ...) by key.
-            rows: how the n rows are called in messages.
-            where: the teacher, for messages.
+        """The arrays to store for float32 (n, ...) tensors; `rows` and `where` name rows and teacher in messages.
 
         Raises:
-            ConfigurationError: there are no logits to take the top k of, or not as many classes.
+            ConfigurationError: there are no logits for the top k, or fewer classes.
             DataError: a number is too large for float16.
         """
         if self.top_k is not None:
             answers = self._largest(answers, self.top_k, where)
-        return {key: self._kept(key, answer.cpu().numpy(), rows, where) for key, answer in answers.items()}
+        return {key: self._converted(key, answer.cpu().numpy(), rows, where) for key, answer in answers.items()}
 
     def _largest(self, answers: Mapping[str, Tensor], k: int, where: str) -> dict[str, Tensor]:
         others = {key: answer for key, answer in answers.items() if key != "logits"}
@@ -67,8 +62,8 @@ class Form:
                     sorted({"probabilities", "indexes", "residual"} & set(others))]  # fmt: skip
         logits = answers.get("logits")
         if logits is None or logits.ndim < 2:
-            found = f"it gives {', '.join(answers)}" if logits is None else f"shape {tuple(logits.shape)}"
-            problems.append(Problem("output logits", found, "logits (rows, ..., classes)"))
+            output = f"it gives {', '.join(answers)}" if logits is None else f"shape {tuple(logits.shape)}"
+            problems.append(Problem("output logits", output, "logits (rows, ..., classes)"))
         elif logits.shape[-1] < k:
             problems.append(Problem("top_k", str(k), f"at most the {logits.shape[-1]} classes"))
         if problems or logits is None:
@@ -77,7 +72,7 @@ class Form:
         residual = (1 - probabilities.sum(-1)).clamp(min=0)
         return {**others, "probabilities": probabilities, "indexes": indexes.int(), "residual": residual}
 
-    def _kept(self, key: str, values: Array, rows: Sequence[int] | Array, where: str) -> Array:
+    def _converted(self, key: str, values: Array, rows: Sequence[int] | Array, where: str) -> Array:
         if values.dtype.kind != "f":
             return values
         if self.dtype == "float16" and values.size and np.abs(values).max() > LARGEST:

@@ -1,4 +1,4 @@
-"""Which row is which: sixteen bytes of what identifies a row, wherever it stands."""
+"""The identity of a row: sixteen bytes that do not depend on the table it is in."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,39 +17,39 @@ _PLAIN = (bool, int, float, date, Decimal)
 
 
 def identities(columns: pa.Table | Mapping[str, Any], *, seed: int | None = None) -> Array:
-    """Sixteen bytes of SHA-256 of each of n rows, (n, 16) uint8: the same wherever and whenever a row is met.
+    """Sixteen bytes of SHA-256 of each of n rows, (n, 16) uint8, that depend on the content alone.
 
     Args:
         columns: by name what identifies a row: its keys, its event time and its content, all that the teacher sees of
             it. A table, or arrays, tensors (n, ...), or sequences of texts, bytes, numbers, times, arrays, lists of
             these, and None. The order of columns does not count; a float32 is not a float64.
-        seed: of the augmentation, where the content is augmented by it.
+        seed: of the augmentation, if the content is augmented.
 
     Raises:
-        DataError: columns have different lengths, or hold something else.
+        DataError: columns have different lengths, or values of another type.
     """
     items = (
         zip(columns.column_names, columns.columns, strict=True) if isinstance(columns, pa.Table) else columns.items()
     )
-    given = dict(sorted((name, _column(name, column)) for name, column in items))
-    lengths = {name: count for name, (_, count, _) in given.items()}
+    encoded = dict(sorted((name, _column(name, column)) for name, column in items))
+    lengths = {name: count for name, (_, count, _) in encoded.items()}
     if len(set(lengths.values())) != 1:
         raise DataError("identities of rows", f"columns of {lengths or 'no'} rows", expected="columns of one length")
-    begin = hashlib.sha256(repr([seed, [(name, kind) for name, (kind, _, _) in given.items()]]).encode())
+    begin = hashlib.sha256(repr([seed, [(name, kind) for name, (kind, _, _) in encoded.items()]]).encode())
     (count,) = set(lengths.values())
-    found = np.empty((count, 16), np.uint8)
-    for row, values in enumerate(zip(*(values for _, _, values in given.values()), strict=True)):
+    result = np.empty((count, 16), np.uint8)
+    for row, values in enumerate(zip(*(values for _, _, values in encoded.values()), strict=True)):
         sha = begin.copy()
         for value in values:
             sha.update(value)
-        found[row] = np.frombuffer(sha.digest(), np.uint8, 16)
-    return found
+        result[row] = np.frombuffer(sha.digest(), np.uint8, 16)
+    return result
 
 
 def _column(name: str, column: Any) -> tuple[str, int, Iterable[Any]]:
-    """What kind a column is, how long, and the bytes of each value, which say where they end."""
+    """The kind of a column, its length, and the bytes of each value, which include their own length."""
     if isinstance(column, pa.ChunkedArray | pa.Array):
-        # A date and a text that look alike are not the same.
+        # A date and a text with the same characters must differ.
         kind = str(column.type)
         if pa.types.is_temporal(column.type) and not pa.types.is_interval(column.type):
             column = column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64())

@@ -1,4 +1,4 @@
-"""Shards: folders of arrays that are there whole, and are checked before they are read."""
+"""Shards: folders of arrays, published atomically and verified before they are read."""
 
 import hashlib
 import re
@@ -19,12 +19,12 @@ _KIND = "shard"
 _NAME = re.compile(r"shard-[0-9a-f]{32}")
 
 _verified: set[tuple[tuple[int, ...], ...]] = set()
-"""The files of each shard that this process has read through, with all that changes when somebody writes to them."""
+"""State of the files of each shard that this process has verified: it changes when somebody writes to them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """Rows and what the teacher said of them.
+    """Rows and the teacher's outputs for them.
 
     Attributes:
         rows: (n,) S16, the identity of each.
@@ -36,19 +36,19 @@ class Shard:
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What is beside the arrays: how many rows, and the SHA-256 of each file."""
+    """`shard.json`: the number of rows, and the SHA-256 of each file."""
 
     rows: int
     sha256: dict[str, str]
 
 
 def names(folder: Path) -> Iterator[str]:
-    """Of the shards that are there, in one order."""
+    """Of the published shards, sorted."""
     yield from sorted(path.name for path in folder.iterdir() if _NAME.fullmatch(path.name))
 
 
 def write(folder: Path, shard: Shard) -> str:
-    """Publishes a shard under a name that no other has, and gives the name."""
+    """Publishes a shard under a new name, and returns the name."""
 
     def fill(fresh: Path) -> None:
         sums = {}
@@ -64,10 +64,10 @@ def write(folder: Path, shard: Shard) -> str:
 
 
 def read(path: Path) -> Shard:
-    """A shard, its arrays mapped. The first time in a process, every byte is held against its SHA-256.
+    """A shard with mapped arrays. The first time in a process, the SHA-256 of every file is verified.
 
     Raises:
-        FileNotFoundError: it is not there any more.
+        FileNotFoundError: it was removed.
         ValueError: it is damaged.
     """
     try:
@@ -90,14 +90,14 @@ def read(path: Path) -> Shard:
 
 
 def remove(folder: Path, name: str) -> None:
-    """Takes a shard away at once; a reader that has it mapped keeps it."""
+    """Removes a shard atomically; a reader that has it mapped keeps it."""
     with scratch_folder(folder, f".{_KIND}") as scratch:
         (folder / name).rename(scratch / "old")
 
 
 def _verify(file: Path, expected: str) -> None:
-    if (found := _sha256(file)) != expected:
-        raise ValueError(f"{file.name} has SHA-256 {found[:12]}…, not {expected[:12]}…")
+    if (digest := _sha256(file)) != expected:
+        raise ValueError(f"{file.name} has SHA-256 {digest[:12]}…, not {expected[:12]}…")
 
 
 def _sha256(file: Path) -> str:
@@ -106,5 +106,5 @@ def _sha256(file: Path) -> str:
 
 
 def _state(file: Path) -> tuple[int, ...]:
-    found = file.stat()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    state = file.stat()
+    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns

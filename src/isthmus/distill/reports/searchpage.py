@@ -8,7 +8,7 @@ import msgspec
 
 from isthmus.distill.reports.plots import STYLE, Dot, scatter
 from isthmus.distill.reports.words import duration, measure, number, scaled
-from isthmus.distill.search.trials import Tried
+from isthmus.distill.search.trials import Trial
 from isthmus.features.document import (
     Block,
     Code,
@@ -53,7 +53,7 @@ class SearchResult(msgspec.Struct, frozen=True):
     more: bool
     rows: int
     budget: Budget
-    trials: list[Tried] = msgspec.field(name="tried")
+    trials: list[Trial] = msgspec.field(name="tried")
     front: list[int]
     threads: int
     runtime: str
@@ -189,5 +189,5 @@ def _trials(read: SearchResult) -> Table:
     return Table(columns, rows, numbers=columns[2:7])
 
 
-def _costs(trial: Tried) -> list[str]:
+def _costs(trial: Trial) -> list[str]:
     return [measure(trial.score), duration(trial.p50_us), duration(trial.p99_us), scaled(trial.bytes, "B")]

@@ -1,7 +1,7 @@
-"""What a search tries next. The only importer of optuna.
+"""The next student of a search. The only importer of optuna.
 
-A proposal is a function of what was tried before, and of nothing else: whoever goes on with a search that was killed is
-told the same again.
+A proposal is a function of the trials before it, and of nothing else: a search that continues after it was killed gets
+the same proposals.
 """
 
 import math
@@ -15,67 +15,56 @@ from optuna.samplers import TPESampler
 from optuna.trial import TrialState, create_trial
 
 RANDOM = 8
-"""Students that are drawn at random before what they say decides."""
+"""Students that are drawn at random before the estimator decides."""
 
 Place = tuple[int, ...]
-"""One of the values of each name, by their number."""
+"""A value of each name, by its number."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a place.
-
-    Attributes:
-        place: which.
-        values: what it was good for, less being better; None if it was not measured.
-        over: by which share it is over each part of the budget that it does not keep to; empty if it keeps to all.
-    """
+    """The outcome at a place: less is better in each of its values, which are None if it was not measured."""
 
     place: Place
     values: tuple[float, float, float] | None
     over: Mapping[str, float] = field(default_factory=dict)
 
 
-def proposed(known: Sequence[Known], sizes: Mapping[str, int], seed: int) -> Place | None:
-    """A place that was not tried; None if there is none left.
+def propose(known: Sequence[Known], sizes: Mapping[str, int], seed: int) -> Place | None:
+    """A new place; None if there is none left.
 
-    At first they are random; then the tree-structured Parzen estimator of optuna draws where those that are better in
-    several respects lie denser (Ozaki et al., 2020, doi:10.1145/3377930.3389817), places over the budget being the
-    worse the farther they are over it.
-
-    Args:
-        known: all that was tried.
-        sizes: how many values there are, by name.
-        seed: of all draws.
+    The first are random; then optuna's tree-structured Parzen estimator draws where places that are better in several
+    respects lie denser (Ozaki et al., 2020, doi:10.1145/3377930.3389817). A place over the budget counts as worse the
+    farther it is over it.
     """
-    tried = {one.place for one in known}
-    if len(tried) >= math.prod(sizes.values()):
+    visited = {outcome.place for outcome in known}
+    if len(visited) >= math.prod(sizes.values()):
         return None
     random = np.random.default_rng((seed, len(known)))
     place = _estimated(known, sizes, int(random.integers(2**32))) if len(known) >= RANDOM else None
-    while place is None or place in tried:
+    while place is None or place in visited:
         place = tuple(int(random.integers(size)) for size in sizes.values())
     return place
 
 
 def _estimated(known: Sequence[Known], sizes: Mapping[str, int], seed: int) -> Place | None:
-    # What failed says nothing of what is beside it.
-    telling = [one for one in known if one.values is not None or one.over]
-    if not telling:
+    # A failure says nothing about the places beside it.
+    outcomes = [outcome for outcome in known if outcome.values is not None or outcome.over]
+    if not outcomes:
         return None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    spread = {name: IntDistribution(0, size - 1) for name, size in sizes.items()}
+    distributions = {name: IntDistribution(0, size - 1) for name, size in sizes.items()}
     sampler = TPESampler(seed=seed, multivariate=True, n_startup_trials=0, constant_liar=False)
     study = optuna.create_study(directions=["minimize"] * 3, sampler=sampler)
-    for one in telling:
+    for outcome in outcomes:
         study.add_trial(
             create_trial(
-                state=TrialState.COMPLETE if one.values is not None else TrialState.PRUNED,
-                values=one.values,
-                params=dict(zip(sizes, one.place, strict=True)),
-                distributions=dict(spread),
-                constraints=dict(one.over),
+                state=TrialState.COMPLETE if outcome.values is not None else TrialState.PRUNED,
+                values=outcome.values,
+                params=dict(zip(sizes, outcome.place, strict=True)),
+                distributions=dict(distributions),
+                constraints=dict(outcome.over),
             )
         )
-    found = study.ask(dict(spread)).params
-    return tuple(found[name] for name in sizes)
+    params = study.ask(dict(distributions)).params
+    return tuple(params[name] for name in sizes)

@@ -1,12 +1,12 @@
 """The step: students of many shapes, each measured as it would be served, and the best of them.
 
-A graph costs what it costs whatever its weights are. So it is measured first, without training, and a student that does
-not keep to the budget is not trained at all.
+The cost of a graph does not depend on its weights. So it is measured before training, and a student over the budget is
+not trained at all.
 """
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,22 +18,21 @@ import onnxruntime
 import torch
 
 from isthmus.distill.declaration import Search
-from isthmus.distill.export.acceptance import allowed
+from isthmus.distill.export.acceptance import allowed_precisions
 from isthmus.distill.onnx.host import host
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.preflight import rehearse, require_measured
 from isthmus.distill.restore import create_task, origins, require_shape
 from isthmus.distill.search.bench import Bench
-from isthmus.distill.search.pareto import front
-from isthmus.distill.search.sampler import Known, proposed
-from isthmus.distill.search.trials import Budget, Trials, Tried, nearest, recommended, shaped
+from isthmus.distill.search.sampler import Known, propose
+from isthmus.distill.search.trials import Budget, Trial, Trials, front, nearest, recommended, values_at
 from isthmus.distill.tasks.task import Material, Task
-from isthmus.distill.training.teacheroutputs import complete_outputs, open_outputs
+from isthmus.distill.training.teacheroutputs import TeacherCost, complete_outputs, open_outputs
 from isthmus.features.contract.contract import sha256
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem
 from isthmus.features.files import write_atomically
 from isthmus.features.profiles import FASTEST, ServingProfile
-from isthmus.features.progress import Progress
+from isthmus.features.progress import Progress, silent
 
 FORMAT = 1
 JOURNAL = "tried.jsonl"
@@ -44,12 +43,7 @@ PRECISION = "precision"
 
 @dataclass(frozen=True)
 class SearchReport:
-    """What a search found.
-
-    Attributes:
-        path: its folder.
-        data: everything it says, as plain data (docs/search.md).
-    """
+    """`search.json` as plain data (docs/search.md), in the folder of the search."""
 
     path: Path
     data: Mapping[str, Any]
@@ -67,103 +61,56 @@ def search(
     runs: Path,
     profile: ServingProfile,
     trials: int | None = None,
-    progress: Progress = lambda _text, _done: None,
+    progress: Progress = silent,
 ) -> SearchReport:
-    """Tries students until there are as many as declared, those of earlier calls included.
+    """Measures students until there are as many as declared, those of earlier calls included.
 
-    Args:
-        material: what to learn from, and how.
-        folder: of the searches: each has a folder there, named by a digest of all that it depends on.
-        cache: of the teacher's outputs.
-        runs: checkpoints of the training at hand.
-        profile: how a student is served, and what it may take.
-        trials: how many, if not as declared.
-        progress: is told what is done and the share of all that is done.
+    Each search has a subfolder of `folder`, named by a digest of everything it depends on. `runs` is for checkpoints.
 
     Raises:
-        ConfigurationError: values of the declaration are wrong, or no search is declared, or the student is not made
-            with what is searched, or not in the precision that is served.
-        DataError: the table does not hold what was declared, or the file of the search is damaged.
-        DependencyError: the profile asks for what this machine lacks, the disk is full, or another process searches.
-        Stopped: by SIGINT or SIGTERM while a student learned; the same call goes on from there.
+        ConfigurationError: the declaration is wrong, has no search, or searches a shape or precision that the task
+            does not have.
+        DataError: the table lacks what was declared, or the journal of the search is damaged.
+        DependencyError: the machine lacks what the profile needs, the disk is full, or another process searches here.
+        Stopped: by SIGINT or SIGTERM while a student was trained; the same call continues from there.
     """
-    declared = material.declaration
-    if problems := declared.problems():
-        raise ConfigurationError(declared.where, problems)
-    asked, where = declared.search, f"{declared.where}: search"
-    if asked is None:
-        problem = Problem("search", "is not declared", "Distillation(search=Search(shape={...}))")
-        raise ConfigurationError(declared.where, [problem])
-    most = asked.trials if trials is None else trials
-    if most < 1:
-        raise ConfigurationError(where, [Problem("trials", str(most), "at least 1")])
+    declared, count = _declared(material, trials)
     task = create_task(material)
-    require_shape(task, asked.shape, where)
-    space = {**asked.shape, PRECISION: allowed(task, profile)}
-    rows = np.arange(material.table.num_rows)
-    teacher, settings, told = (
-        task.teacher(),
-        declared.search_settings(material.profile),
-        _within(progress, "teacher", 0.0, 0.2),
-    )
-    outputs = open_outputs(task, teacher, rows, cache, told)
-    rehearse(task, teacher, outputs, settings, lambda text: progress(text, 0.0))
-    outputs, facts = complete_outputs(task, teacher, rows, cache, told, outputs)
-    require_measured(task, outputs, facts, task.references())
+    require_shape(task, declared.shape, f"{material.declaration.where}: search")
+    space = {**declared.shape, PRECISION: allowed_precisions(task, profile)}
+    outputs, cost = _teacher_outputs(task, cache, progress)
     budget = Budget(
-        profile.latency_objective_ms, profile.memory_mb, profile.load_ms, profile.package_kb, asked.most_bytes,
-        facts.bytes,
+        profile.latency_objective_ms, profile.memory_mb, profile.load_ms, profile.package_kb, declared.most_bytes,
+        cost.bytes,
     )  # fmt: skip
-    machine, about = host(), sha256(_about(task, asked, outputs, profile))
-    identity = sha256({"search": about, "host": machine})[:12]
-    own = folder / identity
-    _set_apart(folder, own, about, machine, progress)
+    machine, digest = host(), sha256(_dependencies(task, declared, outputs, profile))
+    own = folder / sha256({"search": digest, "host": machine})[:12]
+    _record_host(own, digest, machine, progress)
+    current = _Search(task, declared.seed, space, budget, profile, own)
     bench = Bench(task, outputs, profile, budget, folder / "students", own / "graphs", runs)
     journal = Trials(own / JOURNAL)
-    with journal.locked() as tried:
-        while len(tried) < most:
-            known = [_known(one, space, more=task.more) for one in tried]
-            place = proposed(known, {name: len(values) for name, values in space.items()}, asked.seed)
-            if place is None:
-                progress(f"all {len(tried)} students that there are have been tried", 1.0)
-                break
-            shape = shaped(place, space)
-            precision = shape.pop(PRECISION)
-            began = 0.2 + 0.8 * len(tried) / most
-            told = _within(progress, f"student {len(tried) + 1} of {most}", began, 0.8 / most)
-            one = bench.tried(len(tried), shape, precision, told)
-            journal.add(one)
-            tried.append(one)
-            told(f"{one.name}: {_told(one, task)}", 1.0)
-        if (before := _told_before(own / REPORT, tried)) is not None:
+    with journal.locked() as done:
+        for trial in current.trials(bench, done, count, progress):
+            journal.add(trial)
+        if (before := _previous_report(own / REPORT, done)) is not None:
             return SearchReport(own, before)
         progress("measured side by side", 1.0)
-        data = _report(task, bench.side_by_side(tried), identity, space, budget, profile)
+        data = current.report(bench.side_by_side(done))
         write_atomically(own / REPORT, json.dumps(data, indent=2, allow_nan=False).encode())
     return SearchReport(own, data)
 
 
-def _told_before(file: Path, tried: Sequence[Tried]) -> dict[str, Any] | None:
-    """The report of these students, if there is one: what has been measured side by side is not measured again."""
-    known = msgspec.json.decode(msgspec.json.encode(tried))
-    with suppress(OSError, msgspec.DecodeError, LookupError, TypeError):
-        data = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-        told, kept = ([{**one, "p50_us": None} for one in some] for some in (data["tried"], known))
-        return data if told == kept else None
-    return None
-
-
 def require_fit(data: Mapping[str, Any]) -> None:
-    """Refuses the report of a search in which no student was trained that keeps to the budget.
+    """Refuses the report of a search in which no trained student fits the budget.
 
     Raises:
         GateFailed: with the nearest miss.
     """
     if data["recommended"] is not None:
         return
-    tried = msgspec.convert(data["tried"], list[Tried])
-    where, count = f"distillation {data['name']}: search", f"none of {len(tried)} students"
-    if missed := nearest(tried):
+    trials = msgspec.convert(data["tried"], list[Trial])
+    where, count = f"distillation {data['name']}: search", f"none of {len(trials)} students"
+    if missed := nearest(trials):
         raise GateFailed(
             where,
             f"{count} keeps to the budget; nearest is {missed.name}: {missed.why}",
@@ -171,44 +118,69 @@ def require_fit(data: Mapping[str, Any]) -> None:
             remedy="search among smaller students, allow more in [profiles.serving] and `most_bytes`, or measure on a "
             "machine that does nothing else",
         )
-    raise GateFailed(where, f"{count} could be trained; the first: {tried[0].why}", remedy="correct the task")
+    raise GateFailed(where, f"{count} could be trained; the first: {trials[0].why}", remedy="correct the task")
 
 
-class _Measured(msgspec.Struct, frozen=True):
-    """Beside a journal: which search it is of, and on which machine."""
+def _declared(material: Material, trials: int | None) -> tuple[Search, int]:
+    """The search of a declaration without problems, and the number of its students."""
+    declaration = material.declaration
+    if problems := declaration.problems():
+        raise ConfigurationError(declaration.where, problems)
+    if declaration.search is None:
+        problem = Problem("search", "is not declared", "Distillation(search=Search(shape={...}))")
+        raise ConfigurationError(declaration.where, [problem])
+    count = declaration.search.trials if trials is None else trials
+    if count < 1:
+        raise ConfigurationError(f"{declaration.where}: search", [Problem("trials", str(count), "at least 1")])
+    return declaration.search, count
+
+
+def _teacher_outputs(task: Task, cache: Path, progress: Progress) -> tuple[TeacherOutputs, TeacherCost]:
+    """The complete outputs, after all checks that a new student allows."""
+    material, teacher, report = task.material, task.teacher(), _within(progress, "teacher", 0.0, 0.2)
+    rows, settings = np.arange(material.table.num_rows), material.declaration.search_settings(material.profile)
+    outputs = open_outputs(task, teacher, rows, cache, report)
+    rehearse(task, teacher, outputs, settings, lambda text: progress(text, 0.0))
+    outputs, cost = complete_outputs(task, teacher, rows, cache, report, outputs)
+    require_measured(task, outputs, cost, task.references())
+    return outputs, cost
+
+
+class _HostRecord(msgspec.Struct, frozen=True):
+    """Beside a journal: a digest of the search, and its machine."""
 
     search: str
     host: str
 
 
-def _set_apart(folder: Path, own: Path, about: str, machine: str, progress: Progress) -> None:
-    """Says if the same has been searched on another machine: figures of two machines are not compared."""
-    others = []
-    for file in sorted(folder.glob(f"*/{HOST}")):
+def _record_host(own: Path, digest: str, machine: str, progress: Progress) -> None:
+    """Also reports searches of the same on other machines: figures of two machines are never compared."""
+    hosts = []
+    for file in sorted(own.parent.glob(f"*/{HOST}")):
         with suppress(OSError, msgspec.MsgspecError):
-            found = msgspec.json.decode(file.read_bytes(), type=_Measured)
-            if found.search == about:
-                others.append(found.host)
-    if machine in others:
+            record = msgspec.json.decode(file.read_bytes(), type=_HostRecord)
+            if record.search == digest:
+                hosts.append(record.host)
+    if machine in hosts:
         return
-    if others:
+    if hosts:
         progress(
-            f"was searched on {' and on '.join(others)}, whose figures are not those of this host, {machine}: all "
-            "students are measured anew here, and those whose weights are kept are not trained again", 0.2
+            f"was searched on {' and on '.join(hosts)}, whose figures are not those of this host, {machine}: all "
+            "students are measured anew here, and those whose weights are cached are not trained again", 0.2
         )  # fmt: skip
-    write_atomically(own / HOST, msgspec.json.encode(_Measured(about, machine)))
+    write_atomically(own / HOST, msgspec.json.encode(_HostRecord(digest, machine)))
 
 
-def _about(task: Task, asked: Search, outputs: TeacherOutputs, profile: ServingProfile) -> dict[str, Any]:
-    """Everything that the findings of a search depend on, but the machine."""
+def _dependencies(task: Task, declared: Search, outputs: TeacherOutputs, profile: ServingProfile) -> dict[str, Any]:
+    """Everything that the results of a search depend on, except the machine."""
     material = task.material
     return {
         "format": FORMAT,
         "contract": material.contract,
         "made_of": origins(task),
-        "seed": [material.declaration.seed, asked.seed],
-        "shape": {name: list(values) for name, values in asked.shape.items()},
-        "most_bytes": asked.most_bytes,
+        "seed": [material.declaration.seed, declared.seed],
+        "shape": {name: list(values) for name, values in declared.shape.items()},
+        "most_bytes": declared.most_bytes,
         "settings": material.declaration.search_settings(material.profile).identity(),
         "outputs": outputs.path.name,
         "profiles": [material.profile.identity(), profile.identity()],
@@ -216,63 +188,97 @@ def _about(task: Task, asked: Search, outputs: TeacherOutputs, profile: ServingP
     }
 
 
-def _known(one: Tried, space: Mapping[str, Sequence[Any]], *, more: bool) -> Known:
-    values = {**one.shape, PRECISION: one.precision}
-    # As JSON has them: a tuple is a list there.
-    place = tuple([json.dumps(value) for value in space[name]].index(json.dumps(values[name])) for name in space)
-    return Known(place, _aims(one, more=more), one.over)
+@dataclass(frozen=True, eq=False)
+class _Search:
+    """A search: the values of its space, and its folder."""
 
+    task: Task
+    seed: int
+    space: Mapping[str, Sequence[Any]]
+    budget: Budget
+    profile: ServingProfile
+    folder: Path
 
-def _aims(one: Tried, *, more: bool) -> tuple[float, float, float] | None:
-    """What a student is good for, less being better: quality, median latency and bytes."""
-    if one.score is None or one.p50_us is None or one.bytes is None:
-        return None
-    return (-one.score if more else one.score), one.p50_us, float(one.bytes)
+    def trials(self, bench: Bench, done: list[Trial], count: int, progress: Progress) -> Iterator[Trial]:
+        """New trials until there are `count`; each is appended to `done`."""
+        sizes = {name: len(values) for name, values in self.space.items()}
+        while len(done) < count:
+            place = propose([self.known(trial) for trial in done], sizes, self.seed)
+            if place is None:
+                progress(f"all {len(done)} students that there are have been measured", 1.0)
+                return
+            shape = values_at(place, self.space)
+            precision, share = shape.pop(PRECISION), 0.8 / count
+            report = _within(progress, f"student {len(done) + 1} of {count}", 0.2 + share * len(done), share)
+            trial = bench.measure(len(done), shape, precision, report)
+            yield trial
+            done.append(trial)
+            report(f"{trial.name}: {self.summary(trial)}", 1.0)
 
+    def known(self, trial: Trial) -> Known:
+        values = {**trial.shape, PRECISION: trial.precision}
+        # In JSON a tuple is a list.
+        place = tuple(
+            [json.dumps(value) for value in choices].index(json.dumps(values[name]))
+            for name, choices in self.space.items()
+        )
+        return Known(place, self.aims(trial), trial.over)
 
-def _report(
-    task: Task,
-    tried: Sequence[Tried],
-    identity: str,
-    space: Mapping[str, Sequence[Any]],
-    budget: Budget,
-    profile: ServingProfile,
-) -> dict[str, Any]:
-    fit = [one for one in tried if one.status == "trained"]
-    aims = np.array([_aims(one, more=task.more) for one in fit], float).reshape(-1, 3)
-    best, lines = recommended(tried, more=task.more), {}
-    if best is not None:
-        # As declared: what comes from the file has lists for tuples.
-        values = shaped(_known(best, space, more=task.more).place, space)
-        before, task.shape = task.shape, {**task.shape, **{name: values[name] for name in best.shape}}
-        lines = {"definitions.py": task.line()}
-        task.shape = before
-        if profile.precision == FASTEST:
+    def aims(self, trial: Trial) -> tuple[float, float, float] | None:
+        """Quality, median latency and bytes; less is better in each."""
+        if trial.score is None or trial.p50_us is None or trial.bytes is None:
+            return None
+        return (-trial.score if self.task.more else trial.score), trial.p50_us, float(trial.bytes)
+
+    def summary(self, trial: Trial) -> str:
+        if trial.status != "trained":
+            return f"{trial.status}, {trial.why}"
+        return f"{self.task.metric} {trial.score:.4f}, p50 {trial.p50_us:,.0f} µs, {trial.bytes:,} bytes"
+
+    def report(self, trials: Sequence[Trial]) -> dict[str, Any]:
+        task, best = self.task, recommended(trials, more=self.task.more)
+        fit = [trial for trial in trials if trial.status == "trained"]
+        points = np.array([self.aims(trial) for trial in fit], float).reshape(-1, 3)
+        return {
+            "format": FORMAT,
+            "id": self.folder.name,
+            "name": task.material.declaration.name,
+            "metric": task.metric,
+            "more": task.more,
+            "rows": len(task.material.parts.validation),
+            "budget": {**dataclasses.asdict(self.budget), "words": str(self.budget)},
+            "space": {name: list(values) for name, values in self.space.items()},
+            "threads": self.profile.threads,
+            "runtime": f"ONNX Runtime {onnxruntime.__version__}",
+            "host": host(),
+            "tried": [msgspec.to_builtins(trial) for trial in trials],
+            "front": [trial.number for trial, on in zip(fit, front(points), strict=True) if on],
+            "recommended": None if best is None else best.number,
+            "lines": {} if best is None else self.lines(best),
+        }
+
+    def lines(self, best: Trial) -> dict[str, str]:
+        """What to write into which file for a student."""
+        # As declared: a trial from the journal has lists for tuples.
+        values = values_at(self.known(best).place, self.space)
+        lines = {"definitions.py": self.task.with_shape({name: values[name] for name in best.shape}).line()}
+        if self.profile.precision == FASTEST:
             lines["isthmus.toml"] = f'[profiles.serving]\nprecision = "{best.precision}"'
-    return {
-        "format": FORMAT,
-        "id": identity,
-        "name": task.material.declaration.name,
-        "metric": task.metric,
-        "more": task.more,
-        "rows": len(task.material.parts.validation),
-        "budget": {**dataclasses.asdict(budget), "words": str(budget)},
-        "space": {name: list(values) for name, values in space.items()},
-        "threads": profile.threads,
-        "runtime": f"ONNX Runtime {onnxruntime.__version__}",
-        "host": host(),
-        "tried": [msgspec.to_builtins(one) for one in tried],
-        "front": [one.number for one, on in zip(fit, front(aims), strict=True) if on],
-        "recommended": None if best is None else best.number,
-        "lines": lines,
-    }
+        return lines
 
 
-def _told(one: Tried, task: Task) -> str:
-    if one.status != "trained":
-        return f"{one.status}, {one.why}"
-    return f"{task.metric} {one.score:.4f}, p50 {one.p50_us:,.0f} µs, {one.bytes:,} bytes"
+def _previous_report(file: Path, trials: Sequence[Trial]) -> dict[str, Any] | None:
+    """The report on disk, if it is of these trials: then they have been measured side by side."""
+
+    def comparable(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        return [{**record, "p50_us": None} for record in records]
+
+    with suppress(OSError, msgspec.DecodeError, LookupError, TypeError):
+        data = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+        journal = msgspec.json.decode(msgspec.json.encode(trials))
+        return data if comparable(data["tried"]) == comparable(journal) else None
+    return None
 
 
-def _within(progress: Progress, name: str, begun: float, share: float) -> Progress:
-    return lambda text, done: progress(f"{name}, {text}", begun + share * done)
+def _within(progress: Progress, name: str, begin: float, share: float) -> Progress:
+    return lambda text, done: progress(f"{name}, {text}", begin + share * done)

@@ -1,4 +1,4 @@
-"""Students that a search has tried: what is known of each, what all must keep to, and the file that keeps them."""
+"""The students of a search: the facts about each, the budget for all, and the journal on disk."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,30 +6,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
+from isthmus.distill.types import Array
 from isthmus.features.files import Journal
 
 
-class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a student.
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts about a student, with the `Footprint` of its graph.
 
     Attributes:
-        number: from 0 on.
-        shape: what it was made with.
-        precision: of its graph.
-        status: "trained"; "over budget", found before it was trained, unless it has a score; or "failed".
-        why: what it is over, or how it failed.
-        over: by which share it is over each part of the budget that it does not keep to.
-        parameters: how many.
+        status: "trained"; "over budget", in which case it has no score unless it was trained first; or "failed".
+        why: what it exceeds, or how it failed.
+        over: relative excess over each part of the budget that it exceeds.
         bytes: of its file in ORT format.
-        p50_us: median time of one row in ONNX Runtime, with the threads of the serving profile, in microseconds.
-        p99_us: 99th percentile of it.
-        memory_mb: MiB by which a fresh process grows until its first answer.
-        load_ms: milliseconds from the file to that answer.
-        apart: the largest difference of its answers from the student's in torch.
-        score: the task's metric on the validation part, of the exported graph in its runtime.
-        quality: all measures there.
-        seconds: of the whole trial.
+        difference: the largest difference of its answers from the student's in torch.
+        score: the task's metric on the validation part, of the exported graph; `quality` has all measures.
     """
 
     number: int
@@ -44,28 +36,25 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     p99_us: float | None = None
     memory_mb: float | None = None
     load_ms: float | None = None
-    apart: float | None = None
+    difference: float | None = msgspec.field(name="apart", default=None)
     score: float | None = None
     quality: dict[str, float | None] = {}
     seconds: float = 0.0
 
     @property
     def name(self) -> str:
-        """It, in words."""
+        """Its shape and precision in words."""
         return ", ".join([*(f"{name} {value}" for name, value in self.shape.items()), self.precision])
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a student may take.
+    """The limits for a student; None for any.
 
     Attributes:
-        p99_ms: the largest p99 of one row, in milliseconds.
-        memory_mb: the most by which a process grows until its first answer, in MiB.
-        load_ms: the longest time to that, in milliseconds; None for any.
-        package_kb: the largest package, in kB, of which both model files are a part; None for any.
-        bytes: the largest file in ORT format; None for any.
-        weights: bytes of the teacher's weights, which those of the student must be less than; None if not known.
+        package_kb: the largest package, of which both model files are a part.
+        bytes: the largest file in ORT format.
+        weights: bytes of the teacher's weights: the student must have fewer.
     """
 
     p99_ms: float
@@ -75,11 +64,11 @@ class Budget:
     bytes: int | None
     weights: int | None
 
-    def over(
+    def exceeded(
         self, *, p99_us: float, memory_mb: float, load_ms: float, files: tuple[int, int], weights: int
     ) -> dict[str, tuple[float, str]]:
-        """What is over it: the share by which it is, and that in words. Of files, that in ORT format is first."""
-        found = {
+        """Each limit that is exceeded: by which share, and that in words. `files` are sizes, in ORT format first."""
+        figures = {
             "p99": (p99_us / 1000, self.p99_ms, "ms"),
             "memory": (memory_mb, self.memory_mb, "MiB"),
             "load": (load_ms, self.load_ms, "ms"),
@@ -89,7 +78,7 @@ class Budget:
         }
         return {
             name: (value / most - 1, f"{name} {_shown(value)} {unit}, at most {_shown(most)}")
-            for name, (value, most, unit) in found.items()
+            for name, (value, most, unit) in figures.items()
             if most is not None and value > most
         }
 
@@ -103,36 +92,49 @@ def _shown(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
-class Trials(Journal[Tried]):
-    """The file of a search: a line for each student that was tried."""
+class Trials(Journal[Trial]):
+    """The journal of a search: a line for each student."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(
-            file, Tried,
+            file, Trial,
             busy=("another process is searching here", "wait until it is done, or stop it"),
             remedy="remove the file to search anew; trained students are kept",
         )  # fmt: skip
 
-    def _records(self, whole: bytes) -> list[Tried]:
-        found = super()._records(whole)
-        for number, one in enumerate(found):
-            if one.number != number:
-                raise self._broken(number, f"is student {one.number}", f"student {number}")
-        return found
+    def _records(self, lines: bytes) -> list[Trial]:
+        trials = super()._records(lines)
+        for number, trial in enumerate(trials):
+            if trial.number != number:
+                raise self._broken(number, f"is student {trial.number}", f"student {number}")
+        return trials
 
 
-def recommended(tried: Sequence[Tried], *, more: bool) -> Tried | None:
-    """Of those that were trained and keep to the budget the best, of equal ones the fastest; None of none."""
-    fit = [one for one in tried if one.status == "trained" and one.score is not None and one.p50_us is not None]
-    return min(fit, key=lambda one: ((-1 if more else 1) * (one.score or 0.0), one.p50_us), default=None)
+def recommended(trials: Sequence[Trial], *, more: bool) -> Trial | None:
+    """The best student within the budget, the fastest of equals; None if there is none."""
+    sign, fit = -1 if more else 1, [trial for trial in trials if trial.status == "trained"]
+    return min(fit, key=lambda trial: (sign * (trial.score or 0.0), trial.p50_us or 0.0), default=None)
 
 
-def nearest(tried: Sequence[Tried]) -> Tried | None:
-    """Of those over the budget the one that is least over it, by the part of which it is most over."""
-    over = [one for one in tried if one.over]
-    return min(over, key=lambda one: max(one.over.values()), default=None)
+def nearest(trials: Sequence[Trial]) -> Trial | None:
+    """The student over the budget whose largest excess is the smallest."""
+    return min((trial for trial in trials if trial.over), key=lambda trial: max(trial.over.values()), default=None)
 
 
-def shaped(places: Sequence[int], space: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """The values at some places."""
+def values_at(places: Sequence[int], space: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """The value at a place of each name."""
     return {name: values[place] for place, (name, values) in zip(places, space.items(), strict=True)}
+
+
+def front(points: Array) -> Array:
+    """Which of (n, k) points are on the Pareto front, (n,) bool: less is better in each of the k numbers.
+
+    A point is not, if another is nowhere greater and somewhere less. Equal points are on it together.
+    """
+    on = np.zeros(len(points), bool)
+    # Whatever beats a point has a smaller sum of ranks, and so comes before it.
+    ranks = sum(np.unique(column, return_inverse=True)[1] for column in points.T)
+    for place in np.argsort(ranks, kind="stable"):
+        rivals = points[on]
+        on[place] = not ((rivals <= points[place]).all(1) & (rivals < points[place]).any(1)).any()
+    return on

@@ -3,6 +3,7 @@
 The rest is shared: the split, the cache of the teacher's outputs, seeds, the control, the loop, the report.
 """
 
+import copy
 import math
 import warnings
 from abc import ABC, abstractmethod
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -152,6 +153,12 @@ class Task(ABC):
     def __init__(self, material: Material) -> None:
         self.material = material
         self.shape = {**self.shape, **material.declaration.shape}
+
+    def with_shape(self, shape: Mapping[str, Any]) -> Self:
+        """This task, with these values in its `shape`."""
+        task = copy.copy(self)
+        task.shape = {**self.shape, **shape}
+        return task
 
     @abstractmethod
     def teacher(self) -> Teacher:

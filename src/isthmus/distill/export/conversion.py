@@ -1,0 +1,43 @@
+"""A student as ONNX graphs, in fp32 and int8."""
+
+from collections.abc import Sequence
+
+import onnx
+from torch import nn
+
+from isthmus.distill.onnx.quantize import quantize
+from isthmus.distill.tasks.task import Case, Task
+from isthmus.distill.types import in_batches, spread
+
+CALIBRATION_ROWS = 2048
+
+CALIBRATION_BYTES = 256 << 20
+"""Of all calibration rows: 341 images of 256 x 256 pixels in three channels."""
+
+
+def student_graph(task: Task, student: nn.Module) -> onnx.ModelProto:
+    """The graph of a student, without metadata of the machine that exported it."""
+    model = task.model(student)
+    # Exporters note where in the source a node comes from: that is private, and differs between machines.
+    for node in model.graph.node:
+        del node.metadata_props[:]
+        node.doc_string = ""
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info, *model.graph.initializer):
+        del value.metadata_props[:]
+    del model.graph.metadata_props[:]
+    return model
+
+
+def in_precision(task: Task, model: onnx.ModelProto, precision: str, edges: Sequence[Case]) -> bytes:
+    """A graph in fp32 or int8, as ONNX; training rows and `edges` set the ranges of int8.
+
+    All calibration rows are in memory at once: large rows are fewer, but always at least a batch.
+    """
+    if precision == "fp32":
+        return bytes(model.SerializeToString(deterministic=True))
+    train = task.material.parts.train
+    size = sum(tensor.nbytes for tensor in task.feeds(train[:1]).values())
+    wanted = min(CALIBRATION_ROWS, max(task.at_once, CALIBRATION_BYTES // max(1, size)))
+    rows = train[spread(len(train), wanted)]
+    calibration = [task.feeds(batch) for batch in in_batches(rows, task.at_once)]
+    return quantize(model, [*calibration, *(case.feeds for case in edges)], task.quantized)
