@@ -39,11 +39,7 @@ UNCHANGED = "training set, settings, task and code are the same as in its traini
 
 @dataclass(frozen=True)
 class DistillationReport:
-    """`report.json` as plain data (docs/evaluation.md), in the folder of the student.
-
-    Attributes:
-        trained: False if the student existed already.
-    """
+    """`report.json` as plain data (docs/evaluation.md), in the folder of a student that existed unless `trained`."""
 
     path: Path
     data: Mapping[str, Any]

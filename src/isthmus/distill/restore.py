@@ -28,14 +28,7 @@ REPORT = "report.json"
 
 @dataclass(frozen=True, eq=False)
 class Restored:
-    """A trained student.
-
-    Attributes:
-        task: its task.
-        student: the module, in eval mode, on the CPU, without gradients.
-        id: its identity.
-        contract: hash of the contract of its training.
-    """
+    """A trained student, in eval mode, on the CPU, without gradients; `contract` is the hash of its training's."""
 
     task: Task
     student: nn.Module

@@ -93,7 +93,7 @@ def test_runtimes_come_one_after_the_other(
     assert found.broken is not None
     assert (found.broken.runtime, found.broken.worst) == ("lossy", float("inf"))
     unknown = found.rungs[6]
-    assert "is not there" in unknown.found
+    assert "is not there" in unknown.outcome
 
 
 def test_a_file_that_no_runtime_takes_breaks(package: Path, trained: DistillationReport, table: pa.Table) -> None:
@@ -102,7 +102,7 @@ def test_a_file_that_no_runtime_takes_breaks(package: Path, trained: Distillatio
     broken = climb(material(table), package, trained.path, ORT).broken
     assert broken is not None
     assert (broken.form, broken.worst) == ("model.int8.onnx", None)
-    assert "refuses it" in broken.found
+    assert "refuses it" in broken.outcome
 
 
 def test_a_package_of_others_has_no_ladder(

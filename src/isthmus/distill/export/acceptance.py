@@ -80,7 +80,7 @@ def finite(quality: Mapping[str, float]) -> dict[str, float | None]:
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """Cost of one answer on this host, with the `Footprint` of a fresh process."""
+    """Cost of an answer on this host, with the `Footprint` of a fresh process."""
 
     precision: str
     threads: int
@@ -112,7 +112,7 @@ def allowed_precisions(task: Task, profile: ServingProfile) -> list[str]:
 def fastest_within_budget(
     models: Mapping[str, bytes], row: Feeds, sizes: Mapping[str, int], profile: ServingProfile
 ) -> Measured:
-    """Measures one row in each precision, in turn, and returns the cost of the one with the smaller median.
+    """Measures a row in each precision, in turn, and returns the cost of the precision with the smaller median.
 
     `models` are in ORT format; `sizes` are bytes of a package with a single precision.
 

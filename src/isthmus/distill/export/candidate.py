@@ -46,12 +46,8 @@ class Candidate:
 class Reference:
     """What the model files of a student are compared with.
 
-    Attributes:
-        task: of the student.
-        rows: the part of the training set on which quality is measured.
-        teacher: outputs of the teacher for `rows`.
-        golden: cases whose outputs a package records.
-        sample: further cases.
+    Quality is measured on `rows`, with the teacher's outputs for them; differences in the golden cases, whose outputs a
+    package records, and in a sample of others.
     """
 
     task: Task

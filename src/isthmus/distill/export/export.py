@@ -44,11 +44,11 @@ class ExportReport:
     """The result of an export.
 
     Attributes:
-        bytes: of a package that ships one precision only, by precision.
+        bytes: of a package with a single precision, by precision.
         worst: largest difference from the student in torch, by model file, on the golden cases and on test rows.
         quality: on the test part, by model file and measure.
         left_out: precision, or file for ExecuTorch, to why the package does not have it.
-        served: cost of one row with the threads of the serving profile, in its precision or the fastest one.
+        served: cost of a row with the threads of the serving profile, in its precision or the fastest.
     """
 
     path: Path
@@ -84,7 +84,7 @@ def export(
 
     Raises:
         ConfigurationError: a runtime of the declaration is not installed, or the task lacks the precision to serve.
-        ContractMismatch: the student was trained under another contract, on other rows, or as another declaration.
+        ContractMismatch: the student was trained under another contract, training set or declaration.
         DataError: the student cannot be read.
         GateFailed: the variant to serve differs too much from the student, is not good enough, too slow or too large.
     """

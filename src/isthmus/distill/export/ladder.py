@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from isthmus.distill.export.candidate import difference, require_student
@@ -21,8 +22,7 @@ from isthmus.features.package.manifest import Manifest, read_package
 from isthmus.features.package.replay import Answers
 
 
-@dataclass(frozen=True)
-class Rung:
+class Rung(msgspec.Struct, frozen=True):
     """A form of the student, such as a model file, in a runtime.
 
     Attributes:
@@ -30,7 +30,7 @@ class Rung:
             missing.
         case: the golden case that differs most.
         holds: whether `worst` is within `tolerance`; None where the form does not exist or its runtime is missing.
-        found: the result in words.
+        outcome: in words.
     """
 
     form: str
@@ -39,7 +39,7 @@ class Rung:
     worst: float | None
     case: int | None
     holds: bool | None
-    found: str
+    outcome: str = msgspec.field(name="found")
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class Ladder:
         """Raises GateFailed for the first rung that breaks; runtimes that are not installed do not count."""
         if (rung := self.broken) is not None:
             raise GateFailed(
-                f"{self.package.name}: {rung.form} in {rung.runtime}", rung.found,
+                f"{self.package.name}: {rung.form} in {rung.runtime}", rung.outcome,
                 expected=f"the student's answers within {rung.tolerance:g}",
-                remedy="every rung before it holds: look at what it does to the one before",
+                remedy="every rung before it holds: look at what it does to the form before",
             )  # fmt: skip
 
     def as_dict(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class Ladder:
             "package": str(self.package),
             "passed": first is None,
             "broken": first and {"form": first.form, "runtime": first.runtime},
-            "rungs": [asdict(rung) for rung in self.rungs],
+            "rungs": [msgspec.to_builtins(rung) for rung in self.rungs],
         }
 
 
@@ -89,13 +89,13 @@ def climb(
     manifest, trained = read_package(package), restored(material, model_folder)
     golden, cases = read_golden(package, manifest), trained.task.cases(trained.student)
     _require_same(package, manifest, golden, cases, trained.id)
-    rungs = [Rung("student", "torch", 0.0, 0.0, None, holds=True, found="what all others are compared with")]
+    rungs = [Rung("student", "torch", 0.0, 0.0, None, holds=True, outcome="the reference of all rungs")]
     rungs.append(_exported(trained, manifest, cases))
     for name, create in runtimes.items():
         try:
             runtime = create()
         except DependencyError as error:
-            rungs.append(Rung("", name, 0.0, None, None, holds=None, found=f"not climbed: {error}"))
+            rungs.append(Rung("", name, 0.0, None, None, holds=None, outcome=f"not climbed: {error}"))
             continue
         # In the order of conversion: INT8 in ONNX comes before any file in another format.
         files = sorted(runtime.files(manifest), key=lambda file: (file.format != "onnx", file.precision))
@@ -111,16 +111,16 @@ def _rung(
     unmeasured = partial(Rung, form, runtime, tolerance, None, None)
     try:
         answers = ask()
-    except PackageError as error:
-        return unmeasured(holds=False, found=error.found)
+    except (GateFailed, PackageError) as error:
+        return unmeasured(holds=False, outcome=error.found)
     except DependencyError as error:  # the runtime is installed, but cannot be used
-        return unmeasured(holds=None, found=f"not climbed: {error}")
+        return unmeasured(holds=None, outcome=f"not climbed: {error}")
     differences = [difference(case.expected, outputs) for case, outputs in zip(cases, answers, strict=True)]
     differences = [math.inf if math.isnan(number) else number for number in differences]
     worst = max(differences)
     case = differences.index(worst) if worst else None
     text = "the student's answers" if case is None else f"differs by up to {worst:.3g}, in case {case}"
-    return Rung(form, runtime, tolerance, worst, case, holds=worst <= tolerance, found=text)
+    return Rung(form, runtime, tolerance, worst, case, holds=worst <= tolerance, outcome=text)
 
 
 def _exported(trained: Restored, manifest: Manifest, cases: Sequence[Case]) -> Rung:
@@ -128,7 +128,7 @@ def _exported(trained: Restored, manifest: Manifest, cases: Sequence[Case]) -> R
     form, tolerance = "exported program", trained.task.tolerance["fp32"]
     network = trained.task.network(trained.student)
     if network is None:
-        return Rung(form, "torch", tolerance, None, None, holds=None, found="the graph is written node by node")
+        return Rung(form, "torch", tolerance, None, None, holds=None, outcome="the graph is written node by node")
     keys = trained.task.keys if network is trained.student else [output.name for output in manifest.outputs]
 
     def ask() -> list[Answers]:
@@ -139,7 +139,7 @@ def _exported(trained: Restored, manifest: Manifest, cases: Sequence[Case]) -> R
                 outputs = named(torch.export.export(network, tensors).module()(*tensors), keys, form)
                 answers.append({key: outputs[key].numpy() for key in case.expected})
         except Exception as error:  # of any kind: torch's have nothing in common
-            raise PackageError(form, f"torch.export refuses it: {error}"[:300]) from error
+            raise GateFailed(form, f"torch.export refuses it: {error}"[:300]) from error
         return answers
 
     return _rung(form, "torch", tolerance, cases, ask)

@@ -25,7 +25,7 @@ _TEMPLATES.filters["json"] = json.dumps
 def contents(
     manifest: Manifest, contract: Mapping[str, Any], golden: Golden, files: Mapping[str, bytes]
 ) -> dict[str, bytes]:
-    """The files of a package by name; `files` has the models and the other files that are shipped."""
+    """The files of a package by name; `files` has the models and whatever else is shipped."""
     package = {
         **files,
         MANIFEST: json.dumps(msgspec.to_builtins(manifest), indent=2, sort_keys=True, allow_nan=False).encode(),
@@ -51,7 +51,7 @@ def write_package(packages: Path, name: str, files: Mapping[str, bytes]) -> Path
 
 
 def package_bytes(files: Mapping[str, bytes], precision: str) -> int:
-    """Bytes of a package without the models of the other precision."""
+    """Bytes of a package with the models of a single precision."""
     return sum(
         len(content)
         for name, content in files.items()

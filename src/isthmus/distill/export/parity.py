@@ -29,11 +29,11 @@ def check_package(
 
     On rows spread over the training set it must answer like the student, for the golden cases as recorded, both within
     the tolerance of the task, whatever the manifest says. A model of rows gets its columns as the manifest describes
-    them. Of an output with many numbers in a row, the comparison shows the one that differs most. Examples name rows by
+    them. Of an output with many numbers in a row, the comparison shows that which differs most. Examples name rows by
     the columns in `keys`.
 
     Raises:
-        PackageError: the package is damaged, was made from another student, or a model file refers to files outside.
+        PackageError: the package is damaged, is of another student, or a model file refers to files outside.
         ContractMismatch: the student was trained with something else.
         DataError: the student cannot be read.
     """

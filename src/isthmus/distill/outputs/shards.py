@@ -24,12 +24,7 @@ _verified: set[tuple[tuple[int, ...], ...]] = set()
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """Rows and the teacher's outputs for them.
-
-    Attributes:
-        rows: (n,) S16, the identity of each.
-        arrays: (n, ...) by key; of a published shard, mapped from its files.
-    """
+    """Identities of rows, (n,) S16, and the teacher's outputs, (n, ...) by key: both mapped once it is published."""
 
     rows: Array
     arrays: Mapping[str, Array]

@@ -20,7 +20,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         why: what it exceeds, or how it failed.
         over: relative excess over each part of the budget that it exceeds.
         bytes: of its file in ORT format.
-        difference: the largest difference of its answers from the student's in torch.
+        difference: the largest from the student in torch.
         score: the task's metric on the validation part, of the exported graph; `quality` has all measures.
     """
 

@@ -129,7 +129,7 @@ def ladder_blocks(ladder: "Ladder") -> "list[Block]":
 
     words: Mapping[bool | None, Text] = {True: good("holds"), False: bad("breaks"), None: "unknown"}
     rows: list[list[Text]] = [
-        [rung.form, rung.runtime, words[rung.holds], rung.found, f"{rung.tolerance:g}" if rung.tolerance else ""]
+        [rung.form, rung.runtime, words[rung.holds], rung.outcome, f"{rung.tolerance:g}" if rung.tolerance else ""]
         for rung in ladder.rungs
     ]
     return [Table(["form", "runtime", "", "found", "allowed"], rows)]
