@@ -4,7 +4,8 @@ Only the fields of onnx.proto that graphs of row functions use are read; all oth
 """
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,19 +56,12 @@ def read(model: bytes) -> tuple[list[Node], dict[str, Tensor]]:
     Raises:
         UnreadableError: the operators are of an unknown version, or a constant has an unknown form.
     """
-    nodes, constants, graph = [], {}, b""
-    for number, value in _fields(model):
-        if number == 7:
-            graph = value
-        elif number == 8 and (opset := dict(_fields(value))) and opset[2] != _OPSETS.get(opset.get(1, b"")):
-            raise UnreadableError(f"operators of version {opset[2]}")
-    for number, value in _fields(graph):
-        if number == 1:
-            nodes.append(_node(value))
-        elif number == 5:
-            name, tensor = _tensor(value)
-            constants[name] = tensor
-    return nodes, constants
+    fields = _fields(model)
+    for opset in map(_fields, fields[8]):
+        if opset[2] != [_OPSETS.get(b"".join(opset[1]))]:
+            raise UnreadableError(f"operators of version {opset[2][-1]}")
+    graph = _fields(b"".join(fields[7]))
+    return [*map(_node, graph[1])], dict(map(_tensor, graph[5]))
 
 
 def single(node: Node, inputs: Sequence[tuple[str, tuple[int, ...]]], output: str, shape: tuple[int, ...]) -> bytes:
@@ -88,24 +82,26 @@ def single(node: Node, inputs: Sequence[tuple[str, tuple[int, ...]]], output: st
     return _encoded(1, _IR_VERSION) + _encoded(7, graph) + _encoded(8, _encoded(2, _OPSETS[b""]))
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Number and value of each field of a protocol buffer: integers, floats, and bytes for everything else."""
+def _fields(message: bytes) -> defaultdict[int, list[Any]]:
+    """The values of a protocol buffer by field number: integers, floats, and bytes for everything else."""
+    fields: defaultdict[int, list[Any]] = defaultdict(list)
     place = 0
     while place < len(message):
         key, place = _varint(message, place)
-        number, kind = key >> 3, key & 7
+        kind = key & 7
         if kind == 0:
             value, place = _varint(message, place)
-            yield number, value - (1 << 64) if value >> 63 else value
+            fields[key >> 3].append(value - (1 << 64) if value >> 63 else value)
         elif kind == 2:
             size, place = _varint(message, place)
-            yield number, message[place : place + size]
+            fields[key >> 3].append(message[place : place + size])
             place += size
         elif kind == 5:
-            yield number, struct.unpack_from("<f", message, place)[0]
+            fields[key >> 3] += struct.unpack_from("<f", message, place)
             place += 4
         else:
             raise UnreadableError(f"a field of wire type {kind}")
+    return fields
 
 
 def _varint(message: bytes, place: int) -> tuple[int, int]:
@@ -119,52 +115,29 @@ def _varint(message: bytes, place: int) -> tuple[int, int]:
 
 
 def _node(message: bytes) -> Node:
-    inputs, outputs, operator, encoded = [], [], "", []
-    for number, value in _fields(message):
-        if number == 1:
-            inputs.append(value.decode())
-        elif number == 2:
-            outputs.append(value.decode())
-        elif number == 4:
-            operator = value.decode()
-        elif number == 5:
-            encoded.append(value)
-    return Node(operator, tuple(inputs), tuple(outputs), dict(map(_attribute, encoded)), tuple(encoded))
+    fields = _fields(message)
+    inputs, outputs = (tuple(name.decode() for name in fields[number]) for number in (1, 2))
+    attributes = dict(map(_attribute, fields[5]))
+    return Node(b"".join(fields[4]).decode(), inputs, outputs, attributes, tuple(fields[5]))
 
 
 def _attribute(message: bytes) -> tuple[str, Any]:
     """The name and the value; None for kinds that no row function has."""
-    name, scalar, items = "", None, []
-    for number, value in _fields(message):
-        if number == 1:
-            name = value.decode()
-        elif number in (2, 3, 4):
-            scalar = value
-        elif number in (8, 9):
-            items.append(value)
-    return name, scalar if scalar is not None else items or None
+    fields = _fields(message)
+    scalar, items = fields[2] + fields[3] + fields[4], fields[8] + fields[9]
+    return b"".join(fields[1]).decode(), scalar[-1] if scalar else items or None
 
 
 def _tensor(message: bytes) -> tuple[str, Tensor]:
-    shape, element, name, texts, raw = [], "", "", [], None
-    for number, value in _fields(message):
-        if number == 1:
-            shape.append(value)
-        elif number == 2:
-            element = ELEMENTS.get(value, "")
-        elif number == 6:
-            texts.append(value.decode())
-        elif number == 8:
-            name = value.decode()
-        elif number == 9:
-            raw = value
+    fields = _fields(message)
+    name, element = b"".join(fields[8]).decode(), ELEMENTS.get(fields[2][-1], "") if fields[2] else ""
     if element == "string":
-        data = np.array([*texts, None], object)[:-1]
-    elif element and raw is not None:
-        data = np.frombuffer(raw, np.dtype(NUMPY[element]).newbyteorder("<"))
+        data = np.array([*(text.decode() for text in fields[6]), None], object)[:-1]
+    elif element and fields[9]:
+        data = np.frombuffer(fields[9][-1], np.dtype(NUMPY[element]).newbyteorder("<"))
     else:
         raise UnreadableError(f"constant {name}")
-    return name, Tensor(element, data.reshape(shape))
+    return name, Tensor(element, data.reshape(fields[1]))
 
 
 def _encoded(number: int, value: int | str | bytes) -> bytes:
