@@ -4,8 +4,9 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from isthmus.features import clock
@@ -51,8 +52,8 @@ class FeatureVerdict:
         pairs: both sides of a sample of the differing numbers, for a plot; not saved in the file.
     """
 
-    compared: int
-    differing: int
+    compared: Annotated[int, msgspec.Meta(ge=0)]
+    differing: Annotated[int, msgspec.Meta(ge=0)]
     worst: float
     examples: Sequence[ValueDifference] = ()
     tolerance: float = 0.0
@@ -121,8 +122,7 @@ class Verdict:
         """As strict JSON: an infinite `worst` is null, a value that JSON lacks is its text."""
         sums = {"passed": self.passed, "compared": self.compared, "differing": self.differing}
         plain: dict[str, Any] = _plain({**sums, **asdict(self)})
-        groups = [*plain["views"].values(), plain["files"], plain["inputs"], {"": plain["model"]}]
-        for feature in [feature for group in groups for feature in group.values() if feature]:
+        for feature in _comparisons(plain):
             del feature["pairs"]
             if feature["worst"] == str(math.inf):
                 feature["worst"] = None
@@ -141,18 +141,10 @@ class Verdict:
         """
         try:
             data = json.loads(text)
-            verdict = cls(
-                contract=data["contract"],
-                at=data["at"],
-                views={view: _features(features) for view, features in data["views"].items()},
-                tables={view: str(fingerprint) for view, fingerprint in data["tables"].items()},
-                ahead={view: int(keys) for view, keys in data["ahead"].items()},
-                package=data["package"],
-                model=_feature(data["model"]) if data["model"] else None,
-                files=_features(data.get("files", {})),
-                inputs=_features(data.get("inputs", {})),
-                skipped={name: str(reason) for name, reason in data.get("skipped", {}).items()},
-            )
+            for feature in _comparisons(data):
+                feature["worst"] = math.inf if feature["worst"] is None else feature["worst"]
+            required = {name: data[name] for name in ("tables", "ahead", "package")}
+            verdict = msgspec.convert({**data, **required}, cls)
             altered = [n for n in ("passed", "compared", "differing") if data[n] != getattr(verdict, n)]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise GateFailed(where, f"is not a verdict ({error})", remedy="run `isthmus verify`") from error
@@ -175,17 +167,10 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def _features(data: Mapping[str, Any]) -> dict[str, FeatureVerdict]:
-    return {name: _feature(feature) for name, feature in data.items()}
-
-
-def _feature(data: Mapping[str, Any]) -> FeatureVerdict:
-    examples = [ValueDifference(**example) for example in data["examples"]]
-    for name in ("compared", "differing"):
-        if type(data[name]) is not int or data[name] < 0:
-            raise ValueError(f"{name} is {data[name]!r}")
-    worst = math.inf if data["worst"] is None else float(data["worst"])
-    return FeatureVerdict(data["compared"], data["differing"], worst, examples, float(data.get("tolerance", 0.0)))
+def _comparisons(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All comparisons in a verdict's JSON. Early verdicts had no files and no inputs."""
+    groups = [*data["views"].values(), data.get("files", {}), data.get("inputs", {})]
+    return [feature for group in groups for feature in group.values()] + ([data["model"]] if data["model"] else [])
 
 
 def compare(
