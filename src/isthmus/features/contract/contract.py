@@ -12,10 +12,12 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from isthmus.features.errors import ContractMismatch, RequestError
 from isthmus.features.types import TYPES, DataType
+
+T = TypeVar("T")
 
 FORMAT = 1
 RESERVED = ("event_timestamp", "known_at", "content_hash")
@@ -65,13 +67,10 @@ class ViewContract(_Canonical):
     """What a reader must know of a view.
 
     Attributes:
-        name: the view.
-        entities: names of its entities, in order.
         keys: join keys of all its entities, in order.
         fields: its features, in order.
         ttl: microseconds, or None.
         delay: microseconds from event time to known time, where the transform returns no `known_at`.
-        sources: names of its sources.
         code: digest of the transform and of how its sources are read.
         lookback: microseconds before a row's event time from which it reads its sources; None for all of them.
         version: the number of the view's table.
@@ -157,7 +156,6 @@ class TransformContract(_Canonical):
     A request source with expectations or defaults has a transform of its name, which computes its fields.
 
     Attributes:
-        name: the transform.
         stored: its stored input features, as (view, feature).
         request: its request fields.
         fields: its outputs, in order.
@@ -192,8 +190,8 @@ class TransformContract(_Canonical):
         """The inverse of `as_dict`."""
         return cls(
             name=name,
-            stored=tuple((view, feature) for view, feature in data["stored"]),
-            request=tuple(request_column(name, TYPES[dtype], *size) for name, dtype, *size in data["request"]),
+            stored=_pairs(data["stored"]),
+            request=_request(data["request"]),
             fields=tuple(Column(name, TYPES[dtype], available) for name, dtype, available in data["fields"]),
             graph=b64decode(data["graph"], validate=True),
             rules={name: FieldRule(*rule) for name, *rule in data.get("rules", ())},
@@ -216,7 +214,6 @@ class ServiceContract:
     """The features of a model, in order.
 
     Attributes:
-        name: the service.
         features: stored features, as (view, feature).
         request: request fields.
         computed: fields of request transforms, as (transform, field).
@@ -277,17 +274,11 @@ class Contract:
 
     def view(self, name: str) -> ViewContract:
         """The view of this name, or a RequestError."""
-        try:
-            return self.views[name]
-        except KeyError:
-            raise RequestError(f"view {name!r}", "is not in the contract", expected=one_of(self.views)) from None
+        return _declared("view", self.views, name)
 
     def service(self, name: str) -> ServiceContract:
         """The service of this name, or a RequestError."""
-        try:
-            return self.services[name]
-        except KeyError:
-            raise RequestError(f"service {name!r}", "is not in the contract", expected=one_of(self.services)) from None
+        return _declared("service", self.services, name)
 
     def inputs(self, service: str) -> tuple[Column, ...]:
         """The columns that a service's model reads: stored features, request fields, computed features.
@@ -361,16 +352,10 @@ class Contract:
                 name: TransformContract.from_dict(name, form) for name, form in data.get("transforms", {}).items()
             }
             services = {
-                name: ServiceContract.of(
-                    name,
-                    tuple((view, feature) for view, feature in service["features"]),
-                    tuple(request_column(field, TYPES[dtype], *size) for field, dtype, *size in service["request"]),
-                    views,
-                    tuple((transform, field) for transform, field in service.get("computed", ())),
-                    transforms,
-                )
-                for name, service in data["services"].items()
-            }
+                name: ServiceContract.of(name, _pairs(form["features"]), _request(form["request"]), views,
+                                         _pairs(form.get("computed", ())), transforms)
+                for name, form in data["services"].items()
+            }  # fmt: skip
             contract = cls(data["project"], views, services, data["sources"], data["spines"], transforms)
             actual, stated = contract.hash, str(data["hash"])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -379,6 +364,20 @@ class Contract:
             raise ContractMismatch(where, f"its content has hash {actual[:12]}",
                                    expected=f"{stated[:12]}, which it states", remedy=remedy)  # fmt: skip
         return contract
+
+
+def _declared(kind: str, declarations: Mapping[str, T], name: str) -> T:
+    if name not in declarations:
+        raise RequestError(f"{kind} {name!r}", "is not in the contract", expected=one_of(declarations))
+    return declarations[name]
+
+
+def _pairs(items: Iterable[Iterable[str]]) -> tuple[tuple[str, str], ...]:
+    return tuple((group, name) for group, name in items)
+
+
+def _request(items: Iterable[Iterable[Any]]) -> tuple[Column, ...]:
+    return tuple(request_column(name, TYPES[dtype], *size) for name, dtype, *size in items)
 
 
 def _full(declaration: ViewContract | TransformContract, name: str) -> Column:

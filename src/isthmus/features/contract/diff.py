@@ -41,7 +41,6 @@ class Change:
 
     Attributes:
         kind: "view", "source", "service", …, or "project".
-        name: of the declaration.
         outcome: "new", "gone", "changed", or "renamed" for the project.
         parts: at least one change, in words.
     """
@@ -60,7 +59,6 @@ class ServiceChange:
     """What a change of the contract means for the models of one service.
 
     Attributes:
-        service: its name.
         outcome: "same" if existing models go on as they are, "changed" if they do not; "new" or "gone".
         because: the changes of the service, its views and their sources.
     """
@@ -199,18 +197,15 @@ def _parts(before: Mapping[str, Any], after: Mapping[str, Any], reread: set[str]
             read = reread & {*before.get("sources", ()), *after.get("sources", ())}
             words.append("its code changed, or how its sources are read" if read else "its code changed")
         else:
-            verbs = ("were", "are") if isinstance(was, list) else ("was", "is")
-            words.append(_was(part.replace("_", " "), _text, was, now, verbs))
+            past, present = ("were", "are") if isinstance(was, list) else ("was", "is")
+            words.append(f"{part.replace('_', ' ')} {past} {_text(was)}, {present} {_text(now)}")
     return tuple(words)
 
 
 def _rules(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     """The rules of request fields that differ, in words."""
-    return [
-        f"what it expects of {name} was ({before.get(name, 'nothing')}), is ({after.get(name, 'nothing')})"
-        for name in dict.fromkeys((*before, *after))
-        if before.get(name) != after.get(name)
-    ]
+    return [f"what it expects of {name} was ({before.get(name, 'nothing')}), is ({after.get(name, 'nothing')})"
+            for name in changed_parts(after, before)]  # fmt: skip
 
 
 def _by_name(part: str, items: Sequence[Sequence[Any]] | None) -> dict[str, list[Any]]:
@@ -245,10 +240,8 @@ def _place(value: str) -> str:
     return AVAILABLE.get(value, value)
 
 
-def _was(
-    what: str, words: Callable[[Any], str], before: Any, after: Any, verbs: tuple[str, str] = ("was", "is")
-) -> str:
-    return f"{what} {verbs[0]} {words(before)}, {verbs[1]} {words(after)}"
+def _was(what: str, words: Callable[[Any], str], before: Any, after: Any) -> str:
+    return f"{what} was {words(before)}, is {words(after)}"
 
 
 def _text(value: Any) -> str:

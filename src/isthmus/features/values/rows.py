@@ -43,14 +43,7 @@ Bool = np.ndarray[Any, np.dtype[np.bool_]]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Decoded rows of a view for n keys; 0 and null where not `present`.
-
-    Attributes:
-        present: shape (n,), which keys have a row.
-        event: shape (n,) int64 microseconds.
-        known: shape (n,) int64 microseconds.
-        columns: feature name to its values.
-    """
+    """Decoded rows of a view for n keys; times are microseconds. Keys without a row have 0 and null."""
 
     present: Bool
     event: Int64
@@ -64,7 +57,6 @@ class Selection:
 
     Attributes:
         names: the m features.
-        dtype: their type.
         part: number of the fixed part's field that holds them, or of the end of a variable-length feature.
         picks: their places in that field; None for all of it, in order.
         bytes: shape (m,), the byte of the null bits with each feature's bit.
@@ -158,7 +150,6 @@ class RowCodec:
         earlier: its known earlier forms: a message about a row of theirs says what has changed since.
 
     Attributes:
-        view: the view.
         width: bytes of the fixed part.
         single: feature name to the selection of it alone.
         every: the null bits of a row without values.
@@ -214,15 +205,10 @@ class RowCodec:
         return Selection(tuple(names), dtype, part, picks, bits // 8, masks[:, None])
 
     def encode(self, event: Int64, known: Int64, columns: Mapping[str, Values]) -> list[bytes]:
-        """Packed rows of n keys.
-
-        Args:
-            event: shape (n,) int64 microseconds.
-            known: shape (n,) int64 microseconds.
-            columns: every feature of the view to its values, shape (n,).
+        """Packed rows of n keys, from their times and the values of every feature of the view.
 
         Raises:
-            DataError: a text has no UTF-8 form.
+            DataError: a text has no UTF-8 form, or an array has a wrong size or a null.
         """
         packed, tails = self._pack(columns, len(event))
         packed["version"] = VERSION
@@ -313,17 +299,14 @@ class RowCodec:
             if row is None:
                 continue
             if len(row) < HEADER.size or row[0] != VERSION:
-                raise DataError(
-                    where, f"a value of {len(row)} bytes, version {row[:1].hex()}",
-                    expected=f"version {VERSION:02x}, {HEADER.size} bytes at least", remedy=remedy,
-                )  # fmt: skip
+                expected = f"version {VERSION:02x}, {HEADER.size} bytes at least"
+                value = f"a value of {len(row)} bytes, version {row[:1].hex()}"
+                raise DataError(where, value, expected=expected, remedy=remedy)
             if row[1:9] != self.view.prefix:
                 known = self._earlier.get(row[1:9])
                 since = f" ({view_differences(known, self.view)})" if known else ""
-                raise ContractMismatch(
-                    where, f"written under contract {row[1:9].hex()}{since}", expected=self.view.prefix.hex(),
-                    remedy=remedy,
-                )  # fmt: skip
+                origin = f"written under contract {row[1:9].hex()}{since}"
+                raise ContractMismatch(where, origin, expected=self.view.prefix.hex(), remedy=remedy)
         raise DataError(where, "a row is damaged", expected=f"{self.width} bytes and what they announce", remedy=remedy)
 
 
