@@ -20,7 +20,7 @@ from isthmus.distill.tabular.tensors import Tensors
 from isthmus.features.package.manifest import ModelInput
 from isthmus.features.types import Float32, Int64, String
 from isthmus.transforms import engine
-from isthmus.transforms.preparation import fit
+from isthmus.transforms.preparation import expressions, fit
 from isthmus.transforms.preparation.fit import Preparation
 from isthmus.transforms.preparation.steps import (
     Clip,
@@ -180,12 +180,12 @@ def test_a_graph_is_what_the_engine_computes_to_the_bit(spark: "SparkSession") -
     plan = Plan({name: steps for name, steps in STEPS.items() if not any(isinstance(s, Log1p) for s in steps)}, TEXTS)
     preparation = learned(frame, plan, 400)
     columns = {
-        number.name: fit.chain(fit.number(frame, number.name), number.chain, [
+        number.name: expressions.chain(expressions.number(frame, number.name), number.chain, [
             [F.lit(value).cast("float") for value in told] for told in number.parameters
         ])
         for number in preparation.numbers
     }  # fmt: skip
-    columns |= {text.name: fit.place(frame[text.name], text.places) for text in preparation.texts}
+    columns |= {text.name: expressions.place(frame[text.name], text.places) for text in preparation.texts}
     found = (
         frame.select("row", *(column.alias(f"{name}_") for name, column in columns.items())).toArrow().sort_by("row")
     )

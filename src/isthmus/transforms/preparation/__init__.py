@@ -1,1 +1,1 @@
-"""What happens to the inputs of a model before its network."""
+"""The steps between a model's inputs and its network: declared, fitted by an engine, compiled to a graph."""

@@ -1,0 +1,92 @@
+"""The PySpark expressions of the steps before a network: of a column and of parameters from the training part."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from pyspark.sql import Column, DataFrame, functions
+
+from isthmus.transforms.preparation.steps import Clip, Impute, Log1p, Standardize, Step
+
+_TINY = 1.1754943508222875e-38
+"""The smallest normal float32."""
+
+
+def number(rows: DataFrame, name: str) -> Column:
+    """A number, a time in microseconds or a boolean as the float that a network sees; null where it is null or NaN."""
+    value = rows[name]
+    as_float = (functions.unix_micros(value) if dict(rows.dtypes)[name] == "timestamp" else value).cast("float")
+    return functions.when(~functions.isnan(as_float), as_float)
+
+
+def chain(value: Column, steps: Sequence[Step], parameters: Sequence[Sequence[Column]]) -> Column:
+    """The expression of all steps of a number, with the parameters of each."""
+    for step, columns in zip(steps, parameters, strict=True):
+        value = _step(step, value, *columns)
+    return value
+
+
+def _step(step: Step, value: Column, *parameters: Column) -> Column:
+    match step:
+        case Log1p():
+            return functions.log1p(value.cast("double")).cast("float")
+        case Clip():
+            return _within(value, *parameters)
+        case Impute():
+            return functions.coalesce(value, parameters[0])
+        case Standardize():
+            mean, inverse = parameters
+            limit = functions.lit(step.limit).cast("float")
+            return _within((value - mean) * inverse, -limit, limit)
+    return value
+
+
+def _within(value: Column, low: Column, high: Column) -> Column:
+    # greatest and least ignore nulls.
+    return functions.when(value.isNotNull(), functions.greatest(functions.least(value, high), low))
+
+
+def aggregates(step: Step, value: Column) -> list[Column]:
+    """The aggregates of the finite values from which the parameters of a step are computed."""
+    wide = value.cast("double")
+    finite = functions.when(functions.abs(wide) < math.inf, wide)
+    match step:
+        case Clip():
+            return [functions.percentile_approx(finite, share, 10_000) for share in (step.low, step.high)]
+        case Impute("mean"):
+            return [functions.avg(finite)]
+        case Impute("median"):
+            return [functions.percentile_approx(finite, 0.5, 10_000)]
+        case Standardize():
+            return [functions.avg(finite), functions.stddev_pop(finite)]
+    return []
+
+
+def parameters(step: Step, results: Sequence[float | None]) -> tuple[float, ...]:
+    """The parameters of a step from its aggregates, which are None for a column without values."""
+    match step:
+        case Clip():
+            low, high = results
+            return (low or 0.0, high or 0.0)
+        case Impute():
+            return (results[0] or 0.0 if results else float(step.value),)
+        case Standardize():
+            mean, deviation = results
+            # The inverse of a constant column's is 1. A smaller deviation would be 0 in float32.
+            return (mean or 0.0, 1 / deviation if deviation and deviation > _TINY else 1.0)
+    return ()
+
+
+def literals(values: Sequence[float]) -> list[Column]:
+    """Parameters as float columns."""
+    return [functions.lit(value).cast("float") for value in values]
+
+
+def place(value: Column, places: Mapping[str, int]) -> Column:
+    """The place of a word; 0 without a place and for null."""
+    nowhere = functions.lit(0).cast("bigint")
+    if not places:
+        return nowhere
+    pairs = [
+        part for word, place in places.items() for part in (functions.lit(word), functions.lit(place).cast("bigint"))
+    ]
+    return functions.coalesce(functions.element_at(functions.create_map(*pairs), value), nowhere)
