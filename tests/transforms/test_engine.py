@@ -26,7 +26,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark us
 from isthmus import ConfigurationError, DependencyError, Source
 from isthmus.orchestration.project import Project
 from isthmus.transforms import engine, sources
-from isthmus.transforms.views.compute import compute_view
+from isthmus.transforms.views.compute import stream_view
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flights"
 NULLS = ("", "NA")
@@ -87,7 +87,7 @@ def compute(name: str, data: Path, known: dict[str, Computed]) -> Computed:
                     file: sources.read(spark, Source(file, f"{file}.csv", null_values=NULLS), data, data / "staging")
                     for file in ("flights", "airports")
                 }
-                table = compute_view(declared, contract, frames).sort_by(
+                table = pa.concat_tables(stream_view(declared, contract, frames)).sort_by(
                     [("carrier", "ascending"), ("event_timestamp", "ascending")]
                 )
                 moment = F.unix_seconds(F.to_timestamp(F.lit("2024-07-01 12:00:00")))

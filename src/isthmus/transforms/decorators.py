@@ -31,20 +31,18 @@ def transform(
     lateness: timedelta = timedelta(0),
     version: int = 1,
 ) -> Callable[[Function], FeatureView]:
-    """Declares the decorated PySpark function as a feature view of the function's name.
+    """Declares the decorated PySpark function as a feature view with the function's name.
 
-    The function takes one DataFrame per source, named like the source, and returns one with the join keys,
-    `event_timestamp`, the features, and `known_at` unless every row is known `delay` after its event time. A source's
-    own `timestamp` and `known` columns, kept under their names, stand for `event_timestamp` and `known_at`.
-    A build whose rows break one of the expectations writes nothing.
+    The function takes a DataFrame per source, named like the source, and returns a DataFrame with the join keys,
+    `event_timestamp`, the features, and `known_at` unless every row is known `delay` after its event time. The
+    `timestamp` and `known` columns of a source count as `event_timestamp` and `known_at`, also under their own names.
+    A build whose rows break an expectation writes nothing.
     """
 
     def declare(function: Function) -> FeatureView:
         return FeatureView(
             function.__name__, tuple(entities), tuple(schema), tuple(sources), ttl, delay, function, _about(function),
-            tuple(expectations),
-
-            lookback, lateness, version,
+            tuple(expectations), lookback, lateness, version,
         )  # fmt: skip
 
     return declare
@@ -57,7 +55,7 @@ def spine(
     label: Field,
     request: RequestSource | None = None,
 ) -> Callable[[Function], Spine]:
-    """Declares the decorated PySpark function as a spine: the moments at which a model is asked, with the answer.
+    """Declares the decorated PySpark function as a spine: the moments of predictions, with the label.
 
     The function returns the join keys, `event_timestamp`, `known_at` (when the label became known), the request
     fields and the label.
@@ -74,11 +72,11 @@ def request_transform(
     inputs: Sequence[FeatureView | FeatureProjection | RequestSource],
     schema: Sequence[Field],
 ) -> Callable[[Function], RequestTransform]:
-    """Declares the decorated PySpark function as a request transform of the function's name.
+    """Declares the decorated PySpark function as a request transform with the function's name.
 
-    The function takes Columns, each parameter one of the inputs by its name in a training set (`view__feature`, or the
-    name of a request field), and returns a dict of Columns: one per field of the schema, of the field's type. It
-    may use what docs/row-functions.md lists; anything else is refused when the definitions are applied.
+    The function takes Columns, named like the inputs in a training set (`view__feature`, or the name of a request
+    field), and returns a dict with a Column for each field of the schema, of the field's type. It may use the functions
+    in docs/row-functions.md; any other is refused when the definitions are applied.
     """
 
     def declare(function: Function) -> RequestTransform:

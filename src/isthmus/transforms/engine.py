@@ -1,7 +1,7 @@
-"""Engines: where the PySpark code runs. Every engine is a Spark Connect session to our code.
+"""Engines, which run the PySpark code. To our code, every engine is a Spark Connect session.
 
 sail          the PySpark API on an embedded Rust engine, no JVM (https://lakesail.com)
-spark         Apache Spark in a server that this process starts; needs Java 17
+spark         Apache Spark, in a server that this process starts; needs Java 17
 sc://host     any Spark Connect endpoint
 """
 
@@ -31,12 +31,11 @@ ENGINES = "sail, spark, or a Spark Connect URL like sc://host:15002"
 _CONNECT_PORT = 15002
 _JAVA = 17
 _PATIENCE = 5.0
-"""Seconds that a Spark Connect server has to answer."""
+"""Timeout, in seconds, for a Spark Connect server."""
 _RETRIES = 6
-"""How often a call is tried again, in about a minute. PySpark's own 15 times take ten: a server that is gone by then
-has lost the session with it."""
+"""They take about a minute. PySpark's own 15 retries take ten, and a server that restarts has lost the session."""
 _LISTENS = 1.0
-"""Seconds after which Sail's server is taken not to listen for signals."""
+"""Seconds in which Sail's server starts to listen for signals, if at all."""
 
 
 @contextmanager
@@ -52,7 +51,7 @@ def session(engine: str, threads: int = 2) -> "Iterator[SparkSession]":
         DependencyError: pyspark, pysail or Java is missing, or nothing answers at the URL.
     """
     try:
-        import pyspark  # noqa: F401 - only whether it is there
+        import pyspark  # noqa: F401 - only whether it is installed
     except ImportError as error:
         raise _missing("pyspark") from error
     if engine == "sail":
@@ -77,10 +76,10 @@ def _connect(url: str) -> "Iterator[SparkSession]":
     from pyspark.sql.connect.client.retries import DefaultPolicy
     from pyspark.sql.connect.session import SparkSession as Session
 
-    # It repeats each error of the engine on stderr, with its stack; the error itself says enough.
+    # This logger repeats each error of the engine on stderr, with its stack.
     PySparkLogger.getLogger("SQLQueryContextLogger").setLevel("CRITICAL")
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
-    # A session of our own, also where the user's code around us has one already.
+    # A new session, even if the process already has a session.
     spark = Session.builder.remote(url).create()
     spark.client.set_retry_policies([DefaultPolicy(max_retries=_RETRIES)])
     try:
@@ -95,7 +94,7 @@ def _connect(url: str) -> "Iterator[SparkSession]":
 
 
 def _spark(threads: int) -> str:
-    """Starts Apache Spark in a JVM of this process, which ends with the session; returns the URL of its server."""
+    """Starts Apache Spark in a JVM that ends with the session; returns the URL of its server."""
     from pyspark.sql.connect.session import SparkSession
 
     with socket.socket() as free:
@@ -108,25 +107,25 @@ def _spark(threads: int) -> str:
         "spark.ui.showConsoleProgress": "false",
     }  # fmt: skip
     if not any("GC" in os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")):
-        # Java's own choice works beside the program, on cores that are few here; two choices would be an error.
+        # Java's default collects concurrently, on cores that are scarce here. Two choices are an error.
         options["spark.driver.extraJavaOptions"] = "-XX:+UseParallelGC"
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    # Its Python workers need this package: they are to be of this environment, not of whatever is first on PATH.
+    # Its Python workers need this package, so they must use this environment, not the first Python on PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # What `builder.remote("local[2]")` does, but for the port: that one always takes 15002, of all interfaces.
+    # Like `builder.remote("local[2]")`, which always listens on port 15002 of all interfaces.
     os.environ["SPARK_LOCAL_REMOTE"] = "1"
     try:
         SparkSession._start_connect_server(f"local[{threads}]", options)
     except Exception as error:  # py4j's errors have no common base
         del os.environ["SPARK_LOCAL_REMOTE"]
-        found = f"Apache Spark did not start ({str(error).strip().partition(chr(10))[0]})"
-        raise DependencyError("engine spark", found, remedy='see its output above, or set engine = "sail"') from error
+        problem = f"Apache Spark did not start ({str(error).strip().partition(chr(10))[0]})"
+        raise DependencyError("engine spark", problem, remedy='see its output above, or set engine = "sail"') from error
     return f"sc://localhost:{port}"
 
 
 @contextmanager
 def _token(value: str | None) -> Iterator[None]:
-    """What PySpark shows to a server in the block. It insists on TLS wherever it has a token, so Sail gets none."""
+    """Sets PySpark's token for the block. With a token PySpark insists on TLS, so there must be none for Sail."""
     name = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
     before = os.environ.pop(name, None)
     if value is not None:
@@ -141,13 +140,13 @@ def _token(value: str | None) -> Iterator[None]:
 
 @cache
 def _local_token() -> str:
-    """The secret between this process and its JVM, which keeps the first one it is given."""
+    """The secret of this process's JVM, which never changes it."""
     return secrets.token_urlsafe()
 
 
 @contextmanager
 def _sail() -> Iterator[str]:
-    # Sail reads its log level when it is loaded; its progress lines are not for the user of a step.
+    # Sail reads its log level when it is loaded. Its progress lines are not for the users of a step.
     os.environ.setdefault("RUST_LOG", "off")
     try:
         from pysail.spark import SparkConnectServer
@@ -156,7 +155,7 @@ def _sail() -> Iterator[str]:
     interrupts = _interrupts()
     server = SparkConnectServer(ip="127.0.0.1", port=0)
     server.start(background=True)
-    interrupts.take_back()
+    interrupts.restore()
     try:
         yield f"sc://127.0.0.1:{server.listening_address[1]}"
     finally:
@@ -169,30 +168,29 @@ def _interrupts() -> "_Interrupts":
 
 
 class _Interrupts:
-    """What Ctrl-C does in this process, kept from Sail.
+    """Keeps this process's handler of Ctrl-C, which Sail's first server replaces soon after its start.
 
-    Sail's first server listens for the signal as well, from some moment after its start on. It would end on it at once,
-    and leave its client saying goodbye to nobody for ten minutes.
+    The server would end at once on the signal, and its client would retry to close the session for ten minutes.
     """
 
     def __init__(self) -> None:
-        # `signal.signal` is for the main thread alone.
+        # `signal.signal` works only in the main thread.
         self._get, self._set = ctypes.pythonapi.PyOS_getsig, ctypes.pythonapi.PyOS_setsig
         self._get.restype = self._set.restype = ctypes.c_void_p
         self._set.argtypes = [ctypes.c_int, ctypes.c_void_p]
-        self._own = self._get(signal.SIGINT)
-        self._taken = False
+        self._handler = self._get(signal.SIGINT)
+        self._restored = False
 
-    def take_back(self) -> None:
-        """Waits until a server that has just been started listens, and takes the signal back."""
+    def restore(self) -> None:
+        """Waits until the server has replaced the handler, and restores it."""
         end = time.monotonic() + _LISTENS
-        while not self._taken and time.monotonic() < end:
-            if self._get(signal.SIGINT) != self._own:
-                self._set(signal.SIGINT, self._own)
+        while not self._restored and time.monotonic() < end:
+            if self._get(signal.SIGINT) != self._handler:
+                self._set(signal.SIGINT, self._handler)
                 break
             time.sleep(0.001)
-        # Later servers of this process share what the first one has set up.
-        self._taken = True
+        # Later servers of this process do not replace it.
+        self._restored = True
 
 
 def _missing(package: str) -> DependencyError:
@@ -213,20 +211,20 @@ def _require_java() -> None:
         raise _no_java(shown.strip().partition("\n")[0] or "no answer from java")
 
 
-def _no_java(found: str) -> DependencyError:
+def _no_java(problem: str) -> DependencyError:
     remedy = 'install the package openjdk-17-jre-headless, or set engine = "sail"'
-    return DependencyError("engine spark", found, expected=f"Java {_JAVA} or later", remedy=remedy)
+    return DependencyError("engine spark", problem, expected=f"Java {_JAVA} or later", remedy=remedy)
 
 
 def _require_listener(url: str) -> None:
-    """PySpark itself would retry for minutes before it says that nobody is there."""
+    # PySpark would retry for minutes before it reports that no server answers.
     import grpc
     from pyspark.errors import PySparkException
     from pyspark.sql.connect.client import DefaultChannelBuilder
 
     try:
         parts = urlsplit(url)
-        # Without a host the URL is refused by the builder; a connection to "" would go to this machine.
+        # Without a host the builder refuses the URL, and a connection to "" would go to this machine.
         if parts.hostname:
             socket.create_connection((parts.hostname, parts.port or _CONNECT_PORT), timeout=_PATIENCE).close()
         with DefaultChannelBuilder(url).toChannel() as channel:
@@ -238,7 +236,7 @@ def _require_listener(url: str) -> None:
 
 
 def _silence(url: str, why: str) -> DependencyError:
-    place = url.partition("/;")[0]  # what follows may hold a token
+    place = url.partition("/;")[0]  # the rest may contain a token
     return DependencyError(
         f"engine {place}", f"does not answer ({why})",
         remedy='start the Spark Connect server, correct `engine`, or set engine = "sail"',

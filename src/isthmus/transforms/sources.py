@@ -1,17 +1,20 @@
-"""Raw data as DataFrames.
+"""Reads sources as DataFrames.
 
-Parquet is read by the engine itself. CSV is first turned into Parquet, once per content: every engine then sees the
-same types and the same microseconds, also of a file inside a `.zip`, which Spark cannot open.
+The engine itself reads Parquet. CSV is first converted to Parquet, once per content, so that every engine sees the same
+types and microseconds, and also files inside a `.zip`, which Spark cannot open.
 """
 
 import hashlib
 import importlib.util
+import inspect
 import io
 import re
+import traceback
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.csv
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _PACKAGE = "package:"
-_REPAIR = "bring the whole file there, or correct the source's path"
+_REPAIR = "bring the complete file there, or correct the source's path"
 _SAIL_NAME, _SAIL_PART = re.compile(r"ObjectName\(\[.*?\]\)"), re.compile(r'Identifier\("(.*?)"\)')
 _STACK = "Traceback (most recent call last):"
 
@@ -40,12 +43,12 @@ def read(spark: "SparkSession", source: Source, root: Path, staging: Path) -> "D
         spark: the session to read with.
         source: the declaration.
         root: folder that relative paths start from.
-        staging: folder that holds what CSV files were turned into.
+        staging: folder for the Parquet files of CSV files.
 
     Raises:
         ConfigurationError: the file is missing, or a declared time column is missing or has no time zone.
         DataError: the file is empty or damaged, or the engine cannot read it.
-        DependencyError: the Python package that holds the file is not installed.
+        DependencyError: the Python package with the file is not installed.
     """
     from pyspark.errors import PySparkException
 
@@ -60,20 +63,20 @@ def read(spark: "SparkSession", source: Source, root: Path, staging: Path) -> "D
         frame = spark.read.parquet(place)
         types = dict(frame.dtypes)
     except PySparkException as error:
-        found = f"{place} cannot be read by the engine ({first_line(error)})"
-        raise DataError(f"source {source.name}", found, remedy=_REPAIR) from error
+        problem = f"{place} cannot be read by the engine ({first_line(error)})"
+        raise DataError(f"source {source.name}", problem, remedy=_REPAIR) from error
     if not types:
-        # Sail takes a URL where nothing is for a table without columns.
-        found = f"{place} cannot be read by the engine (there is nothing)"
-        raise DataError(f"source {source.name}", found, remedy=_REPAIR)
+        # For Sail, a URL without a file is a table without columns.
+        problem = f"{place} cannot be read by the engine (there is nothing)"
+        raise DataError(f"source {source.name}", problem, remedy=_REPAIR)
     _check_times(source, types)
     return frame
 
 
 def narrow(frame: "DataFrame", source: Source, first: int, end: int) -> "DataFrame":
-    """The rows of a source from one moment to before another, in microseconds, by its `timestamp` column.
+    """The rows of a source whose `timestamp` lies in [first, end), in microseconds.
 
-    Rows without a time stay, as do all rows of a source that declares no such column.
+    Rows without a time stay, and so do all rows of a source that declares no such column.
     """
     if source.timestamp is None:
         return frame
@@ -83,10 +86,7 @@ def narrow(frame: "DataFrame", source: Source, first: int, end: int) -> "DataFra
 
 
 def content(source: Source, root: Path) -> str | None:
-    """What tells the content of a source from what it held before: its files' names, sizes and times of change.
-
-    None for a source elsewhere, of which nobody can say it.
-    """
+    """A fingerprint of a source: of its files' names, sizes and modification times; None for a URL."""
     if "://" in source.path:
         return None
     path = _locate(source, root)
@@ -96,17 +96,24 @@ def content(source: Source, root: Path) -> str | None:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says in one line: engines append their plans and stacks to it, or hide it at a stack's end."""
+    """The message of an engine's error, without the plans and stacks around it."""
     lines = str(error).strip().splitlines()
     if _STACK in lines:
-        # The stack of a Python worker: its last entry is followed by the exception.
+        # The stack of a Python worker ends with the exception.
         lines = [line for line in lines[lines.index(_STACK) + 1 :] if not line.startswith(" ")]
     return _SAIL_NAME.sub(_named, lines[0]) if lines else type(error).__name__
 
 
-def _named(found: re.Match[str]) -> str:
-    """A name that Sail writes as it keeps it, as Spark writes it."""
-    return f"`{'.'.join(_SAIL_PART.findall(found[0]))}`"
+def failing_line(error: BaseException, function: Callable[..., Any] | None) -> str:
+    """` in line 7`: where in its file a function failed; empty if it failed before its first line."""
+    file = inspect.unwrap(function).__code__.co_filename if function else None
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f" in line {lines[-1]}" if lines else ""
+
+
+def _named(name: re.Match[str]) -> str:
+    # Sail shows its internal form of a name; this is Spark's.
+    return f"`{'.'.join(_SAIL_PART.findall(name[0]))}`"
 
 
 def _locate(source: Source, root: Path) -> Path:
@@ -117,10 +124,9 @@ def _locate(source: Source, root: Path) -> Path:
         except (ImportError, ValueError):
             spec = None
         if spec is None or not spec.submodule_search_locations:
-            raise DependencyError(
-                f"source {source.name}", f"the Python package {name}, which holds its file, is not installed",
-                remedy=f"install it with: pip install {name}",
-            )  # fmt: skip
+            problem = f"the Python package {name}, which holds its file, is not installed"
+            remedy = f"install it with: pip install {name}"
+            raise DependencyError(f"source {source.name}", problem, remedy=remedy)
         path = Path(spec.submodule_search_locations[0]) / rest
     else:
         path = root / source.path
@@ -158,19 +164,19 @@ def _only_file(where: str, path: Path, content: bytes) -> bytes:
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
         if len(names) != 1:
-            found = f"{path} holds {len(names)} files" + (f" ({', '.join(names[:5])})" if names else "")
-            raise DataError(where, found, expected="one CSV file", remedy="put each file into a .zip of its own")
+            problem = f"{path} holds {len(names)} files" + (f" ({', '.join(names[:5])})" if names else "")
+            raise DataError(where, problem, expected="one CSV file", remedy="put each file into a .zip of its own")
         return archive.read(names[0])
 
 
 def _without_null_type(table: pa.Table) -> pa.Table:
-    """A column without any value has no type of its own, which Apache Spark cannot read: text it is."""
+    # Apache Spark cannot read the type of a column without values: it becomes a text.
     fields = [field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in table.schema]
     return table.cast(pa.schema(fields))
 
 
 def _require_rows(source: Source, path: Path, file: Path) -> None:
-    """Opens `file`; errors name `path`, which it was made from."""
+    # `file` may be the staged form of `path`, which users know.
     where = f"source {source.name}"
     try:
         dataset = pa.dataset.dataset(file, format="parquet")
@@ -190,14 +196,11 @@ def _require_rows(source: Source, path: Path, file: Path) -> None:
 def _check_times(source: Source, types: dict[str, str]) -> None:
     problems = []
     for role, column in (("timestamp", source.timestamp), ("known", source.known)):
+        where = f"source {source.name}, {role}"
         if column is not None and column not in types:
-            problems.append(Problem(f"source {source.name}, {role}", f"no column {column!r}", _columns(types)))
+            problems.append(Problem(where, f"no column {column!r}", "one of " + ", ".join(types)))
         elif column is not None and types[column] != "timestamp":
-            problems.append(Problem(f"source {source.name}, {role}", f"column {column!r} has type {types[column]}",
-                                    "timestamp, with a time zone"))  # fmt: skip
+            expected = "timestamp, with a time zone"
+            problems.append(Problem(where, f"column {column!r} has type {types[column]}", expected))
     if problems:
         raise ConfigurationError("definitions.py", problems)
-
-
-def _columns(types: dict[str, str]) -> str:
-    return "one of " + ", ".join(types)

@@ -37,7 +37,7 @@ from isthmus.features.definition.compile import compile_contract
 from isthmus.features.types import DataType
 from isthmus.features.values.columns import ARROW
 from isthmus.transforms import sources
-from isthmus.transforms.views.compute import compute_spine, compute_view
+from isthmus.transforms.views.compute import compute_spine, stream_view
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,7 +80,8 @@ def view(
 
 
 def compute(declared: FeatureView, events: "Mapping[str, DataFrame]") -> pa.Table:
-    return compute_view(declared, compile_contract("p", [declared]).views[declared.name], events)
+    contract = compile_contract("p", [declared]).views[declared.name]
+    return pa.concat_tables(stream_view(declared, contract, events))
 
 
 def as_it_is(events: DataFrame) -> DataFrame:
@@ -228,16 +229,6 @@ def test_null_key_or_time(events: "Mapping[str, DataFrame]", column: str) -> Non
     message = rf"view holey.*column {name} is null in {nulls} of 400 rows.*expected no null in keys and times.*Filter"
     with pytest.raises(DataError, match=message):
         compute(view(holey), events)
-
-
-def test_two_rows_with_one_key_and_times(events: "Mapping[str, DataFrame]") -> None:
-    def doubled(events: DataFrame) -> DataFrame:
-        return events.union(events.limit(3))
-
-    first = min(zip(*(rows()[name].to_pylist()[:3] for name in ("k", "at")), strict=True))
-    message = rf"view doubled.*3 rows have the key and times of another row, first k={first[0]}, .*expected one row"
-    with pytest.raises(DataError, match=message):
-        compute(view(doubled), events)
 
 
 def test_no_rows(events: "Mapping[str, DataFrame]") -> None:

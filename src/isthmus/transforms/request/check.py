@@ -1,7 +1,7 @@
-"""The graphs of request transforms beside the engine: what they refuse is in no training set.
+"""Checks that the graphs of request transforms accept every row of a training set.
 
-A graph refuses some of what an engine computes, as other letters than those of ASCII. The API and every package do as
-their graphs, and a model must not learn from a row that they refuse.
+A graph refuses values that an engine accepts, such as non-ASCII letters. The API and every package use graphs, and a
+model must not learn from rows that they refuse.
 """
 
 from collections.abc import Mapping
@@ -18,11 +18,7 @@ REMEDY = "correct it, or leave such rows out of the spine"
 
 
 class Graphs:
-    """The graphs of a contract, each opened when it is first needed.
-
-    Args:
-        contract: the contract.
-    """
+    """The graphs of a contract, each opened when it is first needed."""
 
     def __init__(self, contract: Contract) -> None:
         self._contract = contract
@@ -31,27 +27,24 @@ class Graphs:
         self._identity = ["event_timestamp", *dict.fromkeys(keys)]
 
     def require(
-        self, place: str, name: str, batch: pa.RecordBatch, rows: Mapping[str, pa.Array], said: str = ""
+        self, place: str, name: str, batch: pa.RecordBatch, rows: Mapping[str, pa.Array], refusal: str = ""
     ) -> None:
-        """Computes rows, all of which must be computable.
+        """Computes rows, and raises a DataError for the first that the graph refuses.
 
         Args:
-            place: the transform and where it stands, for a message.
+            place: the transform and its function, for a message.
             name: the transform.
-            batch: the rows as they are in the training set.
-            rows: what the transform takes of them, in its types.
-            said: why the engine refused them, if it did.
-
-        Raises:
-            DataError: one of them is refused.
+            batch: the rows of the training set.
+            rows: their inputs of the transform, in its types.
+            refusal: the engine's error, if it refused a row.
         """
         graph, taken = self._graph(name), self._contract.transform_inputs(self._contract.transforms[name])
         columns = {column.name: from_arrow(rows[column.name], column.dtype) for column in taken}
-        one = graph.first_refused(columns, graph.run(columns), self._graph)
-        if one is None:
+        refused = graph.first_refused(columns, graph.run(columns), self._graph)
+        if refused is None:
             return
-        at = ", ".join(f"{key}={batch[key][one.row]}" for key in self._identity if key in batch.schema.names)
-        found = f"{one.shown} at {at}" if one.rule else f"cannot be computed at {at}, where {one.shown}"
-        if said and not one.rule:
-            found += f" ({said})"
-        raise DataError(f"{place}, field {one.field}", found, expected=one.expected, remedy=REMEDY)
+        at = ", ".join(f"{key}={batch[key][refused.row]}" for key in self._identity if key in batch.schema.names)
+        text = f"{refused.shown} at {at}" if refused.rule else f"cannot be computed at {at}, where {refused.shown}"
+        if refusal and not refused.rule:
+            text += f" ({refusal})"
+        raise DataError(f"{place}, field {refused.field}", text, expected=refused.expected, remedy=REMEDY)

@@ -1,7 +1,4 @@
-"""The fields of a request as their source declares them: as they are, their default, or refused.
-
-The rules are written as PySpark columns, so that the engine and every graph compute them as they do all else.
-"""
+"""The checked fields of a request source: the value, its default, or a refusal, as PySpark columns for all engines."""
 
 from collections.abc import Iterator
 from datetime import datetime
@@ -21,30 +18,28 @@ if TYPE_CHECKING:
 
 
 def fields(source: RequestSource) -> "dict[str, Column]":
-    """The fields of a request source as a transform sees them, by name."""
+    """The checked columns of a request source, by name."""
     from pyspark.sql import functions
 
-    found = {}
+    columns = {}
     for field in source.schema:
         column, dtype = functions.col(field.name), field.dtype.name
-        rules = [one for one in source.expectations if one.feature == field.name]
+        rules = [expectation for expectation in source.expectations if expectation.feature == field.name]
         broken = [wrong for rule in rules for wrong in _broken(column, rule, dtype)]
         if field.name in source.defaults:
-            other = _literal(source.defaults[field.name], dtype)
-            found[field.name] = functions.when(reduce(or_, broken, column.isNull()), other).otherwise(column)
+            default = _literal(source.defaults[field.name], dtype)
+            column = functions.when(reduce(or_, broken, column.isNull()), default).otherwise(column)
         elif broken:
-            words = (
-                f"field {field.name} of request source {source.name} is not as expected: {', '.join(map(str, rules))}"
-            )
-            refused = functions.raise_error(functions.lit(words))
-            found[field.name] = functions.when(reduce(or_, broken), refused).otherwise(column)
-        else:
-            found[field.name] = column
-    return found
+            expected = ", ".join(map(str, rules))
+            text = f"field {field.name} of request source {source.name} is not as expected: {expected}"
+            refused = functions.raise_error(functions.lit(text))
+            column = functions.when(reduce(or_, broken), refused).otherwise(column)
+        columns[field.name] = column
+    return columns
 
 
 def _broken(column: "Column", rule: Expectation, dtype: str) -> "Iterator[Column]":
-    """Where a rule is broken, by any of these; null or false where it is not."""
+    """Conditions, any of which is true where the rule is broken; null or false elsewhere."""
     from pyspark.sql import functions
 
     match rule:
@@ -53,13 +48,13 @@ def _broken(column: "Column", rule: Expectation, dtype: str) -> "Iterator[Column
         case Between(low=low, high=high):
             if dtype.startswith("Float"):
                 yield functions.isnan(column)
-            # Engines that do not follow IEEE 754 put -0.0 before 0.0.
+            # Some engines sort -0.0 before 0.0.
             if low is not None:
                 yield column < _literal(-0.0 if low == 0 and dtype.startswith("Float") else low, dtype)
             if high is not None:
                 yield column > _literal(0.0 if high == 0 and dtype.startswith("Float") else high, dtype)
         case Length(low=low, high=high):
-            # Graphs compare texts with patterns, and do not measure them.
+            # Graphs can match patterns, but not measure lengths.
             if low:
                 yield ~column.like("_" * low + "%")
             if high is not None:
@@ -70,7 +65,7 @@ def _broken(column: "Column", rule: Expectation, dtype: str) -> "Iterator[Column
 
 
 def _literal(value: Any, dtype: str) -> "Column":
-    """A value of a type as a literal of exactly that type."""
+    # A literal of exactly the type.
     from pyspark.sql import functions
 
     if isinstance(value, datetime):
@@ -78,5 +73,5 @@ def _literal(value: Any, dtype: str) -> "Column":
     numpy = TYPES[dtype].numpy
     if numpy is None or isinstance(value, bool):
         return functions.lit(value)
-    with np.errstate(over="ignore"):  # beyond float32 becomes infinite, as the values do
+    with np.errstate(over="ignore"):  # beyond float32, a bound becomes infinite, as values do
         return functions.lit(np.dtype(numpy).type(value))

@@ -1,9 +1,7 @@
-"""Runs what a declaration declares, and holds the result against it before anyone stores it."""
+"""Runs the functions of views and spines, and checks the results against the declarations before they are stored."""
 
-import inspect
 import re
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
@@ -15,7 +13,7 @@ from isthmus.features.definition import codehash
 from isthmus.features.definition.spec import FeatureView, Spine
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.values.columns import ARROW, null_elements, other_sizes
-from isthmus.transforms.sources import first_line
+from isthmus.transforms.sources import failing_line, first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -23,58 +21,40 @@ if TYPE_CHECKING:
 Frames: TypeAlias = "Mapping[str, DataFrame]"
 """Source name to its DataFrame."""
 
-_CORRECT = "correct it, or what its sources hold; nothing that was being computed was written"
-_TIME = pa.timestamp("us", tz="UTC")
-
-
-def compute_view(view: FeatureView, contract: ViewContract, frames: Frames) -> pa.Table:
-    """The rows of a view: keys, `event_timestamp`, `known_at` and features, in the types of the contract.
-
-    Args:
-        view: the declaration.
-        contract: its canonical form.
-        frames: a DataFrame per source name.
-
-    Raises:
-        ConfigurationError: the result lacks a declared column or has another type; every such column is named.
-        DataError: the transform failed, returned no row, or has null or duplicate keys and times.
-    """
-    table = pa.concat_tables(stream_view(view, contract, frames))
-    _require_unique(f"view {view.name}", table, [*(key.name for key in contract.keys), "event_timestamp", "known_at"])
-    return table
+_CORRECT = "correct it, or the data of its sources; nothing was written"
+_TIMES = ("event_timestamp", "known_at")
 
 
 def stream_view(
     view: FeatureView, contract: ViewContract, frames: Frames, within: tuple[int, int] | None = None
 ) -> Iterator[pa.Table]:
-    """The rows of a view as the engine hands them out, so that they need not fit into memory together.
+    """The rows of a view, batch by batch: keys, `event_timestamp`, `known_at` and features, in the contract's types.
 
     Args:
         view: the declaration.
         contract: its canonical form.
         frames: a DataFrame per source name.
-        within: microseconds from which on, and before which, the event of a row must lie; None for all rows, of which
-            there must be one.
+        within: only rows with an event time in this range [first, end), in microseconds; None for all rows, at least
+            a single row.
 
     Raises:
-        ConfigurationError: the result lacks a declared column or has another type; every such column is named.
+        ConfigurationError: the result lacks declared columns or has other types; it names all of them.
         DataError: the transform failed, returned no row, or has nulls in keys and times.
     """
-    where = f"view {view.name}"
     columns = [*contract.keys, *contract.fields]
-    place, frame = _frame(where, view, columns, frames)
+    place, frame = _frame(f"view {view.name}", view, columns, frames)
     if within is not None:
         event = frame["event_timestamp"]
-        # A row without an event time is in no range, and an error in every one.
+        # Rows without an event time stay: they are an error in every range.
         frame = frame.where(event.isNull() | (event >= clock.moment(within[0])) & (event < clock.moment(within[1])))
-    identity = [*(key.name for key in contract.keys), "event_timestamp", "known_at"]
-    nulls = _Nulls(where, identity)
-    for table in _batches(place, frame):
-        table = _typed(place, table, columns, identity)
+    identity = [*(key.name for key in contract.keys), *_TIMES]
+    nulls = _Nulls(f"view {view.name}", identity)
+    for batch in _batches(place, frame):
+        table = _typed(place, batch, columns, identity)
         if "known_at" not in table.column_names:
             known = pc.add(table["event_timestamp"], pa.scalar(contract.delay, pa.duration("us")))
             table = table.append_column("known_at", known)
-        if nulls.look(table):
+        if nulls.count(table):
             yield table
     nulls.refuse()
     if nulls.rows == 0 and within is None:
@@ -90,15 +70,20 @@ def compute_spine(spine: Spine, columns: Sequence[Column], frames: Frames) -> pa
         frames: a DataFrame per source name.
 
     Raises:
-        ConfigurationError: the result lacks a declared column or has another type; every such column is named.
-        DataError: the function failed, returned no row, has null times, or labels that were known before the question.
+        ConfigurationError: the result lacks declared columns or has other types; it names all of them.
+        DataError: the function failed, returned no row, has null times, or labels known before `event_timestamp`.
     """
-    table = _compute(f"spine {spine.name}", spine, columns, frames, needs_known=True)
-    nulls = _Nulls(f"spine {spine.name}", ["event_timestamp", "known_at"])
-    nulls.look(table)
+    where = f"spine {spine.name}"
+    place, frame = _frame(where, spine, columns, frames)
+    tables = [table for table in _batches(place, frame) if len(table)]
+    if not tables:
+        raise _no_row(place)
+    table = _typed(place, pa.concat_tables(tables), columns, ["event_timestamp"])
+    nulls = _Nulls(where, _TIMES)
+    nulls.count(table)
     nulls.refuse()
-    _require_later(f"spine {spine.name}", table)
-    # Rows of one moment come from the engine in no particular order: all columns decide, so that the order is fixed.
+    _require_later(where, table)
+    # Engines return rows of the same time in any order: all columns together fix it.
     order = ["event_timestamp", *(name for name in table.column_names if name != "event_timestamp")]
     parts = [part for name in order for part in _sortable(table[name])]
     names = [f"{n}" for n in range(len(parts))]
@@ -109,46 +94,26 @@ def compute_spine(spine: Spine, columns: Sequence[Column], frames: Frames) -> pa
 def _require_later(where: str, table: pa.Table) -> None:
     early = table.filter(pc.less(table["known_at"], table["event_timestamp"]))
     if len(early):
-        asked, known = (early[name][0].as_py().isoformat() for name in ("event_timestamp", "known_at"))
+        event, known = (early[name][0].as_py().isoformat() for name in _TIMES)
         raise DataError(
-            where, f"{len(early)} labels that were known before the question, as one of {known}, asked at {asked}",
+            where, f"{len(early)} labels that were known before the question, for example at {known}, before {event}",
             expected="known_at at event_timestamp or later: what is known by then may be among the features",
-            remedy="ask earlier, or correct known_at",
+            remedy="correct event_timestamp or known_at",
         )  # fmt: skip
 
 
 def _sortable(column: pa.ChunkedArray) -> list[pa.ChunkedArray]:
-    """A column, or the elements of its arrays, which are of one size: Arrow knows no order of arrays."""
+    # Arrow does not sort by arrays: their elements are columns, since all arrays of a column have the same size.
     if not pa.types.is_list(column.type):
         return [column]
-    most = pc.max(pc.list_value_length(column)).as_py() or 0
-    return [pc.is_null(column), *(pc.list_element(column, place) for place in range(most))]
-
-
-def _compute(
-    where: str,
-    declaration: FeatureView | Spine,
-    columns: Sequence[Column],
-    frames: Frames,
-    *,
-    needs_known: bool = False,
-) -> pa.Table:
-    place, frame = _frame(where, declaration, columns, frames, needs_known=needs_known)
-    tables = [table for table in _batches(place, frame) if len(table)]
-    if not tables:
-        raise _no_row(place)
-    return _typed(place, pa.concat_tables(tables), columns, ["event_timestamp"])
+    size = pc.max(pc.list_value_length(column)).as_py() or 0
+    return [pc.is_null(column), *(pc.list_element(column, place) for place in range(size))]
 
 
 def _frame(
-    where: str,
-    declaration: FeatureView | Spine,
-    columns: Sequence[Column],
-    frames: Frames,
-    *,
-    needs_known: bool = False,
+    where: str, declaration: FeatureView | Spine, columns: Sequence[Column], frames: Frames
 ) -> tuple[str, "DataFrame"]:
-    """What the function makes of its sources, held against the declaration; and the place to name in an error."""
+    """The checked result of the function, and the place to name in an error."""
     from pyspark.errors import PySparkException
     from pyspark.sql import DataFrame
 
@@ -157,41 +122,43 @@ def _frame(
     place = f"{where} ({codehash.location(function)})"
     try:
         frame = function(**{source.name: frames[source.name] for source in declaration.sources})
-    except Exception as error:  # the user's own code may raise anything
-        found = f"its function failed{_line(error, function)} with {type(error).__name__}: {first_line(error)}"
-        raise DataError(place, found, remedy=_CORRECT) from error
+    except Exception as error:  # user code may raise anything
+        failure = f"its function failed{failing_line(error, function)} with {type(error).__name__}: {first_line(error)}"
+        raise DataError(place, failure, remedy=_CORRECT) from error
     if not isinstance(frame, DataFrame):
         problem = Problem(place, f"its function returned {type(frame).__name__}", "a PySpark DataFrame")
         raise ConfigurationError("definitions.py", [problem])
     try:
-        frame = _times(declaration, frame)
-        _check_schema(place, frame, columns, needs_known=needs_known)
-        times = [name for name in ("event_timestamp", "known_at") if name in frame.columns]
+        for source in declaration.sources:
+            for name, standard in zip((source.timestamp, source.known), _TIMES, strict=True):
+                if name is not None and name in frame.columns and standard not in frame.columns:
+                    frame = frame.withColumnRenamed(name, standard)
+        _check_schema(place, frame, columns, needs_known=isinstance(declaration, Spine))
+        times = [name for name in _TIMES if name in frame.columns]
         return place, frame.select(*(column.name for column in columns), *times)
     except PySparkException as error:
-        said = first_line(error)
-        raise DataError(place, f"the engine refused it: {said}", expected=_resolvable(said, declaration, frames),
+        message = first_line(error)
+        raise DataError(place, f"the engine refused it: {message}", expected=_available(message, declaration, frames),
                         remedy=_CORRECT) from error  # fmt: skip
 
 
-def _resolvable(said: str, declaration: FeatureView | Spine, frames: Frames) -> str:
-    """The columns of the sources, where an engine misses one."""
-    if not re.search("cannot (be resolved|resolve attribute)", said):
+def _available(message: str, declaration: FeatureView | Spine, frames: Frames) -> str:
+    if not re.search("cannot (be resolved|resolve attribute)", message):
         return ""
-    there = (f"{source.name} has {', '.join(frames[source.name].columns)}" for source in declaration.sources)
-    return f"columns that there are: {'; '.join(there)}"
+    columns = (f"{source.name} has {', '.join(frames[source.name].columns)}" for source in declaration.sources)
+    return f"columns that there are: {'; '.join(columns)}"
 
 
 def _batches(place: str, frame: "DataFrame") -> Iterator[pa.Table]:
-    """The rows as they come from the engine: `toArrow` would hold all of them before the first one is seen."""
+    """The result of an engine in batches: `toArrow` would collect all of it in memory first."""
     from pyspark.errors import PySparkException
 
     plan: Any = frame
     client = plan._session.client
     try:
-        for found in client.to_table_as_iterator(plan._plan.to_proto(client), plan._plan.observations):
-            if isinstance(found, pa.Table):
-                yield found
+        for batch in client.to_table_as_iterator(plan._plan.to_proto(client), plan._plan.observations):
+            if isinstance(batch, pa.Table):
+                yield batch
     except PySparkException as error:
         raise DataError(place, f"the engine refused it: {first_line(error)}", remedy=_CORRECT) from error
 
@@ -201,14 +168,7 @@ def _no_row(place: str) -> DataError:
 
 
 def _typed(place: str, table: pa.Table, columns: Sequence[Column], identity: Sequence[str]) -> pa.Table:
-    """The rows in the types of the contract.
-
-    Args:
-        place: the view or spine and its function, for a message.
-        table: rows of the right columns.
-        columns: what the contract says of them.
-        identity: columns that tell, as far as they are there, which row it is.
-    """
+    """The rows in the types of the contract. Messages identify a row by the columns of `identity` that it has."""
     for name in table.column_names:
         if nulls := null_elements(table[name]):
             raise DataError(
@@ -219,23 +179,14 @@ def _typed(place: str, table: pa.Table, columns: Sequence[Column], identity: Seq
         if column.size is not None and (others := other_sizes(table[column.name], column.size)):
             first = others[0]
             row = ", ".join(f"{name}={table[name][first]}" for name in identity if name in table.column_names)
-            found = f"column {column.name} has {len(table[column.name][first])} elements at {row}"
+            size = f"column {column.name} has {len(table[column.name][first])} elements at {row}"
             raise DataError(
-                place, found + (f", and another size in {len(others) - 1:,} more rows" if len(others) > 1 else ""),
+                place, size + (f", and another size in {len(others) - 1:,} more rows" if len(others) > 1 else ""),
                 expected=f"{column.size} elements, as declared", remedy="make the array null, or leave the row out",
             )  # fmt: skip
     types = {column.name: ARROW[column.dtype.name] for column in columns}
-    types |= dict.fromkeys(("event_timestamp", "known_at"), _TIME)
+    types |= dict.fromkeys(_TIMES, ARROW["UnixTimestamp"])
     return table.cast(pa.schema([(name, types[name]) for name in table.column_names]))
-
-
-def _times(declaration: FeatureView | Spine, frame: "DataFrame") -> "DataFrame":
-    """Gives the time columns of a source their standard names, where the function kept them as they were."""
-    for source in declaration.sources:
-        for own, standard in ((source.timestamp, "event_timestamp"), (source.known, "known_at")):
-            if own is not None and own in frame.columns and standard not in frame.columns:
-                frame = frame.withColumnRenamed(own, standard)
-    return frame
 
 
 def _check_schema(place: str, frame: "DataFrame", columns: Sequence[Column], *, needs_known: bool) -> None:
@@ -243,18 +194,18 @@ def _check_schema(place: str, frame: "DataFrame", columns: Sequence[Column], *, 
     names = frame.columns
     problems = [
         Problem(place, f"its result has {names.count(name)} columns named {name!r}", "one")
-        for name in dict.fromkeys([*(column.name for column in columns), "event_timestamp", "known_at"])
+        for name in dict.fromkeys([*(column.name for column in columns), *_TIMES])
         if names.count(name) > 1
     ]
     for column in columns:
-        wanted = column.dtype.spark
+        expected = column.dtype.spark
         if column.name not in types:
-            expected = f"one of type {wanted} beside {', '.join(names)}"
-            problems.append(Problem(place, f"its result has no column {column.name!r}", expected))
-        elif types[column.name] != wanted:
-            found = f"its column {column.name!r} has type {types[column.name]}"
-            problems.append(Problem(place, found, f"{wanted}, because it is declared as {column.dtype.name}"))
-    for name in ("event_timestamp", "known_at"):
+            beside = f"one of type {expected} beside {', '.join(names)}"
+            problems.append(Problem(place, f"its result has no column {column.name!r}", beside))
+        elif types[column.name] != expected:
+            wrong = f"its column {column.name!r} has type {types[column.name]}"
+            problems.append(Problem(place, wrong, f"{expected}, because it is declared as {column.dtype.name}"))
+    for name in _TIMES:
         if name not in types:
             if name == "event_timestamp" or needs_known:
                 problems.append(Problem(place, f"its result has no column {name!r}", "one of type timestamp"))
@@ -268,47 +219,25 @@ def _check_schema(place: str, frame: "DataFrame", columns: Sequence[Column], *, 
 
 
 class _Nulls:
-    """Counts the nulls of columns that must have none, over all batches: the first such column is refused."""
+    """The nulls of columns that must have none, over all batches."""
 
     def __init__(self, where: str, names: Sequence[str]) -> None:
-        self.where, self.names, self.rows = where, names, 0
-        self.count = dict.fromkeys(names, 0)
+        self.where, self.rows = where, 0
+        self.nulls = dict.fromkeys(names, 0)
         self.first: dict[str, int] = {}
 
-    def look(self, table: pa.Table) -> bool:
-        """Takes a batch into account; whether all batches were free of nulls so far."""
-        for name in self.names:
+    def count(self, table: pa.Table) -> bool:
+        """Adds a batch; returns whether no batch had nulls so far."""
+        for name in self.nulls:
             if table[name].null_count:
-                self.count[name] += table[name].null_count
+                self.nulls[name] += table[name].null_count
                 self.first.setdefault(name, self.rows + pc.index(pc.is_null(table[name]), True).as_py())
         self.rows += len(table)
         return not self.first
 
     def refuse(self) -> None:
-        """Raises a DataError if there was one."""
-        for name in self.names:
-            if self.count[name]:
-                raise DataError(
-                    self.where,
-                    f"column {name} is null in {self.count[name]} of {self.rows} rows, first in row {self.first[name]}",
-                    expected="no null in keys and times", remedy="filter such rows in the transform",
-                )  # fmt: skip
-
-
-def _require_unique(where: str, table: pa.Table, names: Sequence[str]) -> None:
-    counted = table.select(names).group_by(names).aggregate([([], "count_all")])
-    surplus = len(table) - len(counted)
-    if surplus:
-        doubled = counted.filter(pc.greater(counted["count_all"], 1)).sort_by([(name, "ascending") for name in names])
-        row = ", ".join(f"{name}={doubled[name][0]}" for name in names)
-        raise DataError(
-            where, f"{surplus} rows have the key and times of another row, first {row}",
-            expected="one row per key, event_timestamp and known_at", remedy="aggregate in the transform",
-        )  # fmt: skip
-
-
-def _line(error: BaseException, function: Callable[..., Any]) -> str:
-    """In which line of the function's file it failed; nothing if it failed before its first line."""
-    file = inspect.unwrap(function).__code__.co_filename
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    return f" in line {lines[-1]}" if lines else ""
+        for name, count in self.nulls.items():
+            if count:
+                nulls = f"column {name} is null in {count} of {self.rows} rows, first in row {self.first[name]}"
+                remedy = "filter such rows in the transform"
+                raise DataError(self.where, nulls, expected="no null in keys and times", remedy=remedy)

@@ -1,14 +1,15 @@
-"""The point-in-time join by an engine's executors, without a shuffle: each task joins some rows of a spine to one view.
+"""The point-in-time join by an engine's executors, without a shuffle: each task joins part of a spine to a view.
 
-A task does what `features.pointintime.Join` does in one process: a million rows of the spine in memory, and the history
-read once, a block at a time. Nothing is sorted as a whole or sent between executors, so a join costs reading the keys
-and times of each history once per million rows of the spine, by as many tasks at a time as there are cores. The
-executors need this package, and reach the folder of the tables.
+A task is a `features.pointintime.join.Join`: a million rows of the spine in memory, and a single pass over the history,
+a block at a time. No data is sorted completely or sent between executors, so a join costs reading the keys and times of
+each history once per million rows of the spine, by as many tasks at a time as there are cores. The executors need this
+package and access to the folder of the tables.
 """
 
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class RefusedError(Exception):
-    """What the engine said when it did not join."""
+    """The engine's error."""
 
 
 def join_files(
@@ -40,16 +41,16 @@ def join_files(
     status: bool,
     rows: int,
 ) -> None:
-    """Joins views to a spine, all by the executors.
+    """Joins views to a spine by the executors.
 
     Args:
-        spark: the session; its executors reach all files by their paths.
+        spark: the session; its executors can read all files by their paths.
         spine: a Parquet file with the join keys and `event_timestamp`, in the types of the histories.
         histories: the views to join, each with the Parquet files of its table.
-        features: view name to the features that are wanted.
-        folder: where `answers` finds what they wrote.
-        status: whether to say what each view answered.
-        rows: of the spine, for one task.
+        features: view name to the features to join.
+        folder: for the results, which `answers` reads.
+        status: whether to add a column with the status of each view.
+        rows: of the spine, per task.
 
     Raises:
         RefusedError: the engine failed, or an executor cannot read a file or lacks this package.
@@ -66,20 +67,20 @@ def join_files(
         return
     work = _Work(json.dumps([views, tasks]), str(spine), str(folder), status, rows)
     try:
-        # One number in each partition: the task that it stands for.
+        # A partition is a single row, the number of its task.
         spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(work, "rows bigint").toArrow()
     except PySparkException as error:
         raise RefusedError(first_line(error)) from error
 
 
 def answers(folder: Path, views: Sequence[str], count: int, rows: int) -> Iterator[pa.Table]:
-    """The columns that were joined to a spine of `count` rows, in its order, `BATCH` rows at a time.
+    """The joined columns in the order of the spine, `BATCH` rows at a time.
 
     Args:
-        folder: where the executors wrote.
+        folder: of `join_files`.
         views: the names of the views.
         count: rows of the spine.
-        rows: of the spine, for one task; a multiple of `BATCH`.
+        rows: of the spine, per task; a multiple of `BATCH`.
     """
     for part in range(-(-count // rows)):
         files = [pq.ParquetFile(folder / _name(view, part)) for view in views]
@@ -91,37 +92,35 @@ def _name(view: str, part: int) -> str:
     return f"{view}-{part}.parquet"
 
 
+@dataclass(eq=False)
 class _Work:
     """The function that an executor runs on a partition of task numbers."""
 
-    def __init__(self, work: str, spine: str, folder: str, status: bool, rows: int) -> None:
-        self._work, self._spine, self._folder, self._status, self._rows = work, spine, folder, status, rows
+    work: str
+    spine: str
+    folder: str
+    status: bool
+    rows: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        views, tasks = json.loads(self._work)
+        views, tasks = json.loads(self.work)
         for batch in batches:
-            chosen = [tasks[number] for number in batch.column(0).to_pylist()]
-            done = [self._join(name, views[name], part) for name, part in chosen]
+            work = [tasks[number] for number in batch.column(0).to_pylist()]
+            done = [self._join(name, views[name], part) for name, part in work]
             yield pa.RecordBatch.from_pydict({"rows": pa.array(done, pa.int64())})
 
-    def _join(self, name: str, told: Mapping[str, Any], part: int) -> int:
-        """Joins one part of the spine to one view, and writes what was found."""
-        view = ViewContract.from_dict(name, told["contract"])
-        data = ds.dataset(told["files"], table_schema(view), format="parquet")
-        spine = _rows(Path(self._spine), part * self._rows, self._rows)
-        join = Join(
-            spine.schema,
-            [ViewHistory(view, data, 0)],
-            features={name: told["features"]},
-            status=self._status,
-            threads=1,
-            rows=self._rows,
-        )
+    def _join(self, name: str, params: Mapping[str, Any], part: int) -> int:
+        view = ViewContract.from_dict(name, params["contract"])
+        data = ds.dataset(params["files"], table_schema(view), format="parquet")
+        spine = _rows(Path(self.spine), part * self.rows, self.rows)
+        features = {name: params["features"]}
+        history = ViewHistory(view, data, 0)
+        join = Join(spine.schema, [history], features=features, status=self.status, threads=1, rows=self.rows)
         added = list(join.schema)[len(spine.schema) :]
         # Parquet has no dictionaries: the status is written as text.
         schema = pa.schema([pa.field(field.name, _plain(field.type)) for field in added])
-        target = Path(self._folder) / _name(name, part)
-        # A task that the engine runs twice writes the same file twice, each time whole.
+        target = Path(self.folder) / _name(name, part)
+        # A task that the engine runs twice writes the same file twice, each time completely.
         scratch = target.with_name(f".{target.name}-{secrets.token_hex(8)}")
         with pq.ParquetWriter(scratch, schema) as file:
             for batch in join.batches(spine.to_batches()):
@@ -131,7 +130,7 @@ class _Work:
 
 
 def _rows(file: Path, first: int, count: int) -> pa.Table:
-    """Some rows of a Parquet file, of which only the row groups that hold them are read."""
+    # Reads only the row groups with these rows.
     content = pq.ParquetFile(file)
     groups: list[int] = []
     start = skipped = 0

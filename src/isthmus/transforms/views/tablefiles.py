@@ -1,4 +1,4 @@
-"""The offline table of a view as files that an engine reads by their paths: no Delta jar is needed."""
+"""The Parquet files of a view's offline table, for engines without a Delta jar."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -13,27 +13,21 @@ if TYPE_CHECKING:
 
 
 def history(spark: "SparkSession", view: ViewContract, files: Sequence[str]) -> "DataFrame":
-    """The rows of a view's offline table, read by the engine from the files of one version.
-
-    Args:
-        spark: the session to read with; its executors reach the files by their paths.
-        view: the view.
-        files: what `files` says.
-    """
+    """The rows of a view's offline table, read by the engine from the result of `files`."""
     columns = [*view.keys, *view.fields]
     types = {column.name: column.dtype.spark for column in columns}
     types |= {"event_timestamp": "timestamp", "known_at": "timestamp", "content_hash": "bigint"}
     schema = ", ".join(f"`{name}` {dtype}" for name, dtype in types.items())
     if not files:
         return spark.createDataFrame([], schema)
-    # With its schema told, the engine opens no file before it runs, and a column that older files lack is null.
+    # With a schema, the engine opens no file before it runs, and a column that older files lack is null.
     return spark.read.schema(schema).parquet(*files)
 
 
 def files(path: str, version: int) -> list[str]:
-    """Paths of the Parquet files of a Delta table at a version. The driver reads the log, so engines need no jar."""
+    """The paths of the Parquet files of a Delta table at a version, from its log."""
     table = DeltaTable(path, version=version)
     if "://" in path:
         return sorted(table.file_uris())
-    # As a URI, a path with a blank or an umlaut would be another one.
+    # As a URI, a path with a blank or an umlaut would be encoded.
     return sorted(f"{path}/{file}" for file in pa.table(table.get_add_actions())["path"].to_pylist())
