@@ -38,14 +38,10 @@ def transform(
     `timestamp` and `known` columns of a source count as `event_timestamp` and `known_at`, also under their own names.
     A build whose rows break an expectation writes nothing.
     """
-
-    def declare(function: Function) -> FeatureView:
-        return FeatureView(
-            function.__name__, tuple(entities), tuple(schema), tuple(sources), ttl, delay, function, _about(function),
-            tuple(expectations), lookback, lateness, version,
-        )  # fmt: skip
-
-    return declare
+    return lambda function: FeatureView(
+        function.__name__, tuple(entities), tuple(schema), tuple(sources), ttl, delay, function, _about(function),
+        tuple(expectations), lookback, lateness, version,
+    )  # fmt: skip
 
 
 def spine(
@@ -60,11 +56,9 @@ def spine(
     The function returns the join keys, `event_timestamp`, `known_at` (when the label became known), the request
     fields and the label.
     """
-
-    def declare(function: Function) -> Spine:
-        return Spine(function.__name__, tuple(entities), label, tuple(sources), request, function, _about(function))
-
-    return declare
+    return lambda function: Spine(
+        function.__name__, tuple(entities), label, tuple(sources), request, function, _about(function)
+    )
 
 
 def request_transform(
@@ -78,11 +72,9 @@ def request_transform(
     field), and returns a dict with a Column for each field of the schema, of the field's type. It may use the functions
     in docs/row-functions.md; any other is refused when the definitions are applied.
     """
-
-    def declare(function: Function) -> RequestTransform:
-        return RequestTransform(function.__name__, tuple(inputs), tuple(schema), function, _about(function))
-
-    return declare
+    return lambda function: RequestTransform(
+        function.__name__, tuple(inputs), tuple(schema), function, _about(function)
+    )
 
 
 def _about(function: Function) -> str:

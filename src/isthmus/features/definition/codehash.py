@@ -76,12 +76,9 @@ def _described(value: Any, seen: list[object]) -> Any:
     for position, earlier in enumerate(seen):
         if value is earlier:
             return position
-    if isinstance(value, types.FunctionType) and _is_users(value.__code__.co_filename):
+    if isinstance(value, types.FunctionType | type) and of_user(value):
         seen.append(value)
-        return _function(value, seen)
-    if isinstance(value, type) and _is_users(_file(value)):
-        seen.append(value)
-        return _class(value, seen)
+        return _class(value, seen) if isinstance(value, type) else _function(value, seen)
     if hasattr(value, "__dict__") and _is_users(_file(type(value))):
         seen.append(value)
         return [_described(type(value), seen), _described(vars(value), seen)]
