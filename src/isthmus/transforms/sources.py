@@ -131,8 +131,8 @@ def _locate(source: Source, root: Path) -> Path:
     else:
         path = root / source.path
     if not path.exists():
-        problem = Problem(f"source {source.name}", f"there is no {path}", "an existing file or folder")
-        raise ConfigurationError("definitions.py", [problem], remedy="correct its path or bring the file there")
+        missing = Problem(f"source {source.name}", f"there is no {path}", "an existing file or folder")
+        raise ConfigurationError("definitions.py", [missing], remedy="correct its path or bring the file there")
     return path
 
 
