@@ -72,11 +72,7 @@ def publish(target: Path, write: Callable[[Path], None], *, kind: str = "") -> N
             # Arrow's "disk full" names no file; a failed copy names the file it was reading.
             raise OSError(error.errno, os.strerror(error.errno), str(target)) from error
         for entry in (fresh, *fresh.rglob("*")):
-            if entry.is_dir():
-                _sync(entry)
-            else:
-                with entry.open("rb") as handle:
-                    os.fsync(handle.fileno())
+            _sync(entry)
         for turn in count():
             with suppress(FileNotFoundError):
                 target.rename(scratch / f"old-{turn}")
@@ -123,8 +119,8 @@ def _lock(folder: Path, stack: ExitStack) -> None:
         raise FileNotFoundError(path)
 
 
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -106,12 +106,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The status of a project.
 
     Attributes:
-        project: its name.
         contract: hash of the contract of today's definitions.
         applied: whether it is in force.
         now: the project's present, in microseconds since 1970 UTC.
-        views: by name.
-        models: by name.
         runs: recent runs, the latest first.
         measured: whether expectations and drift were measured.
         found_at: when `isthmus status` ran, in microseconds since 1970 UTC, by the system clock.

@@ -40,11 +40,7 @@ _LISTENS = 1.0
 
 @contextmanager
 def session(engine: str, threads: int = 2) -> "Iterator[SparkSession]":
-    """A session on an engine, ended with the block.
-
-    Args:
-        engine: "sail", "spark", or a Spark Connect URL.
-        threads: cores that a local Apache Spark may use.
+    """A session on an engine: "sail", "spark" on `threads` cores of this machine, or a Spark Connect URL.
 
     Raises:
         ConfigurationError: no engine has this name.
@@ -152,7 +148,7 @@ def _sail() -> Iterator[str]:
         from pysail.spark import SparkConnectServer
     except ImportError as error:
         raise _missing("pysail") from error
-    interrupts = _interrupts()
+    interrupts = _Interrupts()
     server = SparkConnectServer(ip="127.0.0.1", port=0)
     server.start(background=True)
     interrupts.restore()
@@ -163,10 +159,6 @@ def _sail() -> Iterator[str]:
 
 
 @cache
-def _interrupts() -> "_Interrupts":
-    return _Interrupts()
-
-
 class _Interrupts:
     """Keeps this process's handler of Ctrl-C, which Sail's first server replaces soon after its start.
 

@@ -37,13 +37,7 @@ _STACK = "Traceback (most recent call last):"
 
 
 def read(spark: "SparkSession", source: Source, root: Path, staging: Path) -> "DataFrame":
-    """The DataFrame of a source.
-
-    Args:
-        spark: the session to read with.
-        source: the declaration.
-        root: folder that relative paths start from.
-        staging: folder for the Parquet files of CSV files.
+    """The DataFrame of a source. Relative paths start from `root`; `staging` is for the Parquet files of CSV files.
 
     Raises:
         ConfigurationError: the file is missing, or a declared time column is missing or has no time zone.

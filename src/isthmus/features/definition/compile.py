@@ -37,16 +37,10 @@ Compiler = Callable[[AtRequest, Sequence[Column]], tuple[bytes, list[Problem]]]
 def compile_contract(
     project: str, declarations: Iterable[Declaration], where: str = "definitions.py", compiler: Compiler | None = None
 ) -> Contract:
-    """Checks all declarations together and puts them in canonical form.
-
-    Args:
-        project: its name.
-        declarations: of the whole project.
-        where: the file, for a message.
-        compiler: compiles request transforms; needed if there are any.
+    """Checks all declarations of a project together and puts them in canonical form.
 
     Raises:
-        ConfigurationError: with every problem.
+        ConfigurationError: with every problem, in the file `where`.
     """
     declared = Declarations(project)
     for declaration in declarations:

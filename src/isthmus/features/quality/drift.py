@@ -65,7 +65,6 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
     """The drift of a feature.
 
     Attributes:
-        rows: number of new rows.
         psi: population stability index.
         ks: Kolmogorov-Smirnov statistic; None for categories, or if a side has no numbers.
         wasserstein: in standard deviations of the reference; None like `ks`, and if the reference is constant.
@@ -87,13 +86,7 @@ def drift(
     thresholds: Thresholds | None = None,
     windows: Sequence[FeatureStatistics] = (),
 ) -> Drift:
-    """Compares new rows with a reference of the same type.
-
-    Args:
-        reference: statistics of the earlier rows.
-        new: statistics of the new rows.
-        thresholds: see the module.
-        windows: statistics of parts of the reference, each as long as the window of the new rows.
+    """Compares new rows with a reference of the same type, and with windows of it, each as long as that of the new rows.
 
     Raises:
         DependencyError: SciPy is not installed.
@@ -127,16 +120,9 @@ def drift(
 def windows(
     columns: Sequence[Column], data: ds.Dataset | pa.Table, until: int, length: int
 ) -> dict[str, list[FeatureStatistics]]:
-    """Statistics of each column in windows of a history, evenly spread from its end to its beginning.
+    """Statistics of each column in windows of a history, evenly spread back from `until`; times are in microseconds.
 
-    Args:
-        columns: the features.
-        data: the history, with `event_timestamp`.
-        until: the end of the last window, in microseconds.
-        length: of each window, in microseconds.
-
-    Returns:
-        At most WINDOWS windows with rows; none if the history is shorter than two windows.
+    There are at most WINDOWS windows with rows, and none if the history is shorter than two windows.
     """
     first = until
     for batch in read(data, ["event_timestamp"], until=until):

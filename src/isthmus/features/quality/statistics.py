@@ -50,9 +50,6 @@ class FeatureStatistics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """Statistics of a feature's values.
 
     Attributes:
-        dtype: name of its type.
-        rows: number of rows.
-        nulls: rows without a value.
         distinct: number of distinct values without null; all NaN count as a single value.
         not_finite: values that are NaN or infinite. All that follows excludes them.
         low: the smallest number or length.
@@ -89,15 +86,11 @@ class ViewStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics of a view's rows.
 
     Attributes:
-        view: its name.
         contract: hash of the view.
-        version: version of the table.
+        version: of the table.
         fingerprint: SHA-256 of the rows of that version.
-        rows: number of rows.
         first: the earliest event time, in microseconds; None without rows.
         last: the latest event time.
-        features: by name, in the order of the view.
-        format: of this record.
     """
 
     view: str
@@ -142,16 +135,7 @@ def view_statistics(
     after: int | None = None,
     until: int | None = None,
 ) -> ViewStatistics:
-    """Measures the rows of a view with an event time in (after, until].
-
-    Args:
-        view: the view.
-        data: its offline table.
-        version: of that table.
-        fingerprint: SHA-256 of that version's rows.
-        after: in microseconds; None for the beginning.
-        until: in microseconds; None for the end.
-    """
+    """Measures the rows of a version of a view's table with an event time in (after, until], both in microseconds."""
     measurement = Measurement(view.fields)
     first, last = math.inf, -math.inf
     for batch in read(data, [*(column.name for column in view.fields), "event_timestamp"], after, until):

@@ -54,10 +54,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """The result of an expectation.
 
     Attributes:
-        view: the view.
-        feature: the feature; empty if the expectation is about the rows.
+        feature: empty if the expectation is about the rows.
         expectation: in words.
-        passed: whether it holds.
         found: what the rows are like.
         examples: keys and event times of the first rows that break it.
     """
@@ -83,17 +81,10 @@ def check(
     now: int,
     references: Sequence[Reference] = (),
 ) -> list[Finding]:
-    """Checks the expectations of a view against its rows.
+    """Checks the expectations of a view against its rows: keys, `event_timestamp` and features, in the view's types.
 
-    Args:
-        view: the view.
-        expectations: valid ones, see `definition.expectations.problems`.
-        data: keys, `event_timestamp` and features, in the types of the view.
-        now: the project's present, in microseconds.
-        references: of all training sets in use that read the view.
-
-    Returns:
-        A finding for each expectation, in order; for drift also for each reference.
+    `now` is in microseconds, and the references are of all training sets in use that read the view. Returns a finding
+    for each expectation, in order, and for drift also for each reference.
     """
     if not expectations:
         return []

@@ -22,8 +22,7 @@ class FittedNumber(msgspec.Struct, frozen=True):
     """A number with its steps.
 
     Attributes:
-        name: its column.
-        steps: the steps, in order, as plain data.
+        steps: in order, as plain data.
         parameters: the learned parameters of each step.
         indicator: whether the network gets 1 where the number is missing.
     """
@@ -50,7 +49,6 @@ class FittedText(msgspec.Struct, frozen=True):
     """A text with its encoding.
 
     Attributes:
-        name: its column.
         how: the encoding, as plain data.
         places: word to its place, from 1 on.
     """
@@ -104,13 +102,7 @@ class Preparation(msgspec.Struct, frozen=True):
 
 
 def fit(rows: "DataFrame", numbers: Mapping[str, Sequence[Step]], texts: Mapping[str, Text]) -> Preparation:
-    """Learns steps and encodings from rows.
-
-    Args:
-        rows: the training part.
-        numbers: column to its steps.
-        texts: column to its encoding.
-    """
+    """Learns the steps of numbers and the encodings of texts, both by column, from the rows of the training part."""
     from pyspark.sql import functions
 
     from isthmus.transforms.preparation import expressions
@@ -152,10 +144,8 @@ def training_part(rows: "DataFrame", before: int) -> "DataFrame":
 def chain_graph(steps: Sequence[Step], counts: Sequence[int]) -> "onnx.ModelProto":
     """The graph of all steps of a number `x`, with the output `y`: 0 where it is null after them.
 
-    Args:
-        steps: the steps.
-        counts: the number of parameters of each. They are inputs after `x`, none of them null, NaN or -0.0, so that
-            columns with the same steps can share the graph.
+    `counts` are the numbers of parameters of each step. They are inputs after `x`, none of them null, NaN or -0.0, so
+    that columns with the same steps can share the graph.
     """
     from pyspark.sql import functions
 

@@ -29,14 +29,9 @@ class Graphs:
     def require(
         self, place: str, name: str, batch: pa.RecordBatch, rows: Mapping[str, pa.Array], refusal: str = ""
     ) -> None:
-        """Computes rows, and raises a DataError for the first that the graph refuses.
+        """Raises a DataError for the first row of a batch that the graph of a transform refuses.
 
-        Args:
-            place: the transform and its function, for a message.
-            name: the transform.
-            batch: the rows of the training set.
-            rows: their inputs of the transform, in its types.
-            refusal: the engine's error, if it refused a row.
+        `rows` are its inputs, in the types of the transform, and `refusal` is the engine's error, if it refused a row.
         """
         graph, taken = self._graph(name), self._contract.transform_inputs(self._contract.transforms[name])
         columns = {column.name: from_arrow(rows[column.name], column.dtype) for column in taken}

@@ -164,14 +164,8 @@ def computed(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a training set in their order, with the fields of request transforms, computed by an engine.
 
-    Args:
-        spark: a session of the engine.
-        transforms: each with its contract.
-        joined: the rows so far.
-        graphs: also check that these graphs accept every row; None for the engine alone.
-
     Raises:
-        DataError: the engine or a graph refused a row, or a column does not have the type that a transform takes.
+        DataError: the engine or one of the `graphs` refused a row, or a column does not have the type of an input.
     """
     for batch in joined:
         columns, schema = batch.columns, schema_with(batch.schema, [contract for _, contract in transforms])

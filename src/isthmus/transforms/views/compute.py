@@ -30,12 +30,7 @@ def stream_view(
 ) -> Iterator[pa.Table]:
     """The rows of a view, batch by batch: keys, `event_timestamp`, `known_at` and features, in the contract's types.
 
-    Args:
-        view: the declaration.
-        contract: its canonical form.
-        frames: a DataFrame per source name.
-        within: only rows with an event time in this range [first, end), in microseconds; None for all rows, at least
-            a single row.
+    `within` selects the rows with an event time in [first, end), in microseconds. Without it there must be rows.
 
     Raises:
         ConfigurationError: the result lacks declared columns or has other types; it names all of them.
@@ -62,12 +57,7 @@ def stream_view(
 
 
 def compute_spine(spine: Spine, columns: Sequence[Column], frames: Frames) -> pa.Table:
-    """The rows of a spine: its keys, request fields and label, `event_timestamp` and `known_at`, in order of time.
-
-    Args:
-        spine: the declaration.
-        columns: keys, request fields and label.
-        frames: a DataFrame per source name.
+    """The rows of a spine, in order of time: `columns` (keys, request fields, label), `event_timestamp`, `known_at`.
 
     Raises:
         ConfigurationError: the result lacks declared columns or has other types; it names all of them.

@@ -74,13 +74,9 @@ def join_files(
 
 
 def answers(folder: Path, views: Sequence[str], count: int, rows: int) -> Iterator[pa.Table]:
-    """The joined columns in the order of the spine, `BATCH` rows at a time.
+    """The columns that `join_files` joined to a spine of `count` rows, in its order, `BATCH` rows at a time.
 
-    Args:
-        folder: of `join_files`.
-        views: the names of the views.
-        count: rows of the spine.
-        rows: of the spine, per task; a multiple of `BATCH`.
+    The rows per task must be a multiple of `BATCH`.
     """
     for part in range(-(-count // rows)):
         files = [pq.ParquetFile(folder / _name(view, part)) for view in views]

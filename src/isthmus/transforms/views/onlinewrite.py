@@ -29,13 +29,7 @@ _COUNTS = ("compared", "changed", "written")
 
 
 def latest(view: ViewContract, rows: "DataFrame", at: int) -> "DataFrame":
-    """The latest row of each key at time `at`, also if expired, in any order, with all columns of the table.
-
-    Args:
-        view: the view.
-        rows: its history.
-        at: microseconds since 1970 UTC.
-    """
+    """The latest row of each key at `at` microseconds, also if expired, in any order, with all columns of the table."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
@@ -51,17 +45,8 @@ def write_online(
 ) -> list[WriteCounts]:
     """Writes the rows of a DataFrame to Redis by the executors.
 
-    The URL is sent inside the pickled function, which no plan, log or web page of an engine shows as text.
-
-    Args:
-        rows: at most a row per key, see `latest`.
-        view: the view.
-        contract: the project's contract.
-        url: of Redis, reachable by the executors.
-        horizon: see `OnlineStore.write`.
-
-    Returns:
-        The counts of each partition with rows.
+    The URL is sent inside the pickled function, which no plan, log or web page of an engine shows as text. `horizon` is
+    that of `OnlineStore.write`. Returns the counts of each partition with rows.
 
     Raises:
         DependencyError: the engine failed, for example because an executor cannot reach Redis or lacks this package.
