@@ -86,7 +86,7 @@ def drift(
     thresholds: Thresholds | None = None,
     windows: Sequence[FeatureStatistics] = (),
 ) -> Drift:
-    """Compares new rows with a reference of the same type, and with windows of it, each as long as that of the new rows.
+    """Compares new rows with a reference of the same type, and with windows of it, each as long as the new rows span.
 
     Raises:
         DependencyError: SciPy is not installed.
