@@ -90,7 +90,7 @@ def test_a_full_disk_at_the_end_is_said(few: pa.Table, tmp_path: Path) -> None:
     ("kind", "changes", "words"),
     [
         ("Nameless", {}, r"student: outputs: 2 outputs without names; expected one for each of logits"),
-        ("Relieved", {}, r"control: weight of labels: 0 at step 1 of \d+[\s\S]*learned at every step"),
+        ("Relieved", {}, r"control: weight of labels: 0 at step 1 of \d+[\s\S]*a weight at every step"),
         ("Neighbors", {"batch": 2}, r"term soft: similarities: batch: 2 rows; expected at least 3"),
         (
             "Neighbors",

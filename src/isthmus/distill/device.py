@@ -18,11 +18,7 @@ _WHERE = "profiles.training"
 
 
 def accelerator(profile: TrainingProfile) -> Accelerator:
-    """This process's device and precision, and its peers if `accelerate launch` has started any.
-
-    Raises:
-        DependencyError: the profile asks for what this machine lacks.
-    """
+    """This process's device and precision, and the peers that `accelerate launch` started. Raises like `resolve`."""
     device, precision = resolve(profile)
     if profile.compile:
         _require_compiler(device)
@@ -37,11 +33,7 @@ def accelerator(profile: TrainingProfile) -> Accelerator:
 
 
 def resolve(profile: TrainingProfile) -> tuple[torch.device, str]:
-    """The device and precision of a profile on this machine.
-
-    Raises:
-        DependencyError: there is no CUDA device, or the device has no bf16.
-    """
+    """The device and precision of a profile; raises a DependencyError if this machine has no CUDA device or no bf16."""
     if profile.device == "cuda" and not torch.cuda.is_available():
         raise DependencyError(
             f"{_WHERE}.device",

@@ -30,11 +30,7 @@ class GateResult:
 
 
 def check_gates(report: Mapping[str, Any], gates: Sequence[Gate], where: str) -> list[GateResult]:
-    """Checks every gate.
-
-    Raises:
-        ConfigurationError: the report does not have the figure of a gate.
-    """
+    """Checks every gate. Raises a ConfigurationError if the report does not have the figure of a gate."""
     figures = gate_figures(report)
     problems = [Problem("gate", repr(gate.metric), one_of(figures)) for gate in gates if gate.metric not in figures]
     if problems:

@@ -21,15 +21,9 @@ _QUARTERS = 4
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The test rows with the same value of a feature.
+    """The number of test rows with the same value of a feature, in words, and the metric of each model on them.
 
-    Attributes:
-        column: the feature.
-        value: in words; None for rows without a value.
-        rows: how many.
-        teacher: metric of the teacher.
-        student: metric of the student.
-        control: metric of the control; None if it has none here.
+    The value is None for rows without a value; the control's metric is None if it has none here.
     """
 
     column: str

@@ -43,11 +43,7 @@ class Converted(NamedTuple):
 
 
 def require_installed(declaration: Distillation) -> None:
-    """Refuses a declaration that needs ExecuTorch where it is not installed.
-
-    Raises:
-        ConfigurationError: with what to install.
-    """
+    """Raises a ConfigurationError, with the packages to install, if a declaration needs ExecuTorch and lacks it."""
     if EXECUTORCH not in declaration.runtimes:
         return
     problems = []
@@ -88,19 +84,10 @@ def converted(
 ) -> Converted:
     """The program of a student for a row at a time; the same student has the same bytes.
 
-    XNNPACK computes what it can, ExecuTorch's portable operators the rest.
-
-    Args:
-        task: of the student.
-        student: in eval mode.
-        row: any row, as an example.
-        tensors: inputs of its graph.
-        outputs: of its graph.
-        calibration: rows for the ranges of a static INT8 program, like the graph in ONNX, which quantizes the weights
-            and inputs of the operators that XNNPACK's quantizer knows; None for fp32.
-
-    Raises:
-        GateFailed: ExecuTorch does not support it, and why.
+    XNNPACK computes what it can, ExecuTorch's portable operators the rest. The student is in eval mode; `tensors` and
+    `outputs` are those of its graph, and `row` is any row, as an example. Rows for calibration make a static INT8
+    program, like the graph in ONNX, which quantizes the weights and inputs of the operators that XNNPACK's quantizer
+    knows. Raises a GateFailed if ExecuTorch does not support it.
     """
     network, file = task.network(student), FILE if calibration is None else QUANTIZED
     texts = [tensor.name for tensor in tensors if tensor.element == "string"]
@@ -147,11 +134,7 @@ def converted(
 
 @contextmanager
 def running(program: Converted, tensors: Sequence[Described], outputs: Sequence[Described]) -> Iterator[Run]:
-    """Runs a program within the context.
-
-    Raises:
-        GateFailed: ExecuTorch refuses it.
-    """
+    """Runs a program within the context. Raises a GateFailed if ExecuTorch refuses it."""
     try:
         with Program(program.model, tensors, outputs, program.max_sizes) as opened:
             yield opened.ask

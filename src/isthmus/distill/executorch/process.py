@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from threading import Timer
@@ -88,18 +88,11 @@ class _Message(msgspec.Struct, frozen=True, omit_defaults=True):
     answers: tuple[TensorBytes, ...] = ()
 
 
-class Program:
-    """A program in its process. Close it, or use it as a context.
+class Program(AbstractContextManager["Program"]):
+    """A program, with the content of its file, in its process. Close it, or use it as a context.
 
-    A row at a time is computed, so that the memory that is planned ahead is that of a single row.
-
-    Args:
-        model: the file.
-        tensors: inputs, in order.
-        outputs: in order.
-        max_sizes: the maximum of each named size.
-        threads: that compute.
-        memory: bytes that it may use, beside the libraries and the file; on Linux.
+    A row at a time is computed, so that the memory that is planned ahead is that of a single row. `max_sizes` are those
+    of named sizes, `memory` the bytes that it may use, beside the libraries and the file; on Linux.
 
     Raises:
         DependencyError: ExecuTorch is not installed.
@@ -130,9 +123,6 @@ class Program:
             self.close()
             raise
 
-    def __enter__(self) -> "Program":
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -143,11 +133,7 @@ class Program:
             pass
 
     def ask(self, feeds: Feeds) -> dict[str, Array]:
-        """The outputs by name, of inputs by name with any number of rows.
-
-        Raises:
-            Refused: it does not answer.
-        """
+        """The outputs by name, of inputs by name with any number of rows. Raises a Refused if it does not answer."""
         counts = {len(array) for array in feeds.values()}
         if len(counts) != 1 or 0 in counts:
             raise Refused(f"its inputs have {' and '.join(map(str, sorted(counts)))} rows")

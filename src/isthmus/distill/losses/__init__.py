@@ -2,7 +2,8 @@
 
 Every loss is a function or a module that reduces tensors to a scalar. Before anything is computed, it refuses (with a
 `ConfigurationError`) tensors that are empty or whose kinds, sizes or devices do not go together. Half precision becomes
-float32. The teacher's tensors get no gradient. Masks are true where a position counts.
+float32. The teacher's tensors get no gradient. Temperatures are above 0. Masks are true where a position counts; if
+none counts, the loss is 0.
 """
 
 from isthmus.distill.losses.adversarial import (

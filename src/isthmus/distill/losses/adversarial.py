@@ -18,11 +18,8 @@ from isthmus.features.errors import Problem
 def hinge_discriminator(real: Tensor, fake: Tensor) -> Tensor:
     """Hinge loss of the discriminator (Lim and Ye, 2017, arXiv:1705.02894).
 
-    mean max(0, 1 - real) + mean max(0, 1 + fake).
-
-    Args:
-        real: scores of the teacher's outputs, of any shape.
-        fake: scores of the student's outputs, detached from the student, of any shape.
+    mean max(0, 1 - real) + mean max(0, 1 + fake), of scores of any shape: `real` of the teacher's outputs, `fake` of
+    the student's, detached from the student.
     """
     agree("hinge discriminator", real=floats(real, "..."))
     agree("hinge discriminator", fake=floats(fake, "..."))
@@ -30,10 +27,7 @@ def hinge_discriminator(real: Tensor, fake: Tensor) -> Tensor:
 
 
 def hinge_generator(fake: Tensor) -> Tensor:
-    """Hinge loss of the student (Lim and Ye, 2017, arXiv:1705.02894): -mean fake, which has no lower bound.
-
-    `fake` are scores of the student's outputs, of any shape.
-    """
+    """Hinge loss of the student (Lim and Ye, 2017, arXiv:1705.02894): -mean fake, of scores of any shape."""
     agree("hinge generator", fake=floats(fake, "..."))
     return -precise(fake).mean()
 
@@ -41,11 +35,8 @@ def hinge_generator(fake: Tensor) -> Tensor:
 def least_squares_discriminator(real: Tensor, fake: Tensor) -> Tensor:
     """Least-squares loss of the discriminator (LSGAN, Mao et al., 2017, arXiv:1611.04076).
 
-    ½ mean (real - 1)² + ½ mean fake².
-
-    Args:
-        real: scores of the teacher's outputs, of any shape.
-        fake: scores of the student's outputs, detached from the student, of any shape.
+    ½ mean (real - 1)² + ½ mean fake², of scores of any shape: `real` of the teacher's outputs, `fake` of the student's,
+    detached from the student.
     """
     agree("least-squares discriminator", real=floats(real, "..."))
     agree("least-squares discriminator", fake=floats(fake, "..."))
@@ -53,10 +44,7 @@ def least_squares_discriminator(real: Tensor, fake: Tensor) -> Tensor:
 
 
 def least_squares_generator(fake: Tensor) -> Tensor:
-    """Least-squares loss of the student (LSGAN, Mao et al., 2017, arXiv:1611.04076): ½ mean (fake - 1)².
-
-    `fake` are scores of the student's outputs, of any shape.
-    """
+    """Least-squares loss of the student (LSGAN, Mao et al., 2017): ½ mean (fake - 1)², of scores of any shape."""
     agree("least-squares generator", fake=floats(fake, "..."))
     return (precise(fake) - 1).square().mean() / 2
 

@@ -12,12 +12,8 @@ from isthmus.features.errors import Problem
 def cosine(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """Angle between embeddings (as in DistilBERT, Sanh et al., 2019, arXiv:1910.01108).
 
-    The mean over the positions that count of 1 - cos(s, t), 0 to 2. The cosine with a vector of zeros is 0.
-
-    Args:
-        student: (..., width) embeddings s.
-        teacher: (..., width) embeddings t; gets no gradient.
-        mask: (...) true where a position counts. If none counts, the loss is 0.
+    The mean over the positions that count of 1 - cos(s, t), 0 to 2, of (..., width) embeddings s of the student and t
+    of the teacher and a (...) mask. The cosine with a vector of zeros is 0.
     """
     agree_pair("cosine", "... width", student, teacher, mask=booleans(mask, "..."))
     return average(1 - cosine_similarity(select(student, mask), select(teacher.detach(), mask), dim=-1))
@@ -26,13 +22,8 @@ def cosine(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> T
 def squared(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """Squared distance of embeddings (Reimers and Gurevych, 2020, arXiv:2004.09813).
 
-    The mean over the positions that count and over the numbers of (s - t)². If the widths differ, use `HiddenStates`
-    with a single layer.
-
-    Args:
-        student: (..., width) embeddings s.
-        teacher: (..., width) embeddings t; gets no gradient.
-        mask: (...) true where a position counts. If none counts, the loss is 0.
+    The mean over the positions that count and over the numbers of (s - t)², of (..., width) embeddings s of the student
+    and t of the teacher and a (...) mask. If the widths differ, use `HiddenStates` with a single layer.
     """
     agree_pair("squared distance", "... width", student, teacher, mask=booleans(mask, "..."))
     return average((select(student, mask) - select(teacher.detach(), mask)).square())
@@ -47,12 +38,9 @@ def similarities(student: Tensor, teacher: Tensor, *, temperature: float) -> Ten
 
         KL over j ≠ i of (softmax(teacher's c_ij / T) ‖ softmax(student's c_ij / T))
 
-    The widths of the two models may differ. There is no factor T²: T is the scale of the similarity.
-
-    Args:
-        student: (batch, width) embeddings, of at least three rows: with two there is no choice of neighbor.
-        teacher: (batch, its width) embeddings; gets no gradient.
-        temperature: T, above 0; usually below 0.1, since cosines differ by little.
+    The embeddings are (batch, width), with at least three rows: with two there is no choice of neighbor. The widths of
+    the two models may differ. T is usually below 0.1, since cosines differ by little. There is no factor T²: T is the
+    scale of the similarity.
     """
     agree(
         "similarities",

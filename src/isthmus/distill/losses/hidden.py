@@ -41,13 +41,10 @@ class HiddenStates(nn.Module):
                     problems.append(Problem(f"layers: {party}", f"layer {layer}", f"0 to {count - 1}"))
         if problems:
             raise ConfigurationError("hidden states", problems)
-        self.projections = nn.ModuleDict(
-            {
-                str(ours): nn.Linear(student_widths[ours], teacher_widths[theirs], bias=False)
-                for ours, theirs in layers.items()
-                if student_widths[ours] != teacher_widths[theirs]
-            }
-        )
+        self.projections = nn.ModuleDict()
+        for ours, theirs in layers.items():
+            if (widths := (student_widths[ours], teacher_widths[theirs]))[0] != widths[1]:
+                self.projections[str(ours)] = nn.Linear(*widths, bias=False)
 
     def forward(
         self, student: Sequence[Tensor], teacher: Sequence[Tensor] | Tensor, mask: Tensor | None = None

@@ -16,14 +16,7 @@ the student's order.
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """What was copied into a part of the student.
-
-    Attributes:
-        student: the part: "layer 0", or the name of a pair.
-        teacher: the source.
-        tensors: number of tensors, buffers among them.
-        numbers: number of numbers in them.
-    """
+    """The tensors, buffers among them, and numbers that were copied into a part: "layer 0", or the name of a pair."""
 
     student: str
     teacher: str
@@ -57,9 +50,8 @@ def drop_layers(
     parts += [(name, name, theirs, ours) for name, (theirs, ours) in (pairs or {}).items()]
     problems = [problem for name, _, theirs, ours in parts for problem in _misfits(name, theirs, ours)]
     if problems:
-        raise ConfigurationError(
-            "layers of a teacher", problems, remedy="give the student the teacher's widths, or train it from scratch"
-        )
+        remedy = "give the student the teacher's widths, or train it from scratch"
+        raise ConfigurationError("layers of a teacher", problems, remedy=remedy)
     report = []
     for name, source, theirs, ours in parts:
         state = theirs.state_dict()
@@ -98,12 +90,9 @@ def _misfits(name: str, teacher: nn.Module, student: nn.Module) -> list[Problem]
     theirs, ours = (
         {key: str(tuple(tensor.shape)) for key, tensor in module.state_dict().items()} for module in (teacher, student)
     )
+    shapes = {key: (theirs.get(key, "absent"), ours.get(key, "absent")) for key in sorted(theirs.keys() | ours.keys())}
     return [
-        Problem(
-            f"{name}: {key}",
-            f"{theirs.get(key, 'absent')} in the teacher",
-            f"{ours.get(key, 'absent')}, as in the student",
-        )
-        for key in sorted(theirs.keys() | ours.keys())
-        if theirs.get(key) != ours.get(key)
+        Problem(f"{name}: {key}", f"{actual} in the teacher", f"{needed}, as in the student")
+        for key, (actual, needed) in shapes.items()
+        if actual != needed
     ]

@@ -18,10 +18,7 @@ LEAST_VARIANCE = 1e-8
 def hard_targets(student: Tensor, labels: Tensor, *, ignored: int = IGNORED) -> Tensor:
     """Cross entropy with the labels: the mean over the positions that count of -log softmax(student)[label].
 
-    Args:
-        student: (..., classes) logits.
-        labels: (...) integers; positions with the label `ignored` do not count. If none counts, the loss is 0.
-        ignored: the label of positions that do not count.
+    The logits are (..., classes), the labels (...) integers; positions with the label `ignored` do not count.
     """
     where = "hard targets"
     agree(where, student=floats(student, "... classes"), labels=integers(labels, "..."))
@@ -33,10 +30,7 @@ def hard_targets(student: Tensor, labels: Tensor, *, ignored: int = IGNORED) -> 
 def binary_hard_targets(student: Tensor, labels: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """Cross entropy of two classes: the mean over the positions that count of -y log p - (1 - y) log(1 - p).
 
-    Args:
-        student: (...) logits s of the second class; p = sigmoid(s).
-        labels: (...) y as floats, 0 to 1.
-        mask: (...) true where a position counts.
+    p = sigmoid(s), of (...) logits s of the second class; the labels y are (...) floats, 0 to 1; the mask is (...).
     """
     where = "binary hard targets"
     agree(where, student=floats(student, "..."), labels=floats(labels, "..."), mask=booleans(mask, "..."))
@@ -52,13 +46,8 @@ def soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: 
         T² KL(softmax(t / T) ‖ softmax(s / T))
 
     The paper has the cross entropy, which differs by the entropy of the teacher: that has no gradient, and is not 0
-    where both agree. The factor T² keeps the size of the gradient when T changes.
-
-    Args:
-        student: (..., classes) finite logits.
-        teacher: (..., classes) finite logits; gets no gradient.
-        temperature: T, above 0.
-        mask: (...) true where a position counts. If none counts, the loss is 0.
+    where both agree. The factor T² keeps the size of the gradient when T changes. The logits are (..., classes) and
+    finite, the mask is (...).
     """
     problem = positive("temperature", temperature)
     agree_pair("soft targets", "... classes", student, teacher, problem, mask=booleans(mask, "..."))
@@ -69,11 +58,7 @@ def soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: 
 def binary_soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: Tensor | None = None) -> Tensor:
     """`soft_targets` of two classes with a single logit: sigmoid(s) is the softmax of (0, s).
 
-    Args:
-        student: (...) finite logits of the second class.
-        teacher: (...) finite logits; gets no gradient.
-        temperature: T, above 0.
-        mask: (...) true where a position counts. If none counts, the loss is 0.
+    The logits, of the second class, are (...) and finite, the mask is (...).
     """
     agree_pair("binary soft targets", "...", student, teacher, mask=booleans(mask, "..."))
     two = [torch.stack([torch.zeros_like(logits), logits], -1) for logits in (student, teacher)]
@@ -96,11 +81,11 @@ def top_k_targets(
     (..., k) numbers, never for (..., n).
 
     Args:
-        student: (..., classes) finite logits s.
-        probabilities: (..., k) of the teacher at temperature T, at least one above 0.
+        student: (..., n) finite logits s.
+        probabilities: (..., k) of the teacher at temperature T, not all 0.
         indexes: (..., k) integers: the class of each; none twice in a row.
-        temperature: T, above 0.
-        mask: (...) true where a position counts. If none counts, the loss is 0.
+        temperature: T.
+        mask: (...).
     """
     where = "top-k targets"
     agree(
@@ -135,11 +120,7 @@ def standardized(student: Tensor, teacher: Tensor, *, temperature: float, mask: 
 
         T² KL(softmax(z(t) / T) ‖ softmax(z(s) / T))
 
-    Args:
-        student: (..., classes) finite logits.
-        teacher: (..., classes) finite logits; gets no gradient.
-        temperature: T, above 0: the base temperature of the paper.
-        mask: (...) true where a position counts. If none counts, the loss is 0.
+    T is the base temperature of the paper. The logits are (..., classes) and finite, the mask is (...).
     """
     problem = positive("temperature", temperature)
     agree_pair("standardized soft targets", "... classes", student, teacher, problem, mask=booleans(mask, "..."))
@@ -168,14 +149,8 @@ def decoupled(
         TCKD = KL of (p of the label, p of all wrong classes together), at temperature T
         NCKD = KL of the softmax at temperature T over the wrong classes alone
 
-    Args:
-        student: (..., classes) finite logits of at least two classes.
-        teacher: (..., classes) finite logits; gets no gradient.
-        labels: (...) integers; positions with the label `ignored` do not count. If none counts, the loss is 0.
-        alpha: weight of TCKD.
-        beta: weight of NCKD.
-        temperature: T, above 0.
-        ignored: the label of positions that do not count.
+    The logits are (..., classes) and finite, of at least two classes; the labels are (...) integers, and positions with
+    the label `ignored` do not count.
     """
     where = "decoupled distillation"
     problem = positive("temperature", temperature)

@@ -20,11 +20,8 @@ def attention_transfer(student: Tensor, teacher: Tensor) -> Tensor:
 
         ‖Q(S) / ‖Q(S)‖₂ - Q(T) / ‖Q(T)‖₂‖₂²
 
-    The square, which the paper's formula does not have, gives a gradient where both agree. Channels may differ.
-
-    Args:
-        student: (batch, channels, height, width) feature maps S.
-        teacher: (batch, its channels, height, width) feature maps T; gets no gradient.
+    The square, which the paper's formula does not have, gives a gradient where both agree. The feature maps S of the
+    student and T of the teacher are (batch, channels, height, width); their channels may differ.
     """
     agree(
         "attention transfer",
@@ -52,19 +49,13 @@ class FeatureMaps(nn.Module):
         agree("feature maps", None if norm in _DISTANCES else Problem("norm", repr(norm), '"l1" or "l2"'))
         self.channels = student_channels, teacher_channels
         self.norm = norm
-        self.projection = (
-            nn.Identity()
-            if student_channels == teacher_channels
-            else nn.Conv2d(student_channels, teacher_channels, kernel_size=1, bias=False)
-        )
+        same = student_channels == teacher_channels
+        self.projection = nn.Identity() if same else nn.Conv2d(*self.channels, kernel_size=1, bias=False)
 
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
         """The loss of a batch of (batch, channels, height, width) maps."""
-        agree(
-            "feature maps",
-            student=floats(student, f"batch {self.channels[0]} height width"),
-            teacher=floats(teacher, f"batch {self.channels[1]} height width"),
-        )
+        ours, theirs = (f"batch {channels} height width" for channels in self.channels)
+        agree("feature maps", student=floats(student, ours), teacher=floats(teacher, theirs))
         return _DISTANCES[self.norm](self.projection(precise(student)), precise(teacher.detach()))
 
 
@@ -106,7 +97,7 @@ class Perceptual(nn.Module):
         with torch.no_grad(), tapped(network, self.layers) as wanted:
             network(precise(teacher))  # the cache has half precision
         strange = [
-            Problem(layer, f"gives a {type(seen[layer]).__name__}" if layer in seen else "is not called", "a tensor")
+            Problem(layer, f"returns a {type(seen[layer]).__name__}" if layer in seen else "is not called", "a tensor")
             for layer in self.layers
             if not isinstance(seen.get(layer), Tensor)
         ]

@@ -85,22 +85,14 @@ class Term(nn.Module):
         return any(source.startswith("teacher.") for source in self.arguments.values())
 
     def weight_at(self, progress: float) -> float:
-        """The weight at a share of the training done.
-
-        Raises:
-            ConfigurationError: it is not finite.
-        """
+        """The weight at a share of the training done. Raises a ConfigurationError if it is not finite."""
         weight = self.weight(progress) if callable(self.weight) else self.weight
         if not math.isfinite(weight):
             raise ConfigurationError("weight", [Problem(f"at progress {progress}", repr(weight), "a finite number")])
         return weight
 
     def forward(self, student: Outputs, teacher: Outputs, labels: Any) -> Tensor:
-        """The loss of a batch, unweighted. What comes from the teacher gets no gradient.
-
-        Raises:
-            ConfigurationError: outputs are missing, or do not fit.
-        """
+        """The loss of a batch, unweighted. Raises a ConfigurationError if outputs are missing or do not fit."""
         values, problems = {}, []
         for name, source in self.arguments.items():
             party, _, key = source.partition(".")
@@ -141,8 +133,7 @@ class Objective(nn.Module):
     def alone(self, where: str) -> "Objective":
         """The terms that do not ask the teacher: what the same student can learn without it.
 
-        Raises:
-            ConfigurationError: there are none; the message begins with `where`.
+        Raises a ConfigurationError, which begins with `where`, if there are none.
         """
         terms = {name: term for name, term in self.terms.items() if not term.asks_teacher}
         if not terms:
@@ -152,11 +143,7 @@ class Objective(nn.Module):
         return Objective(terms)
 
     def require_weight(self, steps: int, where: str) -> None:
-        """Refuses a training with a step in which every term has weight 0.
-
-        Raises:
-            ConfigurationError: there is such a step, or a weight is not finite; the message begins with `where`.
-        """
+        """Raises a ConfigurationError, which begins with `where`, if at a step all weights are 0, or not all finite."""
         for step in range(steps):
             if not any(term.weight_at(step / steps) for term in self.terms.values()):
                 problem = Problem(f"weight of {', '.join(self.terms)}", f"0 at step {step + 1} of {steps}", "not 0")
@@ -165,9 +152,8 @@ class Objective(nn.Module):
     def check(self, student: Outputs, teacher: Outputs, labels: Any = None) -> None:
         """Computes every term once, without gradients, before the first step.
 
-        Raises:
-            ConfigurationError: with all problems of all terms: outputs that are missing or do not fit, losses that are
-                no scalars.
+        Raises a ConfigurationError with all problems: outputs that are missing or do not fit, losses that are no
+        scalars.
         """
         problems = []
         for name, term in self.terms.items():
@@ -197,13 +183,8 @@ class Objective(nn.Module):
         """The total of a batch, and each term's unweighted value, detached, for logs.
 
         A term whose weight is 0 is not computed, and has no value. On a GPU this waits for the total: a step with a
-        total that is not finite would ruin the student.
-
-        Args:
-            student: its outputs.
-            teacher: its outputs; get no gradient.
-            labels: of the batch; None if no term uses them.
-            progress: share of the training done, 0 to 1.
+        total that is not finite would ruin the student. `labels` may be None if no term uses them; `progress` is the
+        share of the training done, 0 to 1.
 
         Raises:
             ConfigurationError: every weight is 0, a weight is not finite, or outputs are missing or do not fit.

@@ -16,15 +16,13 @@ from isthmus.features.errors import Problem
 def margins(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """Squared difference of margins, Margin-MSE (Hofstätter et al., 2020, arXiv:2010.02666).
 
-    The first candidate of each query is the relevant one. The mean over the remaining candidates j that count of::
+    The first candidate of each query is the relevant candidate. The mean over the remaining candidates j that count
+    of::
 
         ((s_0 - s_j) - (t_0 - t_j))²
 
-    Args:
-        student: (queries, candidates) scores s, of at least two candidates.
-        teacher: (queries, candidates) scores t; gets no gradient.
-        mask: (queries, candidates) true where a candidate counts; a query counts if its first candidate does. If no
-            margin counts, the loss is 0.
+    The scores s of the student and t of the teacher and the mask are (queries, candidates), of at least two candidates.
+    A query counts if its first candidate does.
     """
     _agree("margins", student, teacher, mask)
     gap = precise(student) - precise(teacher.detach())
@@ -34,18 +32,15 @@ def margins(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> 
 
 
 def lists(student: Tensor, teacher: Tensor, *, temperature: float = 1.0, mask: Tensor | None = None) -> Tensor:
-    """Divergence from the teacher's top-one probabilities (ListNet, Cao et al., ICML 2007).
+    """Divergence from the teacher's top-1 probabilities (ListNet, Cao et al., ICML 2007).
 
     The paper has the cross entropy, whose gradient is the same. The mean over the queries with a candidate that counts
     of::
 
         KL over the candidates that count of (softmax(t / T) ‖ softmax(s / T))
 
-    Args:
-        student: (queries, candidates) finite scores s, of at least two candidates.
-        teacher: (queries, candidates) finite scores t; gets no gradient.
-        temperature: T, above 0.
-        mask: (queries, candidates) true where a candidate counts. If none does, the loss is 0.
+    The finite scores s of the student and t of the teacher and the mask are (queries, candidates), of at least two
+    candidates.
     """
     _agree("lists", student, teacher, mask, positive("temperature", temperature))
     scores = [precise(scores) / temperature for scores in (student, teacher)]

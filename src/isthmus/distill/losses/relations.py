@@ -23,11 +23,8 @@ def attention_relations(student: Tensor, teacher: Tensor, *, heads: int, mask: T
     and the loss is the mean over relation heads and over the positions that count, of all sequences together, of
     KL(teacher's R_a ‖ student's R_a) of that position. No position relates to a position that does not count.
 
-    Args:
-        student: (batch, tokens, width) finite queries, keys or values where `mask` is true.
-        teacher: (batch, tokens, its width) of the same kind; gets no gradient.
-        heads: number of relation heads; divides both widths.
-        mask: (batch, tokens) true where a position counts, as an attention mask. If none counts, the loss is 0.
+    The queries, keys or values are (batch, tokens, width), finite where the mask, (batch, tokens), is true; `heads`
+    divides the widths of both models.
     """
     where = "attention relations"
     agree(

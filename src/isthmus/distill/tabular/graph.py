@@ -85,7 +85,10 @@ def _computed(build: Building, request: RequestInputs, inputs: list[onnx.ValueIn
     if not request.transforms:
         return _Computed([], [], None)
     fed_layout = Layout.of({column.name: column.dtype for column in request.taken})
-    inputs += [_rows(input_name(kind), _TENSORS[kind], len(names)) for kind, names in fed_layout.inputs.items()]
+    inputs += [
+        _rows(input_name(kind), TensorProto.DataType.Value(kind.upper()), len(names))
+        for kind, names in fed_layout.inputs.items()
+    ]
     inputs.append(_rows(input_name(VALID), TensorProto.BOOL, len(fed_layout.masks)))
     parts = {**fed_layout.inputs, VALID: fed_layout.masks}
     row = {(kind, name): tensor for kind, names in parts.items()
@@ -134,9 +137,3 @@ def _flat(build: Building, row: str, name: str) -> str:
 
 def _rows(name: str, tensor: int, count: int) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, tensor, [count, "N"])
-
-
-_TENSORS = {
-    "bool": TensorProto.BOOL, "int32": TensorProto.INT32, "int64": TensorProto.INT64, "float": TensorProto.FLOAT,
-    "double": TensorProto.DOUBLE, "string": TensorProto.STRING,
-}  # fmt: skip

@@ -24,16 +24,9 @@ class Boosting(Teacher):
     A category that is not in the training part is missing to the learner, like null. The same arguments lead to the
     same logits, whatever the number of threads.
 
-    Args:
-        name: of it, for messages.
-        data: reads the inputs of all rows of the table.
-        labels: (n,) 0 or 1.
-        train: numbers of the rows to learn from.
-        rounds: trees.
-        learning_rate: weight of each tree.
-        threads: CPU threads.
-        recipe: plain data that identify table, labels, training rows and library. They are the fingerprint, so that
-            nothing is fitted where all outputs are cached.
+    `data` reads the inputs of all rows of the table, whose (n,) labels are 0 or 1; `train` has the numbers of the rows
+    to learn from. The recipe is plain data that identify table, labels and training rows. It is the fingerprint, so
+    that nothing is fitted where all outputs are cached.
     """
 
     def __init__(

@@ -34,20 +34,12 @@ class Tensors(msgspec.Struct, frozen=True, eq=False):
 
 
 def tensors(table: pa.Table, inputs: Sequence[ModelInput]) -> Tensors:
-    """The inputs of every row of a table.
-
-    Raises:
-        DataError: a column is missing, or its values do not fit the declared type.
-    """
+    """The inputs of every row of a table. Raises like `columns`."""
     return seen(columns(table, inputs), inputs, table.num_rows)
 
 
 def columns(table: pa.Table, inputs: Sequence[ModelInput]) -> dict[str, Values]:
-    """The column of each input.
-
-    Raises:
-        DataError: a column is missing, or its values do not fit the declared type.
-    """
+    """The column of each input; raises a DataError if it is missing, or its values do not fit the declared type."""
     return {item.name: _column(table, item) for item in inputs}
 
 

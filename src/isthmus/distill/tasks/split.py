@@ -30,16 +30,10 @@ class Split:
 
 
 def split(event: Index, known: Index, shares: tuple[float, float, float]) -> Split:
-    """The split of rows by time.
+    """The split of rows by (n,) event times; their labels were known at (n,) times, all in microseconds.
 
-    Args:
-        event: (n,) event times in microseconds.
-        known: (n,) when each label became known, in microseconds.
-        shares: of the rows in order of event time. A boundary is the event time of the first row beyond the share, so
-            that rows of the same time stay together.
-
-    Raises:
-        DataError: a part is empty.
+    The shares are of the rows in order of event time. A boundary is the event time of the first row beyond the share,
+    so that rows of the same time stay together. Raises a DataError if a part is empty.
     """
     if not len(event):
         raise DataError("training set", "no rows", expected="at least one row in each part")
@@ -66,10 +60,7 @@ def split_by_value(values: pa.ChunkedArray, shares: tuple[float, float, float]) 
     """The split of rows by (n,) values without nulls: rows of the same value are in the same part of every table.
 
     The first 64 bits of a value's SHA-256, as a number between 0 and 1, decide: `shares` are those of the values, and
-    roughly those of the rows.
-
-    Raises:
-        DataError: a part is empty.
+    roughly those of the rows. Raises a DataError if a part is empty.
     """
     first, second = (int(share * 2**64) for share in (shares[0], shares[0] + shares[1]))
     drawn = identities({"value": values})[:, :8].copy().view(">u8")[:, 0] if len(values) else np.array([], np.uint64)
@@ -93,8 +84,7 @@ def _filled(parts: Split, reason: str, expected: str, remedy: str) -> Split:
 def split_table(table: pa.Table, shares: tuple[float, float, float], by: str | None = None) -> Split:
     """The split of a training set by a column, or with the columns `event_timestamp` and `known_at` by time.
 
-    Raises:
-        DataError: a column is missing or has nulls, or a part is empty.
+    Raises a DataError if a column is missing or has nulls, or a part is empty.
     """
     if by is not None:
         return split_by_value(_column(table, by, "the values to split by"), shares)
@@ -103,11 +93,7 @@ def split_table(table: pa.Table, shares: tuple[float, float, float], by: str | N
 
 
 def binary_labels(table: pa.Table, label: str, parts: Split) -> Index:
-    """The labels of all rows.
-
-    Raises:
-        DataError: the column is missing or has nulls, a label is not 0 or 1, or a part has a single class.
-    """
+    """The labels of all rows; raises a DataError unless they are 0 or 1, without nulls, and both in each part."""
     labels = _integers(table, label, pa.int64())
     wrong = labels[(labels != 0) & (labels != 1)]
     if len(wrong):

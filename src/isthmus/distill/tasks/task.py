@@ -300,19 +300,14 @@ class Task(ABC):
 
 
 def answers(task: Task, outputs: Any) -> Mapping[str, Any]:
-    """A module's outputs by key.
-
-    Raises:
-        ConfigurationError: the task has more or fewer keys.
-    """
+    """A module's outputs by key. Raises a ConfigurationError if the task has more or fewer keys."""
     return named(outputs, task.keys, f"{task.material.declaration.where}: student")
 
 
 def student_answers(task: Task, module: nn.Module, rows: Index, device: torch.device) -> dict[str, Array]:
     """The outputs of a module in eval mode for rows, computed in parts. Lists of layers are for objectives alone.
 
-    Raises:
-        ConfigurationError: the sizes of an output differ between parts.
+    Raises a ConfigurationError if the sizes of an output differ between parts.
     """
     parts: list[dict[str, Tensor]] = []
     with torch.inference_mode():

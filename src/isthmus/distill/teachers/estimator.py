@@ -19,16 +19,8 @@ class EstimatorTeacher(Teacher):
 
     Keys: "probabilities" (rows, classes); "logits", their logarithm (at least that of the smallest float32), whose
     softmax they are, or without `predict_proba` the `decision_function`; "predictions", of `predict`. A batch is an
-    argument of these; a tensor becomes an array.
-
-    Args:
-        estimator: fitted. It must not be fitted again.
-        keys: the outputs to use; by default the logits, or the predictions of an estimator without classes.
-        version: changes the fingerprint where it cannot see a change by itself.
-        name: for messages; by default that of the class.
-
-    Raises:
-        ConfigurationError: it does not have a key.
+    argument of these; a tensor becomes an array. By default the key is the logits, or the predictions of an estimator
+    without classes, and the name that of the class. The estimator must not be fitted again.
     """
 
     def __init__(

@@ -13,13 +13,7 @@ class FunctionTeacher(Teacher):
 
     Its fingerprint covers its code and what that refers to: helpers, constants, and the arrays, networks and estimators
     of its closure. A remote model, or state that cannot be read, needs a `version`, which replaces all but the code.
-
-    Args:
-        function: of a batch.
-        keys: the outputs to use.
-        labels: of its classes.
-        version: of the state behind the code.
-        name: for messages; by default that of the function.
+    The arguments are those of `Teacher`; its name is by default that of the function.
     """
 
     def __init__(

@@ -17,15 +17,8 @@ class NetworkTeacher(Teacher):
 
     It is frozen here: in evaluation mode, and no parameter needs a gradient. A mapping becomes keyword arguments, a
     tuple positional arguments, anything else the only argument; tensors are moved to its device. It returns a mapping
-    of outputs, a tuple with an output for each key, or a single output. Autocast around it has no effect on it.
-
-    Args:
-        module: the network.
-        keys: the outputs to use.
-        taps: keys that are the outputs of submodules, with their names.
-        labels: of its classes.
-        version: changes the fingerprint where it cannot see a change by itself.
-        name: for messages; by default that of the class.
+    of outputs, a tuple with an output for each key, or a single output. Autocast around it has no effect on it. The
+    keys of `taps` are the outputs of the submodules of these names; the name is by default that of the class.
     """
 
     def __init__(
@@ -49,7 +42,7 @@ class NetworkTeacher(Teacher):
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device of its parameters."""
         return next((parameter.device for parameter in self.module.parameters()), torch.device("cpu"))
 
     def _thawed(self) -> tuple[list[Problem], str]:

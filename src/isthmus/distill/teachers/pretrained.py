@@ -30,16 +30,10 @@ class PretrainedTeacher(NetworkTeacher):
     * "hidden": (rows, layers + 1, positions, width), the embeddings first; "hidden.3" only the output of layer 3;
     * "attentions": (rows, layers, heads, positions, positions); "attentions.0" only the first layer's;
     * "embedding": (rows, width), of the last hidden state: the mean over the positions that the attention mask counts,
-      or the first position.
+      or the first position, as `pooling` says.
 
-    Args:
-        model: of transformers, loaded with `attn_implementation="eager"` for attentions.
-        keys: the outputs to use.
-        pooling: of an embedding, "mean" or "first".
-        taps: keys that are the outputs of submodules, with their names.
-        labels: of its classes; by default those of its configuration.
-        version: changes the fingerprint where it cannot see a change by itself.
-        name: for messages; by default that of the class.
+    Attentions need a model that was loaded with `attn_implementation="eager"`. The labels are by default those of the
+    configuration, the further arguments those of `NetworkTeacher`.
     """
 
     module: "PreTrainedModel"
@@ -97,10 +91,8 @@ class PretrainedTeacher(NetworkTeacher):
 def pooled(states: Tensor, mask: Tensor | None, *, first: bool = False) -> Tensor:
     """A vector for each row: the first position, or the mean over the positions where the mask is not 0.
 
-    Args:
-        states: (rows, positions, width), or feature maps (rows, width, height, width of the map).
-        mask: (rows, positions).
-        first: whether to use the first position.
+    The states are (rows, positions, width), or feature maps (rows, width, height, width); the mask is (rows,
+    positions).
     """
     if states.ndim > 3:
         states = states.flatten(2).transpose(1, 2)

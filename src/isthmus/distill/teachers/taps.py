@@ -15,10 +15,8 @@ def tapped(network: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Any]]
     """The latest outputs of submodules within the context, by their names in `network.named_modules()`.
 
     So the hidden states of a model, or its queries, keys and values, need no change of its code. Afterwards, even after
-    an error, the network is unchanged.
-
-    Raises:
-        ConfigurationError: the network has no submodule of a name, or, at the end, has overwritten an output.
+    an error, the network is unchanged. Raises a ConfigurationError if a submodule does not exist, or, at the end, if
+    the network has overwritten an output.
     """
     where = f"submodules of {type(network).__name__}"
     modules = dict(network.named_modules(remove_duplicate=False))

@@ -66,9 +66,7 @@ class Teacher(ABC):
     def ask(self, batch: Any, *, rows: Sequence[int] | None = None) -> dict[str, Tensor]:
         """Its answers to a batch: float32 (rows, ...) by key, on the teacher's device, without gradients.
 
-        Args:
-            batch: of the kind of the teacher; a network's tensors are moved to its device.
-            rows: numbers of the batch's rows for messages; by default their place in the batch.
+        `rows` are the numbers of the batch's rows for messages, by default their places in the batch.
 
         Raises:
             ConfigurationError: it is not frozen any more, or lacks an output.
@@ -95,11 +93,7 @@ class Teacher(ABC):
         return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()
 
     def parameters(self) -> Iterator[Tensor]:
-        """Its weights.
-
-        Raises:
-            ConfigurationError: a weight needs a gradient.
-        """
+        """Its weights. Raises a ConfigurationError if a weight needs a gradient."""
         self.hold()
         yield from self._weights()
 
@@ -115,11 +109,7 @@ class Teacher(ABC):
             raise ConfigurationError(self.where, problems, remedy=remedy)
 
     def relabelled(self, labels: Sequence[str]) -> "Teacher":
-        """The same teacher with its classes in another order.
-
-        Raises:
-            ConfigurationError: these are not its labels, or its labels are unknown.
-        """
+        """The same teacher with its classes in this order. Raises a ConfigurationError if these are not its labels."""
         if self.labels is None:
             raise ConfigurationError(self.where, [Problem("labels", "none are known", "labels= of the teacher")])
         if problem := misfit(self.labels, labels):
@@ -160,33 +150,24 @@ class Teacher(ABC):
             raise ConfigurationError(self.where, [Problem(f"output {key}", f"shape {tuple(answer.shape)}", expected)])
         return answer[..., order]
 
-    def _refuse_unusable(self, answers: Mapping[str, Tensor], expected: int | None, rows: Sequence[int] | None) -> None:
-        wanted = expected
+    def _refuse_unusable(self, answers: Mapping[str, Tensor], wanted: int | None, rows: Sequence[int] | None) -> None:
         for key, answer in answers.items():
             if answer.ndim == 0 or len(answer) != (len(answer) if wanted is None else wanted):
-                raise DataError(
-                    f"{self.where}, output {key}",
-                    f"shape {tuple(answer.shape)}",
-                    expected=f"a row for each of the batch's{'' if wanted is None else f' {wanted}'}",
-                )
+                expected = f"a row for each of the batch's{'' if wanted is None else f' {wanted}'}"
+                raise DataError(f"{self.where}, output {key}", f"shape {tuple(answer.shape)}", expected=expected)
             wanted = len(answer)
-        first: tuple[int, str, float] | None = None
+        bad: list[tuple[int, str, float]] = []
         for key, answer in answers.items():
             finite = torch.isfinite(answer)
             if not finite.all():
-                row = int((~finite).flatten(1).any(1).nonzero()[0] if answer.ndim > 1 else (~finite).nonzero()[0])
-                value = float(answer[row][~finite[row]].flatten()[0])
-                if first is None or row < first[0]:
-                    first = row, key, value
-        if first is not None:
-            row, key, value = first
+                place = (~finite).nonzero()[0]
+                bad.append((int(place[0]), key, float(answer[tuple(place)])))
+        if bad:
+            row, key, value = min(bad, key=lambda item: item[0])
             name = f"row {rows[row]}" if rows is not None else f"row {row} of the batch"
-            raise DataError(
-                f"{self.where}, output {key}",
-                f"{name} is {value}",
-                expected="finite values",
-                remedy="look at this row's inputs, and whether the teacher overflows in half precision",
-            )
+            remedy = "look at this row's inputs, and whether the teacher overflows in half precision"
+            where = f"{self.where}, output {key}"
+            raise DataError(where, f"{name} is {value}", expected="finite values", remedy=remedy)
 
 
 def misfit(labels: Sequence[str], expected: Sequence[str]) -> Problem | None:
@@ -218,8 +199,7 @@ def tensor(value: Any, where: str, key: str) -> Tensor:
 def named(outputs: Any, keys: Sequence[str], where: str) -> Mapping[str, Any]:
     """Outputs by key: a mapping as it is; a tuple, or a single output, by the keys in order.
 
-    Raises:
-        ConfigurationError: there are more or fewer outputs than keys.
+    Raises a ConfigurationError if there are more or fewer outputs than keys.
     """
     if isinstance(outputs, Mapping):
         return outputs
