@@ -24,7 +24,7 @@ from isthmus.features.errors import (
 )
 from tests.distill.conftest import make_package
 from tests.distill.sampletasks import Line
-from tests.distill.searching import INT8, front_naively, searched
+from tests.distill.searching import FP32, INT8, front_naively, searched, students
 from tests.distill.support import declaration, material, run
 
 
@@ -178,6 +178,20 @@ def test_what_cannot_be_searched_is_said_before_a_teacher_is_asked(
 def test_the_layers_of_a_table_are_declared_in_one_place() -> None:
     (problem,) = declaration(shape={"width": 3}).problems()
     assert str(problem).endswith("shape: {'width': 3}; expected nothing: the layers of a Tabular are its `hidden`")
+
+
+def test_a_table_is_searched_by_width_and_depth(few: pa.Table, tmp_path: Path) -> None:
+    shape = {"width": (4, 8), "depth": (1, 2)}
+    # The student's weights and its texts' embeddings are less than ten trees.
+    changes: dict[str, Any] = {"task": declaration(teacher_rounds=60).task, "of": {"shape": shape}}
+    report = searched(tmp_path, few, FP32, trials=4, **changes)
+    tried = students(report)
+    assert [one.status for one in tried] == ["trained"] * 4, [one.why for one in tried]
+    best = tried[report.data["recommended"]]
+    hidden = {(4, 1): "(4,)", (4, 2): "(4, 2)", (8, 1): "(8,)", (8, 2): "(8, 4)"}
+    chosen = hidden[best.shape["width"], best.shape["depth"]]
+    assert report.data["lines"] == {"definitions.py": f"task=Tabular(hidden={chosen})"}
+    assert len({one.parameters for one in tried}) == 4
 
 
 def test_what_was_found_is_declared_and_trained(few: pa.Table, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from isthmus.distill.settings import Settings
 from isthmus.distill.tasks.task import student_answers
 from tests.distill.sampletasks import Line
 from tests.distill.searching import AT_ONCE, FP32, UNITS, front_naively, searched, students
-from tests.distill.support import declaration, material
+from tests.distill.support import material
 
 
 @pytest.fixture(scope="module")
@@ -132,17 +132,3 @@ def test_another_machine_measures_for_itself(few: pa.Table, tmp_path: Path, monk
     again, notes = noted()
     assert again.path == first.path
     assert not any("whose figures" in note for note in notes)
-
-
-def test_a_table_is_searched_by_width_and_depth(few: pa.Table, tmp_path: Path) -> None:
-    shape = {"width": (4, 8), "depth": (1, 2)}
-    # The student's weights and its texts' embeddings are less than ten trees.
-    changes: dict[str, Any] = {"task": declaration(teacher_rounds=60).task, "of": {"shape": shape}}
-    report = searched(tmp_path, few, FP32, trials=4, **changes)
-    tried = students(report)
-    assert [one.status for one in tried] == ["trained"] * 4, [one.why for one in tried]
-    best = tried[report.data["recommended"]]
-    hidden = {(4, 1): "(4,)", (4, 2): "(4, 2)", (8, 1): "(8,)", (8, 2): "(8, 4)"}
-    chosen = hidden[best.shape["width"], best.shape["depth"]]
-    assert report.data["lines"] == {"definitions.py": f"task=Tabular(hidden={chosen})"}
-    assert len({one.parameters for one in tried}) == 4
