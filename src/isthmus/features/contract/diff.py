@@ -136,13 +136,7 @@ def consequences(old: Contract, new: Contract) -> list[ServiceChange]:
 
 
 def require_service(where: str, old: Contract, new: Contract, service: str) -> None:
-    """Refuses a model of another contract, if what it reads has changed since.
-
-    Args:
-        where: the model or its package.
-        old: the contract of its package.
-        new: the contract in use.
-        service: the service whose values it reads.
+    """Refuses a model, named by `where`, whose service has changed between its old contract and the new one.
 
     Raises:
         ContractMismatch: the service has changed; the message names the differences.

@@ -80,7 +80,6 @@ class Inspection:
     """The checks of a package.
 
     Attributes:
-        package: its folder.
         digest: of the package; empty if its files do not match its sums.
         checks: in order; those that depend on a failed check did not run.
         worst: largest difference from the recorded outputs, per model file that passed.
@@ -113,7 +112,7 @@ def inspect(package: Path, *, key: str | None = None, runtime: Runtime | None = 
 
     Args:
         package: its folder.
-        key: a public key, as PEM, whose owner must have signed it.
+        key: a public key in PEM, whose owner must have signed it.
         runtime: runs the model files; by default ONNX Runtime in this process.
 
     Raises:

@@ -113,15 +113,8 @@ def require_reproduced(
 ) -> float:
     """The largest difference of a model file's outputs from the recorded outputs of the golden cases.
 
-    Args:
-        golden: the cases.
-        manifest: the package's manifest.
-        variant: the file.
-        outputs: its outputs for each case.
-        tolerance: the largest difference that passes; NaN in place of a recorded number never does.
-
     Raises:
-        PackageError: it is larger.
+        PackageError: it is larger than the tolerance. NaN in place of a recorded number never passes.
     """
     worst = max(
         _difference(recorded.array, answered[name])

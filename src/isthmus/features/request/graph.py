@@ -20,11 +20,7 @@ _ASCII = "ASCII alone in what lower or upper takes"
 
 
 class RowGraph:
-    """A request transform, ready to compute. Threads may share it.
-
-    Args:
-        transform: the transform.
-        threads: CPU threads of one computation.
+    """A request transform, ready to compute with so many threads of the CPU. Threads may share it.
 
     Raises:
         ContractMismatch: the runtime does not take the graph.
@@ -63,11 +59,7 @@ class RowGraph:
             self._one_row = interpreter
 
     def run(self, columns: Mapping[str, Values]) -> Computed:
-        """Computes n rows.
-
-        Args:
-            columns: n values of every input of the transform, by its name in a training set.
-        """
+        """Computes n rows from the values of every input of the transform, by its name in a training set."""
         if self._one_row is not None and (computed := self._one_row.run(columns)) is not None:
             return computed
         *tensors, masks = self._session.run(self._outputs, self._layout.feeds(columns))
@@ -111,13 +103,7 @@ class RowGraph:
     def first_refused(
         self, columns: Mapping[str, Values], computed: Computed, graphs: "Callable[[str], RowGraph]"
     ) -> Refused | None:
-        """The first computed row that Spark would refuse, if there is one.
-
-        Args:
-            columns: as for `run`.
-            computed: the result of `run` for them.
-            graphs: as for `require`.
-        """
+        """The first row that Spark would refuse, if any, after `run`; the arguments are those of `require`."""
         for name, mask in computed.refused.items():
             row = int(np.flatnonzero(mask)[0])
             inputs = {column: values.take(slice(row, row + 1)) for column, values in columns.items()}

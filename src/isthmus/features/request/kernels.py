@@ -125,13 +125,7 @@ _BY_ELEMENT: dict[str, dict[str, Function]] = {
 
 
 def function(name: str, element: str, attributes: Mapping[str, Any]) -> Applied | None:
-    """An operator for an element type; None if it is unknown.
-
-    Args:
-        name: the operator.
-        element: the element type of its first argument.
-        attributes: its attributes; "to" is the element type of a cast.
-    """
+    """An operator whose first argument has an element type; None if unknown. A cast's attribute "to" is one, too."""
     match name, element:
         case "Cast", _:
             return _cast(element, attributes["to"])

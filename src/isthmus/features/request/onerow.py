@@ -25,13 +25,7 @@ _TRUE, _FALSE = np.array([True]), np.array([False])
 class OneRow:
     """A graph, ready to compute one row at a time. Threads may share it.
 
-    Args:
-        graph: the graph.
-        layout: the graph's layout.
-        session: creates a session of a graph, for the nodes that are left to the runtime.
-
-    Attributes:
-        pays: whether it is faster than a run of the runtime.
+    The session runs the nodes that are left to the runtime; `pays` says whether all this is faster than the runtime.
 
     Raises:
         UnreadableError: the graph takes arrays, or has an operator that is not known here.

@@ -65,14 +65,7 @@ def read(model: bytes) -> tuple[list[Node], dict[str, Tensor]]:
 
 
 def single(node: Node, inputs: Sequence[tuple[str, tuple[int, ...]]], output: str, shape: tuple[int, ...]) -> bytes:
-    """A model of a single node of ONNX's own, with inputs "0", "1", ... and output "y".
-
-    Args:
-        node: the node.
-        inputs: element type and shape of each input.
-        output: the element type of the output.
-        shape: the shape of the output.
-    """
+    """A model of a single node of ONNX's own, with inputs "0", "1", ... and output "y", of element types and shapes."""
     body = b"".join(_encoded(1, str(place)) for place in range(len(inputs)))
     body += _encoded(2, "y") + _encoded(4, node.operator)
     body += b"".join(_encoded(5, attribute) for attribute in node.encoded)
