@@ -9,9 +9,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from isthmus.distill.settings import TrainingSettings, failed_checks
-from isthmus.features.contract.contract import one_of
 from isthmus.features.definition.spec import FeatureService, Spine
-from isthmus.features.errors import Problem
+from isthmus.features.errors import Problem, one_of
 from isthmus.features.types import DataType, String
 from isthmus.transforms.preparation.steps import Embed, Impute, Standardize, Step, Text
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from isthmus.distill.declaration import OVERALL, Gate
-from isthmus.features.contract.contract import one_of
-from isthmus.features.errors import ConfigurationError, Problem
+from isthmus.features.errors import ConfigurationError, Problem, one_of
 
 
 @dataclass(frozen=True, slots=True)

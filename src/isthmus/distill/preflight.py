@@ -20,8 +20,7 @@ from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.training.studentrun import TeacherBatches
 from isthmus.distill.training.teacheroutputs import TeacherCost
 from isthmus.distill.types import Index
-from isthmus.features.contract.contract import one_of
-from isthmus.features.errors import ConfigurationError, DataError, GateFailed, Problem
+from isthmus.features.errors import ConfigurationError, DataError, GateFailed, Problem, one_of
 
 _COMPATIBILITY_ROWS = 2
 _MEASURED = ("parameters", "bytes", "p50_us", "p99_us")

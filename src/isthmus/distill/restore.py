@@ -19,8 +19,8 @@ from isthmus.distill.tabular.student import read_record
 from isthmus.distill.tabular.task import TabularTask
 from isthmus.distill.tasks.task import Material, Task
 from isthmus.distill.teachers.fingerprint import fingerprint
-from isthmus.features.contract.contract import one_of, sha256
-from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, Problem
+from isthmus.features.contract.contract import sha256
+from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, Problem, one_of
 from isthmus.transforms.preparation.steps import described
 
 REPORT = "report.json"

@@ -11,7 +11,7 @@ IsthmusError
 └── Stopped                exit 130 or 143   SIGINT or SIGTERM; finished work stays
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 _LONGEST = 600
@@ -141,3 +141,8 @@ class Stopped(IsthmusError):
 def first_line(error: Exception) -> str:
     """The first line of an error's message, or the error's type if it has none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def one_of(names: Iterable[str]) -> str:
+    """The accepted names, for a message."""
+    return "one of " + (", ".join(sorted(names)) or "none: nothing is declared")

@@ -15,7 +15,7 @@ from types import ModuleType
 
 from isthmus.distill.declaration import Distillation
 from isthmus.features import clock
-from isthmus.features.contract.contract import Contract, one_of
+from isthmus.features.contract.contract import Contract
 from isthmus.features.contract.diff import differences, named
 from isthmus.features.definition.checks import Declaration
 from isthmus.features.definition.compile import compile_contract
@@ -30,7 +30,7 @@ from isthmus.features.definition.spec import (
     Source,
     Spine,
 )
-from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem, RequestError
+from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem, RequestError, one_of
 from isthmus.features.package.signature import PASSWORD, Signer, read_public_key
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.types import INPUTS

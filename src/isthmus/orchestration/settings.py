@@ -20,7 +20,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from isthmus.features.errors import ConfigurationError, Problem
+from isthmus.features.errors import ConfigurationError, Problem, one_of
 from isthmus.features.package.signature import PASSWORD
 from isthmus.features.profiles import ServingProfile, TrainingProfile
 from isthmus.features.redis.address import SCHEMES
@@ -320,7 +320,7 @@ def _problem(place: tuple[str, ...], detail: dict[str, Any]) -> Problem:
     if kind == "missing":
         return Problem(key, "is missing", f"a table [{key}]" if table else "a value")
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        return Problem(key, "is not a setting", "one of " + ", ".join(sorted(_fields(place[:-1]))))
+        return Problem(key, "is not a setting", one_of(_fields(place[:-1])))
     value = _shown(detail["input"].isoformat() if isinstance(detail["input"], date) else detail["input"])
     message = str(detail["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
     if table:

@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from isthmus.features.contract.contract import one_of
-from isthmus.features.errors import ConfigurationError, Problem
+from isthmus.features.errors import ConfigurationError, Problem, one_of
 
 
 @contextmanager

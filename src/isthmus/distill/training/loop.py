@@ -26,8 +26,8 @@ from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.throttle.policy import Throttle
 from isthmus.distill.training.checkpoint import Checkpoints, RunState, copy_weights, pack, restore
 from isthmus.distill.training.signals import interruption
-from isthmus.features.contract.contract import one_of, sha256
-from isthmus.features.errors import ConfigurationError, GateFailed, Problem, Stopped
+from isthmus.features.contract.contract import sha256
+from isthmus.features.errors import ConfigurationError, GateFailed, Problem, Stopped, one_of
 from isthmus.features.latency import Latency
 from isthmus.features.progress import Progress
 

@@ -14,7 +14,7 @@ from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
-from isthmus.features.errors import ContractMismatch, RequestError
+from isthmus.features.errors import ContractMismatch, RequestError, one_of
 from isthmus.features.types import TYPES, DataType
 
 T = TypeVar("T")
@@ -388,8 +388,3 @@ def _full(declaration: ViewContract | TransformContract, name: str) -> Column:
 def sha256(data: Mapping[str, Any]) -> str:
     """SHA-256 of plain data in canonical form, in hex."""
     return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def one_of(names: Iterable[str]) -> str:
-    """The accepted names, for a message."""
-    return "one of " + (", ".join(sorted(names)) or "none: nothing is declared")

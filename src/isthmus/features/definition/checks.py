@@ -8,7 +8,7 @@ from types import FunctionType, NoneType
 from typing import Any
 
 from isthmus.features.clock import MICROSECOND
-from isthmus.features.contract.contract import RESERVED, SEPARATOR, STATUS, Column, one_of
+from isthmus.features.contract.contract import RESERVED, SEPARATOR, STATUS, Column
 from isthmus.features.definition import codehash, expectations
 from isthmus.features.definition.spec import (
     Entity,
@@ -21,7 +21,7 @@ from isthmus.features.definition.spec import (
     Source,
     Spine,
 )
-from isthmus.features.errors import Problem
+from isthmus.features.errors import Problem, one_of
 from isthmus.features.types import INPUTS, KEY_TYPES, SCALARS, TYPES, Bytes, DataType
 
 Declaration = Entity | Source | FeatureView | RequestSource | RequestTransform | FeatureService | Spine

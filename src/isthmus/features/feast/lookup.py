@@ -15,8 +15,8 @@ from feast.repo_config import RepoConfig
 
 from isthmus.features import clock
 from isthmus.features.clock import Status
-from isthmus.features.contract.contract import Contract, one_of
-from isthmus.features.errors import IsthmusError, RequestError
+from isthmus.features.contract.contract import Contract
+from isthmus.features.errors import IsthmusError, RequestError, one_of
 from isthmus.features.feast import values as feast_values
 from isthmus.features.feast.views import Layout, layout_of, project_of
 from isthmus.features.online import record

@@ -22,8 +22,7 @@ from feast.infra.offline_stores.offline_store import RetrievalJob, RetrievalMeta
 from feast.repo_config import RepoConfig
 from feast.saved_dataset import SavedDatasetStorage
 
-from isthmus.features.contract.contract import one_of
-from isthmus.features.errors import DataError, RequestError
+from isthmus.features.errors import DataError, RequestError, one_of
 from isthmus.features.feast import files as feast_files
 from isthmus.features.feast import values as feast_values
 from isthmus.features.feast.sources import FIRST, KnownAt, Source, micros

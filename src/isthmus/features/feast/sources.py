@@ -26,8 +26,8 @@ from feast.infra.offline_stores.file_source import FileSource
 from feast.repo_config import RepoConfig
 
 from isthmus.features import clock
-from isthmus.features.contract.contract import Column, ViewContract, one_of
-from isthmus.features.errors import ConfigurationError, DataError, Problem, first_line
+from isthmus.features.contract.contract import Column, ViewContract
+from isthmus.features.errors import ConfigurationError, DataError, Problem, first_line, one_of
 from isthmus.features.feast import files as feast_files
 from isthmus.features.feast import values as feast_values
 from isthmus.features.feast.views import is_registered, registered

@@ -14,8 +14,8 @@ from feast.type_map import python_values_to_proto_values
 from feast.types import FeastType
 
 from isthmus.features import clock
-from isthmus.features.contract.contract import Column, one_of
-from isthmus.features.errors import DataError, RequestError
+from isthmus.features.contract.contract import Column
+from isthmus.features.errors import DataError, RequestError, one_of
 from isthmus.features.types import TYPES, Bytes, DataType
 from isthmus.features.values.columns import ARROW, Values, from_arrow, objects, to_arrow
 from isthmus.features.values.entitykey import KeyValue

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from isthmus.features.contract.contract import Contract, one_of
-from isthmus.features.errors import ContractMismatch, DataError, PackageError
+from isthmus.features.contract.contract import Contract
+from isthmus.features.errors import ContractMismatch, DataError, PackageError, one_of
 from isthmus.features.package.checksums import CONTRACT, GOLDEN, MANIFEST, README, SUMS, damaged, summed
 from isthmus.features.request.layout import Layout, input_name
 from isthmus.features.types import INPUTS, TYPES, DataType, String

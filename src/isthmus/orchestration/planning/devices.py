@@ -14,8 +14,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from isthmus.features.contract.contract import one_of
-from isthmus.features.errors import ConfigurationError, Problem
+from isthmus.features.errors import ConfigurationError, Problem, one_of
 
 FILE = "devices.toml"
 KINDS = ("cpu", "cuda")

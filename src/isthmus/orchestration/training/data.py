@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from isthmus.features.contract.contract import Contract, one_of
+from isthmus.features.contract.contract import Contract
 from isthmus.features.definition.spec import FeatureView, Spine
-from isthmus.features.errors import ContractMismatch, DataError, RequestError
+from isthmus.features.errors import ContractMismatch, DataError, RequestError, one_of
 from isthmus.features.files import publish, write_atomically
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.scan import in_lots
