@@ -21,11 +21,11 @@ from isthmus.features.values.columns import micros
 from isthmus.orchestration.api.server import serving
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.graph import build_definitions
-from isthmus.orchestration.graph.events import Materialized
+from isthmus.orchestration.graph.events import REPORT, Materialized
 from isthmus.orchestration.graph.instance import dagster_home
 from isthmus.orchestration.graph.outline import compiled
 from isthmus.orchestration.graph.resource import Context, Results, selection
-from isthmus.orchestration.graph.steps import REPORT, STEPS, run_step
+from isthmus.orchestration.graph.steps import STEPS, run_step
 from isthmus.orchestration.project import Project
 
 _READY_SECONDS = 20.0

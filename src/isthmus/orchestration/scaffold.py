@@ -62,7 +62,7 @@ def init(folder: Path, example: str = "empty") -> Scaffold:
         problems.append(Problem("folder", f"holds {', '.join(entries[:3])}{more}", "a new or an empty folder"))
     if problems:
         raise ConfigurationError(str(root), problems, remedy="nothing was written; name another folder")
-    source = next(folder for folder in _FOLDERS if folder.is_dir()) / example
+    source = next(examples for examples in _FOLDERS if examples.is_dir()) / example
     root.mkdir(parents=True, exist_ok=True)
     with scratch_folder(root, ".init") as scratch:
         fresh = scratch / root.name

@@ -1,4 +1,4 @@
-"""Training data as tensors. Of the modules of the steps, only this one imports torch when it is loaded."""
+"""Training data as tensors. Alone among the steps, this module imports torch when it is loaded."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any

@@ -33,7 +33,7 @@ def spent(orders: DataFrame) -> DataFrame:
 spending = FeatureService("spending", features=[spent])
 """
 SAME = "keep working as they are"
-MAKE = "have to be made again"
+MAKE = "must be trained again"
 
 
 def test_a_package_outlives_what_it_does_not_read(built: Shop, project: Open) -> None:
@@ -70,7 +70,7 @@ def test_a_package_outlives_what_it_does_not_read(built: Shop, project: Open) ->
 
     shown = run("contract", "diff", str(package), cwd=built.root).stdout
     assert "view spent is new\nservice spending is new\n" in shown
-    assert outcomes(shown) == {"late_order_device": SAME, "late_order_server": SAME, "spending": "are still to be made"}
+    assert outcomes(shown) == {"late_order_device": SAME, "late_order_server": SAME, "spending": "are not trained yet"}
 
     built.replace("ttl=timedelta(days=3)", "ttl=timedelta(days=2)")
     assert apply_diff(project(built)).stale == {
@@ -167,7 +167,7 @@ def test_diff_names_what_changed_and_what_follows(built: Shop, project: Open) ->
         assert (told.returncode, told.stderr) == (0, "")
         assert "\n".join(lines) in told.stdout
         assert outcomes(told.stdout) == {
-            "late_order_device": SAME, "late_order_server": MAKE, "spending": "are still to be made",
+            "late_order_device": SAME, "late_order_server": MAKE, "spending": "are not trained yet",
         }  # fmt: skip
     document = strictly(run("contract", "diff", "--json", cwd=built.root).stdout)
     assert [change["said"] for change in document["changes"]] == lines

@@ -29,7 +29,7 @@ from isthmus.orchestration.api.keys import create
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.build.materialize import materialize
-from isthmus.orchestration.graph.steps import plots
+from isthmus.orchestration.graph.events import plots
 from isthmus.orchestration.verification.client import private_api
 from isthmus.orchestration.verification.page import IMAGES, images
 from isthmus.orchestration.verification.page import page as verdict_page

@@ -51,7 +51,7 @@ def deploy(
     canary: Annotated[
         float | None, typer.Option(help="Beside what is deployed: answers this share of requests, 0.1 for a tenth.")
     ] = None,
-    promote: Annotated[bool, typer.Option("--promote", help="Put what is tried so far in its place.")] = False,
+    promote: Annotated[bool, typer.Option("--promote", help="Put the candidate in its place.")] = False,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -28,7 +28,7 @@ def fleet(project: Project, out: Path) -> list[str]:
         out: where to write; files of an earlier call are replaced.
 
     Raises:
-        ConfigurationError: the settings do not work on other machines; every problem is named.
+        ConfigurationError: the settings work on this machine alone; every problem is named.
         DataError: a file that would be replaced is foreign, or was edited.
         DependencyError: PyYAML or Jinja is not installed.
     """
@@ -44,7 +44,7 @@ def files(project: Project) -> dict[str, bytes]:
     empty is no file.
 
     Raises:
-        ConfigurationError: the settings do not work on other machines; every problem is named.
+        ConfigurationError: the settings work on this machine alone; every problem is named.
         DependencyError: PyYAML or Jinja is not installed.
     """
     with extra("orchestration"):
@@ -107,7 +107,7 @@ def _written(out: Path) -> dict[str, str]:
     """File name to checksum, as the last call left them.
 
     Raises:
-        DataError: the note is not one of ours.
+        DataError: the note is not ours.
     """
     try:
         note = msgspec.json.decode((out / NOTE).read_bytes(), type=dict[str, dict[str, str]])

@@ -27,7 +27,7 @@ def values(project: Project) -> Mapping[str, Any]:
     """Name to value.
 
     Raises:
-        ConfigurationError: the settings do not work on other machines; every problem is named.
+        ConfigurationError: the settings work on this machine alone; every problem is named.
     """
     name, settings = project.name.replace("_", "-"), project.settings
     ports = _redis_ports(settings.stores.online)
@@ -96,7 +96,7 @@ def _redis_ports(online: str) -> tuple[int, ...]:
 
 
 def _has_password(project: Project) -> bool:
-    """Whether the file, which is part of the training image, has a password; a variable may have one."""
+    """Whether the file, which is part of the training image, has a password; a variable may."""
     with (project.root / FILE).open("rb") as file:
         online = str(tomllib.load(file).get("stores", {}).get("online"))
     return "@" in online or "password" in online

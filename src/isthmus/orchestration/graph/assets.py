@@ -18,8 +18,6 @@ from isthmus.orchestration.graph.steps import STEPS, Step
 from isthmus.orchestration.graph.translator import IsthmusTranslator
 
 RESOURCE = "isthmus"
-_OPS = {"build": "build_days", "whole": "build"}
-"""The op of a step that is not named after it."""
 _PRIORITIES = {"serve": "2", "engine": "1", "train": "0"}
 
 
@@ -60,8 +58,8 @@ def build_definitions(
 
 
 def _ops(graph: Graph, name: str, step: Step) -> Iterator[tuple[str, list[str]]]:
-    """Name and nodes of each op of a step: one for all views, or one for each model."""
-    op, nodes = _OPS.get(name, name.replace("-", "_")), [graph.nodes[node] for node in graph.of(*step.kinds)]
+    """Name and nodes of each op of a step: a single op for all views, or an op for each model."""
+    op, nodes = step.op or name.replace("-", "_"), [graph.nodes[node] for node in graph.of(*step.kinds)]
     by_model: dict[str, list[str]] = {}
     for node in nodes:
         if node.model is not None:

@@ -54,7 +54,7 @@ class IsthmusProjectComponent(StateBackedComponent, Resolvable):
     To change the names, groups and owners of assets, derive from it and override `translator`.
 
     Attributes:
-        project: folder of the project, the one with isthmus.toml.
+        project: folder of the project, with its isthmus.toml.
         defs_state: where the state is stored.
     """
 

@@ -1,5 +1,8 @@
-"""What a step is asked to do and what it reports: plain data, whichever process runs it."""
+"""The requests to steps and their reports: plain data, whichever process runs the step."""
 
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -7,10 +10,14 @@ import msgspec
 
 Metadata = dict[str, Any]
 """Name to a number or text, or to {"type": ..., "raw_value": ...} as Dagster Pipes writes it."""
+REPORT = "report"
+"""The entry of the metadata with the complete report."""
 DRIFT = "resembles_its_training"
 """The check that blocks nothing: when it fails, the model is due for training."""
 FAILED = "failed"
 """Name of the Pipes message that carries a `Failed`."""
+_PLOT_CHARACTERS = 50_000
+"""The limit for the images of an event."""
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -77,3 +84,32 @@ class Failed(msgspec.Struct, frozen=True):
 
     sentence: str
     passes: bool = False
+
+
+def reported(report: Mapping[str, Any], began: float) -> Metadata:
+    """A report as JSON, with its figures beside it, since Dagster plots those over time."""
+    plain = msgspec.to_builtins(report, str_keys=True, enc_hook=str)
+    single = {name: value for name, value in plain.items() if isinstance(value, int | float | str)}
+    moments = {
+        name: {"raw_value": value / 1e6, "type": "timestamp"}
+        for name, value in single.items()
+        if isinstance(value, int) and (name == "at" or name.endswith("_at"))
+    }
+    seconds = round(time.perf_counter() - began, 3)
+    return {**single, **moments, "seconds": seconds, REPORT: {"raw_value": plain, "type": "json"}}
+
+
+def table(rows: Iterable[Sequence[str]], columns: Sequence[str]) -> Metadata:
+    """Rows as a table in Markdown."""
+    lines = [columns, ["---"] * len(columns), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return {"raw_value": "\n".join("| " + " | ".join(line) + " |" for line in lines), "type": "md"}
+
+
+def plots(images: Mapping[str, str]) -> Metadata:
+    """Images as Markdown, up to a limit: Dagster stores them in the event and loads them with every list of events."""
+    shown, left = [], _PLOT_CHARACTERS
+    for name, address in images.items():
+        left -= len(address)
+        title = re.sub(r"([^\w\s.,]|_)", r"\\\1", name)
+        shown += [f"**{title}**", f"![{title}]({address})" if left >= 0 else "is on the page"]
+    return {"raw_value": "\n\n".join(shown), "type": "md"}

@@ -50,7 +50,7 @@ class IsthmusResource(dg.ConfigurableResource[Any]):
             nodes: asset key to node id.
 
         Raises:
-            Failure: with one sentence that says why.
+            Failure: with a sentence that says why.
             RetryRequested: something it needs is unavailable, and may be back later.
         """
         extras = {

@@ -1,32 +1,37 @@
-"""The steps of a project: one table for Dagster, the demo, and the processes that run them.
+"""The steps of a project: a table for Dagster, the demo, and the processes that run them.
 
 Each step calls the function that the command line calls, and reports as plain data. Building Dagster's graph reads the
 table, so a library that computes is imported where it is used. Nothing here knows Dagster.
 """
 
-import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
-
-import msgspec
 
 from isthmus.features.contract.contract import sha256
 from isthmus.features.errors import ContractMismatch, GateFailed
 from isthmus.features.progress import Progress
-from isthmus.orchestration.graph.events import DRIFT, Checked, Materialized, Metadata, Request
+from isthmus.orchestration.graph.events import (
+    DRIFT,
+    REPORT,
+    Checked,
+    Materialized,
+    Metadata,
+    Request,
+    plots,
+    reported,
+    table,
+)
 
 if TYPE_CHECKING:
+    from isthmus.features.offline.history import ViewHistory
     from isthmus.features.offline.store import Written
     from isthmus.orchestration.graph.translator import Kind
     from isthmus.orchestration.project import Project
 
-REPORT = "report"
 _HIDDEN = {REPORT, "format", "name", "more"}
 """Entries of a report that mean nothing as figures of an asset."""
-_PLOT_CHARACTERS = 50_000
-"""The most that the images of one event may take."""
 _DIFFERS = ("", "differing", "compared", "worst", "tolerance", "first key", "event time", "offline", "online")
 
 
@@ -80,7 +85,7 @@ def _build(project: "Project", request: Request, progress: Progress) -> Iterator
 
 
 def _complete(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized]:
-    """Completes tables that were built by days; one that is up to date with sources and definitions is left alone."""
+    """Completes tables that were built by days, except those that are up to date with sources and definitions."""
     from isthmus.orchestration.build import build
 
     _ensure_applied(project, progress)
@@ -93,30 +98,31 @@ def _complete(project: "Project", request: Request, progress: Progress) -> Itera
 def _tables(
     project: "Project", request: Request, built: "Mapping[str, Written]", began: float
 ) -> Iterator[Materialized]:
-    from isthmus.features.offline.store import OfflineStore
-
-    store, contract = OfflineStore(project.offline), project.definitions.contract
     for node in request.nodes:
-        history = store.history(contract.views[_name(node)])
+        history = _history(project, node)
         metadata = {"dagster/row_count": history.rows()}
         if (written := built.get(_name(node))) is not None:
             metadata |= reported(written.as_dict(), began)
         yield Materialized(node, history.fingerprint, metadata)
 
 
-def _check_tables(project: "Project", request: Request, progress: Progress) -> Iterator[Checked]:
+def _history(project: "Project", node: str) -> "ViewHistory":
     from isthmus.features.offline.store import OfflineStore
+
+    return OfflineStore(project.offline).history(project.definitions.contract.views[_name(node)])
+
+
+def _check_tables(project: "Project", request: Request, progress: Progress) -> Iterator[Checked]:
     from isthmus.orchestration.quality import page, quality
 
-    contract, store = project.applied(), OfflineStore(project.offline)
+    contract = project.applied()
     for n, (node, check) in enumerate(request.checks):
         name = _name(node)
-        view = contract.views[name]
         progress(f"checking {name}", n / len(request.checks))
         if check == "holds_its_contract":
-            history = store.history(view)
+            history = _history(project, node)
             rows = history.rows()
-            metadata = {"rows": rows, "contract": view.hash, "version": history.version}
+            metadata = {"rows": rows, "contract": contract.views[name].hash, "version": history.version}
             yield Checked(node, check, rows > 0, "" if rows else "the table has no row", metadata)
             continue
         report = quality.quality(project, [name], drift=False).views[name]
@@ -150,17 +156,15 @@ def _check_drift(project: "Project", request: Request, progress: Progress) -> It
 
 
 def _materialize(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized]:
-    from isthmus.features.offline.store import OfflineStore
     from isthmus.orchestration.build.materialize import materialize
 
     began = time.perf_counter()
     reports = materialize(project, _names(request.nodes), progress=progress)
-    store, contract = OfflineStore(project.offline), project.definitions.contract
     for node in request.nodes:
         report = reports[_name(node)]
-        version = store.history(contract.views[_name(node)]).fingerprint
         # Every key has a row online, including the keys that did not change.
-        yield Materialized(node, version, {"dagster/row_count": report.compared, **reported(report.as_dict(), began)})
+        metadata = {"dagster/row_count": report.compared, **reported(report.as_dict(), began)}
+        yield Materialized(node, _history(project, node).fingerprint, metadata)
 
 
 def _training_set(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized]:
@@ -287,13 +291,14 @@ def _deploy(project: "Project", request: Request, _progress: Progress) -> Iterat
 
 @dataclass(frozen=True)
 class Step:
-    """A step: what runs it, and where it belongs in Dagster.
+    """A step: its function, and its place in Dagster.
 
     Attributes:
         run: does what a request says, and yields what it did.
-        pool: limits how many such steps run at a time.
+        pool: limits how many such steps run at once.
         kinds: of the nodes that it materializes, or that it checks.
         checks: name to description of its checks; empty for a step that materializes.
+        op: name of its op; empty for the name of the step.
         blocking: whether a check that fails holds up everything downstream.
         divisible: whether a part of its nodes can be selected.
     """
@@ -302,83 +307,35 @@ class Step:
     pool: Literal["engine", "train", "serve"]
     kinds: "tuple[Kind, ...]"
     checks: Mapping[str, str] = field(default_factory=dict)
+    op: str = ""
     blocking: bool = True
     divisible: bool = True
 
 
+_TABLE_CHECKS = {
+    "holds_its_contract": "The table can be read, was built under today's contract, and holds rows.",
+    "meets_its_expectations": "The rows still hold what the view promises of them, in its `expectations`.",
+}
+_DRIFT_CHECK = {DRIFT: "New rows are like those that the models learned from."}
+_EXAMPLES_CHECK = {"loses_no_row": "As many rows came out of the join as went in."}
+_QUALITY_CHECK = {"keeps_its_quality": "Every gate that the distillation declares holds."}
+_VERDICT = {"verdict": "What is offline, served, computed on request and seen by the package agrees."}
+
 STEPS: Mapping[str, Step] = {
     "apply": Step(_apply, "engine", ("contract",)),
-    "build": Step(_build, "engine", ("build",)),
-    "whole": Step(_complete, "engine", ("offline",)),
-    "check-tables": Step(
-        _check_tables,
-        "engine",
-        ("offline",),
-        {
-            "holds_its_contract": "The table can be read, was built under today's contract, and holds rows.",
-            "meets_its_expectations": "The rows still hold what the view promises of them, in its `expectations`.",
-        },
-    ),
-    "check-drift": Step(
-        _check_drift,
-        "engine",
-        ("offline",),
-        {DRIFT: "New rows are like those that the models learned from."},
-        blocking=False,
-    ),
+    "build": Step(_build, "engine", ("build",), op="build_days"),
+    "whole": Step(_complete, "engine", ("offline",), op="build"),
+    "check-tables": Step(_check_tables, "engine", ("offline",), _TABLE_CHECKS),
+    "check-drift": Step(_check_drift, "engine", ("offline",), _DRIFT_CHECK, blocking=False),
     "materialize": Step(_materialize, "serve", ("online",)),
     "training-set": Step(_training_set, "engine", ("training_set",)),
-    "check-examples": Step(
-        _check_examples,
-        "engine",
-        ("training_set",),
-        {"loses_no_row": "As many rows came out of the join as went in."},
-    ),
+    "check-examples": Step(_check_examples, "engine", ("training_set",), _EXAMPLES_CHECK),
     "distill": Step(_distill, "train", ("teacher", "teacher_outputs", "student", "control"), divisible=False),
-    "check-student": Step(
-        _check_student,
-        "train",
-        ("student",),
-        {"keeps_its_quality": "Every gate that the distillation declares holds."},
-    ),
+    "check-student": Step(_check_student, "train", ("student",), _QUALITY_CHECK),
     "export": Step(_export, "train", ("package",)),
-    "verify": Step(
-        _verify,
-        "serve",
-        ("package",),
-        {"verdict": "What is offline, served, computed on request and seen by the package agrees."},
-    ),
+    "verify": Step(_verify, "serve", ("package",), _VERDICT),
     "deploy": Step(_deploy, "serve", ("deployment",)),
 }
-
-
-def reported(report: Mapping[str, Any], began: float) -> Metadata:
-    """A report as JSON, with its figures beside it, since Dagster plots those over time."""
-    plain = msgspec.to_builtins(report, str_keys=True, enc_hook=str)
-    single = {name: value for name, value in plain.items() if isinstance(value, int | float | str)}
-    moments = {
-        name: {"raw_value": value / 1e6, "type": "timestamp"}
-        for name, value in single.items()
-        if isinstance(value, int) and (name == "at" or name.endswith("_at"))
-    }
-    seconds = round(time.perf_counter() - began, 3)
-    return {**single, **moments, "seconds": seconds, REPORT: {"raw_value": plain, "type": "json"}}
-
-
-def table(rows: Iterable[Sequence[str]], columns: Sequence[str]) -> Metadata:
-    """Rows as a table in Markdown."""
-    lines = [columns, ["---"] * len(columns), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
-    return {"raw_value": "\n".join("| " + " | ".join(line) + " |" for line in lines), "type": "md"}
-
-
-def plots(images: Mapping[str, str]) -> Metadata:
-    """Images as Markdown, up to a limit: Dagster stores them in the event and loads them with every list of events."""
-    shown, left = [], _PLOT_CHARACTERS
-    for name, address in images.items():
-        left -= len(address)
-        title = re.sub(r"([^\w\s.,]|_)", r"\\\1", name)
-        shown += [f"**{title}**", f"![{title}]({address})" if left >= 0 else "is on the page"]
-    return {"raw_value": "\n\n".join(shown), "type": "md"}
 
 
 _COSTS = ("parameters", "bytes", "p50_us", "p99_us")

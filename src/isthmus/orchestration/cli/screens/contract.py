@@ -18,8 +18,8 @@ from isthmus.orchestration.apply.contracts import (
 
 _OUTCOMES = {
     "same": "keep working as they are",
-    "changed": "have to be made again",
-    "new": "are still to be made",
+    "changed": "must be trained again",
+    "new": "are not trained yet",
     "gone": "can no longer run",
 }
 
@@ -45,7 +45,7 @@ def contract_blocks(source: LocatedContract) -> Iterator[Block]:
 
 
 def difference_blocks(difference: ContractDifference) -> Iterator[Block]:
-    """The changes from one contract to another, and what follows for models."""
+    """The changes between two contracts, and what follows for models."""
     for word, source in (("from", difference.before), ("to", difference.after)):
         yield Paragraph(f"{word:>4} {short(source.contract.hash)}  {source.place}")
     yield Paragraph("")
@@ -54,7 +54,7 @@ def difference_blocks(difference: ContractDifference) -> Iterator[Block]:
     if not difference.changes:
         yield Paragraph("nothing has changed")
     if difference.learned:
-        yield Paragraph("the training part taught otherwise about " + ", ".join(difference.learned))
+        yield Paragraph("the training part gave different statistics for " + ", ".join(difference.learned))
     if difference.services:
         rows: list[list[Text]] = []
         for service in difference.services:
