@@ -4,11 +4,13 @@ import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.files import scratch_folder
 
-EXAMPLES = ("empty", "flights", "docsearch", "effects")
+Example = Literal["empty", "flights", "docsearch", "effects"]
+EXAMPLES: tuple[Example, ...] = get_args(Example)
 
 _WRITTEN = (".isthmus", "__pycache__", ".pytest_cache", "data", "site")
 """Folders that steps, scripts and tests write: never copied, and ignored by git."""
@@ -39,12 +41,12 @@ class Scaffold:
         return {**asdict(self), "folder": str(self.folder)}
 
 
-def init(folder: Path, example: str = "empty") -> Scaffold:
+def init(folder: Path, example: Example = "empty") -> Scaffold:
     """Writes a project that passes its own tests.
 
     Args:
         folder: a new folder, or an empty folder; hidden files, such as `.git`, stay as they are.
-        example: a name from `EXAMPLES`.
+        example: what to copy.
 
     Raises:
         ConfigurationError: the folder is a file or not empty, or its name cannot be a project's.

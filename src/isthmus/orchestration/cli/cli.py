@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated
 
-import click
 import typer
 
 from isthmus.features.errors import DependencyError, IsthmusError, RequestError
@@ -21,6 +20,8 @@ from isthmus.orchestration.cli.screens.terminal import say, write_json
 
 _INTERRUPTED = 130
 """What typer makes of Ctrl-C."""
+_UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
+"""The base of typer's errors about wrong usage, which is click's own or typer's copy of it."""
 
 app = typer.Typer(
     name="isthmus",
@@ -67,12 +68,11 @@ def run(arguments: Sequence[str]) -> int:
             say("stopped; what was not finished was not written")
     except IsthmusError as error:
         code = failed(error.as_dict(), str(error), error.exit_code)
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        code = error.exit_code
-    except click.ClickException as error:
-        context = getattr(error, "ctx", None)
-        remedy = f"see `{context.command_path if context else 'isthmus'} --help`"
+    except _UsageError as error:
+        if error.ctx and error.message == error.ctx.get_help():
+            error.show()
+            return error.exit_code
+        remedy = f"see `{error.ctx.command_path if error.ctx else 'isthmus'} --help`"
         message, _, meant = error.format_message().partition(" Did you mean ")
         usage = RequestError("command line", message.rstrip("."), expected=meant.partition("?")[0], remedy=remedy)
         code = failed(usage.as_dict(), str(usage), 2)

@@ -5,12 +5,11 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 
 from isthmus.orchestration.cli.options import JsonOption, ProjectOption, open_project
 from isthmus.orchestration.cli.screens.terminal import present, progress, write_json
-from isthmus.orchestration.scaffold import EXAMPLES
+from isthmus.orchestration.scaffold import Example
 
 verbs = typer.Typer()
 
@@ -20,9 +19,7 @@ def init(
     folder: Annotated[
         Path, typer.Argument(metavar="[PATH]", help="A new or empty folder; the project has its name.")
     ] = Path(),
-    example: Annotated[
-        str, typer.Option(click_type=click.Choice(EXAMPLES), help="What to begin with; empty has made-up rows.")
-    ] = "empty",
+    example: Annotated[Example, typer.Option(help="What to begin with; empty has made-up rows.")] = "empty",
     as_json: JsonOption = False,
 ) -> None:
     """Write a new project that passes its own tests."""

@@ -4,9 +4,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
+from isthmus.features.errors import RequestError
 from isthmus.orchestration.cli.options import JsonOption, NameArgument, ProjectOption, open_project
 from isthmus.orchestration.cli.screens.terminal import judge, present, progress
 
@@ -58,10 +58,13 @@ def deploy(
     """Put the package behind the API. Refused without a passing verdict."""
     from isthmus.orchestration.models import release
 
+    problem = None
     if shadow + promote + (canary is not None) > 1 or (promote and name is not None):
-        raise click.UsageError("--shadow, --canary and --promote exclude each other, and --promote takes no name")
-    if canary is not None and not 0 < canary < 1:
-        raise click.UsageError(f"--canary is {canary:g}, and must be above 0 and below 1")
+        problem = "--shadow, --canary and --promote exclude each other, and --promote takes no name"
+    elif canary is not None and not 0 < canary < 1:
+        problem = f"--canary is {canary:g}, and must be above 0 and below 1"
+    if problem:
+        raise RequestError("command line", problem, remedy="see `isthmus deploy --help`")
     opened = open_project(project)
     share = 0.0 if shadow else canary
     released = release.promote(opened) if promote else release.deploy(opened, name, share=share)
