@@ -73,7 +73,8 @@ def run(arguments: Sequence[str]) -> int:
             error.show()
             return error.exit_code
         remedy = f"see `{error.ctx.command_path if error.ctx else 'isthmus'} --help`"
-        message, _, meant = error.format_message().partition(" Did you mean ")
+        # Newer typer quotes pydantic, which begins with the class of the error.
+        message, _, meant = error.format_message().replace("Value error, ", "").partition(" Did you mean ")
         usage = RequestError("command line", message.rstrip("."), expected=meant.partition("?")[0], remedy=remedy)
         code = failed(usage.as_dict(), str(usage), 2)
     except OSError as error:

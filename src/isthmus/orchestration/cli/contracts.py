@@ -16,14 +16,14 @@ _CONTRACT = "A contract.json, the folder of a package or of a project, applied o
 
 @verbs.command("show")
 def show(
-    name: Annotated[str, typer.Argument(metavar="[A]", help=_CONTRACT + ".")] = "applied",
+    a: Annotated[str, typer.Argument(help=_CONTRACT + ".")] = "applied",
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Explain a contract: views, request transforms, services, sources, spines and hashes."""
     from isthmus.orchestration.apply.contracts import find
 
-    contract = find(name, lambda: open_project(project))
+    contract = find(a, lambda: open_project(project))
     from isthmus.orchestration.cli.screens.contract import contract_blocks
 
     present(contract.as_dict(), partial(contract_blocks, contract), as_json=as_json)
@@ -31,15 +31,15 @@ def show(
 
 @verbs.command("diff")
 def diff(
-    before: Annotated[str, typer.Argument(metavar="[A]", help=_CONTRACT + ".")] = "applied",
-    after: Annotated[str, typer.Argument(metavar="[B]", help="The same.")] = "definitions",
+    a: Annotated[str, typer.Argument(help=_CONTRACT + ".")] = "applied",
+    b: Annotated[str, typer.Argument(help="The same.")] = "definitions",
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say what changed from A to B, and which services keep working."""
     from isthmus.orchestration.apply.contracts import compare, find
 
-    difference = compare(*(find(name, lambda: open_project(project)) for name in (before, after)))
+    difference = compare(*(find(name, lambda: open_project(project)) for name in (a, b)))
     from isthmus.orchestration.cli.screens.contract import difference_blocks
 
     present(difference.as_dict(), partial(difference_blocks, difference), as_json=as_json)

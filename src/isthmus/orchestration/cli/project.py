@@ -16,20 +16,18 @@ verbs = typer.Typer()
 
 @verbs.command()
 def init(
-    folder: Annotated[
-        Path, typer.Argument(metavar="[PATH]", help="A new or empty folder; the project has its name.")
-    ] = Path(),
+    path: Annotated[Path, typer.Argument(help="A new or empty folder; the project has its name.")] = Path(),
     example: Annotated[Example, typer.Option(help="What to begin with; empty has made-up rows.")] = "empty",
     as_json: JsonOption = False,
 ) -> None:
     """Write a new project that passes its own tests."""
     from isthmus.orchestration.scaffold import init as run
 
-    project = run(folder, example)
+    project = run(path, example)
     if as_json:
         write_json(project.as_dict())
         return
-    enter = [] if project.folder == Path.cwd() else [f"cd {shlex.quote(str(folder))}"]
+    enter = [] if project.folder == Path.cwd() else [f"cd {shlex.quote(str(path))}"]
     typer.echo(f"{project.name}: {len(project.files)} files in {project.folder}\n\nNext:\n")
     for line in [*enter, *project.next]:
         typer.echo(f"    {line}")
