@@ -8,6 +8,8 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from isthmus.features.contract.contract import Column, Contract, ViewContract
+from isthmus.features.offline.history import ViewHistory
+from isthmus.features.offline.snapshot import Snapshot
 from isthmus.features.types import SCALARS, TYPES, Array, DataType, Int64
 from isthmus.features.values.columns import ARROW, Values, from_python
 from isthmus.features.values.rows import RowCodec
@@ -131,6 +133,12 @@ def table(view: ViewContract, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
         data[field.name] = arrow([row[field.name] for row in rows], field.dtype)
     data["content_hash"] = pa.array(RowCodec(view).content(columns_of(view, rows), len(rows)), pa.int64())
     return pa.table(data)
+
+
+def latest(history: ViewHistory, at: int) -> pa.Table:
+    """The row of each key of a history in memory at a moment."""
+    state = Snapshot.of(history, at)
+    return pa.concat_tables(state.rows(np.arange(len(state.content))))
 
 
 def same_bits(left: pa.Table, right: pa.Table) -> bool:

@@ -15,9 +15,22 @@ from isthmus.features import clock
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.errors import DataError
 from isthmus.features.offline.history import ViewHistory, status_column, table_schema
-from isthmus.features.pointintime.join import Join, join_naively, latest, point_in_time
+from isthmus.features.pointintime.join import Join, join_naively, point_in_time
 from isthmus.features.types import Bool, Bytes, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
-from tests.features.support import ALL, DAY, FIRST, LAST, arrow, make_view, same_bits, schemas, table, times, values_of
+from tests.features.support import (
+    ALL,
+    DAY,
+    FIRST,
+    LAST,
+    arrow,
+    latest,
+    make_view,
+    same_bits,
+    schemas,
+    table,
+    times,
+    values_of,
+)
 
 KEYS: dict[str, st.SearchStrategy[Any]] = {
     "Int32": st.integers(-1, 1),

@@ -13,7 +13,6 @@ from isthmus import DependencyError
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import EVERYTHING, OnlineStore
-from isthmus.features.pointintime.join import latest as embedded_latest
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.types import Int64, String
@@ -21,7 +20,7 @@ from isthmus.features.values.columns import from_arrow
 from isthmus.transforms import engine
 from isthmus.transforms.views import onlinewrite
 from isthmus.transforms.views.tablefiles import files, history
-from tests.features.support import ALL, bits_of, make_contract, make_view, same_bits, table
+from tests.features.support import ALL, bits_of, latest, make_contract, make_view, same_bits, table
 from tests.servers import redis_cluster
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ def test_latest_is_what_the_embedded_store_says(spark: "SparkSession", tmp_path:
     frame = history(spark, VIEW, [str(tmp_path / "rows.parquet")])
     for at in (-1, 1, 3):
         found = onlinewrite.latest(VIEW, frame, at).toArrow()
-        expected = embedded_latest(ViewHistory(VIEW, rows, 0), at)
+        expected = latest(ViewHistory(VIEW, rows, 0), at)
         order = [("store", "ascending"), ("n", "ascending")]
         assert same_bits(found.sort_by(order), expected.sort_by(order))
 
@@ -85,7 +84,7 @@ def test_an_engine_reads_the_files_of_each_version(spark: "SparkSession", tmp_pa
 def test_executors_write_what_any_writer_writes(spark: "SparkSession", tmp_path: Path, url: str) -> None:
     rows = _rows(6000)
     pq.write_table(rows, tmp_path / "rows.parquet")
-    expected = embedded_latest(ViewHistory(VIEW, rows, 0), 3)
+    expected = latest(ViewHistory(VIEW, rows, 0), 3)
     contract = make_contract(VIEW, NARROW)
     frame = onlinewrite.latest(VIEW, history(spark, VIEW, [str(tmp_path / "rows.parquet")]), 3)
     counts = onlinewrite.total(onlinewrite.write_online(frame, VIEW, contract, url, EVERYTHING))

@@ -24,7 +24,6 @@ from feast.infra.registry.base_registry import BaseRegistry
 from feast.repo_config import FeastConfigBaseModel
 from feast.utils import _convert_arrow_to_proto, _get_column_names, _validate_vector_field_lengths
 
-from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.feast.offline import IsthmusOfflineStore, newest
 from isthmus.features.feast.online import IsthmusOnlineStore
 from isthmus.features.feast.sources import Source
@@ -48,18 +47,18 @@ class IsthmusComputeEngine(LocalComputeEngine):
         self, registry: BaseRegistry, task: MaterializationTask, **kwargs: Any
     ) -> LocalMaterializationJob:
         _keep_readable(registry, task)
-        if not _plain(task):
+        source = _plain_source(task)
+        if source is None:
             return super()._materialize_one(registry, task, **kwargs)
         job = f"{task.feature_view.name}-{task.start_time}-{task.end_time}"
         try:
-            self._write(registry, task)
+            self._write(registry, task, source)
         except Exception as error:  # noqa: BLE001 - Feast wants the error in the job, and raises it
             return LocalMaterializationJob(job, MaterializationJobStatus.ERROR, error)
         return LocalMaterializationJob(job, MaterializationJobStatus.SUCCEEDED)
 
-    def _write(self, registry: BaseRegistry, task: MaterializationTask) -> None:
-        view, source = task.feature_view, _source(task)
-        rows = self._rows(registry, task)
+    def _write(self, registry: BaseRegistry, task: MaterializationTask, source: DataSource) -> None:
+        view, rows = task.feature_view, self._rows(registry, task, source)
         _validate_vector_field_lengths(rows, view)
         event, created = source.timestamp_field, source.created_timestamp_column
         store = self.online_store
@@ -77,43 +76,31 @@ class IsthmusComputeEngine(LocalComputeEngine):
             protos = _convert_arrow_to_proto(batch, view, types)
             store.online_write_batch(self.repo_config, view, protos, lambda _: None)
 
-    def _rows(self, registry: BaseRegistry, task: MaterializationTask) -> pa.Table:
+    def _rows(self, registry: BaseRegistry, task: MaterializationTask, source: DataSource) -> pa.Table:
         view = task.feature_view
         if isinstance(self.offline_store, IsthmusOfflineStore):
-            source = Source.of(self.repo_config, view)
+            view_source = Source.of(self.repo_config, view)
             known_at = self.repo_config.offline_store.known_at
-            latest, places = newest(source, known_at, task.start_time, task.end_time)
-            rows = latest.table.take(places)
-            if not source.keys:
+            source_rows, places = newest(view_source, known_at, task.start_time, task.end_time)
+            rows = source_rows.table.take(places)
+            if not view_source.keys:
                 rows = rows.append_column(DUMMY_ENTITY_ID, pa.array([DUMMY_ENTITY_VAL] * len(rows), pa.string()))
         else:
             entities = [registry.get_entity(name, task.project) for name in view.entities]
             keys, features, event, created = _get_column_names(view, entities)
             rows = self.offline_store.pull_latest_from_table_or_query(
-                self.repo_config, _source(task), keys, features, event, created, task.start_time, task.end_time
+                self.repo_config, source, keys, features, event, created, task.start_time, task.end_time
             ).to_arrow()
-        feature_names = _source(task).field_mapping
-        return rows.rename_columns([feature_names.get(name, name) for name in rows.column_names])
+        return rows.rename_columns([source.field_mapping.get(name, name) for name in rows.column_names])
 
 
-def _plain(task: MaterializationTask) -> bool:
-    """Whether the task is to write the newest rows of a source as they are, with nothing computed or validated."""
+def _plain_source(task: MaterializationTask) -> DataSource | None:
+    """The source, if the task is to write its newest rows as they are, with nothing computed or validated."""
     view = task.feature_view
     computed = ("aggregations", "feature_transformation", "source_views", "enable_validation", "offline")
-    return (
-        isinstance(view, FeatureView)
-        and view.batch_source is not None
-        and view.online
-        and task.only_latest
-        and not any(getattr(view, part, None) for part in computed)
-    )
-
-
-def _source(task: MaterializationTask) -> DataSource:
-    source = task.feature_view.batch_source
-    if source is None:
-        raise ConfigurationError("feature views", [Problem(f"view {task.feature_view.name}", "has no batch source")])
-    return source
+    if not isinstance(view, FeatureView) or any(getattr(view, part, None) for part in computed):
+        return None
+    return view.batch_source if view.online and task.only_latest else None
 
 
 def _keep_readable(registry: BaseRegistry, task: MaterializationTask) -> None:

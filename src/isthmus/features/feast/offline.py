@@ -93,18 +93,9 @@ class IsthmusOfflineStore(OfflineStore):
     ) -> IsthmusRetrievalJob:
         """The features of each entity row as they were at its own time.
 
-        Args:
-            config: of the Feast repository.
-            feature_views: views to join.
-            feature_refs: features to join, `view:feature`.
-            entity_df: a table with the join keys and a time; or a DuckDB SQL query for such a table, whose relative
-                paths start from the repository; or None for every key and moment of the views between two dates.
-            registry: of the Feast repository.
-            project: Feast's project.
-            full_feature_names: name columns `view__feature`.
-            filter_by_created_timestamp: hide rows before they were created, also if `known_at` is `event`.
-            start_date: the first moment, without an `entity_df`.
-            end_date: the last moment, without an `entity_df`.
+        `entity_df` is a table with the join keys and a time, a DuckDB SQL query for such a table, whose relative paths
+        start from the repository, or None for every key and moment of the views between `start_date` and `end_date`.
+        `filter_by_created_timestamp` hides rows before they were created, also if `known_at` is `event`.
 
         Raises:
             EntityTimestampInferenceException: `entity_df` has no column `event_timestamp`, nor exactly one time column.

@@ -73,7 +73,7 @@ class IsthmusOnlineStoreConfig(FeastConfigBaseModel):
 
 
 class IsthmusOnlineStore(FeastOnlineStore):
-    """Our rows in Redis, behind Feast's interface."""
+    """Our rows in Redis, behind Feast's interface. Its methods raise a DependencyError if Redis does not answer."""
 
     def __init__(self) -> None:
         self._client: Client | None = None
@@ -93,7 +93,6 @@ class IsthmusOnlineStore(FeastOnlineStore):
         Raises:
             DataError: a value has another type than its feature.
             RequestError: an entity key has other join keys than the view.
-            DependencyError: Redis does not answer.
         """
         if data:
             entity_keys, rows, events, created = zip(*data, strict=True)
@@ -127,7 +126,6 @@ class IsthmusOnlineStore(FeastOnlineStore):
 
         Raises:
             DataError: a column has another type than its feature, or a row lacks its time or a key.
-            DependencyError: Redis does not answer.
         """
         layout = layout_of(config, table)
         view = layout.view
@@ -165,7 +163,6 @@ class IsthmusOnlineStore(FeastOnlineStore):
 
         Raises:
             ContractMismatch: a row was written under another schema of the view.
-            DependencyError: Redis does not answer.
         """
         view = ViewLookup(config, table, entity_keys, requested_features)
         lookup = Lookup(config, [view])
@@ -205,7 +202,6 @@ class IsthmusOnlineStore(FeastOnlineStore):
 
         Raises:
             ConfigurationError: some cannot; all of them are reported.
-            DependencyError: Redis does not answer.
         """
         problems: list[Problem] = []
         for table in tables_to_keep:
@@ -224,19 +220,11 @@ class IsthmusOnlineStore(FeastOnlineStore):
         tables: Sequence[FeatureView],
         entities: Sequence[Entity],  # noqa: ARG002 - Feast's interface
     ) -> None:
-        """Removes the rows of all views of the project, and of no other project.
-
-        Raises:
-            DependencyError: Redis does not answer.
-        """
+        """Removes the rows of all views of the project, and of no other project."""
         self._remove(config, tables)
 
     async def initialize(self, config: RepoConfig) -> None:
-        """Connects; Feast's server calls it before its first request.
-
-        Raises:
-            DependencyError: Redis does not answer.
-        """
+        """Connects; Feast's server calls it before its first request."""
         with answering(config.online_store.url, SETTING):
             await self._connected_async(config).execute_command("PING")  # type: ignore[no-untyped-call]  # so in redis-py
 
@@ -272,14 +260,12 @@ class IsthmusOnlineStore(FeastOnlineStore):
     def _replies(self, lookup: Lookup) -> list[Any]:
         with answering(lookup.config.online_store.url, SETTING):
             pipeline = self._connected(lookup.config).pipeline(transaction=False)
-            replies: list[Any] = lookup.queue(pipeline).execute()
-        return replies
+            return list(lookup.queue(pipeline).execute())
 
     async def _replies_async(self, lookup: Lookup) -> list[Any]:
         with answering(lookup.config.online_store.url, SETTING):
             pipeline = self._connected_async(lookup.config).pipeline(transaction=False)
-            replies: list[Any] = await lookup.queue(pipeline).execute()
-        return replies
+            return list(await lookup.queue(pipeline).execute())
 
     def _write(
         self,

@@ -41,16 +41,8 @@ def register(
 ) -> list[str]:
     """Writes `feature_store.yaml` and makes the registry beside it hold exactly the project's declarations.
 
-    Args:
-        contract: the compiled project.
-        views: by name, as declared.
-        services: by name, as declared.
-        folder: of `feature_store.yaml` and the registry.
-        offline: folder or URL of the Delta tables.
-        server: URL of the online lookup API.
-
-    Returns:
-        The names of the registered objects, each with its kind.
+    `offline` is the folder or URL of the Delta tables, `server` the URL of the online lookup API. Returns the names of
+    the registered objects, each with its kind.
 
     Raises:
         DependencyError: the registry is damaged or locked.

@@ -1,4 +1,6 @@
-"""The one form in which rows are stored: types, order, content hashes, and the digest of each day."""
+"""The canonical form of stored rows: types, order, content hashes, and the digest of each day."""
+
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -14,22 +16,22 @@ from isthmus.features.values.rows import RowCodec
 
 
 def declared_schema(view: ViewContract) -> pa.Schema:
-    """The columns that a transform gives: those of the table without the content hash."""
+    """The columns that a transform returns: those of the table without the content hash."""
     schema = table_schema(view)
     return schema.remove(schema.get_field_index("content_hash"))
 
 
 def canonical(view: ViewContract, rows: pa.Table) -> pa.Table:
-    """The rows in the one order and form in which they are stored, with their content hashes."""
-    # The hash is that of the values as they are stored, so they take their types first.
+    """The rows as they are stored: cast, hashed and sorted."""
+    # The content hash covers the stored values, so cast them before.
     rows = cast(view, rows, declared_schema(view))
     columns = {column.name: from_arrow(rows[column.name], column.dtype) for column in view.fields}
     content = table_schema(view).field("content_hash")
     rows = rows.append_column(content, pa.array(RowCodec(view).content(columns, len(rows))))
     event = micros(rows["event_timestamp"])
     if len(event) and not FIRST <= event.min() <= event.max() <= LAST:
-        found = int(event.min() if event.min() < FIRST else event.max())
-        raise DataError(f"view {view.name}, column event_timestamp", f"{found} microseconds since 1970 have no date",
+        time = int(event.min() if event.min() < FIRST else event.max())
+        raise DataError(f"view {view.name}, column event_timestamp", f"{time} microseconds since 1970 have no date",
                         expected="the years 1 to 9999")  # fmt: skip
     order = [("_day", "ascending"), *((name, "ascending") for name in _identity(view))]
     sorted_rows = rows.append_column("_day", pa.array(event // DAY)).sort_by(order)
@@ -41,7 +43,7 @@ def _identity(view: ViewContract) -> list[str]:
 
 
 def cast(view: ViewContract, rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The columns of the schema, in its types, without loss."""
+    """The columns of the schema, cast to its types without loss."""
     columns = []
     for field in schema:
         where = f"view {view.name}, column {field.name}"
@@ -64,14 +66,16 @@ def cast(view: ViewContract, rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-class Doubled:
-    """Counts the rows that have key and times of another one: both lie on one day, so in one group of rows."""
+@dataclass
+class Duplicates:
+    """Counts rows with the key and times of another row. Both are on the same day, so in the same group of rows."""
 
-    def __init__(self, view: ViewContract) -> None:
-        self.view, self.count, self.first = view, 0, ""
+    view: ViewContract
+    count: int = 0
+    first: str = ""
 
-    def look(self, rows: pa.Table) -> None:
-        """Takes sorted rows into account."""
+    def add(self, rows: pa.Table) -> None:
+        """Counts the duplicates of sorted rows."""
         identity, same = rows.select(_identity(self.view)), None
         for name in identity.column_names:
             column = identity[name]
@@ -85,7 +89,7 @@ class Doubled:
         self.first = self.first or ", ".join(f"{name}={value[0]}" for name, value in row)
 
     def refuse(self) -> None:
-        """Raises a DataError if there was one."""
+        """Raises a DataError if there are duplicates."""
         if self.count:
             raise DataError(
                 f"view {self.view.name}",
@@ -95,16 +99,16 @@ class Doubled:
 
 
 def by_day(view: ViewContract, rows: pa.Table) -> dict[int, tuple[Day, pa.Table]]:
-    """Sorted rows cut into days, each with its entry in the commit."""
+    """Sorted rows by day, each with the day's entry in the commit."""
     days, starts = np.unique(micros(rows["event_timestamp"]) // DAY, return_index=True)
     identity = [column.name for column in table_schema(view) if not column.nullable]
-    found = {}
+    parts = {}
     for day, start, end in zip(days.tolist(), starts, np.append(starts, len(rows))[1:], strict=True):
         part = rows.slice(start, end - start)
-        found[day] = Day(len(part), digest(part.select(identity))), part
-    return found
+        parts[day] = Day(len(part), digest(part.select(identity))), part
+    return parts
 
 
 def ahead_of(rows: pa.Table, now: int) -> int:
-    """How many rows nobody can be answered with yet."""
+    """The number of rows whose event or known time is still to come."""
     return int(np.count_nonzero(np.maximum(micros(rows["event_timestamp"]), micros(rows["known_at"])) > now))

@@ -1,7 +1,7 @@
-"""What a commit of an offline table says of the whole table, so that nobody has to read the rows to know.
+"""The metadata of an offline table's commits, from which readers know the table without reading its rows.
 
-Each day has a digest of its rows, and the fingerprint of the table is one of all days: a commit that replaces a few
-days computes only those anew.
+Each day has a digest of its rows, and the fingerprint of the table hashes the days: a commit that replaces a few days
+computes only their digests.
 """
 
 import base64
@@ -22,11 +22,11 @@ _PACKED = np.dtype([("day", "<i4"), ("rows", "<i8"), ("digest", "V16")])
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """The rows of one day.
+    """The rows of a day.
 
     Attributes:
-        rows: how many.
-        digest: the first 16 bytes of SHA-256 over them.
+        rows: their number.
+        digest: the first 16 bytes of their SHA-256.
     """
 
     rows: int
@@ -35,35 +35,35 @@ class Day:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What rows were computed from.
+    """The sources that rows were computed from.
 
     Attributes:
         schemas: source to its columns' types.
-        content: hash of what the sources held; empty if nobody can say.
+        content: hash of the sources' content; empty if unknown.
     """
 
     schemas: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     content: str = ""
 
     def retyped(self, later: "Origin") -> bool:
-        """Whether a column that both know has another type later."""
-        known = ((now, self.schemas.get(source, {})) for source, now in later.schemas.items())
-        return any(now[column] != was[column] for now, was in known for column in now.keys() & was.keys())
+        """Whether a column of both has another type later."""
+        pairs = ((now, self.schemas.get(source, {})) for source, now in later.schemas.items())
+        return any(now[column] != was[column] for now, was in pairs for column in now.keys() & was.keys())
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What a commit says of its table.
+    """The table as of a commit.
 
     Attributes:
         contract: hash of the view's contract.
-        days: the rows by day; None in a table of a version of Isthmus that did not know days.
-        until: how far builds have come, in microseconds.
-        origin: what the rows were computed from.
+        days: the rows by day; None in tables of early versions of Isthmus.
+        until: the moment up to which builds have come, in microseconds.
+        origin: sources of the rows.
         done: ranges that were built from exactly that content.
         fingerprint: hash of all rows.
         rows: number of rows.
-        written: when it was committed, in milliseconds since 1970 UTC.
+        written: time of the commit, in milliseconds since 1970 UTC.
     """
 
     contract: str
@@ -77,12 +77,12 @@ class Commit:
 
     @classmethod
     def of(cls, contract: str, days: Mapping[int, Day], until: int, origin: Origin, done: Sequence[Days]) -> "Commit":
-        """The commit of these days."""
+        """A commit of these days, with their fingerprint."""
         fingerprint = hashlib.sha256(_pack(days)).hexdigest()
         return cls(contract, days, until, origin, done, fingerprint, sum(day.rows for day in days.values()))
 
     def metadata(self) -> dict[str, str]:
-        """What the commit carries."""
+        """The custom metadata of the Delta commit."""
         return {
             _CONTRACT: self.contract,
             _FINGERPRINT: self.fingerprint,
@@ -95,7 +95,7 @@ class Commit:
 
     @classmethod
     def read(cls, metadata: Mapping[str, object]) -> "Commit | None":
-        """The inverse of `metadata`, of all that a commit carries; None if it is not one of ours.
+        """The inverse of `metadata`, from a Delta commit; None if it is not our commit.
 
         Raises:
             ValueError: the metadata are damaged.
@@ -120,21 +120,21 @@ class Commit:
 
 
 def digest(rows: pa.Table) -> bytes:
-    """Sixteen bytes of SHA-256 over the columns of rows, in their order, which have no nulls."""
+    """Sixteen bytes of SHA-256 over the columns of rows, which have no nulls."""
     sha = hashlib.sha256()
     for name in rows.column_names:
         column = rows[name]
         if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
-            # Lengths beside the bytes: neither "a", "bc" nor "ab", "c" has the other's digest.
+            # All lengths, then all bytes: "a", "bc" and "ab", "c" must have different digests.
+            texts = []
             for chunk in column.cast(pa.binary()).chunks:
                 offsets = np.frombuffer(chunk.buffers()[1], np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
                 sha.update(np.diff(offsets).tobytes())
-            for chunk in column.cast(pa.binary()).chunks:
-                offsets = np.frombuffer(chunk.buffers()[1], np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
-                sha.update(memoryview(chunk.buffers()[2] or b"")[offsets[0] : offsets[-1]])
+                texts.append(memoryview(chunk.buffers()[2] or b"")[offsets[0] : offsets[-1]])
+            for text in texts:
+                sha.update(text)
         else:
-            whole = column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
-            sha.update(whole.to_numpy().tobytes())
+            sha.update((column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).to_numpy().tobytes())
     return sha.digest()[:16]
 
 

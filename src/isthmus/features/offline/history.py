@@ -1,4 +1,4 @@
-"""The history of a view: its rows in the offline table, their schema, and the DuckDB that reads them."""
+"""The history of a view: the rows of its offline table, their schema, and DuckDB connections for both."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,12 @@ from isthmus.features.offline.commits import Commit
 from isthmus.features.values.columns import ARROW
 
 _NO_COMMIT = Commit("", None)
-"""The commit of rows that are in no table."""
+"""Of rows that are in no table."""
 
 
 @dataclass(frozen=True)
 class ViewHistory:
-    """The full history of one view, with the version of the table it was read from and that version's commit."""
+    """All rows of a view, with the version of the table that holds them and that version's commit."""
 
     view: ViewContract
     data: ds.Dataset | pa.Table
@@ -25,7 +25,7 @@ class ViewHistory:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the rows. A table that was removed and built again counts its versions from 0 again."""
+        """SHA-256 of the rows. The version does not identify them: it restarts at 0 if the table is rebuilt."""
         return self.commit.fingerprint
 
     def table(self) -> pa.Table:
@@ -38,7 +38,7 @@ class ViewHistory:
 
 
 def status_column(view: ViewContract) -> str:
-    """The column of a training set that says what the view answered."""
+    """The name of the view's status column in a training set."""
     return f"{view.name}{SEPARATOR}{STATUS}"
 
 
@@ -54,7 +54,7 @@ def table_schema(view: ViewContract) -> pa.Schema:
 
 
 def connection(threads: int = 2) -> duckdb.DuckDBPyConnection:
-    """A DuckDB of its own that neither downloads extensions nor takes more than its share."""
+    """A new DuckDB that never downloads extensions."""
     return duckdb.connect(
         config={"threads": threads, "autoinstall_known_extensions": False, "autoload_known_extensions": False}
     )

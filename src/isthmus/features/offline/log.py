@@ -1,10 +1,10 @@
 """The log of materializations: when each state of each view became readable online.
 
-One Delta table for all views, beside theirs; one row for each run and view, written after Redis has confirmed its rows.
-What a key answered at any moment follows from it and the versions of the offline table.
+A Delta table for all views, beside theirs, with a row per run and view that is written after Redis has confirmed the
+rows. The log and the versions of the offline tables determine what was served at any moment.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,38 +13,25 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from isthmus.features.contract.contract import ViewContract
-from isthmus.features.errors import DataError
+from isthmus.features.errors import DataError, first_line
 
 FOLDER = "_materializations"
 """No view has this name: a declared name begins with a letter."""
 
-_SCHEMA = pa.schema(
-    [
-        pa.field("view", pa.string(), nullable=False),
-        pa.field("contract", pa.string(), nullable=False),
-        pa.field("version", pa.int64(), nullable=False),
-        pa.field("fingerprint", pa.string(), nullable=False),
-        pa.field("at", pa.int64(), nullable=False),
-        pa.field("started", pa.int64(), nullable=False),
-        pa.field("readable", pa.int64(), nullable=False),
-        pa.field("written", pa.int64(), nullable=False),
-    ]
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Materialization:
-    """One view's write to Redis. All times are microseconds since 1970 UTC.
+    """A run that wrote a view to Redis. All times are microseconds since 1970 UTC.
 
     Attributes:
-        view: the view.
-        contract: hash of its contract.
-        version: version of the offline table that was written.
+        view: name.
+        contract: hash of the view's contract.
+        version: of the offline table.
         fingerprint: of the rows of that version.
-        at: the moment whose answers were written.
+        at: the moment whose latest rows were written.
         started: when the first row was sent.
         readable: when the last row was confirmed.
-        written: how many rows were sent and replaced what was there.
+        written: number of rows that replaced a stored row, or had none to replace.
     """
 
     view: str
@@ -57,18 +44,19 @@ class Materialization:
     written: int
 
 
-class MaterializationLog:
-    """The log of one project.
+_SCHEMA = pa.schema(
+    [(field.name, pa.string() if field.type is str else pa.int64(), False) for field in fields(Materialization)]
+)
 
-    Args:
-        root: the folder or object-storage URL of the offline store.
-    """
+
+class MaterializationLog:
+    """The log beside the tables of an offline store; `root` is the folder or object-storage URL of the store."""
 
     def __init__(self, root: str | Path) -> None:
         self._path = f"{str(root).rstrip('/')}/{FOLDER}"
 
     def append(self, entry: Materialization) -> None:
-        """Adds an entry; runs that add theirs at the same time do not disturb each other."""
+        """Adds an entry; concurrent runs may append at the same time."""
         try:
             write_deltalake(self._path, pa.Table.from_pylist([asdict(entry)], _SCHEMA), mode="append")
         except (DeltaError, OSError) as error:
@@ -91,8 +79,7 @@ class MaterializationLog:
         return [Materialization(**row) for row in rows]
 
     def _damaged(self, error: Exception) -> DataError:
-        first = next(iter(str(error).splitlines()), type(error).__name__)
         return DataError(
-            "log of materializations", f"{self._path} cannot be read or written ({first})",
+            "log of materializations", f"{self._path} cannot be read or written ({first_line(error)})",
             remedy="remove that folder: what became readable before is then not known any more",
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A Delta table by days: which of its files holds which, how they are read and written."""
+"""Delta tables partitioned by day: their files, and how rows are read and written by day."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,14 +17,14 @@ from isthmus.features.offline.spool import Spool
 from isthmus.features.values.columns import micros
 
 DAY_COLUMN = pa.field("event_day", pa.date32(), nullable=False)
-"""The column that a table is partitioned by. Readers do not see it."""
+"""The partition column. Readers do not see it."""
 
 
 def check_files(table: DeltaTable, folder: Path) -> None:
-    """Every file of a local table is there and as long as its commit says: read from the log, not from the data.
+    """Checks that all files of a local table exist, with the sizes in the Delta log.
 
     Raises:
-        OSError: one is not.
+        OSError: a file is missing or has a different size.
     """
     for file in pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist():
         path = folder / file["path"]
@@ -35,18 +35,18 @@ def check_files(table: DeltaTable, folder: Path) -> None:
 
 
 def dataset(table: DeltaTable, place: str) -> ds.Dataset:
-    """The rows of a table, in the order of their days, without the column that says the day.
+    """The rows of a table in the order of their days, without the partition column.
 
-    deltalake would turn all statistics of all files into expressions, which takes longer than reading a year of them.
+    deltalake's own dataset turns all statistics of all files into expressions, which takes longer than reading a year.
 
     Raises:
-        OSError: another tool has made the table what we do not read.
+        OSError: another tool has upgraded the table to a protocol that we do not read.
     """
     if (needed := table.protocol().min_reader_version) > 1:
         raise OSError(f"another tool has made it a table of reader version {needed}")
     adds = pa.table(table.get_add_actions(flatten=True))
     part = f"partition.{DAY_COLUMN.name}"
-    # A table that an earlier version of Isthmus built has no days.
+    # Tables of early versions of Isthmus have no days.
     days = adds[part].cast(pa.int32()).to_pylist() if part in adds.schema.names else [None] * len(adds)
     files = sorted(zip(adds["path"].to_pylist(), days, strict=True), key=lambda file: (file[1] or 0, file[0]))
     filesystem = (
@@ -61,7 +61,7 @@ def dataset(table: DeltaTable, place: str) -> ds.Dataset:
 
 
 def _of_day(day: int | None) -> ds.Expression | None:
-    """What is true of all rows of a day, so that a scan can leave its files alone."""
+    """The condition that all rows of a day satisfy, with which a scan prunes files."""
     if day is None:
         return None
     event = ds.field("event_timestamp")
@@ -70,12 +70,12 @@ def _of_day(day: int | None) -> ds.Expression | None:
 
 
 def column_names(table: DeltaTable) -> list[str]:
-    """The columns that readers see."""
+    """The columns without the partition column."""
     return [column.name for column in table.schema().fields if column.name != DAY_COLUMN.name]
 
 
 def reader(view: ViewContract, rows: Spool) -> pa.RecordBatchReader:
-    """The rows as they are stored: day after day, with the column that says the day."""
+    """The rows with their partition column, in the order of their days."""
     schema = table_schema(view).append(DAY_COLUMN)
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -87,7 +87,7 @@ def reader(view: ViewContract, rows: Spool) -> pa.RecordBatchReader:
 
 
 def on(days: Sequence[int]) -> str:
-    """The predicate of these days."""
+    """The Delta predicate of these days."""
     ranges = union(Days(day, day + 1) for day in days)
     name = DAY_COLUMN.name
     return " OR ".join(

@@ -1,4 +1,4 @@
-"""The rows of a table that may matter, read as often as needed, a part at a time, always in the same order."""
+"""Repeated reads of the row groups of a table that may hold wanted rows, block by block, in a fixed order."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -8,20 +8,22 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 BLOCK = 1 << 19
-"""Rows of a block, about: what is read of them is in memory at once."""
+"""Approximate rows of a block, which is in memory at once."""
 
 _AHEAD = 4
-"""Record batches that are read before they are asked for; Arrow's own 16, of 4 files each, are half a gigabyte."""
+"""Record batches to read ahead; Arrow's default, 16 of 4 files each, takes half a gigabyte."""
 
 
 class Scan:
-    """Some of the row groups of a table. The place of a row is the number of rows before it in the scan.
+    """The row groups of a table in which, by their statistics, rows may satisfy a condition.
+
+    The place of a row is the number of rows before it in the scan.
 
     Args:
         data: the table.
-        texts: columns that are wanted as dictionaries: texts and bytes are read several times as fast.
-        condition: row groups in which, by their statistics, no row fulfills it are left out.
-        threads: CPU threads: one or several.
+        texts: string and binary columns, which Arrow reads several times as fast as dictionaries.
+        condition: of the wanted rows.
+        threads: CPU threads: 1 or more.
     """
 
     def __init__(
@@ -32,19 +34,19 @@ class Scan:
         self._groups: list[Any]
         if isinstance(data, ds.FileSystemDataset) and isinstance(data.format, ds.ParquetFileFormat):
             form = ds.ParquetFileFormat(dictionary_columns=list(texts))
-            found = [
+            groups = [
                 (form.make_fragment(file.path, file.filesystem, file.partition_expression, [group.id]), group.num_rows)
                 for file in data.get_fragments(condition)
                 for group in file.subset(condition, schema=data.schema).row_groups
             ]
-            self._groups, counts = [group for group, _ in found], [rows for _, rows in found]
+            self._groups, counts = [group for group, _ in groups], [rows for _, rows in groups]
         else:
             self._groups = (data if isinstance(data, pa.Table) else data.to_table()).to_batches(BLOCK)
             counts = list(map(len, self._groups))
         self._ends = np.cumsum(counts, dtype=np.int64)
 
     def blocks(self, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
-        """The columns of all rows, a block at a time, with the place of its first row."""
+        """The columns of all rows in blocks, each with the place of its first row."""
         first, waiting = 0, []
         for batch in self._batches(self._groups, columns):
             waiting.append(batch)
@@ -55,22 +57,19 @@ class Scan:
             yield first, pa.Table.from_batches(waiting)
 
     def rows(self, places: np.ndarray[Any, np.dtype[np.int64]], columns: Sequence[str]) -> pa.Table:
-        """The columns of the rows at these places, which are distinct and in order.
-
-        Only the row groups that hold such rows are read, and of each batch only those rows are kept.
-        """
+        """The columns of the rows at distinct, sorted places. Reads only the row groups that hold such rows."""
         group = np.searchsorted(self._ends, places, side="right")
-        held, own = np.unique(group, return_inverse=True)
-        lengths = np.diff(self._ends, prepend=0)[held]
-        # From places among all rows to places among those that are read.
-        places = places - self._ends[group] + np.cumsum(lengths)[own]
-        first, kept = 0, []
-        for batch in self._batches([self._groups[n] for n in held], columns):
+        needed, inverse = np.unique(group, return_inverse=True)
+        lengths = np.diff(self._ends, prepend=0)[needed]
+        # From places among all rows to places among the rows of the needed groups.
+        places = places - self._ends[group] + np.cumsum(lengths)[inverse]
+        first, parts = 0, []
+        for batch in self._batches([self._groups[n] for n in needed], columns):
             low, high = np.searchsorted(places, [first, first + len(batch)])
             if high > low:
-                kept.append(batch.take(pa.array(places[low:high] - first)))
+                parts.append(batch.take(pa.array(places[low:high] - first)))
             first += len(batch)
-        return pa.Table.from_batches(kept, pa.schema([self._schema.field(name) for name in columns]))
+        return pa.Table.from_batches(parts, pa.schema([self._schema.field(name) for name in columns]))
 
     def _batches(self, groups: list[Any], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         if not groups or isinstance(groups[0], pa.RecordBatch):
@@ -81,7 +80,7 @@ class Scan:
 
 
 def in_lots(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
-    """Batches of any sizes as tables of `rows` rows each, the last one of what is left; nothing for no row."""
+    """Batches of any sizes as tables of `rows` rows each, the last with the remainder; none are empty."""
     waiting: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:

@@ -1,9 +1,9 @@
-"""Rows by day, as many as there are: in memory up to a limit, beyond it in files that are mapped, not read."""
+"""Rows by day: in memory up to a limit, beyond it in memory-mapped files."""
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import pyarrow as pa
@@ -14,14 +14,13 @@ from isthmus.features.values.columns import micros
 LIMIT = 256 << 20
 """Bytes of rows that a spool keeps in memory."""
 GROUP = 1 << 18
-"""Rows that are handed out together, as long as they are of several days."""
+"""Rows of a group of several days; a single day may have more."""
 
 
-class Spool:
-    """Takes rows in any order and gives them back day by day. Close it, or use it in a `with` block.
+class Spool(AbstractContextManager["Spool"]):
+    """Accepts rows in any order and returns them by day. Close it, or use it in a `with` block.
 
-    Args:
-        limit: bytes that it may keep in memory; one that has more writes them to the folder for temporary files.
+    Beyond `limit` bytes, rows go to the folder for temporary files.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
@@ -32,25 +31,20 @@ class Spool:
         self._runs: list[_Run] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
-    def __enter__(self) -> "Spool":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Forgets the rows and removes their files."""
+        """Drops the rows and removes their files."""
         self._waiting, self._runs = [], []
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
 
     def add(self, rows: pa.Table) -> None:
-        """Takes rows that have a column `event_timestamp` without nulls, all of one schema."""
+        """Adds rows with a column `event_timestamp` without nulls, all of the same schema."""
         self.rows += len(rows)
-        # A part of a table counts with the whole table's buffers where those are shared: close enough for a limit.
+        # A slice may count with the shared buffers of its whole table: close enough for a limit.
         share = max(1, -(-rows.nbytes // self.limit))
         size = -(-len(rows) // share) or 1
         for start in range(0, len(rows), size):
@@ -58,35 +52,32 @@ class Spool:
             self._waiting.append(part)
             self._bytes += part.nbytes
             if self._bytes >= self.limit:
-                self._rest().keep(self._file())
+                self._last_run().write(self._file())
 
     def days(self) -> list[int]:
-        """Every day that has a row, in order."""
-        self._rest()
+        """All days with rows, in order."""
+        self._last_run()
         return sorted({int(day) for run in self._runs for day in run.days})
 
     def groups(self, within: Days | None = None) -> Iterator[pa.Table]:
-        """The rows of a range of days, or all: tables of whole days, each table's days after those of the one before.
-
-        A table has about `GROUP` rows, or more where one day has.
-        """
+        """The rows of a range of days, or of all, in tables of complete days and about `GROUP` rows, in order."""
         parts: list[pa.Table] = []
         rows = 0
         for day in self.days():
             if within is not None and day not in within:
                 continue
-            found = [part for run in self._runs if len(part := run.of(day))]
-            size = sum(map(len, found))
+            day_parts = [part for run in self._runs if len(part := run.of(day))]
+            size = sum(map(len, day_parts))
             if parts and rows + size > GROUP:
                 yield pa.concat_tables(parts)
                 parts, rows = [], 0
-            parts += found
+            parts += day_parts
             rows += size
         if parts:
             yield pa.concat_tables(parts)
 
-    def _rest(self) -> "_Run":
-        """Sorts by day what waits; returns the last run there is."""
+    def _last_run(self) -> "_Run":
+        """The last run, after sorting the waiting rows into it."""
         if self._waiting:
             self._runs.append(_Run(pa.concat_tables(self._waiting)))
             self._waiting, self._bytes = [], 0
@@ -115,8 +106,8 @@ class _Run:
         start, end = self.places.get(day, (0, 0))
         return self.rows.slice(start, end - start)
 
-    def keep(self, file: Path) -> None:
-        """Moves the rows from memory to a file."""
+    def write(self, file: Path) -> None:
+        """Moves the rows from memory to a memory-mapped file."""
         with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, self.rows.schema) as writer:
             writer.write_table(self.rows)
         self.rows = pa.ipc.open_file(pa.memory_map(str(file))).read_all()

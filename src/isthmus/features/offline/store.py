@@ -1,15 +1,15 @@
 """The offline store: the full history of every view, as Delta tables in a folder or in object storage.
 
-A table is partitioned by the day of the event, in a column that readers do not see. It is written in one Delta commit,
-so a reader sees the old rows or the new ones and a killed writer leaves no trace. Each commit carries the contract
-hash of the view and a digest of every day's rows: days that are already there are not written again.
+A table is partitioned by the day of the event, in a column that readers do not see. Each write is a single Delta
+commit, so readers see the old rows or the new rows, and a killed writer leaves no trace. A commit carries the contract
+hash of the view and a digest of the rows of each day, so unchanged days are not written again.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -19,8 +19,8 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.days import DAY, Days, union
-from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, Problem
-from isthmus.features.offline.canonical import Doubled, ahead_of, by_day, canonical, cast, declared_schema
+from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, Problem, first_line
+from isthmus.features.offline.canonical import Duplicates, ahead_of, by_day, canonical, cast, declared_schema
 from isthmus.features.offline.commits import Commit, Day, Origin
 from isthmus.features.offline.history import ViewHistory, table_schema
 from isthmus.features.offline.partitions import DAY_COLUMN, check_files, column_names, dataset, on, reader
@@ -29,18 +29,20 @@ from isthmus.features.values.columns import from_arrow
 from isthmus.features.values.rows import RowCodec
 
 _HARMLESS = ("OPTIMIZE", "VACUUM START", "VACUUM END")
-"""What other tools may do to a table without changing its rows."""
+"""Operations of other tools that leave the rows as they are."""
+
+NEW_VERSION = "declare the view with the next `version`, which begins a table of its own"
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a write did.
+    """The result of a write.
 
     Attributes:
-        rows: rows of the table now.
-        added: rows more than before; 0 when nothing was written.
-        version: version of the Delta table now.
-        changed: whether anything was written.
+        rows: of the table.
+        added: rows more than before.
+        version: of the Delta table.
+        changed: whether the write had anything to do.
     """
 
     rows: int
@@ -54,18 +56,18 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """Rows that may become the history of a view, or that of a range of days. Close it, or use it in a `with` block.
+class Prepared(AbstractContextManager["Prepared"]):
+    """Checked rows for the history of a view or a range of its days. Use it in a `with` block.
 
     Attributes:
         view: the view.
-        commit: what the table will say of itself.
-        before: what it says now, if there is one.
-        table: the table as it was when the rows were held against it, if there is one.
+        commit: of the table after the write.
+        before: of the table now, or None.
+        table: the table now, or None.
         rows: the rows of the days that differ, as they will be stored.
-        replaced: the days that differ, those that lose all their rows included; None if the table is made anew.
-        ahead: how many of the rows have an event or known time that is still to come.
-        held: what ends with it: the rows that lie on disk.
+        replaced: the days that differ, including those that lose all rows; None if all of the table is written.
+        ahead: number of rows whose event or known time is still to come.
+        spools: the temporary files, which close with it.
     """
 
     view: ViewContract
@@ -75,38 +77,29 @@ class Prepared:
     rows: Spool
     replaced: Sequence[int] | None
     ahead: int = 0
-    held: ExitStack = field(default_factory=ExitStack, repr=False)
+    spools: ExitStack = field(default_factory=ExitStack, repr=False)
 
-    def __enter__(self) -> "Prepared":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.held.close()
+    def __exit__(self, *_: object) -> None:
+        self.spools.close()
 
     @property
     def changes(self) -> bool:
-        """Whether the table is not yet what it would be made."""
+        """Whether the write has anything to do."""
         before = self.before
         if before is None or self.replaced != [] or before.contract != self.commit.contract:
             return True
-        # The same rows of a source whose columns have other types now: the next range is held against these.
+        # Equal rows of a source with new column types are a change: the next range is compared with these types.
         return before.origin.retyped(self.commit.origin)
 
 
 class OfflineStore:
-    """The tables of one project.
-
-    Args:
-        root: folder or object-storage URL that holds one Delta table per view.
-    """
+    """The tables of a project, a Delta table per view; `root` is a folder or object-storage URL."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = str(root).rstrip("/")
 
     def path(self, table: str) -> str:
-        """Where a table is, by the name that the contract of its view gives it."""
+        """The path or URL of a table, which the contract of its view names."""
         return f"{self.root}/{table}"
 
     def prepare(
@@ -119,115 +112,100 @@ class OfflineStore:
         done: Sequence[Days] = (),
         now: int = 0,
     ) -> Prepared:
-        """Checks everything that can keep `rows` from becoming the history of a view; writes nothing.
+        """Checks rows that are to become the history of a view; writes nothing.
 
         Args:
             view: the view.
             rows: keys, `event_timestamp`, `known_at` and features in the types of the view; one row per key and times.
-            within: the days to replace, with the rows of these days; None if the rows are the whole history.
-            origin: what the rows were computed from.
-            done: days that were computed from the same before and turned out as they are.
+            within: the days to replace with the rows of these days; None if the rows are the complete history.
+            origin: sources of the rows.
+            done: days that were computed from the same sources before, with the same result.
             now: the present, in microseconds.
 
         Raises:
             ConfigurationError: a column of the table has another type than the view declares.
-            ContractMismatch: a range is to be replaced in a table that another contract made.
-            DataError: two rows have the same key and times; or the table at the path is damaged, or no build of
-                Isthmus made it.
+            ContractMismatch: `within` is set, but the table was built under another contract.
+            DataError: two rows have the same key and times, or the table is damaged or was not built by Isthmus.
         """
         table = self._table(view.table)
         before = self._commit(view.table, table) if table else None
-        if problems := self.retyped(view):
+        if table is not None and (problems := self._retyped(view, table)):
             raise ConfigurationError(f"offline table of {view.table}", problems, remedy=NEW_VERSION)
         if within is not None:
-            self.extendable(view)
+            _require_extendable(view, before)
         old = (before.days or {}) if before else {}
-        anew = before is None or before.days is None or table is None or column_names(table) != table_schema(view).names
+        rewrite = (
+            table is None or before is None or before.days is None or column_names(table) != table_schema(view).names
+        )
         days: dict[int, Day] = {}
-        ahead, doubled = 0, Doubled(view)
-        with ExitStack() as held:
+        ahead, duplicates = 0, Duplicates(view)
+        with ExitStack() as spools:
             if isinstance(rows, pa.Table):
-                given = held.enter_context(Spool())
-                given.add(cast(view, rows, declared_schema(view)))
-                rows = given
-            kept = held.enter_context(Spool())
+                spool = spools.enter_context(Spool())
+                spool.add(cast(view, rows, declared_schema(view)))
+                rows = spool
+            differing = spools.enter_context(Spool())
             for part in rows.groups(within):
                 group = canonical(view, part)
-                doubled.look(group)
+                duplicates.add(group)
                 ahead += ahead_of(group, now)
-                for day, (entry, those) in by_day(view, group).items():
+                for day, (entry, day_rows) in by_day(view, group).items():
                     days[day] = entry
-                    if anew or old.get(day) != entry:
-                        kept.add(those)
-            doubled.refuse()
+                    if rewrite or old.get(day) != entry:
+                        differing.add(day_rows)
+            duplicates.refuse()
             changed = [day for day, entry in days.items() if old.get(day) != entry]
-            gone = [day for day in old if day not in days and (within is None or day in within)]
+            removed = [day for day in old if day not in days and (within is None or day in within)]
             days |= {day: entry for day, entry in old.items() if within is not None and day not in within}
-            commit = Commit.of(view.hash, days, _until(before, within, now), *_came_of(before, within, origin, done))
-            replaced = None if anew else sorted([*changed, *gone])
-            return Prepared(view, commit, before, table, kept, replaced, ahead, held.pop_all())
+            commit = Commit.of(view.hash, days, _until(before, within, now), *_origin(before, within, origin, done))
+            replaced = None if rewrite else sorted([*changed, *removed])
+            return Prepared(view, commit, before, table, differing, replaced, ahead, spools.pop_all())
 
     def extendable(self, view: ViewContract) -> Commit | None:
-        """What the table of a view says of itself, if it has one and a range of its days can be replaced.
+        """The commit of a view's table, or None; a range of the days of that table can be replaced.
 
         Raises:
-            ContractMismatch: another contract made it, or an earlier version of Isthmus.
+            ContractMismatch: it was built under another contract, or by an early version of Isthmus.
             DataError: it is damaged, or another tool has changed its rows.
         """
         before = self.commit(view)
-        where, remedy = f"offline table of {view.table}", f"run `isthmus build {view.name}` without a range first"
-        if before is not None and before.contract != view.hash:
-            raise ContractMismatch(
-                where,
-                f"built under {before.contract[:12]}: the days outside of the range are not what the view says today",
-                expected=view.hash[:12], remedy=remedy,
-            )  # fmt: skip
-        if before is not None and before.days is None:
-            raise ContractMismatch(where, "an earlier version of Isthmus built it, which knew no days", remedy=remedy)
+        _require_extendable(view, before)
         return before
 
     def write(self, prepared: Prepared) -> Written:
-        """Makes prepared rows the history of their view, or of their days of it, unless they already are.
+        """Writes prepared rows, unless the table already has them.
 
         Raises:
-            DataError: another process wrote to the table meanwhile, or it cannot be written. It is as it was.
+            DataError: another process has written to the table since, or it cannot be written. It is unchanged.
         """
         view, commit, before, table = prepared.view, prepared.commit, prepared.before, prepared.table
         if not prepared.changes and table is not None:
             return Written(commit.rows, 0, table.version(), changed=False)
         where = self.path(view.table)
-        # A day's file is small: dictionaries would make it larger, and slower to read.
-        # A commit that is not the next one after the table that the rows were held against would lie about the rest.
-        form = WriterProperties(default_column_properties=ColumnProperties(dictionary_enabled=False))
-        properties = CommitProperties(custom_metadata=commit.metadata(), max_commit_retries=0)
+        options: dict[str, Any] = {
+            # Without retries: the metadata are wrong unless this is the next commit of `prepared.table`.
+            "commit_properties": CommitProperties(custom_metadata=commit.metadata(), max_commit_retries=0),
+            # The file of a day is small: dictionaries would make it larger, and slower to read.
+            "writer_properties": WriterProperties(default_column_properties=ColumnProperties(dictionary_enabled=False)),
+        }
         with _writing(view.table, where):
             rows = reader(view, prepared.rows)
             if table is None:
-                write_deltalake(
-                    where, rows, partition_by=[DAY_COLUMN.name], commit_properties=properties, writer_properties=form
-                )
+                write_deltalake(where, rows, partition_by=[DAY_COLUMN.name], **options)
             elif prepared.replaced is None:
                 write_deltalake(
-                    table, rows, mode="overwrite", schema_mode="overwrite", partition_by=[DAY_COLUMN.name],
-                    commit_properties=properties, writer_properties=form,
-                )  # fmt: skip
-            elif prepared.replaced:
-                write_deltalake(
-                    table,
-                    rows,
-                    mode="overwrite",
-                    predicate=on(prepared.replaced),
-                    commit_properties=properties,
-                    writer_properties=form,
+                    table, rows, mode="overwrite", schema_mode="overwrite", partition_by=[DAY_COLUMN.name], **options
                 )
+            elif prepared.replaced:
+                write_deltalake(table, rows, mode="overwrite", predicate=on(prepared.replaced), **options)
             else:
-                # The same rows under another contract, or of other types: only what the table says of itself is new.
-                write_deltalake(table, rows, mode="append", commit_properties=properties)
+                # The same rows under another contract or with other types: only the metadata change.
+                write_deltalake(table, rows, mode="append", **options)
         version = 0 if table is None else table.version()
         return Written(commit.rows, commit.rows - (before.rows if before else 0), version, changed=True)
 
     def commit(self, view: ViewContract, version: int | None = None) -> Commit | None:
-        """What the table of a view says of itself, whatever contract it was built under; None if there is no table.
+        """The commit of a view's table, under any contract; None if there is no table.
 
         Raises:
             DataError: it is damaged, or another tool has changed its rows.
@@ -236,21 +214,21 @@ class OfflineStore:
         return None if table is None else self._commit(view.table, table)
 
     def check(self, history: ViewHistory) -> None:
-        """Reads a history whole and computes the content hash of every row again.
+        """Reads all rows of a history and recomputes their content hashes.
 
         Raises:
-            DataError: a row is not what was written.
+            DataError: a row differs from what was written.
         """
         view = history.view
         with self.reading(view.table):
-            rows = history.data if isinstance(history.data, pa.Table) else history.data.to_table()
+            rows = history.table()
             values = {column.name: from_arrow(rows[column.name], column.dtype) for column in view.fields}
             altered = np.flatnonzero(RowCodec(view).content(values, len(rows)) != rows["content_hash"].to_numpy())
             if len(altered):
                 raise OSError(f"{len(altered)} of {len(rows)} rows are not what was written")
 
     def history(self, view: ViewContract, version: int | None = None) -> ViewHistory:
-        """The history of a view, now or at a version of its table.
+        """The history of a view at a version of its table, by default the latest.
 
         Raises:
             ContractMismatch: the table was built under another contract of the view.
@@ -264,32 +242,30 @@ class OfflineStore:
         if commit.contract != view.hash:
             raise ContractMismatch(f"offline table of {view.table}", f"built under {commit.contract[:12]}",
                                    expected=view.hash[:12], remedy="run `isthmus build`")  # fmt: skip
-        with _damage(view.table, self.path(view.table)):
+        with self.reading(view.table):
             return ViewHistory(view, dataset(table, self.path(view.table)), table.version(), commit)
 
     def retyped(self, view: ViewContract) -> list[Problem]:
         """The columns of a view's table that have another type than the view declares."""
         table = self._table(view.table)
-        if table is None:
-            return []
-        wanted = table_schema(view)
-        with _damage(view.table, self.path(view.table)):
-            found = {column.name: column.type for column in pa.schema(table.schema().to_arrow())}
-        return [
-            Problem(f"view {view.name}, {column.name}", f"its table holds {found[column.name]}", str(column.type))
-            for column in wanted
-            if found.get(column.name, column.type) != column.type
-        ]
+        return [] if table is None else self._retyped(view, table)
 
-    @contextmanager
-    def reading(self, view: str) -> Iterator[None]:
-        """Turns what a damaged table makes of a scan into one clear error."""
-        with _damage(view, self.path(view)):
-            yield
+    def reading(self, view: str) -> AbstractContextManager[None]:
+        """A context that turns the errors of reading a damaged table into a DataError."""
+        return _damage(view, self.path(view))
+
+    def _retyped(self, view: ViewContract, table: DeltaTable) -> list[Problem]:
+        with self.reading(view.table):
+            types = {column.name: column.type for column in pa.schema(table.schema().to_arrow())}
+        return [
+            Problem(f"view {view.name}, {column.name}", f"its table holds {types[column.name]}", str(column.type))
+            for column in table_schema(view)
+            if types.get(column.name, column.type) != column.type
+        ]
 
     def _table(self, view: str, version: int | None = None) -> DeltaTable | None:
         try:
-            with _damage(view, self.path(view)):
+            with self.reading(view):
                 table = DeltaTable(self.path(view), version=version)
                 if "://" not in self.root:
                     check_files(table, Path(self.path(view)))
@@ -298,10 +274,10 @@ class OfflineStore:
             return None
 
     def _commit(self, name: str, table: DeltaTable) -> Commit:
-        """What the last commit of ours says of the table at its version."""
-        with _damage(name, self.path(name)):
+        """Our last commit of the table at its version."""
+        with self.reading(name):
             for back in range(1, table.version() + 2):
-                # Of a table at an older version, deltalake lists the commits from the newest one down to that version.
+                # At an older version, deltalake lists the commits from the newest down to that version.
                 commits = table.history(back)
                 if len(commits) < back:
                     break
@@ -321,7 +297,16 @@ class OfflineStore:
         )  # fmt: skip
 
 
-NEW_VERSION = "declare the view with the next `version`, which begins a table of its own"
+def _require_extendable(view: ViewContract, before: Commit | None) -> None:
+    where, remedy = f"offline table of {view.table}", f"run `isthmus build {view.name}` without a range first"
+    if before is not None and before.contract != view.hash:
+        raise ContractMismatch(
+            where,
+            f"built under {before.contract[:12]}: the days outside of the range are not what the view says today",
+            expected=view.hash[:12], remedy=remedy,
+        )  # fmt: skip
+    if before is not None and before.days is None:
+        raise ContractMismatch(where, "an earlier version of Isthmus built it, which knew no days", remedy=remedy)
 
 
 @contextmanager
@@ -331,16 +316,15 @@ def _damage(view: str, path: str) -> Iterator[None]:
     except TableNotFoundError:
         raise
     except (DeltaError, OSError, pa.ArrowException, duckdb.Error, ValueError) as error:
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise DataError(
-            f"offline table of {view}", f"{path} cannot be read ({first})",
+            f"offline table of {view}", f"{path} cannot be read ({first_line(error)})",
             remedy="it is half-written or damaged: remove that folder and run `isthmus build`, which computes it again",
         ) from error  # fmt: skip
 
 
 @contextmanager
 def _writing(table: str, path: str) -> Iterator[None]:
-    """Turns what keeps a table from being written into one clear error: what is there stays as it was."""
+    """Turns the errors of writing a table, which is unchanged then, into a DataError."""
     where = f"offline table of {table}"
     try:
         yield
@@ -350,24 +334,23 @@ def _writing(table: str, path: str) -> Iterator[None]:
             remedy="its rows are whole: run `isthmus build` again once the other run has ended",
         ) from error  # fmt: skip
     except (DeltaError, OSError, pa.ArrowException, ValueError, RuntimeError) as error:
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise DataError(
-            where, f"{path} cannot be written ({first})",
+            where, f"{path} cannot be written ({first_line(error)})",
             remedy="its rows are as they were: mend that, then run `isthmus build` again",
         ) from error  # fmt: skip
 
 
 def _until(before: Commit | None, within: Days | None, now: int) -> int:
-    """How far builds have come after this one."""
+    """The moment up to which builds have come after this build."""
     if within is None:
         return now
     return max(before.until if before else 0, min(now, within.end * DAY))
 
 
-def _came_of(
+def _origin(
     before: Commit | None, within: Days | None, origin: Origin | None, done: Sequence[Days]
 ) -> tuple[Origin, Sequence[Days]]:
-    """What the table will say of its sources, and which ranges were built from just that."""
+    """The sources of the table after this build, and the ranges that were built from exactly their content."""
     origin = origin or Origin()
     if within is None or before is None:
         return origin, tuple(union([within, *done])) if within and origin.content else ()

@@ -1,12 +1,13 @@
-"""What serving answered in the past: the log of materializations, replayed over the versions of the offline tables.
+"""The answers of serving in the past: the log of materializations, replayed over the versions of the offline tables.
 
-A row that became readable online at time r answered from r until the next row of its key became readable, or until the
-key was removed. So the point-in-time join over those moments, instead of the moments at which rows could have been
-known, gives a training set with the lag that serving had. Rows that were pushed are not in it.
+A row that became readable online at time r was served from r until the next row of its key became readable, or until
+the key was removed. The point-in-time join over those moments, instead of the known times, yields a training set with
+the lag of serving. It has no pushed rows.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,24 +26,22 @@ from isthmus.features.types import Bool, UnixTimestamp
 from isthmus.features.values.columns import ARROW, from_arrow
 from isthmus.features.verdict import compare
 
-_EVENT, _THERE = Column("_event", UnixTimestamp), Column("_there", Bool)
-"""What a row of the past has besides its features; no declared name begins with an underscore."""
+_EVENT, _PRESENT = Column("_event", UnixTimestamp), Column("_present", Bool)
+"""Columns of the history of readable rows, besides the features; no declared name begins with an underscore."""
 
 _IDEAL = Column("event_timestamp", UnixTimestamp)
-_VALID = [Status.PRESENT.label, Status.NULL.label]
-
 _TIME = pa.timestamp("us", tz="UTC")
 
 
 @dataclass(frozen=True, slots=True)
 class ServedDifference:
-    """How the answers of serving differ from the ideal join, for one feature.
+    """How the answers of serving differ from the ideal join, for a feature.
 
     Attributes:
         compared: rows of the spine.
-        differing: rows with another value, nulls included.
-        lag_seconds: how much older the row served was, in the mean of all rows for which both sides have one; None if
-            there is none.
+        differing: rows with different values, nulls included.
+        lag_seconds: mean age of the served event relative to the ideal event, over the rows with both; None if there
+            are no such rows.
     """
 
     compared: int
@@ -51,25 +50,17 @@ class ServedDifference:
 
 
 class ServedJoin:
-    """The join of a spine to what serving answered at each row's moment, beside the ideal join.
+    """The join of a spine to what serving answered at each row's moment, compared with the ideal join.
 
-    It streams like `Join`, but what became readable is held in memory: a row for each change of a key.
-
-    Args:
-        spine: the columns of the spine.
-        offline: where the histories are from.
-        histories: of the views to join, for the comparison with the ideal join.
-        features: as `Join` takes them.
-        status: whether to say what each view answered.
-        threads: CPU threads.
-        until: view to the moment after which the log is not read on; by default it is read whole.
+    It streams like `Join`, and takes its arguments, but all readable rows are in memory: a row for each change of a
+    key. The argument `until` maps views to the last moment of the log to replay; by default, all of it is replayed.
 
     Attributes:
         schema: the columns of the result, those of `Join`.
-        until: view to the moment at which the last rows that are replayed became readable.
+        until: view to the moment at which the last replayed rows became readable.
 
     Raises:
-        DataError: nothing of a view was ever materialized under its contract, or a version that was is gone.
+        DataError: a view was never materialized under its contract, or a version that was is gone.
     """
 
     def __init__(
@@ -90,45 +81,40 @@ class ServedJoin:
         for history in histories:
             view = history.view
             wanted = [c for c in view.fields if features is None or c.name in features[view.name]]
-            past, self.until[view.name] = served(offline, view, None if until is None else until[view.name])
+            past, self.until[view.name] = _readable(offline, view, None if until is None else until[view.name])
             ideal = replace(history, view=replace(view, fields=(*view.fields, _IDEAL)))
-            named = [*(column.name for column in wanted), _IDEAL.name]
+            names = [*(column.name for column in wanted), _IDEAL.name]
             joins = (
                 Join(spine, [past], status=False, threads=threads, reading=offline.reading),
-                Join(spine, [ideal], features={view.name: named}, status=False, threads=threads,
+                Join(spine, [ideal], features={view.name: names}, status=False, threads=threads,
                      reading=offline.reading),
             )  # fmt: skip
-            self._views.append((view, wanted, joins, _Sums(view, wanted)))
+            self._views.append((view, wanted, joins, _Comparison(view, wanted)))
 
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Joins batches of any sizes, none included.
+        """Joins batches of any sizes.
 
         Raises:
             DataError: a row has no time, or a value that does not fit its type.
         """
         for rows in in_lots(spine, PASS):
             result = rows
-            for view, wanted, joins, sums in self._views:
+            for view, wanted, joins, comparison in self._views:
                 past, ideal = (pa.Table.from_batches(join.batches(rows.to_batches()), join.schema) for join in joins)
-                answered = _answered(rows, view, past)
-                sums.add(ideal, past, answered)
-                for column in wanted:
-                    result = result.append_column(view.full_name(column.name), answered[view.full_name(column.name)])
-                if self._status:
-                    result = result.append_column(status_column(view), answered[status_column(view)])
+                answers = _answers(rows, view, past)
+                comparison.add(ideal, past, answers)
+                names = [view.full_name(column.name) for column in wanted]
+                for name in [*names, status_column(view)] if self._status else names:
+                    result = result.append_column(name, answers[name])
             yield from result.cast(self.schema).combine_chunks().to_batches(max_chunksize=BATCH)
 
     def report(self) -> dict[str, dict[str, ServedDifference]]:
-        """View to feature to how the rows that were joined so far differ from the ideal join."""
-        return {view.name: sums.differences() for view, _, _, sums in self._views}
+        """View to feature to the difference from the ideal join, over the rows that were joined so far."""
+        return {view.name: comparison.differences() for view, _, _, comparison in self._views}
 
 
-def served(offline: OfflineStore, view: ViewContract, until: int | None = None) -> tuple[ViewHistory, int]:
-    """What became readable when, as a history whose times are those moments; and the last of those moments.
-
-    Raises:
-        DataError: nothing of the view was ever materialized under its contract, or a version that was is gone.
-    """
+def _readable(offline: OfflineStore, view: ViewContract, until: int | None) -> tuple[ViewHistory, int]:
+    """A history whose times are the moments at which its rows became readable, and the last of those moments."""
     entries = [entry for entry in MaterializationLog(offline.root).of(view) if until is None or entry.readable <= until]
     if not entries:
         raise DataError(
@@ -147,77 +133,71 @@ def served(offline: OfflineStore, view: ViewContract, until: int | None = None) 
             )  # fmt: skip
         with offline.reading(view.table):
             state = Snapshot.of(history, entry.at)
-            # Two runs of a project whose clock stands still became readable one after the other, too.
+            # Under a clock that stands still, successive runs still became readable one after the other.
             readable = max(entry.readable, readable + 1)
-            parts += _became(view, before, state, readable)
+            parts += _changes(view, before, state, readable)
         before = state
     return ViewHistory(_past(view), pa.concat_tables(parts), entries[-1].version), entries[-1].readable
 
 
-def _became(view: ViewContract, before: Snapshot | None, state: Snapshot, readable: int) -> list[pa.Table]:
-    """The rows that a run made readable, and the keys that it took away."""
-    fresh, gone = np.arange(len(state.content)), None
+def _changes(view: ViewContract, before: Snapshot | None, state: Snapshot, readable: int) -> list[pa.Table]:
+    """The rows that a run made readable, and an empty row for each key that it removed."""
+    fresh, removed = np.arange(len(state.content)), state.keys.slice(0, 0)
     if before is not None:
         old = matches(before.keys, state.keys)
         fresh = np.flatnonzero(~before.same(old, state))
-        left = np.ones(len(before.content), bool)
-        left[old[old >= 0]] = False
-        gone = before.keys.filter(pa.array(left))
+        removed = before.keys.filter(pa.array(~np.isin(np.arange(len(before.content)), old)))
+    tables = [
+        _past_rows(
+            view, readable, rows, {_EVENT.name: rows["event_timestamp"], _PRESENT.name: np.ones(len(rows), bool)}
+        )
+        for rows in state.rows(fresh)
+    ]
+    return [*tables, _past_rows(view, readable, removed, {})]
+
+
+def _past_rows(view: ViewContract, readable: int, rows: pa.Table, extra: Mapping[str, Any]) -> pa.Table:
+    """Rows in the form of the history of readable rows: nulls where there is no value."""
+    moment = pa.array(np.full(len(rows), readable)).cast(_TIME)
+    columns = {"content_hash": np.zeros(len(rows), np.int64)} | dict(zip(rows.column_names, rows.columns, strict=True))
+    columns |= {"event_timestamp": moment, "known_at": moment, **extra}
     schema = table_schema(_past(view))
-    tables = []
-    for rows in state.rows(fresh):
-        moment = pa.array(np.full(len(rows), readable)).cast(_TIME)
-        extra = {_EVENT.name: rows["event_timestamp"], _THERE.name: pa.array(np.ones(len(rows), bool))}
-        tables.append(_in_form(schema, rows, moment, extra))
-    if gone is not None and len(gone):
-        moment = pa.array(np.full(len(gone), readable)).cast(_TIME)
-        tables.append(_in_form(schema, gone, moment, {}))
-    return tables or [schema.empty_table()]
-
-
-def _in_form(schema: pa.Schema, rows: pa.Table, moment: pa.Array, extra: dict[str, pa.Array]) -> pa.Table:
-    columns = []
-    for field in schema:
-        if field.name in ("event_timestamp", "known_at"):
-            columns.append(moment)
-        elif field.name in extra:
-            columns.append(extra[field.name])
-        elif field.name in rows.column_names:
-            columns.append(rows[field.name])
-        elif field.name == "content_hash":
-            columns.append(pa.array(np.zeros(len(rows), np.int64)))
-        else:
-            columns.append(pa.nulls(len(rows), field.type))
-    return pa.table([column.cast(field.type) for column, field in zip(columns, schema, strict=True)], schema=schema)
+    return pa.table({field.name: columns.get(field.name, pa.nulls(len(rows), field.type)) for field in schema}).cast(
+        schema
+    )
 
 
 def _past(view: ViewContract) -> ViewContract:
-    """A view of rows as they became readable: its ttl counts from another time than its order."""
-    return replace(view, fields=(*view.fields, _EVENT, _THERE), ttl=None)
+    """A view of rows ordered by when they became readable. It has no ttl, which counts from the event time."""
+    return replace(view, fields=(*view.fields, _EVENT, _PRESENT), ttl=None)
 
 
-def _answered(spine: pa.Table, view: ViewContract, past: pa.Table) -> dict[str, pa.ChunkedArray]:
+def _answers(spine: pa.Table, view: ViewContract, past: pa.Table) -> dict[str, pa.ChunkedArray]:
     """The features and the status of a view by its own ttl."""
     event = past[view.full_name(_EVENT.name)]
     at = spine["event_timestamp"].cast(_TIME).cast(pa.int64())
-    there = pc.fill_null(past[view.full_name(_THERE.name)], False)
+    present = pc.fill_null(past[view.full_name(_PRESENT.name)], False)
     age = pc.subtract(at, pc.fill_null(event.cast(pa.int64()), 0))
-    expired = pc.and_(there, pc.greater(age, view.ttl)) if view.ttl is not None else pc.and_(there, pc.invert(there))
-    valid = pc.and_(there, pc.invert(expired))
+    expired = pc.and_(present, pc.greater(age, view.ttl) if view.ttl is not None else False)
+    valid = pc.and_(present, pc.invert(expired))
     columns, empty = {}, valid
     for column in view.fields:
         name = view.full_name(column.name)
-        kept = past[name]
-        columns[name] = pc.if_else(valid, kept, pa.scalar(None, ARROW[column.dtype.name]))
-        empty = pc.and_(empty, kept.is_null())
-    labels = [Status.PRESENT.label, Status.NULL.label, Status.EXPIRED.label, Status.NOT_FOUND.label]
-    status = pc.if_else(empty, labels[1], pc.if_else(valid, labels[0], pc.if_else(expired, labels[2], labels[3])))
+        columns[name] = pc.if_else(valid, past[name], pa.scalar(None, ARROW[column.dtype.name]))
+        empty = pc.and_(empty, past[name].is_null())
+    status = pc.case_when(
+        pc.make_struct(empty, valid, expired),
+        Status.NULL.label,
+        Status.PRESENT.label,
+        Status.EXPIRED.label,
+        Status.NOT_FOUND.label,
+    )
     columns[status_column(view)] = pc.cast(status, pa.string())
     return columns
 
 
-class _Sums:
-    """What is counted of a view while rows go by."""
+class _Comparison:
+    """Running totals of the differences of a view."""
 
     def __init__(self, view: ViewContract, wanted: Sequence[Column]) -> None:
         self._view, self._wanted = view, wanted
@@ -225,22 +205,20 @@ class _Sums:
         self._rows = self._lagging = 0
         self._lag = 0.0
 
-    def add(self, ideal: pa.Table, past: pa.Table, answered: Mapping[str, pa.ChunkedArray]) -> None:
-        """Counts some rows."""
+    def add(self, ideal: pa.Table, past: pa.Table, answers: Mapping[str, pa.ChunkedArray]) -> None:
         view = self._view
         self._rows += len(ideal)
         for column in self._wanted:
             name = view.full_name(column.name)
-            left, right = (from_arrow(side, column.dtype) for side in (ideal[name], answered[name]))
+            left, right = (from_arrow(side, column.dtype) for side in (ideal[name], answers[name]))
             self._differing[column.name] += compare([""] * len(ideal), left, right, column.dtype).differing
-        there = pc.is_in(answered[status_column(view)].cast(pa.string()), pa.array(_VALID))
-        newest, held = (
+        valid = pc.is_in(answers[status_column(view)], pa.array([Status.PRESENT.label, Status.NULL.label]))
+        newest, served = (
             table[view.full_name(c.name)].cast(pa.int64()) for table, c in ((ideal, _IDEAL), (past, _EVENT))
         )
-        lags = pc.drop_null(pc.subtract(newest, pc.if_else(there, held, None))).to_numpy()
+        lags = pc.drop_null(pc.subtract(newest, pc.if_else(valid, served, None))).to_numpy()
         self._lag, self._lagging = self._lag + float(lags.sum() / 1e6), self._lagging + len(lags)
 
     def differences(self) -> dict[str, ServedDifference]:
-        """Feature to what was found."""
         lag = self._lag / self._lagging if self._lagging else None
         return {name: ServedDifference(self._rows, differing, lag) for name, differing in self._differing.items()}

@@ -1,4 +1,4 @@
-"""The columns of a spine in which its questions stand: keys and moments."""
+"""The keys and moments of a spine, and the checks on its columns."""
 
 from collections.abc import Sequence
 
@@ -12,11 +12,7 @@ from isthmus.features.values.columns import ARROW, micros
 
 
 def check(spine: pa.Schema, parts: Sequence[tuple[ViewContract, Sequence[str]]]) -> None:
-    """Refuses a spine to which views cannot be joined.
-
-    Args:
-        spine: its columns.
-        parts: the views, and the columns that each of them adds.
+    """Rejects a spine to which these views, each with the columns that it adds, cannot be joined.
 
     Raises:
         DataError: it lacks a column, a column has another type than a view's key, or two columns would share a name.
@@ -28,35 +24,34 @@ def check(spine: pa.Schema, parts: Sequence[tuple[ViewContract, Sequence[str]]])
     time = spine.field("event_timestamp").type
     if not pa.types.is_timestamp(time) or time.tz is None:
         raise DataError("spine, event_timestamp", f"has type {time}", expected="a timestamp with a time zone")
-    taken = list(spine.names)
+    names = list(spine.names)
     for view, added in parts:
         for column in view.keys:
-            if taken.count(column.name) > 1:
+            if names.count(column.name) > 1:
                 raise DataError("spine", f"has two columns {column.name}", expected="one")
             if column.name not in spine.names:
                 raise DataError("spine", f"has no column {column.name}", expected=f"every key of {view.name}")
-            found, wanted = spine.field(column.name).type, ARROW[column.dtype.name]
-            if not _fits(found.value_type if pa.types.is_dictionary(found) else found, wanted):
-                raise DataError(f"spine, {column.name}", f"has type {found}", expected=str(wanted))
-        clash = sorted({*added} & {*taken})
-        if clash:
+            actual, wanted = spine.field(column.name).type, ARROW[column.dtype.name]
+            if not _fits(actual.value_type if pa.types.is_dictionary(actual) else actual, wanted):
+                raise DataError(f"spine, {column.name}", f"has type {actual}", expected=str(wanted))
+        if clash := sorted({*added} & {*names}):
             raise DataError("spine", f"has a column {clash[0]}",
                             expected="no column named like a feature, and each view once")  # fmt: skip
-        taken += added
+        names += added
 
 
-def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of one type can be keys of another: all of them, or those that fit."""
-    integers = pa.types.is_integer(found) and pa.types.is_integer(wanted)
-    texts = pa.types.is_string(wanted) and (pa.types.is_large_string(found) or pa.types.is_string_view(found))
-    blobs = pa.types.is_binary(wanted) and (pa.types.is_large_binary(found) or pa.types.is_binary_view(found))
-    moments = pa.types.is_timestamp(found) and found.tz is not None and pa.types.is_timestamp(wanted)
-    # A column without any value has no type of its own; its rows find nothing.
-    return bool(found == wanted or pa.types.is_null(found) or integers or texts or blobs or moments)
+def _fits(actual: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values of type `actual` can be keys of type `wanted`, as far as they are in its range."""
+    integers = pa.types.is_integer(actual) and pa.types.is_integer(wanted)
+    texts = pa.types.is_string(wanted) and (pa.types.is_large_string(actual) or pa.types.is_string_view(actual))
+    blobs = pa.types.is_binary(wanted) and (pa.types.is_large_binary(actual) or pa.types.is_binary_view(actual))
+    times = pa.types.is_timestamp(actual) and actual.tz is not None and pa.types.is_timestamp(wanted)
+    # A column of nulls has no type; its rows match nothing.
+    return bool(actual == wanted or pa.types.is_null(actual) or integers or texts or blobs or times)
 
 
 def moments(spine: pa.Table, first: int) -> Integers:
-    """The times of the questions in microseconds; `first` is the number of the first row, for messages."""
+    """The times of spine rows in microseconds; `first` is the number of the first row, for messages."""
     times = spine["event_timestamp"]
     if times.null_count:
         row = first + pc.index(times.is_null(), True).as_py()
@@ -65,17 +60,18 @@ def moments(spine: pa.Table, first: int) -> Integers:
 
 
 def cast(spine: pa.Table, name: str, wanted: pa.DataType, first: int) -> pa.ChunkedArray:
-    """The column in the type in which the history has it: every value, or an error."""
+    """A column in the type of the history; `first` is the number of the first row, for messages."""
     column = spine[name]
     try:
         return column.cast(wanted)
     except pa.ArrowInvalid as error:
-        found = f"has a value in row {first + _misfit(column, wanted)} that does not fit ({error})"
-        raise DataError(f"spine, {name}", found, expected=str(wanted)) from None
+        row = first + _misfit(column, wanted)
+        raise DataError(f"spine, {name}", f"has a value in row {row} that does not fit ({error})",
+                        expected=str(wanted)) from None  # fmt: skip
 
 
 def _misfit(column: pa.ChunkedArray, wanted: pa.DataType) -> int:
-    """The first value of a column that does not fit a type, where there is one: looked for by halves."""
+    """The place of the first value that does not fit, by bisection."""
     low, high = 0, len(column)
     while high - low > 1:
         middle = (low + high) // 2

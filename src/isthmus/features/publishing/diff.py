@@ -1,7 +1,4 @@
-"""What has changed between two states of a view: by key, time and content hash, without reading a value.
-
-A state is what each key answers with at one moment, by one version of the offline table.
-"""
+"""The difference of two snapshots of a view, by key, time and content hash, without reading a value."""
 
 from dataclasses import dataclass
 
@@ -14,13 +11,13 @@ from isthmus.features.values.stamp import Stamp
 
 @dataclass(frozen=True)
 class SnapshotDiff:
-    """How a state follows from an earlier one that Redis holds.
+    """The writes that bring Redis from a snapshot to a later one.
 
     Attributes:
-        sent: which rows of the later state have to be written.
-        changed: how many of its keys are new or have another content.
-        removed: join keys that the later state lacks.
-        stamp: what tells the times of the unchanged rows, if they need one.
+        sent: places of the rows to write in the later snapshot.
+        changed: number of its keys that are new or have different content.
+        removed: join keys that the later snapshot lacks.
+        stamp: the times of the unchanged rows, if they need a stamp.
     """
 
     sent: Places
@@ -32,17 +29,17 @@ class SnapshotDiff:
     def between(
         cls, before: Snapshot, after: Snapshot, *, stamp: Stamp | None, horizon: int, suspect: pa.Table
     ) -> "SnapshotDiff | None":
-        """The changes, or None if the stamp in force would give a written row other times than its own.
+        """The difference, or None if the stamp would change the times of a row to write.
 
-        Where every unchanged row has been given the same new times, a new stamp tells them, and only rows whose content
-        changed are sent. Any other new times have to be written.
+        If all unchanged rows have the same new times, they become a new stamp, and only rows with changed content are
+        written. Otherwise rows with new times are written, too.
 
         Args:
-            before: what Redis holds.
-            after: what it is to hold.
-            stamp: the stamp in force.
-            horizon: the latest known time of all that Redis was told from the table.
-            suspect: join keys which others have written: they are sent, whatever `before` says, and Redis decides.
+            before: the rows in Redis.
+            after: the rows to publish.
+            stamp: the current stamp.
+            horizon: the latest known time of the rows that Redis has from the table.
+            suspect: join keys that were pushed: their rows are sent in any case, and Redis decides.
         """
         matched = matches(before.keys, after.keys)
         old = np.maximum(matched, 0)
@@ -51,7 +48,8 @@ class SnapshotDiff:
         if same.any():
             moved = same & ((before.event[old] != after.event) | (before.known[old] != after.known))
         sent = ~same
-        sent[_found(suspect, after.keys)] = True
+        suspect_places = matches(after.keys, suspect)
+        sent[suspect_places[suspect_places >= 0]] = True
         if moved.any():
             first = int(np.flatnonzero(moved)[0])
             fresh = Stamp(horizon, int(after.event[first]), int(after.known[first]))
@@ -60,17 +58,11 @@ class SnapshotDiff:
                 stamp = fresh
             else:
                 sent |= moved
-        chosen = np.flatnonzero(sent)
-        if stamp is not None and stamp.alters(after.event[chosen], after.known[chosen]).any():
+        places = np.flatnonzero(sent)
+        if stamp is not None and stamp.alters(after.event[places], after.known[places]).any():
             return None
         gone = np.ones(len(before.content), bool)
         gone[matched[matched >= 0]] = False
-        lost = suspect.filter(pa.array(matches(after.keys, suspect) < 0))
+        lost = suspect.filter(pa.array(suspect_places < 0))
         removed = pa.concat_tables([before.keys.filter(pa.array(gone)), lost])
-        return cls(chosen, int(np.count_nonzero(~same)), removed, stamp)
-
-
-def _found(keys: pa.Table, among: pa.Table) -> Places:
-    """Where some keys are among others, those of them that are."""
-    places = matches(among, keys)
-    return places[places >= 0]
+        return cls(places, int(np.count_nonzero(~same)), removed, stamp)
