@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import onnx
 import onnxruntime as ort
@@ -11,13 +11,8 @@ import onnxruntime as ort
 from isthmus.distill.onnx.ortbytes import canonical
 from isthmus.distill.types import Array
 from isthmus.features.errors import DependencyError
-from isthmus.features.package.manifest import Feeds, Tensor
+from isthmus.features.package.manifest import Element, Feeds, Tensor
 
-_ELEMENTS: dict[int, Any] = {
-    onnx.TensorProto.BOOL: "bool", onnx.TensorProto.UINT8: "uint8", onnx.TensorProto.INT32: "int32",
-    onnx.TensorProto.INT64: "int64", onnx.TensorProto.FLOAT: "float", onnx.TensorProto.DOUBLE: "double",
-    onnx.TensorProto.STRING: "string",
-}  # fmt: skip
 Run = Callable[[Feeds], dict[str, Array]]
 """Runs a model: tensors by name to outputs by name."""
 
@@ -42,15 +37,15 @@ def ask(opened: ort.InferenceSession, feeds: Feeds) -> dict[str, Array]:
 def described(value: onnx.ValueInfoProto) -> Tensor:
     """An input or output of a graph, as a manifest describes it; a DependencyError if packages lack its elements."""
     kind = value.type.tensor_type
-    if kind.elem_type not in _ELEMENTS:
-        element = onnx.TensorProto.DataType.Name(kind.elem_type)
+    element: Any = onnx.TensorProto.DataType.Name(kind.elem_type)
+    if element.lower() not in get_args(Element):
         raise DependencyError(f"tensor {value.name}", f"has elements of kind {element}",
-                              expected="|".join(_ELEMENTS.values()), remedy="cast it within the graph")  # fmt: skip
+                              expected="|".join(get_args(Element)), remedy="cast it within the graph")  # fmt: skip
     shape = tuple(
         int(size.dim_value) if size.HasField("dim_value") else size.dim_param or f"{value.name}_{axis}"
         for axis, size in enumerate(kind.shape.dim)
     )
-    return Tensor(value.name, _ELEMENTS[kind.elem_type], shape)
+    return Tensor(value.name, element.lower(), shape)
 
 
 def _options(threads: int) -> ort.SessionOptions:

@@ -26,6 +26,8 @@ _SHOWN = 60
 """Characters of a name in a message."""
 
 Feeds = dict[str, np.ndarray[Any, Any]]
+Element = Literal["bool", "uint8", "int32", "int64", "float", "double", "string"]
+"""The element types of a model's inputs and outputs, by ONNX's names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An input or output tensor of a graph; a size that differs from call to call has a name."""
 
     name: str
-    element: Literal["bool", "uint8", "int32", "int64", "float", "double", "string"]
+    element: Element
     shape: tuple[int | str, ...]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,10 @@ class SqlType:
     @property
     def numpy(self) -> np.dtype[np.generic]:
         """The NumPy type of a tensor."""
-        return np.dtype(_NUMPY[self.tensor])
+        return helper.tensor_dtype_to_np_dtype(self.tensor)
 
     def __str__(self) -> str:
         return self.name
-
-
-_NUMPY: dict[int, type] = {
-    TensorProto.BOOL: np.bool_, TensorProto.INT32: np.int32, TensorProto.INT64: np.int64,
-    TensorProto.FLOAT: np.float32, TensorProto.DOUBLE: np.float64, TensorProto.STRING: np.object_,
-}  # fmt: skip
 
 
 def _whole(name: str, bits: int, rank: int) -> SqlType:
