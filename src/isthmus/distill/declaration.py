@@ -49,7 +49,7 @@ class Tabular:
         hidden: width of the student's hidden layers, first to last.
         dropout: share of hidden units left out in a training step.
         temperature: T of the distillation loss; larger softens the teacher's probabilities.
-        soft_weight: share of the teacher's term in the loss; 0 learns from the labels alone.
+        soft_weight: share of the teacher's term in the loss; the rest is that of the labels.
         teacher_rounds: trees of the gradient boosting.
         teacher_learning_rate: weight of each tree.
         preparation: of the student's inputs: an input, or a pattern of inputs with * and ?, to the steps of a number or

@@ -111,15 +111,13 @@ def ids(tokenizer: Any, text: str) -> list[int]:
     encode = getattr(tokenizer, "encode", None)
     if encode is None:
         encoding = tokenizer(text)
-    elif callable(tokenizer):  # of transformers, which otherwise warns that a text is too long for its model
-        encoding = encode(text, verbose=False)
-    else:
-        encoding = encode(text)
+    else:  # transformers, whose tokenizers are callable, would warn that a text is too long for its model
+        encoding = encode(text, verbose=False) if callable(tokenizer) else encode(text)
     return [int(number) for number in getattr(encoding, "ids", encoding)]
 
 
 def _unsteady(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> list[Problem]:
-    # Not to the bit: a GPU may add up in another order.
+    # Not to the bit: a GPU may add up in any order.
     return [
         Problem(f"output {key}", "two answers to the same batch differ", "the same answer: no dropout, nothing random")
         for key, answer in first.items()
@@ -131,8 +129,8 @@ def _shared(teacher: Teacher, student: nn.Module) -> list[Problem]:
     # Not by `parameters()`, which raises if the teacher is not frozen: that is a problem already.
     own = {id(weight) for weight in teacher._weights()}
     both = [name for name, parameter in student.named_parameters() if id(parameter) in own]
-    return [Problem(f"parameter {both[0]} of the student", f"is the teacher's, with {len(both)} in all", "its own copy")
-            ] if both else []  # fmt: skip
+    found = f"is the teacher's, with {len(both)} in all"
+    return [Problem(f"parameter {name} of the student", found, "its own copy") for name in both[:1]]
 
 
 agreed = compatible  # its name in version 0.1

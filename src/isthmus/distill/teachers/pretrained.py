@@ -155,26 +155,17 @@ def pretrained(
     }  # fmt: skip
     if any(key.startswith("attentions") for key in keys):
         options["attn_implementation"] = "eager"
-    loaded: Any
     try:
-        loaded = kind.from_pretrained(folder, **options)
+        loaded: Any = kind.from_pretrained(folder, **options)
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         raise ConfigurationError(where, [Problem(str(folder), str(error).strip(), "a model that loads")]) from error
     model, info = loaded
     absent = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
     if absent:
         shown = ", ".join(absent[:5]) + (" …" if len(absent) > 5 else "")
-        raise ConfigurationError(
-            where,
-            [
-                Problem(
-                    _WEIGHTS,
-                    f"{len(absent)} weights of {architecture} are missing or have a different shape: {shown}",
-                    "all",
-                )
-            ],
-            remedy="fine-tune and save the whole model; what is missing would be drawn at random",
-        )
+        found = f"{len(absent)} weights of {architecture} are missing or have a different shape: {shown}"
+        remedy = "fine-tune and save the whole model; missing weights would be drawn at random"
+        raise ConfigurationError(where, [Problem(_WEIGHTS, found, "all")], remedy=remedy)
     return PretrainedTeacher(model.to(device), keys, pooling=pooling, labels=labels, name=str(source))
 
 
@@ -182,13 +173,9 @@ def _downloaded(name: str, revision: str | None, *, offline: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
+    patterns = ["config.json", _WEIGHTS, _INDEX, "model-*.safetensors"]
     try:
-        return Path(
-            snapshot_download(
-                name, revision=revision, local_files_only=offline,
-                allow_patterns=["config.json", _WEIGHTS, _INDEX, "model-*.safetensors"],
-            )
-        )  # fmt: skip
+        return Path(snapshot_download(name, revision=revision, local_files_only=offline, allow_patterns=patterns))
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise DependencyError(
             f"teacher {name}",
