@@ -197,7 +197,6 @@ def _parts(before: Mapping[str, Any], after: Mapping[str, Any], reread: set[str]
 
 
 def _rules(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """The rules of request fields that differ, in words."""
     return [f"what it expects of {name} was ({before.get(name, 'nothing')}), is ({after.get(name, 'nothing')})"
             for name in changed_parts(after, before)]  # fmt: skip
 
@@ -210,7 +209,6 @@ def _by_name(part: str, items: Sequence[Sequence[Any]] | None) -> dict[str, list
 
 
 def _columns(noun: str, before: Mapping[str, list[Any]], after: Mapping[str, list[Any]]) -> list[str]:
-    """What differs between two lists of columns, in words."""
     words = [f"{noun} {name} is gone" for name in before if name not in after]
     for name, parts in after.items():
         if name not in before:

@@ -127,7 +127,6 @@ class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _holds(dtype: DataType, value: bool | int | float | str) -> bool:
-    """Whether a value of JSON has a type."""
     if dtype in (String, Bool):
         return type(value) is (str if dtype == String else bool)
     if dtype.name.startswith("Float"):

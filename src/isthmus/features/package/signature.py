@@ -196,7 +196,6 @@ def _pem(key: "EllipticCurvePublicKey") -> bytes:
 
 
 def _hint(key: "EllipticCurvePublicKey") -> str:
-    """The name of the key in a bundle."""
     return hashlib.sha256(_pem(key)).hexdigest()
 
 

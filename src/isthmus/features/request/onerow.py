@@ -102,5 +102,4 @@ class OneRow:
 
 
 def _dtype(element: str) -> np.dtype[Any]:
-    """The NumPy type of a column that a graph holds as an element type."""
     return np.dtype(np.uint8 if element == "bool" else NUMPY[element])

@@ -134,7 +134,6 @@ def _tensor(message: bytes) -> tuple[str, Tensor]:
 
 
 def _encoded(number: int, value: int | str | bytes) -> bytes:
-    """A field of a protocol buffer."""
     if isinstance(value, int):
         return _encoded_varint(number << 3) + _encoded_varint(value)
     content = value.encode() if isinstance(value, str) else value
@@ -150,7 +149,6 @@ def _encoded_varint(value: int) -> bytes:
 
 
 def _value_info(name: str, element: str, shape: tuple[int, ...]) -> bytes:
-    """A ValueInfoProto."""
     dimensions = b"".join(_encoded(1, _encoded(1, size)) for size in shape)
     tensor = _encoded(1, _NUMBERS[element]) + _encoded(2, dimensions)
     return _encoded(1, name) + _encoded(2, _encoded(1, tensor))

@@ -171,7 +171,6 @@ class Steps:
         return self.mapped(table.element, getitem, self._single(table.element, self._value(table)), places)
 
     def _single(self, element: str, value: Any) -> Part:
-        """A constant."""
         self._slots.append(value)
         return Part(element, np.array(len(self._slots) - 1))
 
