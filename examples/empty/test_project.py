@@ -63,6 +63,6 @@ def test_a_value_at_a_moment(
 
 
 def test_what_is_served_is_what_was_built(project: Project) -> None:
-    verdict = verify(project, every=True)
+    verdict = verify(project, all_keys=True)
     assert verdict.passed, verdict.as_dict()
     assert verdict.compared > 0

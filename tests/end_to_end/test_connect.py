@@ -52,7 +52,7 @@ def test_a_project_on_spark_connect_and_a_redis_cluster(tmp_path: Path) -> None:
         assert 0 < written["customer_orders"].written <= written["customer_orders"].compared
         assert written["customer_facts"].written == 0
         assert all(one.written == 0 for one in materialize(project).values())
-        verdict = verify(project, every=True)
+        verdict = verify(project, all_keys=True)
         assert verdict.passed
         by_executors(project, spark_url, redis_url)
         spine = local.select([name for name in local.column_names if "__" not in name])

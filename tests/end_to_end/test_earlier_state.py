@@ -102,7 +102,7 @@ def test_its_packages_are_whole_and_answer_their_golden_cases(project: Project) 
 
 
 def test_a_verdict_finds_no_difference(project: Project) -> None:
-    verdict = require_passed(verify(project, every=True))
+    verdict = require_passed(verify(project, all_keys=True))
     assert (verdict.compared, verdict.package) == (RECORD["verdict_values"], LATTER)
 
 

@@ -220,7 +220,7 @@ def test_a_commit_that_was_never_finished(built: Shop, project: Open) -> None:
     file = data_file(built, "shelf_demand")
     shutil.copy(file, file.with_name("part-00000-left-behind.snappy.parquet"))
     assert not build(project(built))["shelf_demand"].changed
-    require_passed(verify(project(built), every=True))
+    require_passed(verify(project(built), all_keys=True))
 
 
 def test_a_table_of_another_contract(built: Shop, project: Open) -> None:
@@ -231,7 +231,7 @@ def test_a_table_of_another_contract(built: Shop, project: Open) -> None:
             step(project(built))
     build(project(built))
     materialize(project(built))
-    assert verify(project(built), every=True).passed
+    assert verify(project(built), all_keys=True).passed
 
 
 # --- materialize
@@ -253,7 +253,7 @@ def test_a_cluster_holds_what_one_redis_holds(
         first, second = materialize(project(built)), materialize(project(built))
         assert {name: m.written for name, m in first.items()} == {name: m.compared for name, m in second.items()}
         assert {m.written for m in second.values()} == {0}
-        require_passed(verify(project(built), every=True))
+        require_passed(verify(project(built), all_keys=True))
         without_customer(built, order_rows()["customer"][5].as_py())
         build(project(built))
         assert materialize(project(built))["customer_orders"].removed == 1
@@ -282,7 +282,7 @@ def test_a_redis_that_is_started_again_in_the_middle_is_noticed(
             materialize(project(built), progress=restart)
         assert "hunter2" not in str(caught.value)
         materialize(project(built))
-        require_passed(verify(project(built), every=True))
+        require_passed(verify(project(built), all_keys=True))
 
 
 def test_expired_rows_are_counted(built: Shop, project: Open) -> None:
@@ -301,7 +301,7 @@ def test_what_is_not_known_yet_is_not_served(built: Shop, project: Open) -> None
     expected = len(set(known["customer"].to_pylist()))
     assert 0 < expected < 60
     assert materialize(project(built))["customer_orders"].written == expected
-    require_passed(verify(project(built), every=True))
+    require_passed(verify(project(built), all_keys=True))
 
 
 def without_customer(shop: Shop, number: int) -> None:
@@ -320,7 +320,7 @@ def test_a_key_that_is_gone_is_not_served(built: Shop, project: Open, which: str
     assert failed(built, project)["customer_orders.status"] == 1
     counts = materialize(project(built))
     assert {name: m.removed for name, m in counts.items()} == {**dict.fromkeys(VIEWS, 0), "customer_orders": 1}
-    require_passed(verify(project(built), every=True))
+    require_passed(verify(project(built), all_keys=True))
     assert {m.removed for m in materialize(project(built)).values()} == {0}
 
 
@@ -330,7 +330,7 @@ def test_a_key_that_is_gone_under_a_new_contract_is_not_served(built: Shop, proj
     apply(project(built))
     build(project(built))
     assert materialize(project(built))["customer_orders"].removed == 1
-    require_passed(verify(project(built), every=True))
+    require_passed(verify(project(built), all_keys=True))
 
 
 def test_redis_unreachable(built: Shop, project: Open, monkeypatch: pytest.MonkeyPatch) -> None:

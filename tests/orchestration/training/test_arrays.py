@@ -126,7 +126,7 @@ def test_arrays_give_the_same_values_to_training_the_api_and_the_verdict(shop: S
         assert [one for one, _ in there] == pytest.approx([other for _, other in there], rel=1e-13, abs=1e-13)
     distill(project(shop))
     export(project(shop))
-    verdict = require_passed(verify(project(shop), every=True))
+    verdict = require_passed(verify(project(shop), all_keys=True))
     assert {name: one.compared for name, one in verdict.views["likeness"].items()} == dict.fromkeys(FIELDS, len(table))
     assert "embedding" in verdict.views["taste"]
 

@@ -144,7 +144,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Project:
     training_set(project)
     distill(project)
     export(project)
-    verdict = require_passed(verify(project, every=True))
+    verdict = require_passed(verify(project, all_keys=True))
     assert set(verdict.views["basket"]) == set(GOOD)
     deploy(project)
     return project

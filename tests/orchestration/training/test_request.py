@@ -78,7 +78,7 @@ def test_one_definition_gives_the_same_values_to_training_the_api_and_the_packag
     table = training_set(project(shop)).table()
     distill(project(shop))
     package = export(project(shop)).path
-    verdict = require_passed(verify(project(shop), every=True))
+    verdict = require_passed(verify(project(shop), all_keys=True))
     assert {name: one.compared for name, one in verdict.views["moment"].items()} == dict.fromkeys(FIELDS, len(table))
     assert {name: one.compared for name, one in verdict.views["API moment"].items()} == dict.fromkeys(FIELDS, 2000)
     deploy(project(shop))
@@ -284,7 +284,7 @@ def test_a_spine_may_leave_out_what_has_a_default(shop: Shop, project: Open) -> 
     assert table["offer__deal"].to_pylist() == [row > 1 for row in table["weight"].to_pylist()]
     distill(project(shop))
     export(project(shop))
-    verdict = require_passed(verify(project(shop), every=True))
+    verdict = require_passed(verify(project(shop), all_keys=True))
     assert verdict.views["offer"]["deal"].compared == len(table)
     deploy(project(shop))
 

@@ -79,7 +79,7 @@ def exported(_exported: Path, tmp_path: Path) -> Shop:
 
 def found(shop: Shop, project: Open) -> tuple[dict[str, int], Verdict]:
     """What `verify` finds to differ, by the names that its refusal and its page give."""
-    verdict = verify(project(shop), every=True)
+    verdict = verify(project(shop), all_keys=True)
     named = {name: one.differing for name, one in verdict.named().items() if one.differing}
     with pytest.raises(GateFailed, match=f"values differ: {next(iter(named))} "):
         require_passed(verdict)
@@ -90,7 +90,7 @@ def found(shop: Shop, project: Open) -> tuple[dict[str, int], Verdict]:
 
 
 def test_a_project_without_faults_passes(exported: Shop, project: Open) -> None:
-    verdict = require_passed(verify(project(exported), every=True))
+    verdict = require_passed(verify(project(exported), all_keys=True))
     assert set(verdict.files) == {name.removeprefix("file ") for name in FILES} | {PREDICT}
     golden = json.loads((package(exported) / "golden.json").read_text())["cases"]
     assert {name: one.compared for name, one in verdict.files.items() if name != PREDICT} == dict.fromkeys(

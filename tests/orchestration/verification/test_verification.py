@@ -40,7 +40,7 @@ from tests.orchestration.shop import HOUR, NOW, Open, Shop
 
 
 def test_verify_passes_on_every_key(built: Shop, project: Open) -> None:
-    verdict = verify(project(built), every=True)
+    verdict = verify(project(built), all_keys=True)
     assert (verdict.passed, verdict.differing) == (True, 0)
     assert verdict.compared == 60 * 5 + 60 * 4 + 50 * 9
     assert (built.state / "verdicts" / "late_order.json").exists()
@@ -67,7 +67,7 @@ def test_times_bytes_and_truth_values_are_keys_from_raw_data_to_verdict(shop: Sh
     build(project(shop))
     materialize(project(shop))
     assert materialize(project(shop))["tickets"].written == 0
-    verdict = verify(project(shop), every=True)
+    verdict = verify(project(shop), all_keys=True)
     assert verdict.passed
     rows = len(pq.read_table(shop.orders))
     assert verdict.views["tickets"]["sums"].compared == rows
@@ -76,9 +76,9 @@ def test_times_bytes_and_truth_values_are_keys_from_raw_data_to_verdict(shop: Sh
     assert failed(shop, project) == {f"tickets.{name}": 1 for name in ("sums", "status", "event_timestamp")}
 
 
-def failed(shop: Shop, project: Open, *, every: bool = True) -> dict[str, int]:
+def failed(shop: Shop, project: Open, *, all_keys: bool = True) -> dict[str, int]:
     """What `verify` finds to differ; it must refuse."""
-    verdict = verify(project(shop), every=every)
+    verdict = verify(project(shop), all_keys=all_keys)
     with pytest.raises(
         GateFailed, match=rf"verdict: {verdict.differing} of {verdict.compared} values differ: "
     ) as caught:
@@ -135,13 +135,13 @@ def alter_born(shop: Shop) -> tuple[str, str, int]:
 
 def test_verify_names_an_offline_row_that_was_altered(built: Shop, project: Open) -> None:
     alter_born(built)
-    assert failed(built, project, every=False) == {"customer_facts.born": 1}
+    assert failed(built, project, all_keys=False) == {"customer_facts.born": 1}
 
 
 def test_verify_finds_an_offline_row_whose_content_is_not_what_was_written(built: Shop, project: Open) -> None:
     alter_born(built)
     with pytest.raises(DataError, match=r"customer_facts: .*\(1 of 50 rows are not what was written\)"):
-        verify(project(built), every=True)
+        verify(project(built), all_keys=True)
 
 
 def test_a_pushed_row_is_left_out_until_the_table_has_caught_up(built: Shop, project: Open) -> None:
@@ -153,7 +153,7 @@ def test_a_pushed_row_is_left_out_until_the_table_has_caught_up(built: Shop, pro
         at = np.array([now])
         counts = OnlineStore(client, contract).write(view, {"customer": [0]}, at, at, pushed)
         assert counts.written == 1
-        verdict = verify(project(built), every=True)
+        verdict = verify(project(built), all_keys=True)
         assert verdict.ahead == {"customer_orders": 1, "shelf_demand": 0, "customer_facts": 0}
         assert require_passed(verdict).views["customer_orders"]["orders_7d"].compared == 59
         key = sorted(client.keys("shop:customer:*"))[5]
@@ -183,7 +183,7 @@ def test_materialize_decides_until_what_the_whole_history_knows(built: Shop, pro
         nothing = {c.name: from_python([None], c.dtype) for c in view.fields}
         OnlineStore(client, contract).write(view, {"customer": [1_000_003]}, known, known, nothing)
         materialize(project(built))
-    verdict = require_passed(verify(project(built), every=True))
+    verdict = require_passed(verify(project(built), all_keys=True))
     assert set(verdict.ahead.values()) == {0}
 
 
@@ -207,7 +207,7 @@ def test_verify_sees_that_redis_is_behind_the_tables(built: Shop, project: Open)
     found = failed(built, project)
     assert found["customer_orders.orders_7d"] == 1
     materialize(project(built))
-    require_passed(verify(project(built), every=True))
+    require_passed(verify(project(built), all_keys=True))
 
 
 def test_a_verdict_is_of_the_contract(built: Shop, project: Open) -> None:
@@ -228,10 +228,10 @@ body_bytes = 250
 
 
 def test_the_api_is_asked_in_requests_that_its_limits_let_through(built: Shop, project: Open) -> None:
-    whole = verify(project(built), every=True)
+    whole = verify(project(built), all_keys=True)
     built.append(LIMITS, "isthmus.toml")
     create(project(built), "somebody", ["read:*"])
-    split = require_passed(verify(project(built), every=True))
+    split = require_passed(verify(project(built), all_keys=True))
     assert split.as_dict() == whole.as_dict()
     with EmbeddedRedis(built.state / "redis") as server, connect(server.url) as client:
         held = [key for key in sorted(client.keys("shop:customer:*")) if client.hexists(key, "customer_facts")]
@@ -255,7 +255,7 @@ def test_between_two_questions_there_may_be_any_time(built: Shop, project: Open)
 
 def test_values_that_have_expired_are_compared_too(built: Shop, project: Open) -> None:
     built.replace(f"now = {NOW}\n", "", "isthmus.toml")
-    verdict = require_passed(verify(project(built), every=True))
+    verdict = require_passed(verify(project(built), all_keys=True))
     assert verdict.at > clock.now() - HOUR
     assert verdict.views["customer_orders"]["orders_7d"].compared == 60
 
@@ -282,7 +282,7 @@ def test_rows_of_another_contract_are_refused_by_name(built: Shop, project: Open
         row[1:9] = bytes(8)
         client.hset(key, "customer_orders", bytes(row))
     with pytest.raises(ContractMismatch, match="customer_orders"):
-        verify(project(built), every=True)
+        verify(project(built), all_keys=True)
 
 
 def test_an_example_has_key_and_time(built: Shop, project: Open) -> None:
@@ -389,7 +389,7 @@ def test_images_of_a_verdict_are_drawings_whatever_names_hold() -> None:
 
 
 def test_a_page_of_a_verdict_that_passed_is_small(built: Shop, project: Open) -> None:
-    require_passed(verify(project(built), every=True))
+    require_passed(verify(project(built), all_keys=True))
     text = (built.state / "verdicts" / "late_order.html").read_text()
     assert len(text) < 20_000
     assert "<figure" not in text

@@ -16,7 +16,7 @@ verbs = typer.Typer()
 @verbs.command()
 def verify(
     name: NameArgument = None,
-    every: Annotated[bool, typer.Option("--all", help="Compare every key, not a sample.")] = False,
+    all_keys: Annotated[bool, typer.Option("--all", help="Compare every key, not a sample.")] = False,
     html: Annotated[Path | None, typer.Option(help="Also write the page here, which needs no network.")] = None,
     project: ProjectOption = None,
     as_json: JsonOption = False,
@@ -28,7 +28,7 @@ def verify(
 
     opened = open_project(project)
     with progress() as bar:
-        verdict = run(opened, name, every=every, progress=bar)
+        verdict = run(opened, name, all_keys=all_keys, progress=bar)
     written = page_file(opened, name)
     if html:
         from isthmus.features.files import write_atomically

@@ -257,7 +257,7 @@ def _verify(project: "Project", request: Request, progress: Progress) -> Iterato
 
     for node, check in request.checks:
         began = time.perf_counter()
-        verdict = verify(project, _name(node), every=True, progress=progress)
+        verdict = verify(project, _name(node), all_keys=True, progress=progress)
         metadata = reported(verdict.as_dict(), began)
         metadata["parity"] = plots(page.images(verdict))
         metadata["page"] = {"raw_value": str(page_file(project, _name(node))), "type": "path"}

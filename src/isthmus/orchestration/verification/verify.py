@@ -25,7 +25,7 @@ from isthmus.orchestration.verification.page import page
 from isthmus.orchestration.verification.recomputation import recompute
 from isthmus.orchestration.verification.sides import OnlineSide
 from isthmus.orchestration.verification.views import SAMPLE, compare_view
-from isthmus.serving.deployment.deployment import Approval, Deployment
+from isthmus.serving.deployment.deployment import Deployment, unapproved
 
 CHECKED_ROWS = 2000
 """Rows of the training set whose requests the API answers, unless a sample is enough."""
@@ -34,7 +34,9 @@ PREDICT = "/predict"
 """The name, among the package's files, of what a server predicts with it."""
 
 
-def verify(project: Project, name: str | None = None, *, every: bool = False, progress: Progress = silent) -> Verdict:
+def verify(
+    project: Project, name: str | None = None, *, all_keys: bool = False, progress: Progress = silent
+) -> Verdict:
     """Compares and writes the verdict, and its page beside it.
 
     The offline side is the point-in-time join at the project's present; the online side is what a server of the project
@@ -43,8 +45,8 @@ def verify(project: Project, name: str | None = None, *, every: bool = False, pr
     answers, with its student; its graph's inputs from offline values, with those from served values; and what a server
     predicts with it.
 
-    `name` of the distillation may be left out where there is only one, or none. `every` compares every key that either
-    side has, and every row of the training set, not a sample, and the offline rows with their content hashes.
+    `name` of the distillation may be left out if there is only one, or none. `all_keys` compares all keys that either
+    side has, and all rows of the training set, not a sample, and the offline rows with their content hashes.
 
     Raises:
         DependencyError: Redis does not answer, or no server can be started.
@@ -63,7 +65,7 @@ def verify(project: Project, name: str | None = None, *, every: bool = False, pr
             write_atomically(deployment, _deployment(project, package, at).dumps())
         with private_api(project, contract, url, at, deployment) as api:
             online = OnlineSide(OnlineStore(client, contract), url, api, at)
-            run = _Verification(project, contract, declared, package, online, every, progress)
+            run = _Verification(project, contract, declared, package, online, all_keys, progress)
             verdict = run.verdict(offline, histories)
     write_atomically(page_file(project, name), page(verdict, project.name).encode())
     write_atomically(verdict_file(project, declared), verdict.dumps())
@@ -78,7 +80,7 @@ class _Verification:
     declared: Distillation | None
     package: Path | None
     online: OnlineSide
-    every: bool
+    all_keys: bool
     progress: Progress
 
     def verdict(self, offline: OfflineStore, histories: Sequence[ViewHistory]) -> Verdict:
@@ -86,9 +88,9 @@ class _Verification:
         for n, history in enumerate(histories):
             view = history.view.name
             self.progress(f"comparing {view}", n / len(histories))
-            views[view], ahead[view] = compare_view(offline, history, self.online, every=self.every)
+            views[view], ahead[view] = compare_view(offline, history, self.online, all_keys=self.all_keys)
         self.progress("comparing request transforms", 0.85)
-        sample, requests = (None, CHECKED_ROWS) if self.every else (SAMPLE, SAMPLE)
+        sample, requests = (None, CHECKED_ROWS) if self.all_keys else (SAMPLE, SAMPLE)
         computed, skipped = recompute(self.project, self.contract, self.declared, sample, self.online.api, requests)
         if self.declared and not self.package:
             no_package = "none is exported that can run under this contract: run `isthmus export`"
@@ -116,7 +118,7 @@ class _Verification:
         # Imported here: a project without a package may lack the libraries that run one.
         from isthmus.orchestration.verification.modelinputs import compare_package
 
-        rows = CHECKED_ROWS if self.every else SAMPLE
+        rows = CHECKED_ROWS if self.all_keys else SAMPLE
         fed = compare_package(self.project, self.declared, self.package, histories, self.online, rows)
         return {**files, PREDICT: fed.predicted}, fed.inputs, {}
 
@@ -130,22 +132,9 @@ def _exported_package(project: Project, declared: Distillation | None, contract:
 
 def _deployment(project: Project, package: Path, at: int) -> Deployment:
     """A deployment for the private server alone, so that its predictions can be compared."""
-    manifest, profile = read_package(package), serving_profile(project, package)
-    manifest.variant(profile.precision)
     if project.public_key is not None:
         require_signature(package, project.public_key)
-    return Deployment(
-        model=manifest.name,
-        package=str(package.resolve()),
-        digest=package_digest(package),
-        contract=manifest.contract,
-        service=manifest.service,
-        precision=profile.precision,
-        threads=profile.threads,
-        deployed_at=at,
-        verdict=Approval(at, 0),
-        public_key=project.public_key,
-    )
+    return unapproved(package, read_package(package), serving_profile(project, package), at, project.public_key)
 
 
 def require_passed(verdict: Verdict) -> Verdict:

@@ -30,15 +30,15 @@ EVENT = RESERVED[0]
 
 
 def compare_view(
-    offline: OfflineStore, history: ViewHistory, online: OnlineSide, *, every: bool
+    offline: OfflineStore, history: ViewHistory, online: OnlineSide, *, all_keys: bool
 ) -> tuple[dict[str, FeatureVerdict], int]:
     """Feature to its comparison, status and event time included; and how many keys were left out as pushed later.
 
-    `every` compares every key that either side has, and checks the table's rows by their content hashes.
+    `all_keys` compares every key that either side has, and checks the table's rows by their content hashes.
     """
     view = history.view
-    served_keys = online.keys(view) if every else None
-    if every:
+    served_keys = online.keys(view) if all_keys else None
+    if all_keys:
         offline.check(history)
     with offline.reading(view.table):
         keys = _keys(history, online.at, served_keys)

@@ -99,23 +99,30 @@ def approve(
     manifest = read_package(package)
     if public_key is not None:
         require_signature(package, public_key)
-    digest = package_digest(package)
     where = f"package {manifest.name}"
     require_service(where, read_contract(package, manifest), contract, manifest.service)
-    manifest.variant(profile.precision)
+    deployment = unapproved(package, manifest, profile, at, public_key)
     require_rows(manifest)
-    verdict = _require_passed(where, digest, contract, verdict)
+    verdict = _require_passed(where, deployment.digest, contract, verdict)
     _require_coverage(where, contract, manifest.service, verdict, tables)
+    return msgspec.structs.replace(deployment, verdict=Approval(verdict.at, verdict.compared))
+
+
+def unapproved(
+    package: Path, manifest: Manifest, profile: ServingProfile, at: int, public_key: str | None
+) -> Deployment:
+    """The deployment of a package where it lies, with a verdict that compared nothing."""
+    manifest.variant(profile.precision)
     return Deployment(
         model=manifest.name,
         package=str(package.resolve()),
-        digest=digest,
+        digest=package_digest(package),
         contract=manifest.contract,
         service=manifest.service,
         precision=profile.precision,
         threads=profile.threads,
         deployed_at=at,
-        verdict=Approval(verdict.at, verdict.compared),
+        verdict=Approval(at, 0),
         public_key=public_key,
     )
 
