@@ -69,6 +69,8 @@ class SourceColumn:
 class Source:
     """The columns of a file source that a view or a query reads.
 
+    Reading raises a DataError if the source is missing or damaged, or if a column is missing or has another type.
+
     Attributes:
         files: Feast's declaration.
         repository: folder that relative paths start from.
@@ -154,7 +156,6 @@ class Source:
 
         Raises:
             ContractMismatch: its table was built under another contract than the view is registered with.
-            DataError: it is missing, or cannot be read.
         """
         if self.contract is not None:
             history = OfflineStore(self.path.rstrip("/").rpartition("/")[0]).history(self.contract)
@@ -169,11 +170,7 @@ class Source:
             )
 
     def columns(self, names: Sequence[str], condition: pc.Expression | None = None) -> pa.Table:
-        """The named columns of the source.
-
-        Raises:
-            DataError: a column is missing, or the source cannot be read.
-        """
+        """The named columns of the source."""
         missing = sorted({*names} - {*self.data.schema.names})
         if missing:
             raise DataError(
@@ -208,10 +205,9 @@ class Source:
         if not bounds or (kind.unit == "ns" and max(map(abs, bounds)) >= _NANOSECONDS):
             return None
         # All thousand nanoseconds of a microsecond are the same time to us.
-        ends = [None if at is None else _as(at + late, kind) for at, late in ((first, 0), (last, 1))]
         field = ds.field(self.event)
-        low = None if ends[0] is None else field >= ends[0]
-        high = None if ends[1] is None else field <= ends[1]
+        low = None if first is None else field >= _as(first, kind)
+        high = None if last is None else field <= _as(last + 1, kind)
         return high if low is None else low if high is None else low & high
 
     def rows(self, names: Sequence[str], known_at: KnownAt, condition: pc.Expression | None = None) -> "Rows":
@@ -222,9 +218,6 @@ class Source:
             known_at: the timestamp from which a row is visible. With `event`, the created timestamp only decides
                 between rows of the same event time.
             condition: rows to read.
-
-        Raises:
-            DataError: the source cannot be read, or a column has another type than the view declares.
         """
         for features in ([column for column in self.features if column.name in names], list(self.features)):
             columns = [column.column for column in (*self.keys, *features)]

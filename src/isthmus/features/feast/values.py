@@ -1,4 +1,8 @@
-"""Conversion of Feast's protos and tables to our columns, and back to protos: values, entity keys and times."""
+"""Conversion of Feast's protos and tables to our columns, and back to protos: values, entity keys and times.
+
+A value of another type, or out of the range of its type, raises a DataError, in an entity key a RequestError. The
+argument `where` names the column or the view in messages.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -85,11 +89,7 @@ def form_of(dtype: FeastType) -> Form | None:
 
 
 def column(protos: Sequence[Value], form: Form, where: str) -> Values:
-    """The NumPy form of n protos; an empty proto is null. `where` names the column in messages.
-
-    Raises:
-        DataError: a value is of another type, or a time that no row can hold.
-    """
+    """The NumPy form of n protos; an empty proto is null."""
     kinds = _kinds(protos)
     if unexpected := {*kinds} - {form.kind, "null_val", ""}:
         raise DataError(where, f"a value is a {min(unexpected)}", expected=f"{form.kind}, or none")
@@ -115,11 +115,7 @@ def column(protos: Sequence[Value], form: Form, where: str) -> Values:
 
 
 def arrow_column(values: pa.ChunkedArray, dtype: FeastType, form: Form, where: str) -> Values:
-    """The NumPy form of n values of a declared type; Feast converts those that rows hold as protos.
-
-    Raises:
-        DataError: the column has another type, or a value does not fit.
-    """
+    """The NumPy form of n values of a declared type; Feast converts those that rows hold as protos."""
     if not form.serialized:
         return from_arrow(typed(values, form.dtype, where), form.dtype)
     try:
@@ -145,11 +141,7 @@ def protos(values: Values, form: Form) -> list[Value]:
 
 
 def key_columns(keys: Sequence[EntityKey], columns: Sequence[Column], where: str) -> dict[str, list[KeyValue]]:
-    """Join key name to its values in n entity keys. `where` names the view in messages.
-
-    Raises:
-        RequestError: an entity key has other join keys, or a value of another type.
-    """
+    """Join key name to its values in n entity keys."""
     names = {column.name for column in columns}
     rows = [dict(zip(key.join_keys, key.entity_values, strict=True)) for key in keys]
     for row in rows:
@@ -159,11 +151,7 @@ def key_columns(keys: Sequence[EntityKey], columns: Sequence[Column], where: str
 
 
 def plain_keys(values: pa.ChunkedArray, column: Column, where: str) -> list[KeyValue]:
-    """The values of a join key, in the form of `key_columns`.
-
-    Raises:
-        DataError: a value is null, or of another type.
-    """
+    """The values of a join key, in the form of `key_columns`."""
     keys = typed(values, column.dtype, f"{where}, join key {column.name}")
     if keys.null_count:
         raise DataError(f"{where}, join key {column.name}", f"{keys.null_count} nulls", expected="no null")
@@ -178,11 +166,7 @@ def key_type(value: Value) -> str:
 
 
 def micros(times: Sequence[datetime], where: str) -> Int64:
-    """Microseconds since 1970 UTC of n times; times without a time zone are UTC, as everywhere in Feast.
-
-    Raises:
-        DataError: a time is null (`NaT`).
-    """
+    """Microseconds since 1970 UTC of n times; times without a time zone are UTC, as everywhere in Feast."""
     if not all(map(is_time, times)):
         raise DataError(where, "a row has no event timestamp", expected="one in every row")
     aware = (time.replace(tzinfo=UTC) if time.tzinfo is None else time for time in times)
@@ -190,11 +174,7 @@ def micros(times: Sequence[datetime], where: str) -> Int64:
 
 
 def moments(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
-    """A column of times as microseconds in UTC; times without a time zone are UTC, as everywhere in Feast.
-
-    Raises:
-        DataError: the column has another type, or a time does not fit microseconds.
-    """
+    """A column of times as microseconds in UTC; times without a time zone are UTC, as everywhere in Feast."""
     kind = column.type
     if pa.types.is_null(kind):
         return column.cast(TIME)
@@ -211,11 +191,7 @@ def moments(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
 
 
 def typed(column: pa.ChunkedArray, dtype: DataType | None, where: str) -> pa.ChunkedArray:
-    """A column cast to its declared type without loss; None leaves it as it is.
-
-    Raises:
-        DataError: the column has another type, or a value does not fit.
-    """
+    """A column cast to its declared type without loss; None leaves it as it is."""
     if dtype is None:
         return column
     wanted = ARROW[dtype.name]
