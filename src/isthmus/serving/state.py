@@ -42,8 +42,10 @@ class State:
         exported = None if self.model is None else self.model.contract
         self._earlier = [contract for contract in (before, exported) if contract is not None]
         self.refused = None if refused is None else str(refused)
-        self.lookup = lru_cache(LOOKUPS)(self._compile)
-        self.service_lookup = lru_cache(LOOKUPS)(self._compile_service)
+        self.lookup = lru_cache(LOOKUPS)(lambda names, full: self._compile(resolve(self.contract, names), full))
+        self.service_lookup = lru_cache(LOOKUPS)(
+            lambda name, full: self._compile(service_features(self.contract, name), full)
+        )
         self.pushed = lru_cache(LOOKUPS)(self._compile_pushed)
         self.graph = lru_cache(LOOKUPS)(lambda name: RowGraph(self.contract.transforms[name]))
 
@@ -115,13 +117,7 @@ class State:
             pass
         return None
 
-    def _compile(self, references: tuple[str, ...], full_names: bool) -> Lookup:
-        return self._lookup_of(resolve(self.contract, references), full_names)
-
-    def _compile_service(self, service: str, full_names: bool) -> Lookup:
-        return self._lookup_of(service_features(self.contract, service), full_names)
-
-    def _lookup_of(self, features: Sequence[tuple[str, str]], full_names: bool) -> Lookup:
+    def _compile(self, features: Sequence[tuple[str, str]], full_names: bool) -> Lookup:
         return Lookup(self.contract, features, full_names=full_names, graphs=self.graph, earlier=self._earlier)
 
     def _compile_pushed(self, view: str, form: Form) -> PushedView:

@@ -5,7 +5,7 @@ from typing import Any
 
 from isthmus.distill.reports.report import Report, ServingHalf, TrainingHalf, read_report
 from isthmus.distill.reports.words import UNKNOWN, duration, money, number, scaled
-from isthmus.features.document import Block, Fields, Heading, Paragraph, Text, to_markdown
+from isthmus.features.document import Block, Fields, Heading, Paragraph, to_markdown
 from isthmus.features.errors import GateFailed
 
 Prices = Mapping[str, float]
@@ -58,15 +58,8 @@ def halves(report: Report, prices: Prices, currency: str) -> dict[str, Fields | 
 
 
 def _training(half: TrainingHalf, prices: Prices, currency: str) -> Fields:
-    price = prices.get(half.device or "")
-    if price is None:
-        cost = _NO_PRICE.format(half.device or "its device")
-    elif half.device_hours is None:
-        cost = UNKNOWN
-    else:
-        cost = f"{money(price * half.device_hours, currency)} at {money(price, currency)} an hour of {half.device}"
     throttled = f"{number(half.slowed_seconds)} s on fewer cores, and {number(half.paused_seconds)} s paused"
-    rows: list[tuple[str, Text]] = [
+    return Fields([
         ("device", half.device or UNKNOWN),
         ("precision", half.precision or UNKNOWN),
         ("threads", number(half.threads)),
@@ -78,21 +71,13 @@ def _training(half: TrainingHalf, prices: Prices, currency: str) -> Fields:
         ("floating-point operations", scaled(half.flops, "FLOP")),
         ("peak memory", _megabytes(half.peak_mb)),
         ("throughput", f"{number(half.rows_per_second)} rows/s"),
-        ("cost", cost),
-    ]
-    return Fields(rows)
+        ("cost", _cost(prices, currency, half.device, half.device_hours)),
+    ])  # fmt: skip
 
 
 def _serving(half: ServingHalf, prices: Prices, currency: str) -> Fields:
-    price = prices.get(half.device)
-    if price is None:
-        cost = _NO_PRICE.format(half.device or "its device")
-    elif not half.requests_per_second:
-        cost = UNKNOWN
-    else:
-        thousand = price / 3600 / half.requests_per_second * 1000
-        cost = f"{money(thousand, currency)} at {money(price, currency)} an hour of {half.device}, always busy"
-    rows: list[tuple[str, Text]] = [
+    hours = 1000 / 3600 / half.requests_per_second if half.requests_per_second else None
+    return Fields([
         ("runtime", half.runtime or UNKNOWN),
         ("precision", half.precision or UNKNOWN),
         ("threads", number(half.threads)),
@@ -101,10 +86,18 @@ def _serving(half: ServingHalf, prices: Prices, currency: str) -> Fields:
         ("throughput", f"{number(half.requests_per_second)} requests/s"),
         ("memory", _megabytes(half.memory_mb)),
         ("first answer of a fresh process", duration(None if half.load_ms is None else half.load_ms * 1000)),
-        ("cost of a thousand requests", cost),
+        ("cost of a thousand requests", _cost(prices, currency, half.device, hours, ", always busy")),
         ("measured on the host", half.host or UNKNOWN),
-    ]
-    return Fields(rows)
+    ])  # fmt: skip
+
+
+def _cost(prices: Prices, currency: str, device: str | None, hours: float | None, note: str = "") -> str:
+    price = prices.get(device or "")
+    if price is None:
+        return _NO_PRICE.format(device or "its device")
+    if hours is None:
+        return UNKNOWN
+    return f"{money(price * hours, currency)} at {money(price, currency)} an hour of {device}{note}"
 
 
 def _megabytes(value: float | None) -> str:

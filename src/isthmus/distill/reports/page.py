@@ -92,13 +92,7 @@ def _training(report: Report) -> list[Block]:
     names = metrics(report)
     columns = ["model", "seed", "steps", "seconds", *names]
     rows = [
-        [
-            run.model,
-            f"{run.seed}",
-            number(run.steps),
-            number(run.seconds),
-            *(measure(run.quality.get(n)) for n in names),
-        ]
+        [run.model, f"{run.seed}", number(run.steps), number(run.seconds), *map(measure, map(run.quality.get, names))]
         for run in report.runs
     ]
     return [

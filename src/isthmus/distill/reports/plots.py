@@ -127,16 +127,11 @@ class Span:
 def spans(label: str, rows: Sequence[Span], caption: str) -> Figure:
     """A row per model on a logarithmic axis: a dot for p50, a faint dot for p99, a line between."""
     x = axis([at for row in rows for at in (row.low, row.high)], 72, _WIDTH - 10, log=True)
-    parts = [
-        _model_row(
-            n,
-            row.model,
-            _range(n, x(row.low), x(row.high))
-            + _dot(x(row.low), _middle(n))
-            + _dot(x(row.high), _middle(n), faint=True),
-        )
-        for n, row in enumerate(rows)
-    ]
+    parts = []
+    for n, row in enumerate(rows):
+        low, high = x(row.low), x(row.high)
+        dots = _dot(low, _middle(n)) + _dot(high, _middle(n), faint=True)
+        parts.append(_model_row(n, row.model, _range(n, low, high) + dots))
     return _rows(x, parts, label, caption)
 
 

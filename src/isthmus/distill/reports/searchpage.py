@@ -138,8 +138,8 @@ def _summary(read: SearchResult) -> Block:
 def _plots(read: SearchResult) -> list[Figure]:
     plots = []
     trained = [trial for trial in read.trials if trial.score is not None and trial.p50_us and trial.bytes]
-    limits = {"p50_us": None, "bytes": read.budget.bytes}
-    for figure, words in (("p50_us", "p50 of one answer in µs"), ("bytes", "bytes of the file")):
+    axes = (("p50_us", "p50 of one answer in µs", None), ("bytes", "bytes of the file", read.budget.bytes))
+    for figure, words, limit in axes:
         dots = [
             Dot(
                 _COLORS.get(trial.precision, "rest"), float(getattr(trial, figure)), trial.score or 0.0,
@@ -150,12 +150,8 @@ def _plots(read: SearchResult) -> list[Figure]:
         if dots:
             fitting = [dot for dot, trial in zip(dots, trained, strict=True) if not trial.over]
             caption = f"{read.metric} (up) over {words} (right, logarithmic)"
-            plots.append(
-                scatter(
-                    dots, f"{read.metric} over {figure}", caption, stairs=_stairs(fitting, more=read.more),
-                    limits=(limits[figure], None),
-                )
-            )  # fmt: skip
+            stairs = _stairs(fitting, more=read.more)
+            plots.append(scatter(dots, f"{read.metric} over {figure}", caption, stairs=stairs, limits=(limit, None)))
     costs = [
         Dot(
             _COLORS.get(trial.precision, "rest"), trial.p99_us, float(trial.bytes),

@@ -4,21 +4,8 @@ from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from isthmus.features.document.blocks import (
-    Block,
-    Bullets,
-    Code,
-    Fields,
-    Figure,
-    Group,
-    Heading,
-    Legend,
-    Paragraph,
-    Span,
-    Style,
-    Table,
-    Text,
-)
+from isthmus.features.document import blocks
+from isthmus.features.document.blocks import Block, Figure, Span, Table, Text
 
 _COLORS = """\
 :root { color-scheme: light dark; --ink: #1d2430; --soft: #5b6675; --line: #d9dee5; --paper: #fff; --card: #f6f8fa;
@@ -60,7 +47,7 @@ i.dot { display: inline-block; width: .7rem; height: .7rem; border-radius: 50%; 
   .sides td::before { content: attr(data-of); color: var(--soft); font-family: system-ui, sans-serif }
   .sides tr + tr td:first-child { border-top: 1px solid var(--line) } }
 """
-_SPANS: dict[Style, str] = {
+_SPANS: dict[blocks.Style, str] = {
     "good": '<span class="good">{}</span>',
     "bad": '<span class="bad">{}</span>',
     "strong": "<b>{}</b>",
@@ -93,17 +80,17 @@ def image(figure: Figure, style: str = "") -> str:
 
 def _block(block: Block) -> str:
     match block:
-        case Heading(text, level):
+        case blocks.Heading(text, level):
             return f"<h{level}>{_inline(text)}</h{level}>"
-        case Paragraph(text):
+        case blocks.Paragraph(text):
             return f"<p>{_inline(text)}</p>"
-        case Bullets(items):
+        case blocks.Bullets(items):
             return f"<ul>{''.join(f'<li>{_inline(item)}</li>' for item in items)}</ul>"
-        case Code(text, file):
+        case blocks.Code(text, file):
             return f"<p>{escape(file)}</p><pre>{escape(text)}</pre>"
-        case Fields(rows):
+        case blocks.Fields(rows):
             return _table(Table(["", ""], rows))
-        case Legend(entries):
+        case blocks.Legend(entries):
             return "\n".join(
                 f'<p class="{color}"><i class="dot"></i> <b>{escape(name)}</b> {escape(about)}</p>'
                 for color, name, about in entries
@@ -115,7 +102,7 @@ def _block(block: Block) -> str:
     return _group(block)
 
 
-def _group(group: Group) -> str:
+def _group(group: blocks.Group) -> str:
     title, body = _inline(group.title), "".join(map(_block, group.blocks))
     if group.layout == "details":
         return f"<details><summary>{title}</summary>{body}</details>"

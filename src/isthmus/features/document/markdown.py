@@ -3,20 +3,8 @@
 import re
 from collections.abc import Iterable
 
-from isthmus.features.document.blocks import (
-    Block,
-    Bullets,
-    Code,
-    Fields,
-    Figure,
-    Group,
-    Heading,
-    Legend,
-    Paragraph,
-    Span,
-    Table,
-    Text,
-)
+from isthmus.features.document import blocks
+from isthmus.features.document.blocks import Block, Figure, Span, Table, Text
 
 # An underscore inside a word is no markup: `late_arrival` stays readable.
 _MARKUP = re.compile(r"""[\\`*\[\]<>|#&~!$]|_(?![^\W_])""")
@@ -31,22 +19,22 @@ def to_markdown(blocks: Iterable[Block]) -> str:
 
 def _block(block: Block) -> str:
     match block:
-        case Heading(text, level):
+        case blocks.Heading(text, level):
             return f"{'#' * level} {_inline(text)}"
-        case Paragraph(text):
+        case blocks.Paragraph(text):
             return _paragraph(text)
-        case Bullets(items):
+        case blocks.Bullets(items):
             return "\n".join(f"* {_paragraph(item)}" for item in items)
-        case Code(text, file):
+        case blocks.Code(text, file):
             return f"{_paragraph(file)}\n\n```\n{text}\n```"
-        case Fields(rows):
+        case blocks.Fields(rows):
             return _table(Table(["", " "], rows, numbers=[" "]))
-        case Legend(entries):
+        case blocks.Legend(entries):
             return "\n".join(f"* {_paragraph(f'{name}: {about}')}" for _, name, about in entries)
         case Table():
             return _table(block)
-        case Group(_, blocks, title):
-            return "\n\n".join(filter(None, (_paragraph(title), *map(_block, blocks))))
+        case blocks.Group(_, parts, title):
+            return "\n\n".join(filter(None, (_paragraph(title), *map(_block, parts))))
     return ""
 
 

@@ -1,6 +1,7 @@
 """The deployment: which package answers `/predict`, on whose verdict, in a small file."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -156,40 +157,26 @@ def _require_coverage(
         if compared is None or compared.compared <= verdict.ahead.get(view, 0):
             missing.append(f"{view}.{feature}")
     if missing:
-        raise GateFailed(
-            where,
-            f"its verdict did not compare {', '.join(missing[:3])}" + (" and more" if len(missing) > 3 else ""),
-            expected="every feature of the model",
-            remedy=_VERIFY,
-        )
+        found = f"its verdict did not compare {', '.join(missing[:3])}" + (" and more" if len(missing) > 3 else "")
+        raise GateFailed(where, found, expected="every feature of the model", remedy=_VERIFY)
     rebuilt = sorted({view for view, _ in features if tables.get(view) != verdict.tables.get(view)})
     if rebuilt:
-        raise GateFailed(
-            where,
-            f"the tables of {', '.join(rebuilt)} have changed since its verdict",
-            expected="the tables that were compared",
-            remedy="run `isthmus materialize` and `isthmus verify`, then deploy again",
-        )
+        found = f"the tables of {', '.join(rebuilt)} have changed since its verdict"
+        remedy = "run `isthmus materialize` and `isthmus verify`, then deploy again"
+        raise GateFailed(where, found, expected="the tables that were compared", remedy=remedy)
 
 
 def _require_passed(where: str, digest: str, contract: Contract, verdict: Verdict | None) -> Verdict:
+    refused = partial(GateFailed, where, remedy=_VERIFY)
     if verdict is None:
-        raise GateFailed(where, "has no verdict", expected="a verdict that passed", remedy=_VERIFY)
+        raise refused("has no verdict", expected="a verdict that passed")
     if verdict.contract != contract.hash:
-        raise GateFailed(
-            where, f"its verdict is about contract {verdict.contract[:12]}", expected=contract.hash[:12], remedy=_VERIFY
-        )
+        raise refused(f"its verdict is about contract {verdict.contract[:12]}", expected=contract.hash[:12])
     if verdict.package is None or verdict.model is None:
-        raise GateFailed(
-            where, "its verdict compared no model output", expected=f"package {digest[:12]}", remedy=_VERIFY
-        )
+        raise refused("its verdict compared no model output", expected=f"package {digest[:12]}")
     if verdict.package != digest:
-        raise GateFailed(
-            where, f"its verdict is about package {verdict.package[:12]}", expected=digest[:12], remedy=_VERIFY
-        )
+        raise refused(f"its verdict is about package {verdict.package[:12]}", expected=digest[:12])
     if not verdict.passed:
-        raise GateFailed(
-            where, f"its verdict failed: {verdict.differing:,} of {verdict.compared:,} values differ",
-            expected="none", remedy="run `isthmus verify`, mend what differs, and deploy again",
-        )  # fmt: skip
+        found = f"its verdict failed: {verdict.differing:,} of {verdict.compared:,} values differ"
+        raise refused(found, expected="none", remedy="run `isthmus verify`, mend what differs, and deploy again")
     return verdict

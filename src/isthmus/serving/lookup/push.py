@@ -61,16 +61,6 @@ FEAST = Form("feature_view_name", "created")
 feature is in whole seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Rows that agree with the contract."""
-
-    keys: Mapping[str, list[Any]]
-    event: Int64
-    known: Int64
-    features: Mapping[str, Values]
-
-
 class PushedView:
     """Checks and packs the rows of a view: built once, used by every push to it."""
 
@@ -89,11 +79,11 @@ class PushedView:
 
     def pack(self, df: Raws, limits: Limits, now: int) -> tuple[list[bytes], list[bytes]]:
         """The Redis key of each row, and the packed row."""
-        rows = self._read(df, limits, now)
-        names = entity_keys(self._project, self._view.keys, rows.keys)
-        return names, self._codec.encode(rows.event, rows.known, rows.features)
+        keys, event, known, features = self._read(df, limits, now)
+        return entity_keys(self._project, self._view.keys, keys), self._codec.encode(event, known, features)
 
-    def _read(self, df: Raws, limits: Limits, now: int) -> _Rows:
+    def _read(self, df: Raws, limits: Limits, now: int) -> tuple[dict[str, list[Any]], Int64, Int64, dict[str, Values]]:
+        """The keys, event times, known times and features of rows that agree with the contract."""
         problems: list[Problem] = []
         for name in df:
             if name not in self._readers:
@@ -124,12 +114,9 @@ class PushedView:
         if problems:
             raise RowsError("df", problems)
         limits.require_values("df", len(lists[EVENT]), len(self._view.fields))
-        return _Rows(
-            {key.name: lists[key.name] for key in self._view.keys},
-            np.array(lists[EVENT], np.int64),
-            np.array(known or [now] * len(lists[EVENT]), np.int64),
-            features,
-        )
+        event = np.array(lists[EVENT], np.int64)
+        keys = {key.name: lists[key.name] for key in self._view.keys}
+        return keys, event, np.array(known or [now] * len(event), np.int64), features
 
 
 def _key(column: Column, raw: msgspec.Raw) -> list[Any]:
@@ -140,7 +127,7 @@ def _reader(column: Column) -> Callable[[msgspec.Raw], list[Any]]:
     """The reader of a feature: its values as a lookup answers with them, and a timestamp also as text."""
     if column.dtype.name == "UnixTimestamp":
         return partial(_times, _NULLABLE_TIMES)
-    return partial(_field, column)
+    return partial(decode.field, column=column)
 
 
 def _seconds(column: Column) -> Callable[[msgspec.Raw], list[Any]]:
@@ -165,10 +152,6 @@ def _micros(seconds: int | None) -> int | None:
     if seconds * 10**6 < -(2**63):
         raise RequestError("", f"{seconds} is too early", expected=_A_SECOND)
     return seconds * 10**6
-
-
-def _field(column: Column, raw: msgspec.Raw) -> list[Any]:
-    return decode.field(raw, column)
 
 
 def _times(decoder: msgspec.json.Decoder[list[Any]], raw: msgspec.Raw) -> list[Any]:

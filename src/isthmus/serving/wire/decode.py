@@ -18,26 +18,19 @@ from isthmus.serving.wire.errors import TooLargeError, any_of
 _Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Float = float | Literal["NaN", "Infinity", "-Infinity"]
-_PYTHON: dict[str, Any] = {
-    "Bool": bool,
-    "Int32": _Int32,
-    "Int64": _Int64,
-    "Float32": _Float,
-    "Float64": _Float,
-    "UnixTimestamp": _Int64,
-    "String": str,
-    "Bytes": bytes,
+_NUMBERS = 'numbers, "NaN", "Infinity" and "-Infinity"'
+_SCALARS: dict[str, tuple[Any, str]] = {
+    "Bool": (bool, "true or false"),
+    "Int32": (_Int32, "whole numbers of 32 bits"),
+    "Int64": (_Int64, "whole numbers of 64 bits"),
+    "Float32": (_Float, _NUMBERS),
+    "Float64": (_Float, _NUMBERS),
+    "UnixTimestamp": (_Int64, "whole microseconds since 1970 UTC"),
+    "String": (str, "strings"),
+    "Bytes": (bytes, "Base64 strings"),
 }
-_WORDS = {
-    "Bool": "true or false",
-    "Int32": "whole numbers of 32 bits",
-    "Int64": "whole numbers of 64 bits",
-    "Float32": 'numbers, "NaN", "Infinity" and "-Infinity"',
-    "Float64": 'numbers, "NaN", "Infinity" and "-Infinity"',
-    "UnixTimestamp": "whole microseconds since 1970 UTC",
-    "String": "strings",
-    "Bytes": "Base64 strings",
-}
+_PYTHON = {name: python for name, (python, _) in _SCALARS.items()}
+_WORDS = {name: words for name, (_, words) in _SCALARS.items()}
 _PYTHON |= {Array(scalar).name: GenericAlias(list, (_PYTHON[scalar.name],)) for scalar in SCALARS}
 _WORDS |= {Array(scalar).name: f"lists of {_WORDS[scalar.name]}" for scalar in SCALARS}
 _KEYS = {name: msgspec.json.Decoder(GenericAlias(list, (python,))) for name, python in _PYTHON.items()}

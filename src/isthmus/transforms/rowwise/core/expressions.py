@@ -15,7 +15,6 @@ from isthmus.transforms.rowwise.core.types import SqlType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
-    from pyspark.sql.connect.proto import DataType as TypeProto
     from pyspark.sql.connect.proto import Expression as Proto
     from pyspark.sql.connect.proto import Origin
 
@@ -147,7 +146,7 @@ def _written_out(expression: Any, name: str, known: dict[int, int]) -> int:
 
 def _node(proto: "Proto", around: str = "") -> Node:
     # An expression without an origin takes that of the expression around it.
-    place = _place(proto) or around
+    place = _site(proto.common.origin) or around
     kind = str(proto.WhichOneof("expr_type"))
     match kind:
         case "alias":
@@ -189,10 +188,6 @@ def _node(proto: "Proto", around: str = "") -> Node:
                              if kind == "window" else "built-in functions of pyspark.sql.functions")  # fmt: skip
 
 
-def _place(proto: "Proto") -> str:
-    return _site(proto.common.origin)
-
-
 def _site(origin: "Origin") -> str:
     site = origin.python_origin.call_site
     # "module.py:12" behind any words of PySpark's own.
@@ -227,7 +222,8 @@ _WORDS = {
 
 def _type(proto: "Proto", child: Node, place: str) -> SqlType:
     cast = proto.cast
-    word = cast.type_str.strip().lower() if cast.WhichOneof("cast_to_type") == "type_str" else _word(cast.type)
+    written = cast.WhichOneof("cast_to_type") == "type_str"
+    word = cast.type_str.strip().lower() if written else str(cast.type.WhichOneof("kind"))
     word = _WORDS.get(word, word)
     node = Node("cast", (child,), value=word, place=place)
     if cast.eval_mode == cast.EVAL_MODE_TRY:
@@ -235,7 +231,3 @@ def _type(proto: "Proto", child: Node, place: str) -> SqlType:
     if word not in types.TYPES:
         raise NotCompilableError(node, f"there is no {word} in a graph", f"one of {', '.join(types.TYPES)}")
     return types.TYPES[word]
-
-
-def _word(kind: "TypeProto") -> str:
-    return str(kind.WhichOneof("kind"))

@@ -7,7 +7,7 @@ import numpy as np
 
 from isthmus.transforms.rowwise.core import casts
 from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
-from isthmus.transforms.rowwise.core.graph import Graph, Value
+from isthmus.transforms.rowwise.core.graph import Graph, Stacked, Value
 from isthmus.transforms.rowwise.core.rules import rule
 from isthmus.transforms.rowwise.core.types import BOOLEAN, DOUBLE, LONG, VOID
 
@@ -131,11 +131,6 @@ _HALF_PI_REST = 6.123233995736765886130e-17
 """Pi / 2 less its double."""
 
 
-def atan(graph: Graph, x: str) -> str:
-    """The angle of a slope."""
-    return graph.together(_atan, x, 0)
-
-
 def _atan(graph: Graph, x: str, _numbers: Sequence[int]) -> str:
     """The rational function of Cephes (Moshier 1989), after the argument is brought between -0.66 and 0.66."""
     size = graph.add("Abs", x)
@@ -157,6 +152,14 @@ def _atan(graph: Graph, x: str, _numbers: Sequence[int]) -> str:
     return _signed_like(graph, graph.add("Add", base, graph.add("Add", result, more)), x)
 
 
+def _together(function: Stacked, number: int = 0) -> Real:
+    return lambda graph, x: graph.together(function, x, number)
+
+
+atan = _together(_atan)
+"""The angle of a slope."""
+
+
 def polynomial(graph: Graph, x: str, coefficients: Sequence[str]) -> str:
     """By Horner's rule, the coefficient of the highest power first."""
     result = coefficients[0]
@@ -168,10 +171,6 @@ def polynomial(graph: Graph, x: str, coefficients: Sequence[str]) -> str:
 _ASIN_P = (3.47933107596021167570e-5, 7.91534994289814532176e-4, -4.00555345006794114027e-2, 2.01212532134862925881e-1,
            -3.25565818622400915405e-1, 1.66666666666666657415e-1)  # fmt: skip
 _ASIN_Q = (7.70381505559019352791e-2, -6.88283971605453293030e-1, 2.02094576023350569471, -2.40339491173441421878)
-
-
-def _asin(graph: Graph, x: str) -> str:
-    return graph.together(_arcsine, x, 0)
 
 
 def _arcsine(graph: Graph, x: str, _numbers: Sequence[int]) -> str:
@@ -291,14 +290,6 @@ def pair(graph: Graph, left: float, right: float) -> str:
     return graph.tensor(np.array([left, right]).reshape(2, 1, 1), DOUBLE.tensor)
 
 
-def _sin(graph: Graph, x: str) -> str:
-    return graph.together(_circular, x, 0)
-
-
-def _cos(graph: Graph, x: str) -> str:
-    return graph.together(_circular, x, 1)
-
-
 def _tanh(graph: Graph, x: str) -> str:
     """Of e = e^2x - 1: e / (e + 2), from 0.55 on 1 - 2 / (e + 2), where an error of e counts for less."""
     size, two = graph.add("Abs", x), number(graph, 2.0)
@@ -309,6 +300,7 @@ def _tanh(graph: Graph, x: str) -> str:
     return _signed_like(graph, graph.add("Where", steep, graph.add("Div", e, under), far), x)
 
 
+_sin, _cos = _together(_circular, 0), _together(_circular, 1)
 _real("sqrt", _kernel("Sqrt"))
 _real("cbrt", _cbrt)
 _real("exp", exp)
@@ -323,7 +315,7 @@ _real("tan", _quotient(_sin, _cos))
 _real("cot", _quotient(_cos, _sin))
 _real("sec", _quotient(None, _cos))
 _real("csc", _quotient(None, _sin))
-_real("asin", _asin)
+_real("asin", _together(_arcsine))
 _real("acos", _acos)
 _real("atan", atan)
 _real("sinh", _sinh)
