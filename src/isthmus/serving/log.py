@@ -55,7 +55,6 @@ def _line(event: Any, **_: object) -> bytes:
 
 
 def _without_trace(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Names the exception instead of printing its stack."""
     trace = event.pop("exc_info", None)
     if isinstance(trace, tuple) and trace[0] is not None:
         event["exception"] = trace[0].__name__

@@ -127,7 +127,6 @@ class State:
 
 
 def _not_ready(problem: IsthmusError | None, where: str, missing: str, remedy: str) -> NotReadyError:
-    """The error for a broken file, or for a missing file."""
     if problem is None:
         return NotReadyError(where, missing, remedy=remedy)
     return NotReadyError(problem.where, problem.found, expected=problem.expected, remedy=problem.remedy)

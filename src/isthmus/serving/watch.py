@@ -116,8 +116,6 @@ class Watch:
 
 @dataclass(frozen=True)
 class _Deployed:
-    """The model of a deployment file, and the candidate beside it."""
-
     model: Model
     run: CandidateRun | None
 

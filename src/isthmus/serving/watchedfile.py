@@ -1,6 +1,7 @@
 """A file that is read again once it has changed."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -11,18 +12,18 @@ from isthmus.features.errors import IsthmusError
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class WatchedFile(Generic[T]):
     """A file and its parsed content: or what is wrong with it, or None if there is no such file.
 
     A broken file does not replace good content: `content` stays, and `problem` says what is wrong with the file.
     """
 
-    def __init__(self, path: Path, parse: Callable[[Path], T]) -> None:
-        self.path = path
-        self._parse = parse
-        self._stamp: tuple[int, int, int] | None = None
-        self.content: T | IsthmusError | None = None
-        self.problem: IsthmusError | None = None
+    path: Path
+    _parse: Callable[[Path], T]
+    content: T | IsthmusError | None = None
+    problem: IsthmusError | None = None
+    _stamp: tuple[int, int, int] | None = None
 
     def changed(self) -> bool:
         """Whether the file differs from what was read last."""

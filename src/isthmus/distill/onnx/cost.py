@@ -95,7 +95,6 @@ def _constants(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]
 
 
 def _sizes(value: onnx.ValueInfoProto) -> Shape | None:
-    """The shape; None if a size is unknown."""
     if not value.type.tensor_type.HasField("shape"):
         return None
     sizes = value.type.tensor_type.shape.dim

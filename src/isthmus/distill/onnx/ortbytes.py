@@ -108,7 +108,6 @@ class _Writer:
         self._written: dict[str, int] = {}
 
     def file(self, session: list[Any]) -> bytes:
-        """The complete file."""
         self._builder.Finish(self._table("Session", session), file_identifier=IDENTIFIER)
         return bytes(self._builder.Output())
 

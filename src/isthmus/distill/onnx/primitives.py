@@ -52,8 +52,6 @@ def in_primitives(model: onnx.ModelProto) -> list[onnx.NodeProto]:
 
 
 class _Writer:
-    """Writes the primitives that replace a node."""
-
     def __init__(self, graph: onnx.GraphProto, node: onnx.NodeProto, constants: Mapping[str, Array]) -> None:
         self._graph = graph
         self._numbers = count()
@@ -71,11 +69,9 @@ class _Writer:
         return name
 
     def reduced(self, operator: str, value: str, axes: Sequence[int], *, keep: bool = True) -> str:
-        """Adds an operator along axes."""
         return self.step(operator, value, self.constant(np.array(axes)), keepdims=int(keep))
 
     def cast(self, value: str, kind: int) -> str:
-        """Converts a tensor to an element type."""
         return self.step("Cast", value, to=kind)
 
     def constant(self, value: Array) -> str:
@@ -195,7 +191,6 @@ def _layer_norm(writer: _Writer) -> bool:
 
 
 def _reduction(writer: _Writer) -> bool:
-    """Sums, means, and roots of sums of squares."""
     kind, value = writer.node.op_type, writer.node.input[0]
     constant = writer.constants.get("".join(writer.node.input[1:]))
     if constant is None or not constant.size:

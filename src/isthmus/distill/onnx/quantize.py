@@ -119,7 +119,6 @@ def _finite(feeds: Feeds) -> Feeds:
 
 
 def _with_uneven_bias(model: onnx.ModelProto, layers: Sequence[str]) -> list[str]:
-    """The layers whose bias is not a vector."""
     sizes = {constant.name: len(constant.dims) for constant in model.graph.initializer}
     return [
         node.name

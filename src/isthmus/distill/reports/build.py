@@ -122,7 +122,6 @@ def report(
 def _answers(
     task: Task, trained: Mapping[tuple[str, int], Trained], outputs: Mapping[str, TeacherOutputs]
 ) -> dict[_Key, Answers]:
-    """What every model answers for the test rows."""
     test = task.material.parts.test
     answers: dict[_Key, Answers] = {}
     for name, cached in outputs.items():

@@ -299,7 +299,6 @@ def _tick(value: float) -> str:
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    """Evenly spaced points with the last."""
     if len(points) <= _POINTS:
         return points
     stride = -(-len(points) // (_POINTS - 1))

@@ -129,8 +129,6 @@ class Training:
 
 
 class _Run:
-    """One run of a training: module, optimizer, counters, checkpoints and log."""
-
     def __init__(self, training: Training, signals: list[int]) -> None:
         self.training, self.settings, self.signals = training, training.settings, signals
         self.module, self.accelerator = training.module, training.accelerator
@@ -167,7 +165,6 @@ class _Run:
         })  # fmt: skip
 
     def resume(self) -> None:
-        """Starts, or continues from the last checkpoint."""
         torch.manual_seed(_seed(1, self.settings.seed, self.rank))
         if self.checkpoints and (latest := self.checkpoints.latest()):
             self.state, tensors = latest
@@ -363,7 +360,6 @@ class _Run:
         return f"step {step} of {self.total}"
 
     def stopped(self) -> Stopped:
-        """The error that ends a run after a signal."""
         name = Signals(self.signals[0]).name if self.signals else "a signal to another process"
         return Stopped(
             self.training.where,
@@ -383,5 +379,4 @@ class _Run:
 
 
 def _seed(*parts: int) -> int:
-    """A seed derived from several numbers, unlike any of them."""
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0])

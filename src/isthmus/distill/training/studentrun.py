@@ -77,7 +77,6 @@ class _Student(nn.Module):
         self.student, self.objective = student, objective
 
     def forward(self, *inputs: Tensor) -> Any:
-        """The student's outputs."""
         return self.student(*inputs)
 
 

@@ -118,7 +118,6 @@ class _Exchange:
         self._places = deque([self._deliver(batch) for batch in self._flying])
 
     def _deliver(self, batch: Sequence[Command]) -> dict[str, list[int]]:
-        """Sends a batch; returns which of its commands went to which node."""
         if isinstance(self._client, redis.RedisCluster):
             nodes = by_node(batch, self._key, self._owner)
         else:
@@ -133,7 +132,6 @@ class _Exchange:
         return nodes
 
     def _collect(self) -> list[Any]:
-        """The replies to the oldest batch in flight."""
         replies: list[Any] = [None] * len(self._flying[0])
         followed = (NoScriptError, *MOVING) if isinstance(self._client, redis.RedisCluster) else NoScriptError
         for node, places in self._places[0].items():

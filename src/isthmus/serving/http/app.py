@@ -358,7 +358,6 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 async def _fail(request: Request, _error: Exception) -> Response:
-    """The answer to a defect of ours; the log says where it is."""
     return await _refuse(request, errors.DefectError("server", "an unforeseen error", remedy="see the server's log"))
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
@@ -99,13 +100,13 @@ class Guarded:
             )
 
 
+@dataclass(eq=False)
 class Limited:
     """An ASGI application that bounds the number of requests under way, the time of each, and its body."""
 
-    def __init__(self, app: ASGIApp, limits: Limits) -> None:
-        self._app = app
-        self._limits = limits
-        self._under_way = 0
+    _app: ASGIApp
+    _limits: Limits
+    _under_way: int = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on unless the server is busy."""
@@ -149,16 +150,16 @@ class Limited:
             await _refuse(late, scope, receive, send)
 
 
+@dataclass(eq=False)
 class _Exchange:
     """The two directions of a request: how much of its body has come, and whether its answer has begun."""
 
-    def __init__(self, receive: Receive, send: Send, most: int) -> None:
-        self._receive = receive
-        self._send = send
-        self._most = most
-        self._read = 0
-        self.reading = False
-        self.started = False
+    _receive: Receive
+    _send: Send
+    _most: int
+    _read: int = 0
+    reading: bool = False
+    started: bool = False
 
     async def receive(self) -> Message:
         """The next part of the body; a TooLargeError if that makes it too long."""
@@ -171,7 +172,6 @@ class _Exchange:
         return message
 
     async def send(self, message: Message) -> None:
-        """Sends a part of the answer."""
         self.started = True
         await self._send(message)
 

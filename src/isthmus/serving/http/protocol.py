@@ -107,7 +107,6 @@ class _Flow(FlowControl):
         self._waiting = waiting
 
     def resume_reading(self) -> None:
-        """Reads on once the last request has its turn, which may need the rest of its body."""
         if not self._waiting:
             super().resume_reading()
 
@@ -126,13 +125,11 @@ class _Corked:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Sends data at the end of this turn."""
         if not self._parts:
             self._loop.call_soon(self._send)
         self._parts.append(data)
 
     def close(self) -> None:
-        """Closes the connection once everything is sent."""
         self._send()
         self._transport.close()
 

@@ -106,7 +106,6 @@ def _history(events: Sequence[HistoryState]) -> Block:
 
 
 def _project(status: Status | None) -> Iterator[Block]:
-    """The last result of `isthmus status`."""
     if status is None:
         yield Paragraph("Its folder is elsewhere, or `isthmus status` was never run.")
         return

@@ -96,7 +96,6 @@ def _array(values: Values, dtype: DataType) -> pa.Array:
 
 
 def _ends(items: Sequence[Any]) -> pa.Buffer:
-    """Where each item of variable length ends, a zero first."""
     ends = np.cumsum([0, *map(len, items)], dtype=np.int64)
     return pa.py_buffer(ends.astype(np.int32, casting="same_value"))
 

@@ -176,7 +176,6 @@ class Lookup:
             yield place, transform, dtype, values.data[None], None if values.valid.all() else ~values.valid[None]
 
     def _describe(self, keys: tuple[str, ...]) -> bytes:
-        """The metadata of an answer that begins with these keys."""
         return orjson.dumps({"feature_names": [*keys, *self.names], "contract": self.contract.hash})
 
 

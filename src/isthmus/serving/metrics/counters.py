@@ -10,6 +10,7 @@ import math
 import os
 from bisect import bisect_left
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -24,25 +25,21 @@ BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1
 """Upper bounds in seconds: from a lookup of a single key to the longest wait for Redis."""
 
 
+@dataclass(slots=True, eq=False)
 class Number:
     """A number; `key` is its name in a file of prometheus_client."""
 
-    __slots__ = ("key", "value")
-
-    def __init__(self, key: str) -> None:
-        self.key = key
-        self.value = 0.0
+    key: str
+    value: float = 0.0
 
 
+@dataclass(slots=True, eq=False)
 class Seconds:
     """A histogram of durations: how many fell into each bucket, and their sum."""
 
-    __slots__ = ("bounds", "counts", "total")
-
-    def __init__(self, bounds: tuple[float, ...], counts: list[Number], total: Number) -> None:
-        self.bounds = bounds
-        self.counts = counts
-        self.total = total
+    bounds: tuple[float, ...]
+    counts: list[Number]
+    total: Number
 
     def observe(self, seconds: float) -> None:
         """Counts a duration."""

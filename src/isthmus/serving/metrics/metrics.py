@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -200,8 +201,6 @@ class _Series:
 
 
 class _Outcome:
-    """The series of the requests that a route answered with a status."""
-
     def __init__(self, series: _Series, route: str, method: str, status: int) -> None:
         self._requests = series.requests.number(route, method, str(status) if status else "none")
         self._duration = series.request_seconds.seconds(route, f"{status // 100}xx" if status else "none")
@@ -221,8 +220,6 @@ class _Outcome:
 
 
 class _View:
-    """The series of a view."""
-
     def __init__(self, series: _Series, name: str) -> None:
         self._values = [series.view_values.number(name, label) for label in LABELS]
         self._newest = series.newest.number(name)
@@ -248,21 +245,19 @@ class _View:
 
 
 class _Runs:
-    """The series of a model."""
-
     def __init__(self, series: _Series, model: str) -> None:
         self.seconds = series.model_seconds.seconds(model)
         self.rows = series.model_rows.number(model)
         self.failures = series.failures.number(model)
 
 
+@dataclass(eq=False)
 class _Exposed(Collector):
     """The counted metrics, and those that are computed when they are read."""
 
-    def __init__(self, counted: Tally, state: Callable[[], State], now: Callable[[], int]) -> None:
-        self._counted = counted
-        self._state = state
-        self._now = now
+    _counted: Tally
+    _state: Callable[[], State]
+    _now: Callable[[], int]
 
     def collect(self) -> Iterable[Metric]:
         families = {family.name: family for family in self._counted.collect()}

@@ -62,7 +62,6 @@ class Batches:
         return await waiting.outputs
 
     async def _run(self) -> None:
-        """Runs batches until nothing waits."""
         try:
             while batch := self._next():
                 try:
@@ -80,7 +79,6 @@ class Batches:
             self._runner = None
 
     def _next(self) -> list[_Waiting]:
-        """Takes from the front what fits into a batch."""
         rows = count = 0
         for waiting in self._waiting:
             rows += waiting.rows

@@ -127,7 +127,6 @@ class _Wire(asyncio.Protocol):
         self._heard = self._loop.time()
 
     async def ask(self, packed: bytes, count: int) -> list[Any]:
-        """The replies to packed commands, errors among them."""
         if count == 0:
             return []
         sent = self._loop.time()
@@ -158,12 +157,10 @@ class _Wire(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Closes the connection at once."""
         self._transport.abort()
         self.connection_lost(None)
 
     def data_received(self, data: bytes) -> None:
-        """Hands out the replies that have come."""
         self._heard = self._loop.time()
         self._replies.feed(data)
         try:
@@ -181,7 +178,6 @@ class _Wire(asyncio.Protocol):
             self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fails the requests that wait."""
         self.left = True
         while self._waiting:
             future, _, _ = self._waiting.popleft()
@@ -190,5 +186,4 @@ class _Wire(asyncio.Protocol):
 
 
 def _pack(commands: Sequence[Command]) -> bytes:
-    """Commands as they are sent."""
     return b"".join([hiredis.pack_command(cast("Any", command)) for command in commands])

@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,13 +31,14 @@ _EVERY = 50
 """Requests of the candidate between two looks at p99."""
 
 
+@dataclass(eq=False)
 class Counts:
     """The requests that a model got, the failures among them, and the seconds of its latest runs over a single row."""
 
-    def __init__(self) -> None:
-        self.requests = self.failures = 0
-        self.seconds: deque[float] = deque(maxlen=WINDOW)
-        self._from = (0, 0)
+    requests: int = 0
+    failures: int = 0
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    _from: tuple[int, int] = 0, 0
 
     def count(self, rows: int, seconds: float | None) -> None:
         """A request was answered after so many seconds of its model, or not: None."""

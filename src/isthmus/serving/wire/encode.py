@@ -103,7 +103,6 @@ def _masked(columns: list[Any], null: Nulls | None) -> list[Any]:
 
 
 def _arrays(element: DataType, column: np.ndarray[Any, Any]) -> list[Any]:
-    """A column of arrays: all of their elements are converted together."""
     rows: list[Any] = column.tolist()
     arrays = [array for array in rows if array is not None]
     if element.numpy is None or not arrays:

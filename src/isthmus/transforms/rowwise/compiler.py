@@ -118,13 +118,11 @@ class _Compiler:
         return apply(graph, node, [self.value(argument) for argument in node.arguments])
 
     def _array(self, name: str, value: Value) -> Value:
-        """A column of arrays, split into elements once."""
         if name not in self._arrays:
             self._arrays[name] = arrays.from_input(self._graph, value)
         return self._arrays[name]
 
     def _higher(self, node: Node) -> Value:
-        """A function that takes a function."""
         graph = self._graph
         plain = [self.value(part) for part in node.arguments if part.name != "lambda"]
         bodies = [self._body(node, part) for part in node.arguments if part.name == "lambda"]
@@ -154,7 +152,6 @@ class _Compiler:
         return body
 
     def finish(self, nodes: Mapping[str, Node], values: Mapping[str, Value]) -> Compiled:
-        """The graph of some values."""
         graph = self._graph
         for name, value in values.items():
             if value.kind.element is not None or value.kind == VOID:

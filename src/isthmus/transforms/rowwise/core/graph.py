@@ -363,7 +363,6 @@ class Graph:
         return order
 
     def _called(self, function: Stacked, calls: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
-        """The nodes of a stacked call."""
         # Without the known tensors: if no output needs such a tensor, it is missing from the model.
         before = (self._nodes, self._known, self._negated, self._joint)
         self._nodes, self._known, self._negated, self._joint = [], {}, {}, {}

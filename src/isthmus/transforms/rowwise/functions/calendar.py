@@ -108,7 +108,6 @@ def _quarter(graph: Graph, days: str) -> str:
 @rule("dayofyear", 1, find=_day_of_year)
 @rule("weekofyear", 1, find=_week)
 def _part(graph: Graph, node: Node, values: Sequence[Value], *, find: Callable[[Graph, str], str]) -> Value:
-    """A function of the day."""
     days, value = _days(graph, node, values[0])
     return graph.result(INT, graph.cast(find(graph, days), INT), [value])
 
@@ -139,7 +138,6 @@ def _moment(graph: Graph, node: Node, value: Value) -> Value:
 @rule("minute", 1, within=_HOUR, unit=_MINUTE)
 @rule("second", 1, within=_MINUTE, unit=SECOND)
 def _clock(graph: Graph, node: Node, values: Sequence[Value], *, within: int, unit: int) -> Value:
-    """A part of the time of the day."""
     value = _moment(graph, node, values[0])
     rest = _modulo(graph, value.data, within)
     return graph.result(INT, graph.cast(_parts(graph, rest, unit), INT), [value])
@@ -181,7 +179,6 @@ def _date_from_unix(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 
 
 def _date(graph: Graph, node: Node, value: Value) -> Value:
-    """A date, or the date of a moment."""
     days, value = _days(graph, node, value)
     return value if value.kind == DATE else graph.result(DATE, graph.cast(days, DATE), [value])
 
@@ -258,7 +255,6 @@ def _make_date(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 
 
 def _first_of(graph: Graph, unit: str, days: str) -> str | None:
-    """The first day of the period that holds a day."""
     year, month, _ = civil(graph, days)
     first = _int(graph, 1)
     match unit:

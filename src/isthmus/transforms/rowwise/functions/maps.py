@@ -80,7 +80,6 @@ def _encoded(graph: Graph, key: Value, pairs: Sequence[tuple[Any, int]], default
 
 
 def _written(node: Node) -> Node:
-    """A literal, which may be cast to a wider whole number."""
     if node.name == "cast" and node.kind is not None and node.kind.integral:
         literal = _written(node.arguments[0])
         if literal.kind is not None and literal.kind.integral and literal.kind.rank <= node.kind.rank:
