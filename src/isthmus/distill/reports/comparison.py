@@ -3,7 +3,7 @@
 from isthmus.distill.reports.plots import MODELS, axis, color_class, drawable, marks
 from isthmus.distill.reports.report import Model, Report, WorstSlice
 from isthmus.distill.reports.words import between, duration, measure, number, scaled
-from isthmus.features.document import Legend, Table, Text, absent, aside
+from isthmus.features.document import Block, Legend, Paragraph, Table, Text, absent, aside
 
 
 def metrics(report: Report) -> list[str]:
@@ -44,8 +44,10 @@ def _quality(model: Model, metric: str) -> Text:
     return (mean, aside(bounds)) if bounds else mean
 
 
-def worst_slices(report: Report) -> Table:
-    """A row per slice; where figures are shown, all have one scale."""
+def worst_slices(report: Report) -> list[Block]:
+    """A table with a row per slice, if any was measured; where figures are shown, all have one scale."""
+    if not report.slices:
+        return []
     columns = ["slice", "rows", *(name for name in MODELS if name != "reference")]
     values = [
         [(name, value) for name in ("teacher", "control", "student") if drawable(value := getattr(part, name))]
@@ -60,7 +62,8 @@ def worst_slices(report: Report) -> Table:
         ]
         for part, drawn in zip(report.slices, values, strict=True)
     ]
-    return Table(columns, rows, numbers=columns[1:])
+    metric = Paragraph(f"{report.metric} on the test rows with the same value of a feature.")
+    return [metric, Table(columns, rows, numbers=columns[1:])]
 
 
 def _value(part: WorstSlice) -> Text:

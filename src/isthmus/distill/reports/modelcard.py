@@ -27,7 +27,7 @@ def model_card(report: Mapping[str, Any]) -> str:
         comparison(read),
         *map(Paragraph, teacher_gain(read)),
         Heading("Worst slices"),
-        *_slices(read),
+        *(worst_slices(read) or [Paragraph("Not measured.")]),
         Heading("Limits"),
         Bullets(limits(read)),
     ]
@@ -93,9 +93,3 @@ def _setting(report: Report) -> str:
             figures = ", ".join(f"{name} {measure(value)}" for name, value in shipped.items())
             text += f" The shipped student alone: {figures}. Likeness and slices are of it, too."
     return text
-
-
-def _slices(report: Report) -> list[Block]:
-    if not report.slices:
-        return [Paragraph("Not measured.")]
-    return [Paragraph(f"{report.metric} on the test rows with the same value of a feature."), worst_slices(report)]

@@ -34,7 +34,7 @@ def page(
         *([Paragraph(_SPREAD)] if len(read.seeds) > 1 else []),
         Group("plots", list(quality(read).values())),
         comparison(read),
-        *_slices(read),
+        *([Heading("Worst slices against the teacher"), *worst_slices(read)] if read.slices else []),
         *_training(read),
         Heading("The boundary"),
         Paragraph(SCOPE),
@@ -77,13 +77,6 @@ def _gates(gates: Iterable[GateResult]) -> Block:
     ]
     columns = ["gate", "", "value", "at least", "at most"]
     return Table(columns, rows, numbers=columns[2:]) if rows else Paragraph("No gate is declared.")
-
-
-def _slices(report: Report) -> list[Block]:
-    if not report.slices:
-        return []
-    metric = Paragraph(f"{report.metric} on the test rows with the same value of a feature.")
-    return [Heading("Worst slices against the teacher"), metric, worst_slices(report)]
 
 
 def _training(report: Report) -> list[Block]:

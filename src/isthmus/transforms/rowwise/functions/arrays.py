@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 
 from isthmus.transforms.rowwise.core import casts
 from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
@@ -69,16 +69,12 @@ def _element(graph: Graph, of: ArrayValue, place: int, *, null: bool) -> Value:
     return graph.result(nothing.kind, nothing.data, [_inside(graph, of, replace(nothing, valid=None))], wrong=always)
 
 
-@rule("getitem", 2)
-def _getitem(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-    if isinstance(values[0], maps.MapValue):
+@rule("getitem", 2, null=False)
+@rule("get", 2, null=True)
+def _getitem(graph: Graph, node: Node, values: Sequence[Value], *, null: bool) -> Value:
+    if isinstance(values[0], maps.MapValue) and not null:
         return maps.lookup(graph, node, values[0], values[1])
-    return _element(graph, array(node, values[0]), _literal_index(node, node.arguments[1]), null=False)
-
-
-@rule("get", 2)
-def _get(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-    return _element(graph, array(node, values[0]), _literal_index(node, node.arguments[1]), null=True)
+    return _element(graph, array(node, values[0]), _literal_index(node, node.arguments[1]), null=null)
 
 
 @rule("element_at", 2)
@@ -138,8 +134,8 @@ def quantified(graph: Graph, of: ArrayValue, body: Body, *, every: bool) -> Valu
     """Whether a condition holds of any or of every element."""
     node = Node("forall" if every else "exists")
     truths = [body(element) for element in of.elements]
-    join = logic.both if every else logic.either
-    return _inside(graph, of, reduce(lambda left, right: join(graph, node, [left, right]), truths))
+    join = partial(logic.joined, graph, node, operator="And" if every else "Or")
+    return _inside(graph, of, reduce(lambda left, right: join([left, right]), truths))
 
 
 @rule("array_max", 1, greatest=True)
@@ -157,5 +153,6 @@ def _contains(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
         raise NotCompilableError(node, f"{of.kind} holds no {wanted.kind}", "a cast")
     item, *elements = (casts.widened(graph, value, kind) for value in (wanted, *of.elements))
     pairs = [graph.result(BOOLEAN, logic.equal(graph, kind, item.data, part.data), [item, part]) for part in elements]
-    any_equal = _inside(graph, of, reduce(lambda left, right: logic.either(graph, node, [left, right]), pairs))
+    join = partial(logic.joined, graph, node, operator="Or")
+    any_equal = _inside(graph, of, reduce(lambda left, right: join([left, right]), pairs))
     return replace(any_equal, valid=graph.both(any_equal.valid, wanted.valid))

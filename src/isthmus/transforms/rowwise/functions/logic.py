@@ -81,7 +81,7 @@ def _in(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     if len(literals) == len(others) and (first.kind == STRING or first.kind.integral):
         return _listed(graph, first, literals)
     pairs = [graph.result(BOOLEAN, equal(graph, first.kind, first.data, item.data), [first, item]) for item in others]
-    result = reduce(lambda left, right: _either(graph, left, right), pairs)
+    result = reduce(lambda left, right: joined(graph, node, [left, right], operator="Or"), pairs)
     return Value(BOOLEAN, result.data, result.valid, graph.either(*(value.raises for value in (first, *others))))
 
 
@@ -117,33 +117,19 @@ def _surely_not(graph: Graph, value: Value) -> str:
     return negated if value.valid is None else graph.add("And", negated, value.valid)
 
 
-@rule("and", 2)
-def both(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-    """Three-valued: false decides."""
+@rule("and", 2, operator="And")
+@rule("or", 2, operator="Or")
+def joined(graph: Graph, node: Node, values: Sequence[Value], *, operator: str) -> Value:
+    """Three-valued: a false value decides a conjunction, a true value a disjunction."""
     left, right = _truth(graph, node, values)
     if left.valid == right.valid and left.raises is right.raises is None:
-        return Value(BOOLEAN, graph.add("And", left.data, right.data), left.valid)
-    data = graph.add("And", _surely(graph, left), _surely(graph, right))
-    false = graph.add("Or", _surely_not(graph, left), _surely_not(graph, right))
+        return Value(BOOLEAN, graph.add(operator, left.data, right.data), left.valid)
+    opposite, decides = ("Or", _surely_not) if operator == "And" else ("And", _surely)
+    data = graph.add(operator, _surely(graph, left), _surely(graph, right))
+    false = graph.add(opposite, _surely_not(graph, left), _surely_not(graph, right))
     valid = None if left.valid is right.valid is None else graph.add("Or", data, false)
-    reached = graph.negated(_surely_not(graph, left))
+    reached = graph.negated(decides(graph, left))
     return Value(BOOLEAN, data, valid, graph.either(left.raises, graph.guarded(right.raises, reached)))
-
-
-def _either(graph: Graph, left: Value, right: Value) -> Value:
-    if left.valid == right.valid and left.raises is right.raises is None:
-        return Value(BOOLEAN, graph.add("Or", left.data, right.data), left.valid)
-    data = graph.add("Or", _surely(graph, left), _surely(graph, right))
-    false = graph.add("And", _surely_not(graph, left), _surely_not(graph, right))
-    valid = None if left.valid is right.valid is None else graph.add("Or", data, false)
-    reached = graph.negated(_surely(graph, left))
-    return Value(BOOLEAN, data, valid, graph.either(left.raises, graph.guarded(right.raises, reached)))
-
-
-@rule("or", 2)
-def either(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-    """Three-valued: true decides."""
-    return _either(graph, *_truth(graph, node, values))
 
 
 @rule("not", 1)
@@ -159,16 +145,12 @@ def _there(graph: Graph, value: Value) -> str:
     return graph.constant(True, BOOLEAN) if value.valid is None else value.valid
 
 
-@rule("isnull", 1)
-def _isnull(graph: Graph, _node: Node, values: Sequence[Value]) -> Value:
+@rule("isnull", 1, negated=True)
+@rule("isnotnull", 1, negated=False)
+def _isnotnull(graph: Graph, _node: Node, values: Sequence[Value], *, negated: bool) -> Value:
     (value,) = values
-    return Value(BOOLEAN, graph.negated(_there(graph, value)), None, value.raises)
-
-
-@rule("isnotnull", 1)
-def _isnotnull(graph: Graph, _node: Node, values: Sequence[Value]) -> Value:
-    (value,) = values
-    return Value(BOOLEAN, _there(graph, value), None, value.raises)
+    there = _there(graph, value)
+    return Value(BOOLEAN, graph.negated(there) if negated else there, None, value.raises)
 
 
 @rule("isnan", 1)

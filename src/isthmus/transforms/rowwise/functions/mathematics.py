@@ -378,11 +378,7 @@ def _logarithm(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     return graph.result(DOUBLE, data, sides, null=null)
 
 
-@rule("pi", 0)
-def _pi(graph: Graph, _node: Node, _values: Sequence[Value]) -> Value:
-    return graph.literal(math.pi, DOUBLE)
-
-
-@rule("e", 0)
-def _e(graph: Graph, _node: Node, _values: Sequence[Value]) -> Value:
-    return graph.literal(math.e, DOUBLE)
+@rule("pi", 0, value=math.pi)
+@rule("e", 0, value=math.e)
+def _constant(graph: Graph, _node: Node, _values: Sequence[Value], *, value: float) -> Value:
+    return graph.literal(value, DOUBLE)
