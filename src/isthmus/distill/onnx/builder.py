@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from isthmus.transforms.rowwise.core.graph import assembled, needed
+from isthmus.transforms.rowwise.core.graph import Described, assembled, needed
 
 
 class Building:
@@ -81,9 +81,7 @@ class Building:
     def _producer(self, tensor: str) -> onnx.NodeProto | None:
         return next((node for node in self._nodes if tensor in node.output), None)
 
-    def model(
-        self, name: str, inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto]
-    ) -> onnx.ModelProto:
+    def model(self, name: str, inputs: Described, outputs: Described) -> onnx.ModelProto:
         """The checked graph, without nodes and constants that no output needs."""
         nodes = needed(self._nodes, [output.name for output in outputs])
         used = {name for node in nodes for name in node.input}

@@ -157,13 +157,13 @@ def _require_coverage(
         if compared is None or compared.compared <= verdict.ahead.get(view, 0):
             missing.append(f"{view}.{feature}")
     if missing:
-        found = f"its verdict did not compare {', '.join(missing[:3])}" + (" and more" if len(missing) > 3 else "")
-        raise GateFailed(where, found, expected="every feature of the model", remedy=_VERIFY)
+        problem = f"its verdict did not compare {', '.join(missing[:3])}" + (" and more" if len(missing) > 3 else "")
+        raise GateFailed(where, problem, expected="every feature of the model", remedy=_VERIFY)
     rebuilt = sorted({view for view, _ in features if tables.get(view) != verdict.tables.get(view)})
     if rebuilt:
-        found = f"the tables of {', '.join(rebuilt)} have changed since its verdict"
+        problem = f"the tables of {', '.join(rebuilt)} have changed since its verdict"
         remedy = "run `isthmus materialize` and `isthmus verify`, then deploy again"
-        raise GateFailed(where, found, expected="the tables that were compared", remedy=remedy)
+        raise GateFailed(where, problem, expected="the tables that were compared", remedy=remedy)
 
 
 def _require_passed(where: str, digest: str, contract: Contract, verdict: Verdict | None) -> Verdict:
@@ -177,6 +177,6 @@ def _require_passed(where: str, digest: str, contract: Contract, verdict: Verdic
     if verdict.package != digest:
         raise refused(f"its verdict is about package {verdict.package[:12]}", expected=digest[:12])
     if not verdict.passed:
-        found = f"its verdict failed: {verdict.differing:,} of {verdict.compared:,} values differ"
-        raise refused(found, expected="none", remedy="run `isthmus verify`, mend what differs, and deploy again")
+        problem = f"its verdict failed: {verdict.differing:,} of {verdict.compared:,} values differ"
+        raise refused(problem, expected="none", remedy="run `isthmus verify`, mend what differs, and deploy again")
     return verdict

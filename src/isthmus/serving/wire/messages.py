@@ -20,6 +20,10 @@ _COLUMN = {
 Columns = dict[str, Annotated[Raw, Meta(extra_json_schema=_COLUMN)]]
 """Column name to its values, undecoded: the contract says which type each column has."""
 
+_Cached = Annotated[bool, Meta(description="Sent by Feast's client; there is one contract.")]
+_Transformed = Annotated[bool, Meta(description="Sent by Feast's client; rows are written as they are.")]
+_Micros = Annotated[int, Meta(description="Microseconds since 1970 UTC.")]
+
 
 class LookupRequest(Struct, forbid_unknown_fields=True):
     """A lookup: features as `view:feature`, or the name of a feature service, for the rows of `entities`."""
@@ -89,14 +93,12 @@ class PushRequest(Struct, forbid_unknown_fields=True):
             }],
         ),
     ]  # fmt: skip
-    allow_registry_cache: Annotated[bool, Meta(description="Sent by Feast's client; there is one contract.")] = True
+    allow_registry_cache: _Cached = True
     to: Annotated[
         Literal["online", "offline", "online_and_offline"],
         Meta(description="Only `online` is accepted: the server has no offline store."),
     ] = "online"
-    transform_on_write: Annotated[bool, Meta(description="Sent by Feast's client; rows are written as they are.")] = (
-        True
-    )
+    transform_on_write: _Transformed = True
 
 
 class WriteRequest(Struct, forbid_unknown_fields=True):
@@ -115,10 +117,8 @@ class WriteRequest(Struct, forbid_unknown_fields=True):
             }],
         ),
     ]  # fmt: skip
-    allow_registry_cache: Annotated[bool, Meta(description="Sent by Feast's client; there is one contract.")] = True
-    transform_on_write: Annotated[bool, Meta(description="Sent by Feast's client; rows are written as they are.")] = (
-        True
-    )
+    allow_registry_cache: _Cached = True
+    transform_on_write: _Transformed = True
 
 
 class PushAnswer(Struct):
@@ -178,7 +178,7 @@ class CandidateState(Struct):
     precision: str
     role: Literal["shadow", "canary"]
     share: Annotated[float, Meta(description="Of requests that it answers; 0 for a shadow.")]
-    deployed_at: Annotated[int, Meta(description="Microseconds since 1970 UTC.")]
+    deployed_at: _Micros
     deployed: RoleCounts
     tried: RoleCounts
     compared: Annotated[int, Meta(description="Predictions of a shadow that were compared.")]
@@ -201,7 +201,7 @@ class ModelState(Struct):
     service: str
     precision: str
     threads: int
-    deployed_at: Annotated[int, Meta(description="Microseconds since 1970 UTC.")]
+    deployed_at: _Micros
     current: bool
     inputs: list[ModelInput]
     outdated: str | None = None
@@ -241,7 +241,7 @@ class LatencyState(Struct):
 class HistoryState(Struct):
     """What was done with a package, when, and why."""
 
-    at: Annotated[int, Meta(description="Microseconds since 1970 UTC.")]
+    at: _Micros
     action: Literal["deploy", "promote", "rollback", "shadow", "canary", "drop", "refuse"]
     model: str
     digest: str

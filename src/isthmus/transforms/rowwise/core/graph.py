@@ -33,6 +33,10 @@ _TOGETHER = "Together"
 Stacked = Callable[["Graph", str, Sequence[int]], str]
 """A function of k arguments at once: from a tensor of shape (k, n) and k numbers to a tensor of that shape."""
 
+Nodes = Sequence[onnx.NodeProto]
+Described = Sequence[onnx.ValueInfoProto]
+"""Inputs or outputs of a graph."""
+
 Mask = str | None
 """A tensor of booleans, or None where all are as usual: every value valid, no row refused."""
 
@@ -146,8 +150,7 @@ class Graph:
 
     def constant(self, value: Any, kind: SqlType) -> str:
         """A tensor with the shape of the value."""
-        array = np.asarray(value, kind.numpy)
-        return self.tensor(array, kind.tensor)
+        return self.tensor(np.asarray(value, kind.numpy), kind.tensor)
 
     def tensor(self, array: "np.ndarray[Any, Any]", element: int) -> str:
         """A constant tensor."""
@@ -246,9 +249,8 @@ class Graph:
 
     def is_number(self, data: str) -> bool:
         """Whether a tensor is a scalar constant that is not NaN."""
-        return (
-            data in self._values and self._values[data].shape == () and bool(self._values[data] == self._values[data])
-        )
+        value = self._values.get(data)
+        return value is not None and value.shape == () and bool(value == value)
 
     def never_nan(self, data: str) -> bool:
         """Whether no value of a tensor can be NaN."""
@@ -316,23 +318,14 @@ class Graph:
     def packed(self, parts: Sequence[str], name: str) -> None:
         """Stacks tensors of shape (1, n) into an output of the graph."""
         rows = [self.row(part) for part in parts]
-        operator = "Concat" if len(rows) > 1 else "Identity"
-        node = helper.make_node(operator, rows, [name], name=f"output_{name}")
-        if len(rows) > 1:
-            node.attribute.append(helper.make_attribute("axis", 0))
-        self._nodes.append(node)
+        operator, options = ("Concat", {"axis": 0}) if len(rows) > 1 else ("Identity", {})
+        self._nodes.append(helper.make_node(operator, rows, [name], name=f"output_{name}", **options))
 
-    def model(
-        self,
-        inputs: Sequence[onnx.ValueInfoProto],
-        outputs: Sequence[onnx.ValueInfoProto],
-        name: str,
-        notes: Mapping[str, str],
-    ) -> onnx.ModelProto:
+    def model(self, inputs: Described, outputs: Described, name: str, notes: Mapping[str, str]) -> onnx.ModelProto:
         """The model, checked, without nodes and constants that no output needs."""
         wanted = [output.name for output in outputs]
         nodes = needed(self._scheduled(wanted), wanted)
-        used = {name for node in nodes for name in node.input}
+        used = {tensor for node in nodes for tensor in node.input}
         constants = [constant for constant in self._constants if constant.name in used]
         model = assembled(name, nodes, inputs, outputs, constants)
         helper.set_model_props(model, dict(notes))
@@ -379,11 +372,7 @@ class Graph:
 
 
 def assembled(
-    name: str,
-    nodes: Sequence[onnx.NodeProto],
-    inputs: Sequence[onnx.ValueInfoProto],
-    outputs: Sequence[onnx.ValueInfoProto],
-    constants: Sequence[onnx.TensorProto],
+    name: str, nodes: Nodes, inputs: Described, outputs: Described, constants: Sequence[onnx.TensorProto]
 ) -> onnx.ModelProto:
     """A checked model."""
     domains = {"": OPSET} | {node.domain: ML_OPSET for node in nodes if node.domain}
@@ -396,7 +385,7 @@ def assembled(
     return model
 
 
-def needed(nodes: Sequence[onnx.NodeProto], wanted: Sequence[str]) -> list[onnx.NodeProto]:
+def needed(nodes: Nodes, wanted: Sequence[str]) -> list[onnx.NodeProto]:
     """The nodes on which the wanted tensors depend."""
     awaited, backwards = set(wanted), []
     for node in reversed(nodes):
