@@ -318,7 +318,8 @@ class Graph:
     def packed(self, parts: Sequence[str], name: str) -> None:
         """Stacks tensors of shape (1, n) into an output of the graph."""
         rows = [self.row(part) for part in parts]
-        operator, options = ("Concat", {"axis": 0}) if len(rows) > 1 else ("Identity", {})
+        operator = "Concat" if len(rows) > 1 else "Identity"
+        options: dict[str, Any] = {"axis": 0} if len(rows) > 1 else {}
         self._nodes.append(helper.make_node(operator, rows, [name], name=f"output_{name}", **options))
 
     def model(self, inputs: Described, outputs: Described, name: str, notes: Mapping[str, str]) -> onnx.ModelProto:
