@@ -1,7 +1,7 @@
 """The files that the steps write to the state folder, and pointers to the last of each kind."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -169,8 +169,7 @@ class Artifacts:
         Raises:
             DataError: it is gone or damaged.
         """
-        folder = self.training_sets / identity
-        return self._training_set(folder, lambda: folder)
+        return self._training_set(self.training_sets / identity)
 
     def latest_training_set(self) -> TrainingSet | None:
         """The training set of the last `training-set`, under whatever contract it was written; None if there is none.
@@ -178,8 +177,7 @@ class Artifacts:
         Raises:
             DataError: it is damaged.
         """
-        pointer = self.training_sets / "latest"
-        return self._training_set(self.training_sets, lambda: read_pointer(pointer)) if pointer.exists() else None
+        return self._training_set() if (self.training_sets / "latest").exists() else None
 
     def current_training_set(self) -> TrainingSet:
         """The training set of the last `training-set`, under the contract in force.
@@ -187,9 +185,7 @@ class Artifacts:
         Raises:
             DataError: there is none, or it is damaged, or was written under another contract.
         """
-        folder = self.training_sets
-        training_set = self._training_set(folder, lambda: read_pointer(folder / "latest"))
-        contract = self.project.applied().hash
+        training_set, contract = self._training_set(), self.project.applied().hash
         if training_set.contract != contract:
             raise DataError(
                 f"training set of {self.declared.name}",
@@ -199,12 +195,13 @@ class Artifacts:
             )
         return training_set
 
-    def _training_set(self, place: Path, folder: Callable[[], Path]) -> TrainingSet:
+    def _training_set(self, folder: Path | None = None) -> TrainingSet:
         where = f"training set of {self.declared.name}"
         try:
-            return TrainingSet.read(folder())
+            return TrainingSet.read(folder or read_pointer(self.training_sets / "latest"))
         except FileNotFoundError as error:
-            raise DataError(where, f"there is none in {place}", remedy=_NO_TRAINING_SET) from error
+            message = f"there is none in {folder or self.training_sets}"
+            raise DataError(where, message, remedy=_NO_TRAINING_SET) from error
         except (ValueError, TypeError, KeyError) as error:
             raise DataError(where, f"its record cannot be read ({error})", remedy=_NO_TRAINING_SET) from error
 

@@ -1,21 +1,16 @@
 """`demo`: the complete project once, through its Dagster assets, and then two requests to its running API."""
 
-import json
-import socket
-import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import msgspec
 import numpy as np
 
-from isthmus.features.errors import DependencyError, GateFailed, IsthmusError
+from isthmus.features.errors import GateFailed
 from isthmus.features.progress import Progress, silent
 from isthmus.features.values.columns import micros
 from isthmus.orchestration.api.server import serving
@@ -27,8 +22,8 @@ from isthmus.orchestration.graph.outline import compiled
 from isthmus.orchestration.graph.resource import Context, Results, selection
 from isthmus.orchestration.graph.steps import STEPS, run_step
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.verification.client import Client
 
-_READY_SECONDS = 20.0
 EXAMPLES = 2
 
 
@@ -140,45 +135,19 @@ def _ask(project: Project) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     fields = {column.name for column in contract.raw_inputs(service) if column.available == "request"} - keys
     request_fields = {column.name for transform in contract.used(service) for column in transform.request}
     lookups, predictions = [], []
-    port = _free_port()
     log = project.state / "logs" / "server.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as file, serving(project, port=port, log=file, private=True) as server:
-        url = f"http://127.0.0.1:{port}"
-        _await(url, server, log)
+    with (
+        log.open("wb") as file,
+        serving(project, port=0, log=file, private=True) as server,
+        closing(Client(contract, project.settings.server.limits, server, log)) as client,
+    ):
         for row in rows.to_pylist():
             entities = {name: [row[name]] for name in sorted(keys)}
             moment = entities | {name: [row[name]] for name in sorted(request_fields - keys)}
-            lookup = {"feature_service": declared.student.name, "entities": moment, "full_feature_names": True}
-            lookups.append({"request": lookup, "answer": _post(f"{url}/get-online-features", lookup)})
-            predict = {"model": declared.name, "entities": entities, "request": {n: [row[n]] for n in sorted(fields)}}
-            predictions.append({"request": predict, "answer": _post(f"{url}/predict", predict)})
+            lookup = {"feature_service": service, "entities": moment, "full_feature_names": True}
+            lookups.append({"request": lookup, "answer": client.answer("/get-online-features", lookup)})
+            request = {name: [row[name]] for name in sorted(fields)}
+            predict = {"model": declared.name, "entities": entities, "request": request}
+            predictions.append({"request": predict, "answer": client.answer("/predict", predict)})
     return lookups, predictions
-
-
-def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})  # noqa: S310
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - a server of ours on loopback
-            result: dict[str, Any] = json.load(answer)
-            return result
-    except urllib.error.HTTPError as error:
-        raise IsthmusError(url, f"answered {error.code}: {error.read().decode(errors='replace')}") from error
-
-
-def _await(url: str, server: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + _READY_SECONDS
-    while time.monotonic() < deadline and server.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{url}/readyz", timeout=2):  # noqa: S310 - a server of ours on loopback
-                return
-        except OSError:
-            time.sleep(0.05)
-    raise DependencyError("the API", f"was not ready within {_READY_SECONDS:.0f} s", remedy=f"see {log}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -101,18 +101,13 @@ def _running(
     try:
         yield child
     finally:
-        _end(child)
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Ends a process and everything in its session, politely first."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(20)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+        if child.poll() is None:
+            child.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(20)
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
 
 
 def _dagster() -> str:

@@ -42,15 +42,15 @@ def search(
     as_json: JsonOption = False,
 ) -> None:
     """Try students of other shapes and precisions under the budget. Exit code 1 if none keeps to it."""
-    from isthmus.orchestration.models.models import require_fit
     from isthmus.orchestration.models.models import search as run
 
     with progress() as bar:
         report = run(open_project(project), name, trials=trials, progress=bar)
+    from isthmus.distill.search.search import require_fit
     from isthmus.orchestration.cli.screens.models import search_blocks
 
     plain = report.as_dict()
-    judge(plain, partial(search_blocks, plain), partial(require_fit, report), as_json=as_json)
+    judge(plain, partial(search_blocks, plain), partial(require_fit, report.data), as_json=as_json)
 
 
 @verbs.command()

@@ -3,10 +3,9 @@
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -29,14 +28,6 @@ SECONDS = 600
 """Its CPU time for that."""
 
 
-class RuntimeName(StrEnum):
-    """What runs the model files."""
-
-    ort = "ort"
-    web = "web"
-    executorch = "executorch"
-
-
 @verbs.callback()
 def _package() -> None:
     """Check a package, wherever it came from."""
@@ -46,19 +37,20 @@ def _package() -> None:
 def verify(
     path: Annotated[Path, typer.Argument(help="The folder of the package.")],
     runtime: Annotated[
-        RuntimeName,
+        Literal["ort", "web", "executorch"],
         typer.Option(help="What answers the golden cases: ONNX Runtime, onnxruntime-web in Node, or ExecuTorch."),
-    ] = RuntimeName.ort,
+    ] = "ort",
     key: Annotated[Path | None, typer.Option(help="Public key, in PEM, of whoever must have signed it.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check sums, manifest, signature, contract and golden cases of a package. Exit code 1 if one of them is wrong."""
-    if runtime is RuntimeName.ort:
+    if runtime == "ort":
         _confined(path)
     from isthmus.features.package.inspect import inspect
     from isthmus.features.package.signature import read_public_key
 
-    inspection = inspect(path, key=None if key is None else read_public_key(key), runtime=_CREATE[runtime]())
+    create = RUNTIMES[_PRODUCTS[runtime]]
+    inspection = inspect(path, key=None if key is None else read_public_key(key), runtime=create())
     judge(inspection.as_dict(), partial(_inspection_blocks, inspection), inspection.require, as_json=as_json)
 
 
@@ -100,11 +92,7 @@ def _executorch_runtime() -> "Runtime":
     return ExecuTorchRuntime()
 
 
-_CREATE = {
-    RuntimeName.ort: _onnx_runtime,
-    RuntimeName.web: _web_runtime,
-    RuntimeName.executorch: _executorch_runtime,
-}
+_PRODUCTS = {"ort": "ONNX Runtime", "web": "onnxruntime-web", "executorch": "ExecuTorch"}
 RUNTIMES: Mapping[str, Callable[[], "Runtime"]] = {
     "ONNX Runtime": _onnx_runtime,
     "onnxruntime-web": _web_runtime,

@@ -187,6 +187,7 @@ def _error(root: Path, done: "subprocess.CompletedProcess[bytes]") -> IsthmusErr
 
 def compiled(project: "Project") -> Outline:
     """The outline of a project, from its definitions."""
+    from isthmus.features.days import day_name, day_of
     from isthmus.features.offline.store import OfflineStore
 
     definitions, settings = project.definitions, project.settings
@@ -214,7 +215,7 @@ def compiled(project: "Project") -> Outline:
         tuple(Source(source.name, source.path) for source in sources.values()),
         tuple(views),
         tuple(_model(project, declared) for declared in definitions.distillations.values()),
-        None if first is None else (first.isoformat(), None if now is None else _day_after(now)),
+        None if first is None else (first.isoformat(), None if now is None else day_name(day_of(now) + 1)),
         settings.orchestration.automation,
         settings.orchestration.retrain,
         digest(project.root),
@@ -272,12 +273,6 @@ def _modules(root: Path, name: str, seen: set[Path] | None = None) -> list[str]:
 def _place(function: Callable[..., Any] | None) -> Place | None:
     code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
     return None if code is None else Place(code.co_filename, code.co_firstlineno)
-
-
-def _day_after(now: int) -> str:
-    from isthmus.features.days import day_name, day_of
-
-    return day_name(day_of(now) + 1)
 
 
 def _hash(data: Iterable[Any]) -> str:

@@ -92,17 +92,6 @@ def search(
     return report
 
 
-def require_fit(report: "SearchReport") -> None:
-    """Checks that a student fits the budget.
-
-    Raises:
-        GateFailed: none does; the error names the nearest miss.
-    """
-    from isthmus.distill.search.search import require_fit as require
-
-    require(report.data)
-
-
 def _limit_spinning() -> None:
     """Threads that wait for each other shall not hold the cores of other processes (docs/log.md).
 

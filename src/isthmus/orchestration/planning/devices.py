@@ -94,6 +94,9 @@ class Device(_Figures):
         return self.model_copy(update={"peak": Peak(**rates), "bandwidth": self.bandwidth * share, "cores": threads})
 
 
+_DEVICES = TypeAdapter(dict[_Name, Device])
+
+
 def catalogue(root: Path, priced: Iterable[str]) -> dict[str, Device]:
     """The devices of a project by name: those that come with Isthmus, and those of its `devices.toml`.
 
@@ -105,17 +108,19 @@ def catalogue(root: Path, priced: Iterable[str]) -> dict[str, Device]:
         ConfigurationError: a figure is missing or is not a positive number, or a device with a price is unknown; every
             problem is named.
     """
-    known = _read(files(__package__).joinpath(FILE).read_text("utf-8"))
+    known = _DEVICES.validate_python(tomllib.loads(files(__package__).joinpath(FILE).read_text("utf-8")))
     problems: list[Problem] = []
-    own = root / FILE
+    own, names = root / FILE, {*known, *KINDS}
     if own.exists():
         try:
-            known |= _read(own.read_text("utf-8"))
+            tables = tomllib.loads(own.read_text("utf-8"))
+            # Whatever is wrong with their figures: each problem is reported once.
+            names |= tables.keys()
+            known |= _DEVICES.validate_python(tables)
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
             raise ConfigurationError(str(own), [Problem("TOML syntax", str(error))]) from error
         except ValidationError as error:
             problems += [_problem(dict(detail)) for detail in error.errors()]
-    names = {*known, *_tables(own), *KINDS}
     problems += [
         Problem(f"prices.hour.{name}", "is no device", f"{one_of(names)}, or a table [{name}] in {FILE}")
         for name in priced
@@ -124,15 +129,6 @@ def catalogue(root: Path, priced: Iterable[str]) -> dict[str, Device]:
     if problems:
         raise ConfigurationError(str(root), problems)
     return known
-
-
-def _read(text: str) -> dict[str, Device]:
-    return TypeAdapter(dict[_Name, Device]).validate_python(tomllib.loads(text))
-
-
-def _tables(own: Path) -> set[str]:
-    """The names in a file, whatever is wrong with their figures: each problem is reported once."""
-    return set(tomllib.loads(own.read_text("utf-8"))) if own.exists() else set()
 
 
 def _problem(detail: Mapping[str, Any]) -> Problem:

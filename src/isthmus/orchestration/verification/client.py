@@ -97,6 +97,11 @@ class Client:
                 raise DataError(f"the API, join key {name}", "the answer is about other rows than those asked for")
         return answer
 
+    def answer(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The JSON answer to a JSON request."""
+        answer: dict[str, Any] = json.loads(self._post(path, msgspec.json.encode(body), Format.JSON))
+        return answer
+
     def refused(self) -> str | None:
         """Why the server does not serve the deployed package; None if it does."""
         report = json.loads(self._send("GET", "/models"))
