@@ -525,15 +525,15 @@ def test_the_newest_rows_of_a_source(store: feast.FeatureStore, tmp_path: Path) 
     store.apply([DRIVER, view(tmp_path, {"trips": ft.Int64})])
     offline = store._get_provider().offline_store
 
-    def newest(start: float, end: float) -> list[tuple[int, int]]:
+    def newest(start: float | None, end: float | None) -> list[tuple[int, int]]:
         job = offline.pull_latest_from_table_or_query(
             store.config, source(tmp_path, "stats_rows"), ["driver"], ["trips"], "event_timestamp", "created",
-            at(start), at(end),
+            None if start is None else at(start), None if end is None else at(end),
         )  # fmt: skip
         found = job.to_df()
         return list(zip(found["driver"], found["trips"], strict=True))
 
-    assert newest(0, 9) == [(1, 1), (2, 2), (3, 4), (4, 5)]
+    assert newest(0, 9) == newest(None, None) == [(1, 1), (2, 2), (3, 4), (4, 5)]
     assert newest(1, 2) == [(1, 1), (3, 4)]
     # What was created between the two times comes, too, though it was true before: nothing else would bring it.
     assert newest(2.2, 2.6) == [(4, 5)]

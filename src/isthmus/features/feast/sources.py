@@ -207,7 +207,7 @@ class Source:
         # All thousand nanoseconds of a microsecond are the same time to us.
         field = ds.field(self.event)
         low = None if first is None else field >= _as(first, kind)
-        high = None if last is None else field <= _as(last + 1, kind)
+        high = None if last is None else field <= _as(min(last, LAST - 1) + 1, kind)
         return high if low is None else low if high is None else low & high
 
     def rows(self, names: Sequence[str], known_at: KnownAt, condition: pc.Expression | None = None) -> "Rows":
