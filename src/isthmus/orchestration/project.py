@@ -230,10 +230,7 @@ class Project:
         Raises:
             ContractMismatch: nothing was applied, or the definitions have changed since.
         """
-        contract = self.definitions.contract
-        if not self.contract_file.exists():
-            raise ContractMismatch(f"project {self.name}", "nothing has been applied", remedy="run `isthmus apply`")
-        applied = Contract.loads(self.contract_file.read_bytes(), str(self.contract_file))
+        contract, applied = self.definitions.contract, self.last_applied()
         if applied.hash != contract.hash:
             changes = named(differences(applied, contract))
             raise ContractMismatch(
@@ -241,6 +238,16 @@ class Project:
                 remedy="run `isthmus apply`",
             )  # fmt: skip
         return applied
+
+    def last_applied(self) -> Contract:
+        """The contract of the last `apply`, whatever the definitions have become.
+
+        Raises:
+            ContractMismatch: nothing was applied.
+        """
+        if not self.contract_file.exists():
+            raise ContractMismatch(f"project {self.name}", "nothing has been applied", remedy="run `isthmus apply`")
+        return Contract.loads(self.contract_file.read_bytes(), str(self.contract_file))
 
     @contextmanager
     def _imported(self, name: str) -> Iterator[ModuleType]:

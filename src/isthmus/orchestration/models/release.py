@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from isthmus.features import clock
-from isthmus.features.contract.contract import Contract
-from isthmus.features.errors import ContractMismatch
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.verdict import Verdict
 from isthmus.orchestration.artifacts import Artifacts, serving_profile, verdict_file
@@ -97,7 +95,9 @@ def promote(project: Project) -> Released:
         ContractMismatch: nothing is applied, or what its model reads has changed since.
         DependencyError: another deployment is under way.
     """
-    done = rollout.promote(project.deployment_file, _contract(project), at=clock.now(), public_key=project.public_key)
+    # Not the contract of the definitions: neither promotion nor rollback waits for a new apply.
+    contract = project.last_applied()
+    done = rollout.promote(project.deployment_file, contract, at=clock.now(), public_key=project.public_key)
     return _released(project, done)
 
 
@@ -112,23 +112,14 @@ def rollback(project: Project, to: str | None = None) -> Released:
         ContractMismatch: nothing is applied, or what its model reads has changed since.
         DependencyError: another deployment is under way.
     """
-    done = rollout.rollback(
-        project.deployment_file, _contract(project), at=clock.now(), to=to, public_key=project.public_key
-    )
+    contract = project.last_applied()
+    done = rollout.rollback(project.deployment_file, contract, at=clock.now(), to=to, public_key=project.public_key)
     return _released(project, done)
 
 
 def history(project: Project) -> list[dict[str, Any]]:
     """The deployments and rollbacks, the newest first."""
     return [event.as_dict() for event in reversed(happened(project.deployment_file))]
-
-
-def _contract(project: Project) -> Contract:
-    """The applied contract, whatever the definitions have become: a rollback must not wait for them."""
-    file = project.contract_file
-    if not file.exists():
-        raise ContractMismatch(f"project {project.name}", "nothing has been applied", remedy="run `isthmus apply`")
-    return Contract.loads(file.read_bytes(), str(file))
 
 
 def _released(project: Project, done: Rollout) -> Released:
