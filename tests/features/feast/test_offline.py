@@ -523,7 +523,7 @@ def test_the_newest_rows_of_a_source(store: feast.FeatureStore, tmp_path: Path) 
         trips=list(range(6)),
     )
     store.apply([DRIVER, view(tmp_path, {"trips": ft.Int64})])
-    offline = store._get_provider().offline_store
+    offline: Any = store._get_provider().offline_store
 
     def newest(start: float | None, end: float | None) -> list[tuple[int, int]]:
         job = offline.pull_latest_from_table_or_query(
