@@ -10,8 +10,8 @@ PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 demo: $(DEMO)
 	$(VENV)/bin/isthmus demo --project examples/flights
 
-# Two at a time, each file as a whole: most tests wait for processes.
-PYTEST := $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Three at a time, each file as a whole, on two cores: tests often wait for processes.
+PYTEST := $(VENV)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test: needs $(INSTALLED) browser lint
 	$(PYTEST) -m "not accept"

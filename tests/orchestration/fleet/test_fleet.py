@@ -431,6 +431,7 @@ def image_of(extras: set[str], folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.accept
 def test_a_step_of_dagster_finds_what_it_needs_in_the_image_that_is_documented(shop: Shop, tmp_path: Path) -> None:
     (named,) = re.findall(r"--build-arg EXTRAS=(\S+)", (ROOT / "docs" / "dagster.md").read_text())
     plain = installed(files(project(tmp_path))["images/Dockerfile.training"].decode())

@@ -151,6 +151,7 @@ def test_where_it_is_missing_the_command_that_installs_it_is_named(exported: Exp
     assert "ExecuTorch: cannot be imported (of another release). Run pip install --no-deps execu" in shown.stderr
 
 
+@pytest.mark.accept
 def test_what_is_asked_for_and_not_installed_is_said_before_the_first_step(
     tmp_path: Path, trained: DistillationReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,6 +303,7 @@ class Looking(kinds.Classes):
         return Placed().requires_grad_(requires_grad=False).eval()
 
 
+@pytest.mark.accept
 def test_places_stay_whole_numbers_in_int8() -> None:
     task = Looking(material(training_set(ROWS), **OWN))
     tensors, outputs = ([Described(name, "float", ("N", width))] for name, width in (("x", 2), ("logits", 5)))
