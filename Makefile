@@ -3,22 +3,23 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 DEMO := $(VENV)/.demo
-PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+# Python compiles what it imports; of these packages, that is a part.
+INSTALL := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 .PHONY: demo test accept lint docs thorough constraints clean
 
 demo: $(DEMO)
 	$(VENV)/bin/isthmus demo --project examples/flights
 
-# Three at a time, each file as a whole, on two cores: tests often wait for processes.
-PYTEST := $(VENV)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+# Several at a time on two cores, each file as a whole: tests often wait for processes.
+PYTEST := $(VENV)/bin/python -m pytest --dist loadfile --no-loadscope-reorder
 
 test: needs $(INSTALLED) browser lint
-	$(PYTEST) -m "not accept"
+	$(PYTEST) -n 4 -m "not accept"
 
 # What a release must pass besides: the examples whole, Dagster in a browser, Spark Connect and a cluster, kills.
 accept: needs $(INSTALLED) browser
-	$(PYTEST) -m accept
+	$(PYTEST) -n 3 -m accept
 
 # What has to be installed by hand, said first.
 .PHONY: needs
@@ -64,12 +65,12 @@ python:
 
 # What the example needs, and nothing of the tests.
 $(DEMO): pyproject.toml constraints.txt | python
-	$(PIP) -c constraints.txt -e '.[demo]'
+	$(INSTALL) -c constraints.txt -e '.[demo]'
 	touch $@
 
 $(INSTALLED): pyproject.toml constraints.txt $(EXECUTORCH) | python
-	$(PIP) -c constraints.txt -e '.[all,dev]'
-	$(PIP) --no-deps -r $(EXECUTORCH)
+	$(INSTALL) -c constraints.txt -e '.[all,dev]'
+	$(INSTALL) --no-deps -r $(EXECUTORCH)
 	touch $@ $(DEMO)
 
 # One test presses a button in a real browser: the one on PATH, else the one that Playwright installs.

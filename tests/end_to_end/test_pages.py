@@ -106,6 +106,7 @@ def test_what_was_altered_is_refused(written: Path, phone: Callable[[str], Page]
         expect(page.locator("#form")).to_be_hidden()
 
 
+@pytest.mark.accept
 def test_a_picture_of_the_page_is_taken_for_the_documentation(project: Project, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.end_to_end.screenshots", str(project.root), "--out", str(tmp_path)]
     subprocess.run(command, cwd=Path(__file__).parents[2], check=True)

@@ -105,6 +105,7 @@ def test_each_gets_the_gradient_of_its_own_loss(loss: Literal["hinge", "least sq
         Adversarial(discriminator, "wgan")  # type: ignore[arg-type]
 
 
+@pytest.mark.accept
 def test_a_student_comes_to_its_teacher_by_a_discriminator_alone() -> None:
     torch.manual_seed(0)
     shade = torch.nn.Parameter(torch.tensor(-0.5))

@@ -16,7 +16,7 @@ from isthmus.distill.training.checkpoint import Checkpoints, RunState, copy_weig
 from isthmus.features.errors import DependencyError
 from tests.distill import tiny
 
-KILLS = int(os.environ.get("TEST_KILLS", "3"))
+KILLS = int(os.environ.get("TEST_KILLS", "2"))
 TENSORS = {"weights": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(3, dtype=torch.uint8)}
 
 

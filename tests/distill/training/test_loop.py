@@ -432,6 +432,7 @@ def test_what_the_machine_has_trains_and_the_rest_is_refused(profile: TrainingPr
     assert not {"forward", "_original_forward", "_is_accelerate_prepared"} & vars(module).keys()
 
 
+@pytest.mark.accept
 def test_without_a_compiler_compile_is_refused() -> None:
     script = (
         "from isthmus.distill.device import accelerator; from isthmus.features.profiles import TrainingProfile\n"

@@ -29,7 +29,7 @@ from tests.features.support import DAY, same_bits
 from tests.orchestration.cli.test_cli import refused
 from tests.orchestration.shop import START, Open, Shop, files, order_rows
 
-KILLS = int(os.environ.get("TEST_KILLS", "4"))
+KILLS = int(os.environ.get("TEST_KILLS", "2"))
 FIRST = START // DAY
 YEAR = Days(FIRST, FIRST + 60)
 ORDERS_VIEW = "customer_orders"

@@ -1,6 +1,7 @@
 """The project in Dagster: what a run gives, what is stale after which change, what is selected, and what is refused."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ from dagster._core.definitions.data_version import CachingStaleStatusResolver, S
 from dagster._core.loader import LoadingContextForTest
 
 from isthmus import ConfigurationError
-from isthmus.orchestration.graph import IsthmusTranslator, Node, build_definitions
+from isthmus.orchestration.graph import IsthmusTranslator, Node, build_definitions, child
 from isthmus.orchestration.graph.assets import observe
 from isthmus.orchestration.graph.events import DRIFT
 from isthmus.orchestration.graph.outline import outline
@@ -59,9 +60,33 @@ class Dagster:
         }  # fmt: skip
 
 
+LIBRARIES = ["isthmus.orchestration.graph.child", "feast", "pyspark.sql", "sklearn.ensemble", "torch"]
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(LIBRARIES)
+
+
+class _Forked(IsthmusResource):
+    """Each step is a fork of a process that has loaded its libraries: elsewhere, loading them is half of the time."""
+
+    def launch(self, context: Context, extras: dict[str, Any]) -> dg.PipesClientCompletedInvocation:
+        with open_pipes_session(
+            context.op_execution_context, PipesEnvContextInjector(), PipesTempFileMessageReader(), extras
+        ) as session:
+            process = FORKS.Process(target=_step, args=(session.get_bootstrap_env_vars(),))
+            process.start()
+            process.join()
+            assert process.exitcode == 0
+        return dg.PipesClientCompletedInvocation(session)
+
+
+def _step(environment: Mapping[str, str]) -> None:
+    os.environ.update(environment)
+    child.main()
+
+
 @pytest.fixture(scope="module")
 def _ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Everything once, in processes of its own."""
+    """Everything once."""
     folder = tmp_path_factory.mktemp("ran")
     root = shops.write(folder / "shop", rows=6000).root
     settings = root / "isthmus.toml"
@@ -69,7 +94,7 @@ def _ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "home").mkdir()
     with dg.DagsterInstance.local_temp(str(folder / "home")) as instance:
         observe(instance, root)
-        result = Dagster(root, instance).run()
+        result = Dagster(root, instance, _Forked(project=str(root))).run()
         assert result.success, [event.message for event in result.all_events if event.is_failure]
     return folder
 
