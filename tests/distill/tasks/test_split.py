@@ -120,3 +120,11 @@ def test_the_shares_are_those_of_the_values() -> None:
         split_table(pa.table({"same": [1, 1, 1]}), SHARES, "same")
     with pytest.raises(DataError, match="no rows among 0"):
         split_table(table.slice(0, 0), SHARES, "word")
+
+
+@pytest.mark.parametrize("dtype", [pa.list_(pa.string()), pa.dictionary(pa.int32(), pa.string())])
+def test_arrays_and_dictionaries_are_values_to_split_by(dtype: pa.DataType) -> None:
+    words = [f"word {number}" for number in range(200)]
+    values = pa.array([[word] for word in words], dtype) if pa.types.is_list(dtype) else pa.array(words).cast(dtype)
+    parts = split_table(pa.table({"value": values}), SHARES, "value")
+    assert sorted([*parts.train, *parts.validation, *parts.test]) == list(range(200))

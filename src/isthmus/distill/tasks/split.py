@@ -1,5 +1,6 @@
 """Splits rows into training, validation and test parts, by time or by a column."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,10 +48,9 @@ def split(event: Index, known: Index, shares: tuple[float, float, float]) -> Spl
         np.flatnonzero(event >= second),
         (first, second),
     )
-    boundaries = f"{clock.moment(first).isoformat()} and {clock.moment(second).isoformat()}"
     return _filled(
         parts,
-        f"no rows with the boundaries {boundaries}",
+        lambda: f"no rows with the boundaries {' and '.join(clock.moment(at).isoformat() for at in (first, second))}",
         "a row whose label was known by the end of the part",
         "use a longer period or different shares",
     )
@@ -70,14 +70,19 @@ def split_by_value(values: pa.ChunkedArray, shares: tuple[float, float, float]) 
         np.flatnonzero(drawn >= second),
         None,
     )
-    reason = f"no rows among {len(values):,} with {pc.count_distinct(values)} values"
-    return _filled(parts, reason, "at least one row", "split by a column with more values, or by different shares")
+    return _filled(
+        parts,
+        lambda: f"no rows among {len(values):,} with {pc.count_distinct(values)} values",
+        "at least one row",
+        "split by a column with more values, or by different shares",
+    )
 
 
-def _filled(parts: Split, reason: str, expected: str, remedy: str) -> Split:
+def _filled(parts: Split, reason: Callable[[], str], expected: str, remedy: str) -> Split:
+    # The reason is computed for an empty part alone: Arrow does not count distinct arrays or dictionaries.
     for name in PARTS:
         if not len(getattr(parts, name)):
-            raise DataError(f"training set: {name} part", reason, expected=expected, remedy=remedy)
+            raise DataError(f"training set: {name} part", reason(), expected=expected, remedy=remedy)
     return parts
 
 
