@@ -40,7 +40,9 @@ from tests.orchestration.shop import HOUR, NOW, Open, Shop
 
 
 def test_verify_passes_on_every_key(built: Shop, project: Open) -> None:
-    verdict = verify(project(built), all_keys=True)
+    with pytest.warns(DeprecationWarning, match="all_keys"):
+        verdict = verify(project(built), every=True)
+    assert verdict.compared == verify(project(built), all_keys=True).compared
     assert (verdict.passed, verdict.differing) == (True, 0)
     assert verdict.compared == 60 * 5 + 60 * 4 + 50 * 9
     assert (built.state / "verdicts" / "late_order.json").exists()

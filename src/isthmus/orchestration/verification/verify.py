@@ -1,5 +1,6 @@
 """`verify`: compares what training saw with what serving answers, value by value, and the package with its student."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +36,9 @@ PREDICT = "/predict"
 
 
 def verify(
-    project: Project, name: str | None = None, *, all_keys: bool = False, progress: Progress = silent
-) -> Verdict:
+    project: Project, name: str | None = None, *, all_keys: bool = False, progress: Progress = silent,
+    every: bool | None = None,
+) -> Verdict:  # fmt: skip
     """Compares and writes the verdict, and its page beside it.
 
     The offline side is the point-in-time join at the project's present; the online side is what a server of the project
@@ -46,11 +48,15 @@ def verify(
     predicts with it.
 
     `name` of the distillation may be left out if there is only one, or none. `all_keys` compares all keys that either
-    side has, and all rows of the training set, not a sample, and the offline rows with their content hashes.
+    side has, and all rows of the training set, not a sample, and the offline rows with their content hashes; `every` is
+    its name in version 0.1.
 
     Raises:
         DependencyError: Redis does not answer, or no server can be started.
     """
+    if every is not None:
+        warnings.warn("verify(every=...) is verify(all_keys=...)", DeprecationWarning, stacklevel=2)
+        all_keys = every
     declared = project.distillation(name) if name or project.definitions.distillations else None
     contract = project.applied()
     offline = OfflineStore(project.offline)
