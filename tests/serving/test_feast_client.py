@@ -46,7 +46,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterato
         yield running
 
 
-@pytest.fixture(scope="module", params=[pytest.param("open", marks=pytest.mark.accept), "with a key"])
+@pytest.fixture(scope="module", params=[pytest.param(how, marks=pytest.mark.accept) for how in ("open", "with a key")])
 def answers(
     request: pytest.FixtureRequest, server: Server, guarded: Server, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, list[object]]]:

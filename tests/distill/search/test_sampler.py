@@ -180,6 +180,7 @@ def test_the_layers_of_a_table_are_declared_in_one_place() -> None:
     assert str(problem).endswith("shape: {'width': 3}; expected nothing: the layers of a Tabular are its `hidden`")
 
 
+@pytest.mark.accept
 def test_a_table_is_searched_by_width_and_depth(few: pa.Table, tmp_path: Path) -> None:
     shape = {"width": (4, 8), "depth": (1, 2)}
     # The student's weights and its texts' embeddings are less than ten trees.

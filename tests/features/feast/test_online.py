@@ -703,6 +703,7 @@ def test_a_redis_that_refuses(tmp_path: Path) -> None:
 # --- Feast's server
 
 
+@pytest.mark.accept
 def test_feasts_server_reads_and_pushes_through_it(prod: feast.FeatureStore, tmp_path: Path) -> None:
     stats = view(tmp_path, {"rate": ft.Float32, "trips": ft.Int64}, ttl=2 * HOUR)
     push = feast.PushSource(name="pushed", batch_source=stats.batch_source)

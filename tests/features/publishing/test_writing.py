@@ -57,7 +57,9 @@ def _rows(at: int) -> list[dict[str, Any]]:
     return [{"k": n, "_event": at, "_known": at, "a": n * at, "b": str(n)} for n in range(ROWS)]
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["rows are kept", "rows are lost"])
+@pytest.mark.parametrize(
+    "kept", [pytest.param(True, marks=pytest.mark.accept), False], ids=["rows are kept", "rows are lost"]
+)
 def test_a_killed_redis_is_one_clear_error_and_a_rerun_mends_it(tmp_path: Path, kept: bool) -> None:
     port = free_port()
     url = f"redis://127.0.0.1:{port}"
@@ -198,7 +200,7 @@ def _materialize(url: str, start: Any) -> None:
             OnlineStore(client, CONTRACT).remove_others(VIEW, {"k": [row["k"] for row in rows]}, HORIZON)
 
 
-@pytest.mark.parametrize("where", [_one_server, _cluster])
+@pytest.mark.parametrize("where", [_one_server, pytest.param(_cluster, marks=pytest.mark.accept)])
 def test_writers_at_once_end_where_writers_in_a_row_do(tmp_path: Path, where: Any) -> None:
     writers = 4
     stale = [{"k": n, "_event": HORIZON + 5, "_known": HORIZON, "a": -1, "b": ""} for n in range(0, 600, 3)]

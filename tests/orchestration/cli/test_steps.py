@@ -245,6 +245,7 @@ def test_a_second_materialization_writes_nothing(built: Shop, project: Open) -> 
     }  # fmt: skip
 
 
+@pytest.mark.accept
 def test_a_cluster_holds_what_one_redis_holds(
     built: Shop, project: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 
 from isthmus.features.package.inspect import inspect
 from isthmus.features.package.signature import Signer
@@ -191,6 +192,7 @@ def test_a_browser_s_runtime_answers_as_recorded(cache: Path, tmp_path: Path) ->
     assert (found.subject, "onnxruntime-web refuses it" in found.finding) == ("model.fp32.ort", True)
 
 
+@pytest.mark.accept
 def test_what_a_browser_s_runtime_lacks_is_named(cache: Path, tmp_path: Path) -> None:
     package, nothing = make_package(tmp_path / "package"), str(tmp_path)
     shown = verify(package, "--runtime", "web", PATH=nothing)

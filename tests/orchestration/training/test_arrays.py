@@ -113,6 +113,7 @@ def _built(shop: Shop, project: Open) -> None:
 FIELDS = ("dot", "cosine", "second", "likes", "share")
 
 
+@pytest.mark.accept
 def test_arrays_give_the_same_values_to_training_the_api_and_the_verdict(shop: Shop, project: Open) -> None:
     with_taste(shop)
     _built(shop, project)

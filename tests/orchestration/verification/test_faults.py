@@ -113,6 +113,7 @@ def test_a_package_with_request_transforms_is_checked_by_itself(exported: Shop, 
         assert max(inspection.worst.values()) <= runtime.tolerance
 
 
+@pytest.mark.accept
 def test_what_must_be_signed_is_signed_by_export_and_neither_verified_nor_deployed_otherwise(
     exported: Shop, project: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

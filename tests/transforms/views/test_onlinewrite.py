@@ -37,7 +37,7 @@ def spark(request: pytest.FixtureRequest) -> "Iterator[SparkSession]":
         yield session
 
 
-@pytest.fixture(params=["one server", "cluster"])
+@pytest.fixture(params=["one server", pytest.param("cluster", marks=pytest.mark.accept)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "cluster":
         with redis_cluster(tmp_path / "cluster") as ports:
