@@ -3,23 +3,23 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 DEMO := $(VENV)/.demo
-# pip would compile all of it, on one core: Python compiles what it imports, and for the tests both cores do.
-INSTALL := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
+# pip compiles what it installs: at an import, some packages would warn of their own escape sequences.
+PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test accept lint docs thorough constraints clean
 
 demo: $(DEMO)
 	$(VENV)/bin/isthmus demo --project examples/flights
 
-# Several at a time on two cores, each file as a whole: tests often wait for processes.
-PYTEST := $(VENV)/bin/python -m pytest --dist loadfile --no-loadscope-reorder
+# Three at a time on two cores, each file as a whole: tests often wait for processes.
+PYTEST := $(VENV)/bin/python -m pytest -n 3 --durations=15 --dist loadfile --no-loadscope-reorder
 
 test: needs $(INSTALLED) browser lint
-	$(PYTEST) -n 4 -m "not accept"
+	$(PYTEST) -m "not accept"
 
 # What a release must pass besides: the examples whole, Dagster in a browser, Spark Connect and a cluster, kills.
 accept: needs $(INSTALLED) browser
-	$(PYTEST) -n 3 -m accept
+	$(PYTEST) -m accept
 
 # What has to be installed by hand, said first.
 .PHONY: needs
@@ -65,13 +65,12 @@ python:
 
 # What the example needs, and nothing of the tests.
 $(DEMO): pyproject.toml constraints.txt | python
-	$(INSTALL) -c constraints.txt -e '.[demo]'
+	$(PIP) -c constraints.txt -e '.[demo]'
 	touch $@
 
 $(INSTALLED): pyproject.toml constraints.txt $(EXECUTORCH) | python
-	$(INSTALL) -c constraints.txt -e '.[all,dev]'
-	$(INSTALL) --no-deps -r $(EXECUTORCH)
-	-$(VENV)/bin/python -m compileall -qq -j 2 $(VENV)/lib
+	$(PIP) -c constraints.txt -e '.[all,dev]'
+	$(PIP) --no-deps -r $(EXECUTORCH)
 	touch $@ $(DEMO)
 
 # One test presses a button in a real browser: the one on PATH, else the one that Playwright installs.
