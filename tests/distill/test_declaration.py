@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from isthmus.distill.declaration import TABLES, Gate
+from isthmus.distill.gates import check_figures
 from isthmus.features.profiles import TrainingProfile
 from tests.distill.support import declaration
 
@@ -84,6 +85,15 @@ def test_the_metric_of_the_task_is_the_gate_of_the_training() -> None:
     assert declaration(patience=2).problems() == []
     (problem,) = declaration(gate="loss", patience=2).problems()
     assert str(problem) == "distillation late: gate: 'loss'; expected None: the task's metric decides"
+
+
+@pytest.mark.parametrize(
+    ("value", "holds"), [(0.7, True), (0.69, False), (0.8, True), (0.81, False), (None, False), (float("nan"), False)]
+)
+def test_a_gate_holds_to_its_bounds(value: float | None, holds: bool) -> None:
+    gate = Gate("student.auc", at_least=0.7, at_most=0.8)
+    (result,) = check_figures({"student.auc": value, "control.auc": 0.75}, [gate, Gate("taught", at_least=0)])
+    assert (result.gate, result.holds) == (gate, holds)
 
 
 @pytest.mark.parametrize(
