@@ -27,6 +27,8 @@ td:first-child { min-width: 6.5rem }
 """
 _WIDTH = 320
 _ROW = 22
+_DIGIT = 6
+"""Pixels of a digit of a label."""
 _FOOT = 20
 _LARGEST = 1e300
 _POINTS = 300
@@ -271,13 +273,16 @@ def _name(model: str, place: str) -> str:
 
 
 def _across(x: Axis, height: int) -> str:
-    """Vertical lines at round numbers, which are written below."""
-    parts = []
+    """Vertical lines at round numbers, which are written below where they do not run into each other."""
+    parts, free = [], 0.0
     for tick in x.ticks():
-        at = x(tick)
-        anchor = "end" if at > _WIDTH - 24 else "middle"
+        at, label = x(tick), _tick(tick)
+        anchor, share = ("end", 1.0) if at > _WIDTH - 24 else ("middle", 0.5)
+        left = at - share * _DIGIT * len(label)
         parts.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="4" y2="{height - _FOOT}"/>')
-        parts.append(f'<text x="{at:.1f}" y="{height - 6}" text-anchor="{anchor}">{_tick(tick)}</text>')
+        if left >= free:
+            parts.append(f'<text x="{at:.1f}" y="{height - 6}" text-anchor="{anchor}">{label}</text>')
+            free = left + _DIGIT * (len(label) + 1)
     return "".join(parts)
 
 
