@@ -16,7 +16,7 @@ from typing import Any, Literal
 import pyarrow as pa
 from feast import FeatureView
 from feast.data_source import DataSource
-from feast.feature_view import DUMMY_ENTITY_ID, DUMMY_ENTITY_VAL, FeatureViewState
+from feast.feature_view import FeatureViewState
 from feast.infra.common.materialization_job import MaterializationJobStatus, MaterializationTask
 from feast.infra.compute_engines.local.compute import LocalComputeEngine
 from feast.infra.compute_engines.local.job import LocalMaterializationJob
@@ -24,7 +24,7 @@ from feast.infra.registry.base_registry import BaseRegistry
 from feast.repo_config import FeastConfigBaseModel
 from feast.utils import _convert_arrow_to_proto, _get_column_names, _validate_vector_field_lengths
 
-from isthmus.features.feast.offline import IsthmusOfflineStore, newest
+from isthmus.features.feast.offline import IsthmusOfflineStore, newest, with_entity
 from isthmus.features.feast.online import IsthmusOnlineStore
 from isthmus.features.feast.sources import Source
 
@@ -82,9 +82,7 @@ class IsthmusComputeEngine(LocalComputeEngine):
             view_source = Source.of(self.repo_config, view)
             known_at = self.repo_config.offline_store.known_at
             source_rows, places = newest(view_source, known_at, task.start_time, task.end_time)
-            rows = source_rows.table.take(places)
-            if not view_source.keys:
-                rows = rows.append_column(DUMMY_ENTITY_ID, pa.array([DUMMY_ENTITY_VAL] * len(rows), pa.string()))
+            rows = with_entity(source_rows.table.take(places), view_source.keys)
         else:
             entities = [registry.get_entity(name, task.project) for name in view.entities]
             keys, features, event, created = _get_column_names(view, entities)

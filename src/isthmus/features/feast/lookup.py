@@ -15,10 +15,9 @@ from feast.repo_config import RepoConfig
 
 from isthmus.features import clock
 from isthmus.features.clock import Status
-from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import IsthmusError, RequestError, one_of
 from isthmus.features.feast import values as feast_values
-from isthmus.features.feast.views import Layout, layout_of, project_of
+from isthmus.features.feast.views import Layout, contract_of, layout_of, project_of
 from isthmus.features.online import record
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 
@@ -151,8 +150,8 @@ class Request:
 
 @lru_cache(maxsize=256)
 def _plan(project: str, layouts: tuple[Layout, ...]) -> LookupPlan:
-    views = {layout.view.name: layout.view for layout in layouts}
-    return LookupPlan(Contract(project, views, {}, {}, {}), views)
+    contract = contract_of(project, [layout.view for layout in layouts])
+    return LookupPlan(contract, contract.views)
 
 
 @contextmanager

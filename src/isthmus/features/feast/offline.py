@@ -26,7 +26,6 @@ from deltalake import write_deltalake
 from feast import FeatureView, OnDemandFeatureView
 from feast.data_format import DeltaFormat
 from feast.data_source import DataSource
-from feast.errors import FeastJoinKeysDuringMaterialization
 from feast.feature_logging import LoggingConfig, LoggingSource
 from feast.feature_view import DUMMY_ENTITY_ID, DUMMY_ENTITY_VAL
 from feast.infra.offline_stores.file_source import FileLoggingDestination
@@ -152,13 +151,13 @@ class IsthmusOfflineStore(OfflineStore):
         Raises:
             FeastJoinKeysDuringMaterialization: the source lacks a join key.
         """
-        source, names = _queried(
+        source = Source.queried(
             config, data_source, join_key_columns, feature_name_columns, timestamp_field, created_timestamp_column
         )
 
         def compute() -> pa.Table:
             rows, places = newest(source, config.offline_store.known_at, start_date, end_date)
-            return _with_entity(rows.table.select(names).take(places), join_key_columns)
+            return with_entity(rows.table.select(source.names(source.features)).take(places), join_key_columns)
 
         return IsthmusRetrievalJob(compute, config.repo_path)
 
@@ -178,17 +177,17 @@ class IsthmusOfflineStore(OfflineStore):
         Raises:
             FeastJoinKeysDuringMaterialization: the source lacks a join key.
         """
-        source, names = _queried(
+        source = Source.queried(
             config, data_source, join_key_columns, feature_name_columns, timestamp_field, created_timestamp_column
         )
 
         def compute() -> pa.Table:
             first, last = _bounds(start_date, end_date)
-            columns = names if feature_name_columns else source.data.schema.names
+            columns = source.names(source.features) if source.features else source.data.schema.names
             table = source.columns(columns, source.within(first, last))
             event = moments(table[timestamp_field], f"{source.where}, column {timestamp_field}").cast(pa.int64())
             inside = pc.and_(pc.greater_equal(event, first), pc.less_equal(event, last))
-            return _with_entity(table.filter(inside), join_key_columns)
+            return with_entity(table.filter(inside), join_key_columns)
 
         return IsthmusRetrievalJob(compute, config.repo_path)
 
@@ -264,18 +263,7 @@ def _bounds(start: datetime | None, end: datetime | None) -> tuple[int, int]:
     return FIRST if start is None else micros(start), LAST if end is None else micros(end)
 
 
-def _queried(
-    config: RepoConfig, source: DataSource, keys: list[str], features: list[str], time: str, created: str | None
-) -> tuple[Source, list[str]]:
-    """A source, and the columns of it that a query names."""
-    queried = Source.queried(config, source, keys, features, time, created)
-    names = {*queried.data.schema.names}
-    if not {*keys} <= names:
-        raise FeastJoinKeysDuringMaterialization(queried.path, {*keys}, names)
-    return queried, list(dict.fromkeys([*keys, *features, *queried.times]))
-
-
-def _with_entity(table: pa.Table, keys: Sequence[str]) -> pa.Table:
+def with_entity(table: pa.Table, keys: Sequence[object]) -> pa.Table:
     """The table with Feast's dummy key, if the view has no entity."""
     if keys:
         return table

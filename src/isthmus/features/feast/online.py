@@ -250,10 +250,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
             address = Address.of(config.online_store.url)
             kind: Any = redis.asyncio.RedisCluster if address.cluster else redis.asyncio.Redis
             self._clients[loop] = kind.from_url(
-                address.urls[0],
-                protocol=2,
-                socket_timeout=TIMEOUT_SECONDS,
-                socket_connect_timeout=TIMEOUT_SECONDS,
+                address.urls[0], protocol=2, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS
             )
         return self._clients[loop]
 
@@ -277,7 +274,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
         values: Mapping[str, Values],
     ) -> None:
         with answering(config.online_store.url, SETTING):
-            store = OnlineStore(self._connected(config), contract_of(config, [view]))
+            store = OnlineStore(self._connected(config), contract_of(project_of(config), [view]))
             store.write(view, keys, event, known, values)
 
     def _remove(self, config: RepoConfig, tables: Sequence[FeatureView]) -> None:

@@ -21,7 +21,7 @@ from feast.repo_config import RepoConfig
 from sqlalchemy.exc import SQLAlchemyError
 
 from isthmus.features.contract.contract import Contract
-from isthmus.features.definition.spec import Entity, FeatureProjection, FeatureService, FeatureView
+from isthmus.features.definition.spec import FeatureProjection, FeatureService, FeatureView
 from isthmus.features.errors import DependencyError
 from isthmus.features.files import write_atomically
 from isthmus.features.types import SCALARS, Array, DataType
@@ -60,10 +60,15 @@ def register(
     with warnings.catch_warnings(), _usable(folder):
         warnings.simplefilter("ignore")
         store = feast.FeatureStore(config=RepoConfig(repo_path=folder, **config))
-        keys: dict[str, feast.Entity] = {}
-        for view in views.values():
-            for entity in view.entities:
-                keys.update(_entities(entity))
+        # Feast allows a single join key per entity, so each key of our entity becomes a Feast entity.
+        keys = {
+            key: feast.Entity(
+                name=key, join_keys=[key], value_type=_TYPES[dtype.name].to_value_type(), description=entity.description
+            )
+            for view in views.values()
+            for entity in view.entities
+            for key, dtype in entity.join_keys.items()
+        }
         tables = {name: _view(view, contract, keys, offline) for name, view in views.items()}
         objects: list[Any] = [*keys.values(), *tables.values(), *(_service(s, tables) for s in services.values())]
         wanted = {(type(item).__name__, item.name) for item in objects}
@@ -84,16 +89,6 @@ def _usable(folder: Path) -> Iterator[None]:
             "apply", f"Feast's registry in {folder} cannot be used ({cause})",
             remedy=f"if no other process uses it, remove {folder} and run `isthmus apply`, which writes it again",
         ) from error  # fmt: skip
-
-
-def _entities(entity: Entity) -> dict[str, feast.Entity]:
-    """Feast allows a single join key per entity, so each key of our entity becomes a Feast entity."""
-    return {
-        key: feast.Entity(
-            name=key, join_keys=[key], value_type=_TYPES[dtype.name].to_value_type(), description=entity.description
-        )
-        for key, dtype in entity.join_keys.items()
-    }
 
 
 def _view(view: FeatureView, contract: Contract, keys: Mapping[str, feast.Entity], offline: str) -> feast.FeatureView:

@@ -4,7 +4,7 @@ The join sees keys, times and the place of a row. Values come from those places 
 training and serving see the same types.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,6 +21,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from feast import FeatureView
 from feast.data_format import DeltaFormat
 from feast.data_source import DataSource
+from feast.errors import FeastJoinKeysDuringMaterialization
 from feast.feature_view import DUMMY_ENTITY_ID
 from feast.infra.offline_stores.file_source import FileSource
 from feast.repo_config import RepoConfig
@@ -83,7 +84,7 @@ class Source:
     """
 
     files: FileSource
-    repository: Path | None
+    repository: Path | str | None
     keys: tuple[SourceColumn, ...]
     features: tuple[SourceColumn, ...]
     event: str
@@ -116,7 +117,7 @@ class Source:
         )
         event, created = source.timestamp_field, source.created_timestamp_column
         return cls(
-            source, _folder(config), tuple(keys), features, columns.get(event, event),
+            source, config.repo_path, tuple(keys), features, columns.get(event, event),
             columns.get(created, created), view.ttl // clock.MICROSECOND if view.ttl else None,
             registered(view.name, view.tags) if is_registered(view.tags) else None,
         )  # fmt: skip
@@ -130,10 +131,15 @@ class Source:
 
         Raises:
             ConfigurationError: it is not a file.
+            FeastJoinKeysDuringMaterialization: it lacks a join key.
         """
         files = feast_files.file_source(source, "the data source")
         key_columns, feature_columns = (tuple(SourceColumn(name, name) for name in names) for names in (keys, features))
-        return cls(files, _folder(config), key_columns, feature_columns, event, created or "")
+        queried = cls(files, config.repo_path, key_columns, feature_columns, event, created or "")
+        names = {*queried.data.schema.names}
+        if not {*keys} <= names:
+            raise FeastJoinKeysDuringMaterialization(queried.path, {*keys}, names)
+        return queried
 
     @property
     def where(self) -> str:
@@ -145,10 +151,10 @@ class Source:
         """The absolute path or the URL."""
         return feast_files.path_of(self.files, self.repository)
 
-    @property
-    def times(self) -> list[str]:
-        """The names of the timestamp columns."""
-        return [self.event, self.created] if self.created else [self.event]
+    def names(self, features: Iterable[SourceColumn]) -> list[str]:
+        """The names in the source of the keys, of these features and of the timestamps."""
+        times = [self.event, self.created] if self.created else [self.event]
+        return list(dict.fromkeys([*(column.column for column in (*self.keys, *features)), *times]))
 
     @cached_property
     def data(self) -> ds.Dataset:
@@ -179,7 +185,7 @@ class Source:
                 remedy="if the source has changed, change the feature view with it, or map the column in field_mapping",
             )  # fmt: skip
         with self.reading():
-            return self.data.to_table(columns=list(dict.fromkeys(names)), filter=condition)
+            return self.data.to_table(columns=list(names), filter=condition)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -220,8 +226,7 @@ class Source:
             condition: rows to read.
         """
         for features in ([column for column in self.features if column.name in names], list(self.features)):
-            columns = [column.column for column in (*self.keys, *features)]
-            table = self.columns([*columns, *self.times], condition)
+            table = self.columns(self.names(features), condition)
             places, history = self._history(table, known_at)
             tied = _tied(history)
             # Ties are decided by the content of the rows, which needs all features.
@@ -237,8 +242,9 @@ class Source:
         })  # fmt: skip
         if tied:
             history = _decided(history, _content(values))
-        keys = [_key_column(history, n) for n in range(max(len(self.keys), 1))]
-        view = ViewContract("source", (), tuple(keys), (Column("place", Int64),), self.ttl, 0, (), "feast")
+        names = [f"key_{n}" for n in range(max(len(self.keys), 1))]
+        keys = tuple(Column(name, _key_type(history.schema.field(name).type, name)) for name in names)
+        view = ViewContract("source", (), keys, (Column("place", Int64),), self.ttl, 0, (), "feast")
         return Rows(ViewHistory(view, history, 0), values, table)
 
     def _key(self, table: pa.Table, key: SourceColumn) -> pa.ChunkedArray:
@@ -261,17 +267,14 @@ class Source:
         if not keys:
             keys = {"key_0": pa.array(np.zeros(len(table), np.int64))}
         by_event = known_at == "event"
+        # Nothing but a key or a time can be null, and where the event is not, the other times are not either.
         rows = pa.table({
             **keys,
             "event_timestamp": event,
             "known_at": event if by_event else created,
             "place": pa.array(np.arange(len(table))),
             "content_hash": created.cast(pa.int64()) if by_event else pa.array(np.zeros(len(table), np.int64)),
-        })  # fmt: skip
-        complete = pc.field("event_timestamp").is_valid()
-        for name in keys:
-            complete &= pc.field(name).is_valid()
-        rows = rows.filter(complete)
+        }).drop_null()  # fmt: skip
         places = rows["place"]
         return places, rows.set_column(rows.column_names.index("place"), "place", pa.array(np.arange(len(rows))))
 
@@ -312,10 +315,6 @@ def _as(at: int, kind: pa.DataType) -> pa.Scalar:
     return pa.scalar(at, pa.int64()).cast(pa.timestamp("us")).cast(kind, safe=False)
 
 
-def _folder(config: RepoConfig) -> Path | None:
-    return Path(config.repo_path) if config.repo_path is not None else None
-
-
 def _key_type(kind: pa.DataType, where: str) -> DataType:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
@@ -330,10 +329,6 @@ def _key_type(kind: pa.DataType, where: str) -> DataType:
         if fits:
             return dtype
     raise DataError(where, f"has type {kind}", expected=one_of(dtype.name for dtype in KEY_TYPES))
-
-
-def _key_column(history: pa.Table, n: int) -> Column:
-    return Column(f"key_{n}", _key_type(history.schema.field(f"key_{n}").type, f"key {n}"))
 
 
 def _tied(history: pa.Table) -> bool:

@@ -21,7 +21,7 @@ from isthmus.features import clock
 from isthmus.features.contract.contract import Column
 from isthmus.features.errors import DataError, RequestError, one_of
 from isthmus.features.types import TYPES, Bytes, DataType
-from isthmus.features.values.columns import ARROW, Values, from_arrow, objects, to_arrow
+from isthmus.features.values.columns import ARROW, Values, from_arrow, from_python, objects
 from isthmus.features.values.entitykey import KeyValue
 from isthmus.features.values.rows import Int64
 
@@ -71,11 +71,7 @@ _ALIASES = {  # Feast types that are text or bytes by a different name.
 FORMS: Mapping[str, Form] = {
     **{name: Form(TYPES[name], f"{kind}_val") for name, kind in _KINDS.items()},
     **{name: Form(TYPES[ours], f"{kind}_val") for name, (ours, kind) in _ALIASES.items()},
-    **{
-        f"Array({name})": Form(TYPES[f"Array({name})"], f"{kind}_list_val")
-        for name, kind in _KINDS.items()
-        if f"Array({name})" in TYPES
-    },
+    **{f"Array({name})": Form(TYPES[f"Array({name})"], f"{kind}_list_val") for name, kind in _KINDS.items()},
 }
 """The Feast types that have a type of ours, by Feast's names."""
 
@@ -94,10 +90,12 @@ def column(protos: Sequence[Value], form: Form, where: str) -> Values:
     if unexpected := {*kinds} - {form.kind, "null_val", ""}:
         raise DataError(where, f"a value is a {min(unexpected)}", expected=f"{form.kind}, or none")
     valid = np.array([kind == form.kind for kind in kinds], bool)
-    if form.kind.endswith("_list_val") and not form.serialized:
+    if form.dtype.element is not None:
         lists = [list(getattr(proto, form.kind).val) if kind == form.kind else None
                  for proto, kind in zip(protos, kinds, strict=True)]  # fmt: skip
-        return _lists(lists, form, where)
+        if form.kind == "unix_timestamp_list_val":
+            lists = [None if items is None else [_micros(item, where) for item in items] for items in lists]
+        return from_python(lists, form.dtype)
     # Map entries have no order; deterministic serialization gives equal maps equal bytes.
     items: list[Any] = [
         proto.SerializeToString(deterministic=True) if form.serialized else getattr(proto, form.kind)
@@ -129,14 +127,14 @@ def protos(values: Values, form: Form) -> list[Value]:
     """A proto per value, an empty proto for null. Timestamps are cut to whole seconds, as Feast's are."""
     if form.serialized:
         return [_NULL if item is None else Value.FromString(item) for item in values.data]
-    if form.kind.endswith("_list_val"):
-        message = type(getattr(_NULL, form.kind))
-        return [
-            _NULL if items is None else Value(**{form.kind: message(val=items)}) for items in _plain_lists(values, form)
-        ]
     items = values.tolist(form.dtype)
     if form.kind == "unix_timestamp_val":
         items = [None if item is None else item // _SECOND for item in items]
+    elif form.kind == "unix_timestamp_list_val":
+        items = [None if times is None else [time // _SECOND for time in times] for times in items]
+    if form.dtype.element is not None:
+        message = type(getattr(_NULL, form.kind))
+        items = [None if item is None else message(val=item) for item in items]
     return [_NULL if item is None else Value(**{form.kind: item}) for item in items]
 
 
@@ -253,20 +251,3 @@ def _key_values(values: Sequence[Value], column: Column, where: str) -> list[Key
         raise RequestError(where, f"a value of join key {column.name} is {actual}", expected=one_of(allowed))
     keys: list[KeyValue] = [getattr(value, field) for value, field in zip(values, kinds, strict=True)]
     return [_micros(int(key), where) for key in keys] if kind == "unix_timestamp_val" else keys
-
-
-def _lists(lists: Sequence[list[Any] | None], form: Form, where: str) -> Values:
-    arrow = ARROW[form.dtype.name]
-    if form.kind == "unix_timestamp_list_val":
-        times = [None if items is None else [_micros(item, where) for item in items] for items in lists]
-        return from_arrow(pa.array(times, pa.list_(pa.int64())).cast(arrow), form.dtype)
-    return from_arrow(pa.array(lists, arrow), form.dtype)
-
-
-def _plain_lists(values: Values, form: Form) -> list[Any]:
-    array = to_arrow(values, form.dtype)
-    if form.kind == "unix_timestamp_list_val":
-        times = array.cast(pa.list_(pa.int64())).to_pylist()
-        return [None if items is None else [item // _SECOND for item in items] for items in times]
-    lists: list[Any] = array.to_pylist()
-    return lists

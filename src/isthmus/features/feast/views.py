@@ -52,9 +52,9 @@ def project_of(config: RepoConfig) -> str:
     return str(config.online_store.project or config.project)
 
 
-def contract_of(config: RepoConfig, views: Iterable[ViewContract]) -> Contract:
+def contract_of(project: str, views: Iterable[ViewContract]) -> Contract:
     """A contract of these views only."""
-    return Contract(project_of(config), {view.name: view for view in views}, {}, {}, {})
+    return Contract(project, {view.name: view for view in views}, {}, {}, {})
 
 
 def is_registered(tags: Mapping[str, str]) -> bool:
