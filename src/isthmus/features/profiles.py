@@ -1,5 +1,6 @@
 """The configurations of training and serving: `[profiles.training]` and `[profiles.serving]` of isthmus.toml."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -60,23 +61,18 @@ class TrainingProfile:
         """The settings a student depends on; the number of machines is not among them."""
         return _named(self, "device", "precision", "batch", "epochs", "threads", "compile")
 
-    def problems(self) -> list[Problem]:
+    def problems(self) -> Iterator[Problem]:
         """Valid values that do not go together, by the name of the field to change."""
-        idle = f'"cpu" leaves the accelerator {self.accelerator} idle'
-        unavailable = f'"bf16", which {self.accelerator} has no arithmetic for'
-        missing = f"none for {self.processes} processes, and `isthmus distill` is one"
-        script = "a script for them (docs/training.md), or nodes = 1 and per_node = 1"
-        small = f"{self.batch}, which {self.processes} processes cannot share"
-        checks = [
-            (self.accelerator is not None and self.device == "cpu", Problem("device", idle, '"cuda" or "auto"')),
-            (
-                self.precision == "bf16" and self.accelerator in WITHOUT_BF16,
-                Problem("precision", unavailable, '"fp32"'),
-            ),
-            (self.processes > 1 and self.script is None, Problem("script", missing, script)),
-            (self.batch < self.processes, Problem("batch", small, f"{self.processes} or more")),
-        ]
-        return [problem for wrong, problem in checks if wrong]
+        if self.accelerator is not None and self.device == "cpu":
+            yield Problem("device", f'"cpu" leaves the accelerator {self.accelerator} idle', '"cuda" or "auto"')
+        if self.precision == "bf16" and self.accelerator in WITHOUT_BF16:
+            yield Problem("precision", f'"bf16", which {self.accelerator} has no arithmetic for', '"fp32"')
+        if self.processes > 1 and self.script is None:
+            missing = f"none for {self.processes} processes, and `isthmus distill` is one"
+            yield Problem("script", missing, "a script for them (docs/training.md), or nodes = 1 and per_node = 1")
+        if self.batch < self.processes:
+            small = f"{self.batch}, which {self.processes} processes cannot share"
+            yield Problem("batch", small, f"{self.processes} or more")
 
 
 FASTEST = "fastest"
@@ -123,12 +119,10 @@ class ServingProfile:
             self, "runtime", "precision", "threads", "latency_objective_ms", "memory_mb", "load_ms", "package_kb"
         )
 
-    def problems(self) -> list[Problem]:
+    def problems(self) -> Iterator[Problem]:
         """Valid values that do not go together, by the name of the field to change."""
-        if self.replicas_min <= self.replicas_max:
-            return []
-        expected = f"replicas_min ({self.replicas_min}) or more"
-        return [Problem("replicas_max", str(self.replicas_max), expected)]
+        if self.replicas_min > self.replicas_max:
+            yield Problem("replicas_max", str(self.replicas_max), f"replicas_min ({self.replicas_min}) or more")
 
 
 def _named(profile: TrainingProfile | ServingProfile, *names: str) -> dict[str, Any]:

@@ -128,7 +128,7 @@ class _ContradictionsError(ValueError):
 
 
 def _check_profile(profile: _Profile) -> _Profile:
-    if problems := profile.problems():
+    if problems := list(profile.problems()):
         raise _ContradictionsError(problems)
     return profile
 

@@ -12,6 +12,7 @@ from isthmus.distill.onnx.ortbytes import canonical
 from isthmus.distill.types import Array
 from isthmus.features.errors import DependencyError
 from isthmus.features.package.manifest import Element, Feeds, Tensor
+from isthmus.features.package.replay import session_options
 
 Run = Callable[[Feeds], dict[str, Array]]
 """Runs a model: tensors by name to outputs by name."""
@@ -19,7 +20,7 @@ Run = Callable[[Feeds], dict[str, Array]]
 
 def session(model: bytes, threads: int) -> ort.InferenceSession:
     """A CPU session of a model in ONNX or ORT format."""
-    return ort.InferenceSession(model, _options(threads), providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(model, session_options(threads), providers=["CPUExecutionProvider"])
 
 
 def predict(opened: ort.InferenceSession, feeds: Feeds) -> Array:
@@ -48,19 +49,11 @@ def described(value: onnx.ValueInfoProto) -> Tensor:
     return Tensor(value.name, element.lower(), shape)
 
 
-def _options(threads: int) -> ort.SessionOptions:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return options
-
-
 def optimized(model: onnx.ModelProto) -> onnx.GraphProto:
     """The graph that ONNX Runtime computes on this processor; constants that it does not fold keep their names."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.onnx"
-        options = _options(1)
+        options = session_options(1)
         options.optimized_model_filepath = str(file)
         options.log_severity_level = 3  # it warns that the file is specific to this processor
         ort.InferenceSession(
@@ -78,7 +71,7 @@ def ort_format(model: bytes) -> bytes:
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.ort"
-        options = _options(1)
+        options = session_options(1)
         options.optimized_model_filepath = str(file)
         options.add_session_config_entry("session.save_model_format", "ORT")
         # NCHWc layouts depend on the processor: ONNX Runtime's converter leaves them out for foreign targets, too.

@@ -10,12 +10,4 @@ from isthmus.features.contract.contract import (
     sha256,
 )
 
-__all__ = [
-    "Column",
-    "Contract",
-    "FieldRule",
-    "ServiceContract",
-    "TransformContract",
-    "ViewContract",
-    "sha256",
-]
+__all__ = ["Column", "Contract", "FieldRule", "ServiceContract", "TransformContract", "ViewContract", "sha256"]

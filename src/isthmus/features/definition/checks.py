@@ -112,10 +112,8 @@ class Declarations:
         for source in self.sources.values():
             if not source.path:
                 self._wrong(f"source {source.name}", "has no path", "a file, a folder or a URL")
-        folded: dict[str, str] = {}
         for view in self.views.values():
-            if (first := folded.setdefault(str(view.name).lower(), view.name)) != view.name:
-                self._wrong(f"view {view.name!r}", f"differs from {first!r} in case only", "another name")
+            self._unlike(f"view {view.name!r}", view.name, self.views)
             self._function(f"view {view.name}", view)
             self._schema(f"view {view.name}", view.schema, self._keys(f"view {view.name}", view), (*RESERVED, STATUS))
             if not view.schema:
@@ -139,9 +137,9 @@ class Declarations:
             for field in request.schema:
                 self._request_field(f"request source {request.name}, field {field.name!r}", field)
             if request.checked:
-                self._checked(f"request source {request.name}", request, folded)
+                self._checked(f"request source {request.name}", request)
         for transform in self.transforms.values():
-            if (same := folded.get(str(transform.name).lower())) is not None:
+            if (same := _same_but_case(transform.name, self.views)) is not None:
                 self._wrong(f"request transform {transform.name!r}", f"has the name of view {same!r}", "another name")
             self._unlike(f"request transform {transform.name!r}", transform.name, self.transforms)
             self._transform(f"request transform {transform.name}", transform)
@@ -216,11 +214,11 @@ class Declarations:
                 if name not in known:
                     self._wrong(place, f"its function takes {name!r}", one_of(known))
 
-    def _checked(self, where: str, request: RequestSource, views: Mapping[str, str]) -> None:
+    def _checked(self, where: str, request: RequestSource) -> None:
         # A checked request source has columns `source__field` in a training set, like a view.
-        if (same := views.get(str(request.name).lower())) is not None:
+        if (same := _same_but_case(request.name, self.views)) is not None:
             self._wrong(where, f"has the name of view {same!r}", "another name, since it has expectations or defaults")
-        if (same := next((n for n in self.transforms if n.lower() == str(request.name).lower()), None)) is not None:
+        if (same := _same_but_case(request.name, self.transforms)) is not None:
             self._wrong(where, f"has the name of request transform {same!r}", "another name")
         self._unlike(where, request.name, (name for name, source in self.requests.items() if source.checked))
         fields = {field.name: field.dtype for field in request.schema}
@@ -229,8 +227,7 @@ class Declarations:
 
     def _unlike(self, where: str, name: str, names: Iterable[str]) -> None:
         # Such names would give columns of a training set that differ in case only.
-        first = next(known for known in names if str(known).lower() == str(name).lower())
-        if first != name:
+        if (first := _same_but_case(name, names)) != name:
             self._wrong(where, f"differs from {first!r} in case only", "another name")
 
     def _columns(self, where: str, part: FeatureView | FeatureProjection | RequestSource) -> list[str]:
@@ -336,6 +333,10 @@ class Declarations:
         problem = Problem(where, error, expected)
         if problem not in self.problems:
             self.problems.append(problem)
+
+
+def _same_but_case(name: str, names: Iterable[str]) -> str | None:
+    return next((known for known in names if str(known).lower() == str(name).lower()), None)
 
 
 def sized(name: str, dtype: DataType) -> str:

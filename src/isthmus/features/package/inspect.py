@@ -12,17 +12,10 @@ from typing import Any, Protocol, TypeVar
 
 from isthmus.features.contract import Contract
 from isthmus.features.errors import PackageError
+from isthmus.features.package import replay
 from isthmus.features.package.checksums import CONTRACT, GOLDEN, SIGNATURE, damaged
 from isthmus.features.package.golden import Golden, read_golden
 from isthmus.features.package.manifest import Manifest, Variant, package_digest, read_contract, read_package
-from isthmus.features.package.replay import (
-    GOLDEN_TOLERANCE,
-    Answers,
-    answers,
-    open_session,
-    require_fed,
-    require_reproduced,
-)
 from isthmus.features.package.signature import key_name, require_signature
 
 T = TypeVar("T")
@@ -37,7 +30,7 @@ class Runtime(Protocol):
     def files(self, manifest: Manifest) -> Sequence[Variant]:
         """The model files that it can run."""
 
-    def ask(self, folder: Path, manifest: Manifest, variant: Variant, golden: Golden) -> Sequence[Answers]:
+    def ask(self, folder: Path, manifest: Manifest, variant: Variant, golden: Golden) -> Sequence[replay.Answers]:
         """A file's outputs for the golden cases.
 
         Raises:
@@ -50,16 +43,16 @@ class OnnxRuntime:
     """ONNX Runtime in this process, on a single thread."""
 
     name = "ONNX Runtime"
-    tolerance = GOLDEN_TOLERANCE
+    tolerance = replay.GOLDEN_TOLERANCE
 
     def files(self, manifest: Manifest) -> Sequence[Variant]:
         """The files in ONNX and ORT format."""
         return [variant for variant in manifest.variants if variant.format != "pte"]
 
-    def ask(self, folder: Path, manifest: Manifest, variant: Variant, golden: Golden) -> Sequence[Answers]:
+    def ask(self, folder: Path, manifest: Manifest, variant: Variant, golden: Golden) -> Sequence[replay.Answers]:
         """A file's outputs for the golden cases."""
-        session = open_session(folder, manifest, variant, 1)
-        return answers(session, manifest, variant, [case.feeds for case in golden.cases])
+        session = replay.open_session(folder, manifest, variant, 1)
+        return replay.answers(session, manifest, variant, [case.feeds for case in golden.cases])
 
 
 @dataclass(frozen=True)
@@ -179,7 +172,7 @@ def _contract(package: Path, manifest: Manifest) -> tuple[Contract, str]:
 
 def _golden(package: Path, manifest: Manifest) -> tuple[Golden, str]:
     golden = read_golden(package, manifest)
-    rows = require_fed(f"package {manifest.name}: {GOLDEN}", golden, manifest)
+    rows = replay.require_fed(f"package {manifest.name}: {GOLDEN}", golden, manifest)
     source = f"{rows} rows make their tensors to the bit" if manifest.inputs else "of tensors"
     count = len(golden.cases)
     return golden, f"{count} case{'' if count == 1 else 's'}, {source}"
@@ -195,5 +188,5 @@ def _no_files(package: Path, manifest: Manifest, runtime: Runtime) -> tuple[None
 
 def _model(package: Path, manifest: Manifest, variant: Variant, golden: Golden, runtime: Runtime) -> tuple[float, str]:
     outputs = runtime.ask(package, manifest, variant, golden)
-    worst = require_reproduced(golden, manifest, variant, outputs, runtime.tolerance)
+    worst = replay.require_reproduced(golden, manifest, variant, outputs, runtime.tolerance)
     return worst, f"answers within {worst:.3g} of what is recorded" if worst else "answers as recorded"

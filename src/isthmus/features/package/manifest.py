@@ -4,9 +4,10 @@ Training, export, verification and serving all build their tensors with `feeds`,
 """
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -119,12 +120,11 @@ class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def placed(inputs: Sequence[ModelInput]) -> tuple[Input, ...]:
     """The place of each input in the tensors of `feeds`."""
-    counts: dict[str, int] = {}
+    positions: defaultdict[str, count[int]] = defaultdict(count)
     result = []
     for item in inputs:
         tensor = input_name(item.dtype.tensor) if item.row else "categories" if item.is_category else "numeric"
-        result.append(Input(item.name, item.dtype.name, tensor, counts.get(tensor, 0)))
-        counts[tensor] = counts.get(tensor, 0) + 1
+        result.append(Input(item.name, item.dtype.name, tensor, next(positions[tensor])))
     return tuple(result)
 
 

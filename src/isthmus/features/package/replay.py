@@ -28,6 +28,16 @@ Answers = Mapping[str, Array]
 """The outputs of a model by name."""
 
 
+def session_options(threads: int) -> "onnxruntime.SessionOptions":
+    """The options with which export measures the latency of a model, and a server runs it."""
+    import onnxruntime  # not needed by those who only read a package
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
+
+
 def open_session(folder: Path, manifest: Manifest, variant: Variant, threads: int) -> "onnxruntime.InferenceSession":
     """A session of ONNX Runtime over a model file, whose graph matches the manifest.
 
@@ -36,11 +46,7 @@ def open_session(folder: Path, manifest: Manifest, variant: Variant, threads: in
     """
     import onnxruntime  # not needed by those who only read a package
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # as its latency was measured
-    file = folder / variant.file
+    file, options = folder / variant.file, session_options(threads)
     try:
         # The fallback would print to stdout, which callers of `--json` parse.
         session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"], enable_fallback=0)
