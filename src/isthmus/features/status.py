@@ -8,7 +8,7 @@ import msgspec
 
 from isthmus.features import clock
 from isthmus.features.days import day_name
-from isthmus.features.document import Block, Paragraph, Span, Table, Text, bad, good
+from isthmus.features.document.blocks import Block, Paragraph, Span, Table, Text, bad, good
 from isthmus.features.errors import DataError
 from isthmus.features.files import write_atomically
 

@@ -32,7 +32,8 @@ from isthmus.distill.reports.report import (
     read_report,
 )
 from isthmus.distill.reports.words import duration, measure, money, number, scaled, share
-from isthmus.features.document import Paragraph, Table, to_markdown
+from isthmus.features.document.blocks import Paragraph, Table
+from isthmus.features.document.markdown import to_markdown
 from tests.distill.samplereports import HOSTILE, empty, hostile, report, sparse
 
 MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable("table")

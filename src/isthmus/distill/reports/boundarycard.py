@@ -5,7 +5,8 @@ from typing import Any
 
 from isthmus.distill.reports.report import Report, ServingHalf, TrainingHalf, read_report
 from isthmus.distill.reports.words import UNKNOWN, duration, money, number, scaled
-from isthmus.features.document import Block, Fields, Heading, Paragraph, to_markdown
+from isthmus.features.document.blocks import Block, Fields, Heading, Paragraph
+from isthmus.features.document.markdown import to_markdown
 from isthmus.features.errors import GateFailed
 
 Prices = Mapping[str, float]

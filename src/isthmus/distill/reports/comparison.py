@@ -3,7 +3,7 @@
 from isthmus.distill.reports.plots import MODELS, axis, color_class, drawable, marks
 from isthmus.distill.reports.report import Model, Report, WorstSlice
 from isthmus.distill.reports.words import between, duration, measure, number, scaled
-from isthmus.features.document import Block, Legend, Paragraph, Table, Text, absent, aside
+from isthmus.features.document.blocks import Block, Legend, Paragraph, Table, Text, absent, aside
 
 
 def metrics(report: Report) -> list[str]:

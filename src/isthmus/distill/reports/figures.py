@@ -17,7 +17,8 @@ from isthmus.distill.reports.plots import (
     tradeoff,
 )
 from isthmus.distill.reports.report import Report, read_report
-from isthmus.features.document import Figure, image
+from isthmus.features.document.blocks import Figure
+from isthmus.features.document.html import image
 
 
 def images(report: Mapping[str, Any]) -> dict[str, dict[str, str]]:

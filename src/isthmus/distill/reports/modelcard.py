@@ -9,7 +9,8 @@ from isthmus.distill.reports.comparison import comparison, legend, worst_slices
 from isthmus.distill.reports.findings import limits, teacher_gain
 from isthmus.distill.reports.report import Model, Quality, Report, read_report
 from isthmus.distill.reports.words import UNKNOWN, duration, measure, number
-from isthmus.features.document import Block, Bullets, Heading, Paragraph, to_markdown
+from isthmus.features.document.blocks import Block, Bullets, Heading, Paragraph
+from isthmus.features.document.markdown import to_markdown
 
 
 def model_card(report: Mapping[str, Any]) -> str:

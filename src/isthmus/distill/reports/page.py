@@ -11,7 +11,8 @@ from isthmus.distill.reports.plots import STYLE
 from isthmus.distill.reports.report import GateResult, Report, read_report
 from isthmus.distill.reports.searchpage import read_search, search_blocks
 from isthmus.distill.reports.words import measure, number
-from isthmus.features.document import Block, Group, Heading, Paragraph, Table, Text, bad, code, good, strong, to_html
+from isthmus.features.document.blocks import Block, Group, Heading, Paragraph, Table, Text, bad, code, good, strong
+from isthmus.features.document.html import to_html
 
 _SPREAD = "A dot is the mean over the seeds, a line its 95 % interval; a faint dot is one seed."
 

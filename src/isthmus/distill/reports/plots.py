@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TypeGuard
 
 from isthmus.distill.reports.words import measure
-from isthmus.features.document import Figure
+from isthmus.features.document.blocks import Figure
 
 MODELS = ("teacher", "reference", "student", "control")
 STYLE = """\

@@ -9,7 +9,7 @@ import msgspec
 from isthmus.distill.reports.plots import STYLE, Dot, scatter
 from isthmus.distill.reports.words import duration, measure, number, scaled
 from isthmus.distill.search.trials import Trial
-from isthmus.features.document import (
+from isthmus.features.document.blocks import (
     Block,
     Code,
     Figure,
@@ -21,8 +21,8 @@ from isthmus.features.document import (
     Text,
     code,
     strong,
-    to_html,
 )
+from isthmus.features.document.html import to_html
 from isthmus.features.errors import DataError
 
 FORMAT = 1

@@ -24,7 +24,7 @@ def apply(
 ) -> None:
     """Check the definitions, compile the contract, register the Feast objects."""
     if diff:
-        from isthmus.features.document import Paragraph
+        from isthmus.features.document.blocks import Paragraph
         from isthmus.orchestration.apply.diff import apply_diff
 
         changes = apply_diff(open_project(project))

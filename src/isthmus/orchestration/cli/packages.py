@@ -16,7 +16,7 @@ from isthmus.orchestration.cli.screens.terminal import judge
 
 if TYPE_CHECKING:
     from isthmus.distill.export.ladder import Ladder
-    from isthmus.features.document import Block, Text
+    from isthmus.features.document.blocks import Block, Text
     from isthmus.features.package.inspect import Inspection, Runtime
 
 verbs = typer.Typer(help="Check a package, wherever it came from.", no_args_is_help=True, rich_markup_mode=None)
@@ -102,7 +102,7 @@ RUNTIMES: Mapping[str, Callable[[], "Runtime"]] = {
 
 
 def _inspection_blocks(inspection: "Inspection") -> "list[Block]":
-    from isthmus.features.document import Table, bad, good
+    from isthmus.features.document.blocks import Table, bad, good
 
     rows: list[list[Text]] = [
         [check.subject, good("ok") if check.error is None else bad("refused"), check.finding]
@@ -113,7 +113,7 @@ def _inspection_blocks(inspection: "Inspection") -> "list[Block]":
 
 def ladder_blocks(ladder: "Ladder") -> "list[Block]":
     """The rungs: runtime, difference from the student, and what is allowed."""
-    from isthmus.features.document import Table, bad, good
+    from isthmus.features.document.blocks import Table, bad, good
 
     words: Mapping[bool | None, Text] = {True: good("holds"), False: bad("breaks"), None: "unknown"}
     rows: list[list[Text]] = [

@@ -90,7 +90,7 @@ def rollback(
 def history(project: ProjectOption = None, as_json: JsonOption = False) -> None:
     """List what was deployed and rolled back, the newest first."""
     from isthmus.features.clock import moment
-    from isthmus.features.document import Table
+    from isthmus.features.document.blocks import Table
     from isthmus.features.status import short
     from isthmus.orchestration.models.release import history as run
 

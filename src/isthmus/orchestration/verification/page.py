@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from isthmus.features import clock
-from isthmus.features.document import (
+from isthmus.features.document.blocks import (
     Block,
     Figure,
     Group,
@@ -21,11 +21,10 @@ from isthmus.features.document import (
     bars,
     code,
     good,
-    image,
     plain,
     strong,
-    to_html,
 )
+from isthmus.features.document.html import image, to_html
 from isthmus.features.verdict import FeatureVerdict, ValueDifference, Verdict, merged
 
 MOST = 40

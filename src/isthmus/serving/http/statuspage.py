@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from isthmus.features.document import Block, Heading, Paragraph, Table, Text, bad, code, good, to_html
+from isthmus.features.document.blocks import Block, Heading, Paragraph, Table, Text, bad, code, good
+from isthmus.features.document.html import to_html
 from isthmus.features.status import Status, minute, short
 from isthmus.serving.wire.messages import HistoryState, LatencyState, ModelState, PublishedState, StatusAnswer
 

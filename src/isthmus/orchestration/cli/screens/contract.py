@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from isthmus.features.contract.contract import Column
-from isthmus.features.document import Block, Fields, Heading, Paragraph, Table, Text, bad, good
+from isthmus.features.document.blocks import Block, Fields, Heading, Paragraph, Table, Text, bad, good
 from isthmus.features.status import short
 from isthmus.orchestration.apply.contracts import (
     ContractDifference,

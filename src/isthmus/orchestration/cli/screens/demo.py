@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from isthmus.features.document import Block, Heading, Paragraph, Table, bad, cell, good, strong
+from isthmus.features.document.blocks import Block, Heading, Paragraph, Table, bad, cell, good, strong
 from isthmus.orchestration.cli.screens.models import models_blocks
 
 _FEATURES = 5

@@ -11,7 +11,7 @@ from isthmus.distill.reports import (
     teacher_gain,
 )
 from isthmus.distill.reports.searchpage import advice, front
-from isthmus.features.document import Block, Paragraph
+from isthmus.features.document.blocks import Block, Paragraph
 
 
 def distillation_blocks(report: Mapping[str, Any]) -> Iterator[Block]:

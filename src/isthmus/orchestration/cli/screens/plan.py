@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from isthmus.distill.reports.words import UNKNOWN, duration, money, number, scaled
-from isthmus.features.document import Block, Heading, Paragraph, Table, Text, bad, good
+from isthmus.features.document.blocks import Block, Heading, Paragraph, Table, Text, bad, good
 
 
 def plan_blocks(plan: Mapping[str, Any]) -> Iterator[Block]:

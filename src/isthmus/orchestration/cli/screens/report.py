@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from isthmus.features import clock
-from isthmus.features.document import Block, Fields, Paragraph, Table, cell
+from isthmus.features.document.blocks import Block, Fields, Paragraph, Table, cell
 
 _TIMES = ("at", "deployed_at", "served")
 """Parts of reports that are microseconds since 1970 UTC."""

@@ -10,7 +10,7 @@ import typer
 from isthmus.features.errors import IsthmusError
 
 if TYPE_CHECKING:
-    from isthmus.features.document import Block
+    from isthmus.features.document.blocks import Block
 
 
 def write_json(report: object) -> None:

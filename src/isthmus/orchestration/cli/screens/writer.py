@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
-from isthmus.features.document import (
+from isthmus.features.document.blocks import (
     Block,
     Bullets,
     Code,
