@@ -12,7 +12,7 @@ import numpy as np
 from isthmus.features import clock
 from isthmus.features.errors import GateFailed
 from isthmus.features.types import DataType
-from isthmus.features.values.columns import Values
+from isthmus.features.values.columns import Mask, Values
 
 EXAMPLES = 3
 _CANDIDATES = 1000
@@ -213,9 +213,9 @@ def compare(
     return FeatureVerdict(len(keys), len(differing), worst, examples, tolerance, plotted)
 
 
-def equal_values(left: Values, right: Values, dtype: DataType) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def equal_values(left: Values, right: Values, dtype: DataType) -> Mask:
     """The mask of rows that are equal, as `compare` has it, without any tolerance."""
-    same: np.ndarray[Any, np.dtype[np.bool_]]
+    same: Mask
     if dtype.numpy is not None:
         same = _identical(left.data, right.data)
     elif dtype.element is not None and dtype.element.numpy is not None:
@@ -223,7 +223,7 @@ def equal_values(left: Values, right: Values, dtype: DataType) -> np.ndarray[Any
         same = np.array([a is not None and b is not None and _same_array(a, b) for a, b in pairs], bool)
     else:
         same = np.array([a == b for a, b in zip(left.data, right.data, strict=True)], bool)
-    equal: np.ndarray[Any, np.dtype[np.bool_]] = (left.valid == right.valid) & (same | ~left.valid)
+    equal: Mask = (left.valid == right.valid) & (same | ~left.valid)
     return equal
 
 
@@ -269,11 +269,10 @@ def _pairs(left: Values, right: Values, differing: np.ndarray[Any, Any], dtype: 
     return list(zip(*(side[sample].tolist() for side in sides), strict=True))
 
 
-def _identical(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def _identical(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> Mask:
     """The mask of values that are the same in two fixed-width columns."""
     bits = f"<u{left.dtype.itemsize}"
-    same: np.ndarray[Any, np.dtype[np.bool_]]
-    same = np.ascontiguousarray(left).view(bits) == np.ascontiguousarray(right).view(bits)
+    same: Mask = np.ascontiguousarray(left).view(bits) == np.ascontiguousarray(right).view(bits)
     return same | np.isnan(left) & np.isnan(right) if left.dtype.kind == "f" else same
 
 

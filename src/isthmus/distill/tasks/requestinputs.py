@@ -9,8 +9,7 @@ import numpy as np
 from isthmus.features.contract.contract import Column, Contract, TransformContract
 from isthmus.features.package.manifest import ModelInput
 from isthmus.features.request.graph import RowGraph
-from isthmus.features.request.layout import Mask
-from isthmus.features.values.columns import Values
+from isthmus.features.values.columns import Mask, Values
 
 
 @dataclass(frozen=True)

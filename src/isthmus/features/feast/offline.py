@@ -49,11 +49,12 @@ from isthmus.features.feast.retrieval import (
     known_moments,
     time_column,
 )
-from isthmus.features.feast.sources import FIRST, LAST, Int64s, KnownAt, Rows, Source, micros
+from isthmus.features.feast.sources import FIRST, LAST, KnownAt, Rows, Source, micros
 from isthmus.features.feast.values import moments
 from isthmus.features.feast.views import is_registered
 from isthmus.features.files import write_atomically
 from isthmus.features.values import columns as columnar
+from isthmus.features.values.columns import Ints
 
 
 class IsthmusOfflineStoreConfig(FeastConfigBaseModel):
@@ -239,7 +240,7 @@ class IsthmusOfflineStore(OfflineStore):
         )
 
 
-def newest(source: Source, known_at: KnownAt, start: datetime | None, end: datetime | None) -> tuple[Rows, Int64s]:
+def newest(source: Source, known_at: KnownAt, start: datetime | None, end: datetime | None) -> tuple[Rows, Ints]:
     """The rows of a source, and the places of those to materialize for an interval: the newest of each key.
 
     A row belongs to the interval in which its event lies, and to the interval in which it became known if its event

@@ -42,9 +42,8 @@ from isthmus.features.redis.address import Address
 from isthmus.features.redis.connection import answering, connect
 from isthmus.features.redis.pipeline import Client
 from isthmus.features.values import columns
-from isthmus.features.values.columns import Values
+from isthmus.features.values.columns import Ints, Values
 from isthmus.features.values.entitykey import KeyValue
-from isthmus.features.values.rows import Int64
 
 TIMEOUT_SECONDS = 5.0
 SETTING = "online_store.url in feature_store.yaml"
@@ -269,8 +268,8 @@ class IsthmusOnlineStore(FeastOnlineStore):
         config: RepoConfig,
         view: ViewContract,
         keys: Mapping[str, Sequence[KeyValue]],
-        event: Int64,
-        known: Int64,
+        event: Ints,
+        known: Ints,
         values: Mapping[str, Values],
     ) -> None:
         with answering(config.online_store.url, SETTING):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -37,10 +37,9 @@ from isthmus.features.offline.snapshot import Snapshot
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.types import KEY_TYPES, TYPES, Bool, Bytes, DataType, Int32, Int64, String, UnixTimestamp
-from isthmus.features.values.columns import ARROW, from_arrow, from_python
+from isthmus.features.values.columns import ARROW, Ints, from_arrow, from_python
 from isthmus.features.values.rows import RowCodec
 
-Int64s = np.ndarray[Any, np.dtype[np.int64]]
 KnownAt = Literal["created", "event"]
 
 _NO_DATA = [".", "_SUCCESS", "_metadata", "_common_metadata", "_committed", "_started", "_temporary"]
@@ -300,7 +299,7 @@ class Rows:
         spine = pa.table([at, *columns], ["event_timestamp", *names])
         return point_in_time(spine, [self.history], threads)[self.history.view.full_name("place")]
 
-    def latest(self, places: Int64s) -> Int64s:
+    def latest(self, places: Ints) -> Ints:
         """Of the rows at these places, the place of the newest row of each key."""
         history = ViewHistory(self.history.view, self.history.table().take(places), 0)
         return places[Snapshot.of(history, LAST).place]
@@ -337,7 +336,7 @@ def _tied(history: pa.Table) -> bool:
     return len(history.group_by(identity, use_threads=False).aggregate([])) < len(history)
 
 
-def _decided(history: pa.Table, content: Int64s) -> pa.Table:
+def _decided(history: pa.Table, content: Ints) -> pa.Table:
     """The rows with a `content_hash` that breaks ties: the content hash, or the rank by (created, content)."""
     created = history["content_hash"].to_numpy()
     if created.any():
@@ -347,7 +346,7 @@ def _decided(history: pa.Table, content: Int64s) -> pa.Table:
     return history.set_column(history.column_names.index("content_hash"), "content_hash", pa.array(content))
 
 
-def _content(values: pa.Table) -> Int64s:
+def _content(values: pa.Table) -> Ints:
     """The content hashes, equal to those of online rows with the same values."""
     columns, by_name = [], {}
     for name in sorted(values.column_names):

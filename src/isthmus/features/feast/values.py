@@ -21,9 +21,8 @@ from isthmus.features import clock
 from isthmus.features.contract.contract import Column
 from isthmus.features.errors import DataError, RequestError, one_of
 from isthmus.features.types import TYPES, Bytes, DataType
-from isthmus.features.values.columns import ARROW, Values, from_arrow, from_python, objects
+from isthmus.features.values.columns import ARROW, Ints, Values, from_arrow, from_python, objects
 from isthmus.features.values.entitykey import KeyValue
-from isthmus.features.values.rows import Int64
 
 TIME = pa.timestamp("us", tz="UTC")
 _SECOND = 1_000_000
@@ -163,7 +162,7 @@ def key_type(value: Value) -> str:
     return next((name for name, known in _KINDS.items() if known == kind), kind)
 
 
-def micros(times: Sequence[datetime], where: str) -> Int64:
+def micros(times: Sequence[datetime], where: str) -> Ints:
     """Microseconds since 1970 UTC of n times; times without a time zone are UTC, as everywhere in Feast."""
     if not all(map(is_time, times)):
         raise DataError(where, "a row has no event timestamp", expected="one in every row")

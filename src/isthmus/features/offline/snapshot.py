@@ -2,17 +2,15 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.offline.history import ViewHistory, connection, table_schema
-from isthmus.features.values.columns import micros
-from isthmus.features.values.stamp import Times
+from isthmus.features.values.columns import Ints, Mask, micros
 
-Places = np.ndarray[Any, np.dtype[np.int64]]
+Places = Ints
 
 
 @dataclass(frozen=True)
@@ -33,9 +31,9 @@ class Snapshot:
     history: ViewHistory
     at: int
     keys: pa.Table
-    event: Times
-    known: Times
-    content: Times
+    event: Ints
+    known: Ints
+    content: Ints
     place: Places
     horizon: int
 
@@ -65,13 +63,13 @@ class Snapshot:
         event, known_then, content = (part[row] for part in parts.values())
         return cls(history, at, visible.take(row), event, known_then, content, place[row], _until(known, at))
 
-    def same(self, places: Places, later: "Snapshot") -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def same(self, places: Places, later: "Snapshot") -> Mask:
         """Which rows of a later state, shape (m,), have the times and content of our rows at `places`, -1 for none."""
         if not len(self.content):
             return places >= 0
         old = np.maximum(places, 0)
         equal = (self.content[old] == later.content) & (self.event[old] == later.event)
-        same: np.ndarray[Any, np.dtype[np.bool_]] = (places >= 0) & equal & (self.known[old] == later.known)
+        same: Mask = (places >= 0) & equal & (self.known[old] == later.known)
         return same
 
     def rows(self, selection: Places) -> Iterator[pa.Table]:
@@ -97,7 +95,7 @@ def horizon(history: ViewHistory, at: int) -> int:
     return _until(micros(_columns(history, ["known_at"])["known_at"]), at)
 
 
-def _until(known: Times, at: int) -> int:
+def _until(known: Ints, at: int) -> int:
     return int(known[known <= at].max(initial=-(1 << 63)))
 
 

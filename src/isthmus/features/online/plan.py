@@ -11,8 +11,9 @@ from isthmus.features.contract.contract import Column, Contract, ViewContract
 from isthmus.features.online import record
 from isthmus.features.redis.pipeline import Client, ask
 from isthmus.features.redis.routing import Command
+from isthmus.features.values.columns import Ints
 from isthmus.features.values.entitykey import KeyValue, entity_keys
-from isthmus.features.values.rows import Block, Columns, Int64, RowCodec
+from isthmus.features.values.rows import Block, Columns, RowCodec
 from isthmus.features.values.stamp import Stamp
 
 _FEW = 32
@@ -33,8 +34,8 @@ class ViewAnswer:
 
     columns: Columns
     status: np.ndarray[Any, np.dtype[np.uint8]]
-    event: Int64
-    known: Int64
+    event: Ints
+    known: Ints
     complete: bool = False
 
 
@@ -103,7 +104,7 @@ def _all_present(view: ViewContract, block: Block, at: int) -> bool:
     return last <= at and _bounds(block.known)[1] <= at and (view.ttl is None or at - first <= view.ttl)
 
 
-def _bounds(times: Int64) -> tuple[int, int]:
+def _bounds(times: Ints) -> tuple[int, int]:
     if len(times) > _FEW:
         return int(times.min()), int(times.max())
     few = times.tolist()  # min() and max() of a short list are faster

@@ -12,7 +12,7 @@ from typing import Any
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.online import record
 from isthmus.features.redis.routing import Script
-from isthmus.features.values.rows import Int64
+from isthmus.features.values.columns import Ints
 from isthmus.features.values.stamp import Stamp
 
 MANY = 100_000
@@ -120,7 +120,7 @@ def locked(project: str, view: str) -> bytes:
     return record.beside(project, view, "lock")
 
 
-def announced(names: Sequence[bytes], known: Int64) -> list[bytes]:
+def announced(names: Sequence[bytes], known: Ints) -> list[bytes]:
     """The arguments of `ANNOUNCE` for rows that became known at these times, shape (n,) int64 microseconds."""
     return [part for name, time in zip(names, known.tolist(), strict=True) for part in (b"%d" % time, name)]
 

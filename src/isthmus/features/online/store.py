@@ -33,9 +33,9 @@ from isthmus.features.online.scripts import (
 )
 from isthmus.features.redis.pipeline import Client, ask, run
 from isthmus.features.redis.routing import CHUNK, Piece
-from isthmus.features.values.columns import Values, from_python, to_arrow
+from isthmus.features.values.columns import Ints, Values, from_python, to_arrow
 from isthmus.features.values.entitykey import KeyValue, decode_key, entity_key, entity_keys, key_prefix
-from isthmus.features.values.rows import HEADER, VERSION, Int64, RowCodec, known_of
+from isthmus.features.values.rows import HEADER, VERSION, RowCodec, known_of
 
 PIECE = 4000
 """Rows that are packed at a time: a small part of all memory, and few enough for Redis to start on them soon."""
@@ -68,8 +68,8 @@ class OnlineStore:
         self,
         view: ViewContract,
         keys: Mapping[str, Sequence[KeyValue]],
-        event: Int64,
-        known: Int64,
+        event: Ints,
+        known: Ints,
         columns: Mapping[str, Values],
         *,
         horizon: int | None = None,
@@ -114,7 +114,7 @@ class OnlineStore:
             changed, written, _ = end.value
         return WriteCounts(len(event), changed, written)
 
-    def _suspect(self, view: ViewContract, names: Sequence[bytes], known: Int64) -> None:
+    def _suspect(self, view: ViewContract, names: Sequence[bytes], known: Ints) -> None:
         """Notes keys whose rows do not come from the offline table."""
         for start in range(0, len(names), CHUNK):
             part = slice(start, start + CHUNK)

@@ -20,12 +20,10 @@ import numpy as np
 from isthmus.features.errors import DataError
 from isthmus.features.request.onnxbytes import NUMPY
 from isthmus.features.types import DataType
-from isthmus.features.values.columns import Values, other_size
+from isthmus.features.values.columns import Mask, Values, other_size
 
 VALID, MASKS, NOTES = "valid", "found_masks", "rows"
 """The element of the input masks, the name of the output masks, and the metadata key of the layout."""
-
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,10 @@ if ARROW.keys() != TYPES.keys():
     raise TypeError("every data type needs its Arrow type")
 
 
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
+
 @dataclass(frozen=True, slots=True)
 class Values:
     """A column: shape (n,) values and the mask of those that are not null.
@@ -37,7 +41,7 @@ class Values:
     """
 
     data: np.ndarray[Any, Any]
-    valid: np.ndarray[Any, np.dtype[np.bool_]]
+    valid: Mask
 
     def take(self, rows: np.ndarray[Any, Any] | slice) -> "Values":
         """The rows of an index, a mask or a slice."""
@@ -164,7 +168,7 @@ def to_arrow(values: Values, dtype: DataType) -> pa.Array:
     return pa.array(data, ARROW[dtype.name], mask=mask)
 
 
-def micros(array: pa.ChunkedArray | pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
+def micros(array: pa.ChunkedArray | pa.Array) -> Ints:
     """A column of timestamps without nulls as microseconds since 1970 UTC."""
-    times: np.ndarray[Any, np.dtype[np.int64]] = pc.cast(array, pa.int64()).to_numpy(zero_copy_only=False)
+    times: Ints = pc.cast(array, pa.int64()).to_numpy(zero_copy_only=False)
     return times

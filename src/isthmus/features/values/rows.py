@@ -28,7 +28,7 @@ from isthmus.features.contract.contract import ViewContract
 from isthmus.features.contract.diff import view_differences
 from isthmus.features.errors import ContractMismatch, DataError
 from isthmus.features.types import DataType
-from isthmus.features.values.columns import Values, other_size
+from isthmus.features.values.columns import Ints, Mask, Values, other_size
 from isthmus.features.values.variable import pack, unpack
 
 VERSION = 1
@@ -37,17 +37,14 @@ _SEED = 0x9E3779B97F4A7C15
 _FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _WORD = (1 << 64) - 1
 
-Int64 = np.ndarray[Any, np.dtype[np.int64]]
-Bool = np.ndarray[Any, np.dtype[np.bool_]]
-
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """Decoded rows of a view for n keys; times are microseconds. Keys without a row have 0 and null."""
 
-    present: Bool
-    event: Int64
-    known: Int64
+    present: Mask
+    event: Ints
+    known: Ints
     columns: "Columns"
 
 
@@ -97,11 +94,11 @@ class Columns(Mapping[str, Values]):
         return len(self._codec.single)
 
     @property
-    def filled(self) -> Bool:
+    def filled(self) -> Mask:
         """Shape (n,): the rows with a value that is not null."""
         if self.complete:
             return np.full(len(self._rows), len(self) > 0)
-        filled: Bool = np.any(~self._nulls & self._codec.every, axis=1)
+        filled: Mask = np.any(~self._nulls & self._codec.every, axis=1)
         return filled
 
     def nulls(self, bits: bytes) -> int:
@@ -112,16 +109,16 @@ class Columns(Mapping[str, Values]):
         null = int.from_bytes(self._nulls.tobytes(), "little")
         return (null & int.from_bytes(bits * len(self._rows), "little")).bit_count()
 
-    def only(self, present: Bool) -> "Columns":
+    def only(self, present: Mask) -> "Columns":
         """The rows where `present`, and null elsewhere: no value of an expired row stays behind its null."""
         packed = self._packed.copy()
         packed[~present] = self._codec.nothing
         rows = [row if keep else None for row, keep in zip(self._rows, present.tolist(), strict=True)]
         return Columns(self._codec, rows, packed)
 
-    def read(self, selection: Selection) -> tuple[np.ndarray[Any, Any], Bool | None]:
+    def read(self, selection: Selection) -> tuple[np.ndarray[Any, Any], Mask | None]:
         """The m selected features as `Values` has them, shape (m, n), and their null mask; None without a null."""
-        null: Bool | None = None
+        null: Mask | None = None
         if not self.complete:
             null = (self._nulls.T[selection.bytes] & selection.masks).astype(bool)
         if selection.dtype.numpy is None:
@@ -129,7 +126,7 @@ class Columns(Mapping[str, Values]):
         matrix = self._packed[f"f{selection.part}"].T
         return matrix if selection.picks is None else matrix[selection.picks], null
 
-    def _variable(self, selection: Selection, null: Bool) -> np.ndarray[Any, Any]:
+    def _variable(self, selection: Selection, null: Mask) -> np.ndarray[Any, Any]:
         ends = self._packed["ends"]
         stop = ends[:, selection.part]
         start = ends[:, selection.part - 1] if selection.part else np.zeros_like(stop)
@@ -204,7 +201,7 @@ class RowCodec:
         masks = np.uint8(1) << (bits % 8).astype(np.uint8)
         return Selection(tuple(names), dtype, part, picks, bits // 8, masks[:, None])
 
-    def encode(self, event: Int64, known: Int64, columns: Mapping[str, Values]) -> list[bytes]:
+    def encode(self, event: Ints, known: Ints, columns: Mapping[str, Values]) -> list[bytes]:
         """Packed rows of n keys, from their times and the values of every feature of the view.
 
         Raises:
@@ -220,7 +217,7 @@ class RowCodec:
         rows = [raw[start : start + self.width] for start in range(0, len(raw), self.width)]
         return [row + tail for row, tail in zip(rows, tails, strict=True)] if tails else rows
 
-    def content(self, columns: Mapping[str, Values], rows: int) -> Int64:
+    def content(self, columns: Mapping[str, Values], rows: int) -> Ints:
         """The content hash in each packed row, shape (n,) int64."""
         return self._hash(*self._pack(columns, rows)).astype(np.int64)
 
@@ -318,7 +315,7 @@ def mix(state: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype
     return state ^ (state >> np.uint64(31))
 
 
-def known_of(rows: Sequence[bytes]) -> Int64:
+def known_of(rows: Sequence[bytes]) -> Ints:
     """When packed rows became known, shape (n,) int64 microseconds."""
     return np.fromiter((HEADER.unpack_from(row)[3] for row in rows), np.int64, len(rows))
 

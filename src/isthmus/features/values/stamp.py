@@ -1,11 +1,9 @@
 """The times of all rows of a view that a run confirmed, stored once instead of in every row."""
 
-from typing import Any
-
 import msgspec
 import numpy as np
 
-Times = np.ndarray[Any, np.dtype[np.int64]]
+from isthmus.features.values.columns import Ints, Mask
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
@@ -19,13 +17,12 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True):
     event: int
     known: int
 
-    def apply(self, event: Times, known: Times) -> tuple[Times, Times]:
+    def apply(self, event: Ints, known: Ints) -> tuple[Ints, Ints]:
         """The times of rows under the stamp, shape (n,) each."""
         stamped = known <= self.until
         return np.where(stamped, self.event, event), np.where(stamped, self.known, known)
 
-    def alters(self, event: Times, known: Times) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def alters(self, event: Ints, known: Ints) -> Mask:
         """The mask, shape (n,), of rows whose times the stamp changes."""
-        altered: np.ndarray[Any, np.dtype[np.bool_]]
-        altered = (known <= self.until) & ((event != self.event) | (known != self.known))
+        altered: Mask = (known <= self.until) & ((event != self.event) | (known != self.known))
         return altered

@@ -12,8 +12,7 @@ from isthmus.distill.declaration import Distillation
 from isthmus.features.contract.contract import Column, Contract, TransformContract
 from isthmus.features.definition.spec import AtRequest
 from isthmus.features.request.graph import RowGraph
-from isthmus.features.values.columns import ARROW, Values, from_arrow, micros
-from isthmus.features.values.rows import Bool
+from isthmus.features.values.columns import ARROW, Mask, Values, from_arrow, micros
 from isthmus.features.verdict import FeatureVerdict, equal_values
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.project import Project
@@ -107,7 +106,7 @@ class _Engine:
             {name: values.take(unchanged) for name, values in self._fields(answer).items()},
         )
 
-    def _expected(self, now: dict[str, Values]) -> tuple[dict[str, Values], Bool]:
+    def _expected(self, now: dict[str, Values]) -> tuple[dict[str, Values], Mask]:
         """The engine's value of each field where its inputs are unchanged, else the graph's; and the refused rows."""
         unchanged, refused = np.ones(len(self._table), bool), np.zeros(len(self._table), bool)
         for name, values in self._inputs.items():

@@ -16,9 +16,8 @@ from isthmus.features.online.store import OnlineStore
 from isthmus.features.publishing.publish import key_values
 from isthmus.features.redis.connection import answering
 from isthmus.features.types import DataType
-from isthmus.features.values.columns import Values, objects
+from isthmus.features.values.columns import Mask, Values, objects
 from isthmus.features.values.entitykey import KeyValue
-from isthmus.features.values.rows import Bool
 from isthmus.features.verdict import FeatureVerdict, compare
 from isthmus.orchestration.verification.client import Client
 
@@ -62,12 +61,12 @@ class OnlineSide:
         with answering(self.url):
             return self.store.keys(view)
 
-    def ahead(self, history: ViewHistory, keys: pa.Table) -> Bool:
+    def ahead(self, history: ViewHistory, keys: pa.Table) -> Mask:
         """The mask of keys whose row was pushed after everything that the table holds."""
         with answering(self.url):
             answer = self.store.read(history.view, key_values(history.view, keys), self.at)
         # A key without a row is not left out: training has something else.
-        ahead: Bool = (answer.known > horizon(history, self.at)) & (answer.status != clock.Status.NOT_FOUND)
+        ahead: Mask = (answer.known > horizon(history, self.at)) & (answer.status != clock.Status.NOT_FOUND)
         return ahead
 
 

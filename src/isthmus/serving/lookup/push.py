@@ -13,9 +13,9 @@ import numpy as np
 from isthmus.features import clock
 from isthmus.features.contract.contract import RESERVED, Column, Contract, ViewContract
 from isthmus.features.errors import Problem, RequestError
-from isthmus.features.values.columns import Values
+from isthmus.features.values.columns import Ints, Values
 from isthmus.features.values.entitykey import entity_keys
-from isthmus.features.values.rows import Int64, RowCodec
+from isthmus.features.values.rows import RowCodec
 from isthmus.serving.limits import Limits
 from isthmus.serving.wire import decode
 from isthmus.serving.wire.body import FAILURES, unreadable
@@ -82,7 +82,7 @@ class PushedView:
         keys, event, known, features = self._read(df, limits, now)
         return entity_keys(self._project, self._view.keys, keys), self._codec.encode(event, known, features)
 
-    def _read(self, df: Raws, limits: Limits, now: int) -> tuple[dict[str, list[Any]], Int64, Int64, dict[str, Values]]:
+    def _read(self, df: Raws, limits: Limits, now: int) -> tuple[dict[str, list[Any]], Ints, Ints, dict[str, Values]]:
         """The keys, event times, known times and features of rows that agree with the contract."""
         problems: list[Problem] = []
         for name in df:
