@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from isthmus.features.offline.store import OfflineStore
-from isthmus.features.pointintime.join import join_naively
 from isthmus.orchestration.project import Project
+from tests.features.support import join_naively
 
 pytestmark = pytest.mark.accept
 

@@ -7,9 +7,11 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from isthmus.features import clock
 from isthmus.features.contract.contract import Column, Contract, ViewContract
-from isthmus.features.offline.history import ViewHistory
+from isthmus.features.offline.history import ViewHistory, status_column
 from isthmus.features.offline.snapshot import Snapshot
+from isthmus.features.pointintime.questions import moments
 from isthmus.features.types import SCALARS, TYPES, Array, DataType, Int64
 from isthmus.features.values.columns import ARROW, Values, from_python
 from isthmus.features.values.rows import RowCodec
@@ -163,3 +165,30 @@ def _plain(values: pa.ChunkedArray) -> list[Any]:
         found = found.cast(pa.int64())
     listed: list[Any] = found.to_pylist()
     return listed
+
+
+def join_naively(spine: pa.Table, history: ViewHistory) -> pa.Table:
+    """Joins a view to a spine row by row with `clock.as_of`: the oracle of `point_in_time`."""
+    view, table = history.view, history.table()
+    rows: dict[tuple[object, ...], list[clock.Row]] = {}
+    place: dict[int, int] = {}
+    times = [table[name].cast(pa.int64()).to_pylist() for name in ("event_timestamp", "known_at")]
+    features = [table[column.name].to_pylist() for column in view.fields]
+    keys = [table[column.name].to_pylist() for column in view.keys]
+    for n, content in enumerate(table["content_hash"].to_pylist()):
+        row = clock.Row(times[0][n], times[1][n], content, tuple(column[n] for column in features))
+        rows.setdefault(tuple(key[n] for key in keys), []).append(row)
+        place[id(row)] = n
+    winners, statuses = [], []
+    spine_keys = zip(*(spine[column.name].to_pylist() for column in view.keys), strict=True)
+    for key, at in zip(spine_keys, moments(spine, 0).tolist(), strict=True):
+        winner, status = clock.as_of(rows.get(key, ()), at, view.ttl)
+        winners.append(place[id(winner)] if winner else None)
+        statuses.append(int(status))
+    for column in view.fields:
+        # Arrow copies the values: a signaling NaN does not survive Python's float.
+        values = table[column.name].take(pa.array(winners, pa.int64()))
+        spine = spine.append_column(view.full_name(column.name), values)
+    labels = pa.array([status.label for status in clock.Status])
+    column = pa.DictionaryArray.from_arrays(pa.array(statuses, pa.int8()), labels)
+    return spine.append_column(status_column(view), column)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
-from isthmus.features.errors import ConfigurationError, DependencyError, Problem
+from isthmus.features.errors import ConfigurationError, DependencyError, Problem, first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,6 +34,8 @@ _PATIENCE = 5.0
 """Timeout, in seconds, for a Spark Connect server."""
 _RETRIES = 6
 """They take about a minute. PySpark's own 15 retries take ten, and a server that restarts has lost the session."""
+_JVM_TOKEN = secrets.token_urlsafe()
+"""The secret of this process's JVM, which never changes it."""
 _LISTENS = 1.0
 """Seconds in which Sail's server starts to listen for signals, if at all."""
 
@@ -55,7 +57,7 @@ def session(engine: str, threads: int = 2) -> "Iterator[SparkSession]":
             yield spark
     elif engine == "spark":
         _require_java()
-        with _token(_local_token()), _connect(_spark(threads)) as spark:
+        with _token(_JVM_TOKEN), _connect(_spark(threads)) as spark:
             yield spark
     elif engine.startswith("sc://"):
         _require_listener(engine)
@@ -83,7 +85,7 @@ def _connect(url: str) -> "Iterator[SparkSession]":
             spark.conf.set("spark.sql.session.timeZone", "UTC")
             spark.conf.set("spark.sql.ansi.enabled", "true")
         except PySparkException as error:
-            raise _silence(url, str(error).strip().partition("\n")[0]) from error
+            raise _silence(url, first_line(error)) from error
         yield cast("SparkSession", spark)
     finally:
         spark.stop()
@@ -114,7 +116,7 @@ def _spark(threads: int) -> str:
         SparkSession._start_connect_server(f"local[{threads}]", options)
     except Exception as error:  # py4j's errors have no common base
         del os.environ["SPARK_LOCAL_REMOTE"]
-        problem = f"Apache Spark did not start ({str(error).strip().partition(chr(10))[0]})"
+        problem = f"Apache Spark did not start ({first_line(error)})"
         raise DependencyError("engine spark", problem, remedy='see its output above, or set engine = "sail"') from error
     return f"sc://localhost:{port}"
 
@@ -132,12 +134,6 @@ def _token(value: str | None) -> Iterator[None]:
         os.environ.pop(name, None)
         if before is not None:
             os.environ[name] = before
-
-
-@cache
-def _local_token() -> str:
-    """The secret of this process's JVM, which never changes it."""
-    return secrets.token_urlsafe()
 
 
 @contextmanager

@@ -24,10 +24,10 @@ from isthmus.features.errors import ConfigurationError, ContractMismatch, DataEr
 from isthmus.features.feast import registry
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.store import OfflineStore
-from isthmus.features.pointintime.join import join_naively, point_in_time
+from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.types import Bool, Float32, Int64, String
 from tests.features.feast_project import CITY, DRIVER, OFFLINE, repository, source, view
-from tests.features.support import make_view, same_bits, table, times, values_of
+from tests.features.support import join_naively, make_view, same_bits, table, times, values_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -15,7 +15,7 @@ from isthmus.features import clock
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.errors import DataError
 from isthmus.features.offline.history import ViewHistory, status_column, table_schema
-from isthmus.features.pointintime.join import Join, join_naively, point_in_time
+from isthmus.features.pointintime.join import Join, point_in_time
 from isthmus.features.types import Bool, Bytes, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from tests.features.support import (
     ALL,
@@ -23,6 +23,7 @@ from tests.features.support import (
     FIRST,
     LAST,
     arrow,
+    join_naively,
     latest,
     make_view,
     same_bits,

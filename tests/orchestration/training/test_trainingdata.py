@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 import isthmus
 from isthmus import DataError, IsthmusError, RequestError
 from isthmus.features.offline.store import OfflineStore
-from isthmus.features.pointintime.join import BATCH, join_naively
+from isthmus.features.pointintime.join import BATCH
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training import enginejoin
@@ -36,6 +36,7 @@ from isthmus.orchestration.training.record import repeat
 from isthmus.orchestration.training.set import TrainingSetOptions, training_set
 from isthmus.orchestration.training.spinesql import is_sql
 from tests.commandline import run
+from tests.features.support import join_naively
 from tests.orchestration.shop import START, Open, Shop, files, order_rows
 
 FEATURES = "customer_orders:orders_7d,customer_orders:late_rate_7d,customer_facts:city"

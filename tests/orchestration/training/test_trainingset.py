@@ -9,11 +9,11 @@ import pytest
 
 from isthmus import DataError, RequestError
 from isthmus.features.offline.store import OfflineStore
-from isthmus.features.pointintime.join import join_naively
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.training.set import training_set
+from tests.features.support import join_naively
 from tests.orchestration.shop import VIEWS, Open, Shop, cut, files
 
 

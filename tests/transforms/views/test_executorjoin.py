@@ -12,12 +12,24 @@ from hypothesis import strategies as st
 
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.scan import in_lots
-from isthmus.features.pointintime.join import BATCH, Join, join_naively
+from isthmus.features.pointintime.join import BATCH, Join
 from isthmus.features.types import Bool, Bytes, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from isthmus.transforms import engine
 from isthmus.transforms.views import executorjoin
 from tests.features.pointintime.test_join import KEYS, MOMENTS
-from tests.features.support import ALL, DAY, FIRST, LAST, arrow, make_view, same_bits, table, times, values_of
+from tests.features.support import (
+    ALL,
+    DAY,
+    FIRST,
+    LAST,
+    arrow,
+    join_naively,
+    make_view,
+    same_bits,
+    table,
+    times,
+    values_of,
+)
 from tests.transforms.connect import connect_server
 
 if TYPE_CHECKING:

@@ -139,10 +139,7 @@ def digest(rows: pa.Table) -> bytes:
 
 
 def _pack(days: Mapping[int, Day]) -> bytes:
-    packed = np.zeros(len(days), _PACKED)
-    for n, (day, rows) in enumerate(sorted(days.items())):
-        packed[n] = (day, rows.rows, rows.digest)
-    return packed.tobytes()
+    return np.array([(day, rows.rows, rows.digest) for day, rows in sorted(days.items())], _PACKED).tobytes()
 
 
 def _unpack(packed: bytes) -> dict[int, Day]:

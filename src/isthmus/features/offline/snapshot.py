@@ -63,13 +63,17 @@ class Snapshot:
         event, known_then, content = (part[row] for part in parts.values())
         return cls(history, at, visible.take(row), event, known_then, content, place[row], _until(known, at))
 
-    def same(self, places: Places, later: "Snapshot") -> Mask:
-        """Which rows of a later state, shape (m,), have the times and content of our rows at `places`, -1 for none."""
-        if not len(self.content):
-            return places >= 0
+    def same(self, places: Places, later: "Snapshot", *, times: bool = True) -> Mask:
+        """Which rows of a later state, shape (m,), have the content, and with `times` the times, of ours at `places`.
+
+        The place -1 is that of no row.
+        """
+        same: Mask = places >= 0
         old = np.maximum(places, 0)
-        equal = (self.content[old] == later.content) & (self.event[old] == later.event)
-        same: Mask = (places >= 0) & equal & (self.known[old] == later.known)
+        if len(self.content):
+            same &= self.content[old] == later.content
+            if times:
+                same &= (self.event[old] == later.event) & (self.known[old] == later.known)
         return same
 
     def rows(self, selection: Places) -> Iterator[pa.Table]:

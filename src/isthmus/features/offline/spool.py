@@ -18,7 +18,7 @@ GROUP = 1 << 18
 
 
 class Spool(AbstractContextManager["Spool"]):
-    """Accepts rows in any order and returns them by day. Close it, or use it in a `with` block.
+    """Accepts rows in any order and returns them by day. Use it in a `with` block, after which it is empty.
 
     Beyond `limit` bytes, rows go to the folder for temporary files.
     """
@@ -32,10 +32,6 @@ class Spool(AbstractContextManager["Spool"]):
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Drops the rows and removes their files."""
         self._waiting, self._runs = [], []
         if self._folder is not None:
             self._folder.cleanup()
@@ -52,11 +48,12 @@ class Spool(AbstractContextManager["Spool"]):
             self._waiting.append(part)
             self._bytes += part.nbytes
             if self._bytes >= self.limit:
-                self._last_run().write(self._file())
+                self._sort()
+                self._runs[-1].write(self._file())
 
     def days(self) -> list[int]:
         """All days with rows, in order."""
-        self._last_run()
+        self._sort()
         return sorted({int(day) for run in self._runs for day in run.days})
 
     def groups(self, within: Days | None = None) -> Iterator[pa.Table]:
@@ -76,12 +73,11 @@ class Spool(AbstractContextManager["Spool"]):
         if parts:
             yield pa.concat_tables(parts)
 
-    def _last_run(self) -> "_Run":
-        """The last run, after sorting the waiting rows into it."""
+    def _sort(self) -> None:
+        """Makes a run of the waiting rows."""
         if self._waiting:
             self._runs.append(_Run(pa.concat_tables(self._waiting)))
             self._waiting, self._bytes = [], 0
-        return self._runs[-1] if self._runs else _Run(pa.table({"event_timestamp": pa.array([], pa.timestamp("us"))}))
 
     def _file(self) -> Path:
         if self._folder is None:

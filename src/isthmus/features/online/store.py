@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import redis
@@ -140,10 +139,6 @@ class OnlineStore:
     def published(self, view: ViewContract) -> Published | None:
         """The record of the view."""
         return records.decode(self.record_text(view))
-
-    def publish(self, view: ViewContract, record: Published) -> None:
-        """Writes the record of the view, whatever is there."""
-        self.client.hset(self._records, view.name, msgspec.json.encode(record).decode())
 
     def replace(self, view: ViewContract, before: bytes | None, record: bytes) -> bool:
         """Writes the record of the view if it is still the same as `before`; returns whether it was."""

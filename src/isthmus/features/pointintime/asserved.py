@@ -7,7 +7,6 @@ the lag of serving. It has no pushed rows.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +29,7 @@ _EVENT, _PRESENT = Column("_event", UnixTimestamp), Column("_present", Bool)
 """Columns of the history of readable rows, besides the features; no declared name begins with an underscore."""
 
 _IDEAL = Column("event_timestamp", UnixTimestamp)
-_TIME = pa.timestamp("us", tz="UTC")
+_TIME = ARROW[UnixTimestamp.name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,24 +146,19 @@ def _changes(view: ViewContract, before: Snapshot | None, state: Snapshot, reada
         old = matches(before.keys, state.keys)
         fresh = np.flatnonzero(~before.same(old, state))
         removed = before.keys.filter(pa.array(~np.isin(np.arange(len(before.content)), old)))
-    tables = [
-        _past_rows(
-            view, readable, rows, {_EVENT.name: rows["event_timestamp"], _PRESENT.name: np.ones(len(rows), bool)}
-        )
-        for rows in state.rows(fresh)
-    ]
-    return [*tables, _past_rows(view, readable, removed, {})]
+    return [*(_past_rows(view, readable, rows) for rows in state.rows(fresh)), _past_rows(view, readable, removed)]
 
 
-def _past_rows(view: ViewContract, readable: int, rows: pa.Table, extra: Mapping[str, Any]) -> pa.Table:
-    """Rows in the form of the history of readable rows: nulls where there is no value."""
+def _past_rows(view: ViewContract, readable: int, rows: pa.Table) -> pa.Table:
+    """Rows, or keys of removed rows, in the form of the history of readable rows: nulls where there is no value."""
     moment = pa.array(np.full(len(rows), readable)).cast(_TIME)
     columns = {"content_hash": np.zeros(len(rows), np.int64)} | dict(zip(rows.column_names, rows.columns, strict=True))
-    columns |= {"event_timestamp": moment, "known_at": moment, **extra}
+    if "event_timestamp" in columns:
+        columns |= {_EVENT.name: columns["event_timestamp"], _PRESENT.name: np.ones(len(rows), bool)}
+    columns |= {"event_timestamp": moment, "known_at": moment}
     schema = table_schema(_past(view))
-    return pa.table({field.name: columns.get(field.name, pa.nulls(len(rows), field.type)) for field in schema}).cast(
-        schema
-    )
+    columns = {field.name: columns.get(field.name, pa.nulls(len(rows), field.type)) for field in schema}
+    return pa.table(columns, schema)
 
 
 def _past(view: ViewContract) -> ViewContract:

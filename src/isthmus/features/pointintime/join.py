@@ -2,7 +2,6 @@
 
 `asof` determines the places of the matching rows from keys and times alone; content hashes are read only for rows with
 equal key and times, which our own tables never hold. Arrow copies the values from those places, bit for bit.
-`join_naively` is the oracle.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from isthmus.features import clock
 from isthmus.features.clock import Status
 from isthmus.features.offline.history import ViewHistory, status_column
 from isthmus.features.offline.scan import Scan, in_lots
@@ -33,6 +31,7 @@ BATCH = 1 << 16
 
 _LABELS = pa.array([status.label for status in Status])
 _LABEL = pa.dictionary(pa.int8(), pa.string())
+_TIME = ARROW["UnixTimestamp"]
 _EARLIEST, _LATEST = -(1 << 63), (1 << 63) - 1
 
 
@@ -114,7 +113,7 @@ class Join:
         `first` is the number of the first row, for messages. Raises as `batches`.
         """
         columns: dict[str, pa.ChunkedArray | pa.Array] = {
-            "event_timestamp": pa.array(moments(spine, first)).cast(pa.timestamp("us", tz="UTC"))
+            "event_timestamp": pa.array(moments(spine, first)).cast(_TIME)
         }
         for join in self._views:
             for column, keys in zip(join.view.keys, join.keys(spine, first), strict=True):
@@ -191,12 +190,12 @@ class _ViewJoin:
 
     def _scan(self, at: Integers) -> Scan:
         """The rows that can match at these moments."""
-        last = _time(int(at.max(initial=_EARLIEST)))
+        last = pa.scalar(int(at.max(initial=_EARLIEST)), _TIME)
         condition = (ds.field("event_timestamp") <= last) & (ds.field("known_at") <= last)
         if not self._status and self.view.ttl is not None:
             # Statistics of a table may be truncated to milliseconds.
             oldest = int(at.min(initial=_LATEST)) - self.view.ttl - 1000
-            condition &= ds.field("event_timestamp") >= _time(max(oldest, _EARLIEST))
+            condition &= ds.field("event_timestamp") >= pa.scalar(max(oldest, _EARLIEST), _TIME)
         texts = [column.name for column in self.view.keys if column.dtype.name in ("String", "Bytes")]
         return Scan(self._history.data, texts, condition, self._threads)
 
@@ -218,38 +217,9 @@ class _Answers:
         return columns
 
 
-def _time(at: int) -> pa.Scalar:
-    return pa.scalar(at, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
-
-
 def _combined(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     return column if isinstance(column, pa.Array) else column.combine_chunks()
 
 
 def _labels(codes: "np.ndarray[Any, np.dtype[np.int8]]") -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array(codes), _LABELS)
-
-
-def join_naively(spine: pa.Table, history: ViewHistory) -> pa.Table:
-    """Joins a view to a spine row by row with `clock.as_of`: the oracle of `point_in_time`."""
-    view, table = history.view, history.table()
-    rows: dict[tuple[object, ...], list[clock.Row]] = {}
-    place: dict[int, int] = {}
-    times = [table[name].cast(pa.int64()).to_pylist() for name in ("event_timestamp", "known_at")]
-    features = [table[column.name].to_pylist() for column in view.fields]
-    keys = [table[column.name].to_pylist() for column in view.keys]
-    for n, content in enumerate(table["content_hash"].to_pylist()):
-        row = clock.Row(times[0][n], times[1][n], content, tuple(column[n] for column in features))
-        rows.setdefault(tuple(key[n] for key in keys), []).append(row)
-        place[id(row)] = n
-    winners, statuses = [], []
-    spine_keys = zip(*(spine[column.name].to_pylist() for column in view.keys), strict=True)
-    for key, at in zip(spine_keys, moments(spine, 0).tolist(), strict=True):
-        winner, status = clock.as_of(rows.get(key, ()), at, view.ttl)
-        winners.append(place[id(winner)] if winner else None)
-        statuses.append(int(status))
-    for column in view.fields:
-        # Arrow copies the values: a signaling NaN does not survive Python's float.
-        values = table[column.name].take(pa.array(winners, pa.int64()))
-        spine = spine.append_column(view.full_name(column.name), values)
-    return spine.append_column(status_column(view), _labels(np.array(statuses, np.int8)))

@@ -42,11 +42,8 @@ class SnapshotDiff:
             suspect: join keys that were pushed: their rows are sent in any case, and Redis decides.
         """
         matched = matches(before.keys, after.keys)
-        old = np.maximum(matched, 0)
-        same = (matched >= 0) & (before.content[old] == after.content) if len(before.content) else matched >= 0
-        moved = np.zeros(len(same), bool)
-        if same.any():
-            moved = same & ((before.event[old] != after.event) | (before.known[old] != after.known))
+        same = before.same(matched, after, times=False)
+        moved = same & ~before.same(matched, after)
         sent = ~same
         suspect_places = matches(after.keys, suspect)
         sent[suspect_places[suspect_places >= 0]] = True
@@ -61,8 +58,6 @@ class SnapshotDiff:
         places = np.flatnonzero(sent)
         if stamp is not None and stamp.alters(after.event[places], after.known[places]).any():
             return None
-        gone = np.ones(len(before.content), bool)
-        gone[matched[matched >= 0]] = False
-        lost = suspect.filter(pa.array(suspect_places < 0))
-        removed = pa.concat_tables([before.keys.filter(pa.array(gone)), lost])
+        gone = before.keys.filter(pa.array(~np.isin(np.arange(len(before.content)), matched)))
+        removed = pa.concat_tables([gone, suspect.filter(pa.array(suspect_places < 0))])
         return cls(places, int(np.count_nonzero(~same)), removed, stamp)

@@ -148,8 +148,18 @@ def windows(
 def _numeric(reference: FeatureStatistics, new: FeatureStatistics) -> dict[str, float]:
     if not reference.points or not new.points:
         return {}
-    gap, distance = _scipy(reference.points, new.points)
-    return {"ks": gap, "wasserstein": distance / reference.deviation} if reference.deviation else {"ks": gap}
+    try:
+        from scipy.stats import ks_2samp, wasserstein_distance
+    except ImportError as error:
+        raise DependencyError("drift", f"SciPy cannot be imported ({error})",
+                              remedy="install it with: pip install 'isthmus[orchestration]'") from error  # fmt: skip
+    # The p-value, which is not used, is undefined for single values; a distance can exceed the range of floats.
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        measures = {"ks": float(ks_2samp(reference.points, new.points, method="asymp").statistic)}
+        if reference.deviation:
+            distance = float(wasserstein_distance(reference.points, new.points))
+            measures["wasserstein"] = distance / reference.deviation
+    return measures
 
 
 def psi(reference: FeatureStatistics, new: FeatureStatistics) -> tuple[float, float]:
@@ -205,15 +215,3 @@ def _chi_square(freedom: int) -> float:
         return 0.0
     part = 2 / (9 * freedom)
     return float(freedom * (1 - part + _RARE * math.sqrt(part)) ** 3)
-
-
-def _scipy(reference: Sequence[float], new: Sequence[float]) -> tuple[float, float]:
-    try:
-        from scipy.stats import ks_2samp, wasserstein_distance
-    except ImportError as error:
-        raise DependencyError("drift", f"SciPy cannot be imported ({error})",
-                              remedy="install it with: pip install 'isthmus[orchestration]'") from error  # fmt: skip
-    # The p-value, which is not used, is undefined for single values; a distance can exceed the range of floats.
-    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        gap = float(ks_2samp(reference, new, method="asymp").statistic)
-        return gap, float(wasserstein_distance(reference, new))

@@ -114,9 +114,9 @@ def read(
     event = ds.field("event_timestamp")
     where = None
     if after is not None:
-        where = event > pa.scalar(after, pa.int64()).cast(_TIME)
+        where = event > pa.scalar(after, _TIME)
     if until is not None:
-        before = event <= pa.scalar(until, pa.int64()).cast(_TIME)
+        before = event <= pa.scalar(until, _TIME)
         where = before if where is None else where & before
     source = ds.dataset(data) if isinstance(data, pa.Table) else data
     batches = source.to_batches(

@@ -62,10 +62,8 @@ class EmbeddedRedis:
         with self._lock("start"):
             try:
                 # Turning the shared lock into an exclusive one succeeds for the last user only.
-                fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._stop()
-            except BlockingIOError:
-                pass
+                if _claim(self._users):
+                    self._stop()
             finally:
                 os.close(self._users)
 

@@ -10,6 +10,7 @@ import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,7 +115,7 @@ class _Work:
         join = Join(spine.schema, [history], features=features, status=self.status, threads=1, rows=self.rows)
         added = list(join.schema)[len(spine.schema) :]
         # Parquet has no dictionaries: the status is written as text.
-        schema = pa.schema([pa.field(field.name, _plain(field.type)) for field in added])
+        schema = pa.schema([(f.name, f.type.value_type if pa.types.is_dictionary(f.type) else f.type) for f in added])
         target = Path(self.folder) / _name(name, part)
         # A task that the engine runs twice writes the same file twice, each time completely.
         scratch = target.with_name(f".{target.name}-{secrets.token_hex(8)}")
@@ -128,17 +129,7 @@ class _Work:
 def _rows(file: Path, first: int, count: int) -> pa.Table:
     # Reads only the row groups with these rows.
     content = pq.ParquetFile(file)
-    groups: list[int] = []
-    start = skipped = 0
-    for number in range(content.num_row_groups):
-        end = start + content.metadata.row_group(number).num_rows
-        if start < first + count and end > first:
-            if not groups:
-                skipped = start
-            groups.append(number)
-        start = end
-    return content.read_row_groups(groups).slice(first - skipped, count)
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+    sizes = [content.metadata.row_group(number).num_rows for number in range(content.num_row_groups)]
+    starts = [0, *accumulate(sizes)]
+    groups = [n for n, (start, end) in enumerate(pairwise(starts)) if start < first + count and end > first]
+    return content.read_row_groups(groups).slice(first - starts[groups[0]], count)

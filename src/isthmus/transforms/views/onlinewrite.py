@@ -13,17 +13,15 @@ import pyarrow as pa
 from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.features.errors import DependencyError
 from isthmus.features.offline.history import table_schema
+from isthmus.features.offline.scan import in_lots
 from isthmus.features.online.store import OnlineStore, WriteCounts
-from isthmus.features.publishing.publish import write_rows
+from isthmus.features.publishing.publish import PART, write_rows
 from isthmus.features.redis.address import without_credentials
 from isthmus.features.redis.connection import answering, connect
 from isthmus.transforms.sources import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-PART = 1 << 16
-"""Rows that an executor writes at a time: the batches of engines may have only a thousand."""
 
 _COUNTS = ("compared", "changed", "written")
 
@@ -88,24 +86,15 @@ class _Write:
         with answering(self.url):
             client = None
             try:
-                for part in _parts(view, batches):
+                # The batches of engines may have only a thousand rows.
+                for part in in_lots(batches, PART):
                     if client is None:
                         client = connect(self.url)
-                    done.append(write_rows(OnlineStore(client, contract), view, part, self.horizon))
+                    rows = part.cast(table_schema(view))
+                    done.append(write_rows(OnlineStore(client, contract), view, rows, self.horizon))
             finally:
                 if client is not None:
                     client.close()
         if done:
             counts = total(done)
             yield pa.RecordBatch.from_pydict({name: [getattr(counts, name)] for name in _COUNTS})
-
-
-def _parts(view: ViewContract, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    buffer: list[pa.RecordBatch] = []
-    for batch in batches:
-        buffer.append(batch)
-        if sum(map(len, buffer)) >= PART:
-            yield pa.Table.from_batches(buffer).cast(table_schema(view))
-            buffer = []
-    if any(map(len, buffer)):
-        yield pa.Table.from_batches(buffer).cast(table_schema(view))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
-from isthmus.transforms.rowwise.core.graph import Graph, Mask, Value
+from isthmus.transforms.rowwise.core.graph import Graph, Value
 from isthmus.transforms.rowwise.core.types import BOOLEAN, DATE, DOUBLE, INT, LONG, STRING, TIMESTAMP, VOID, SqlType
 
 DAY, SECOND = 86_400_000_000, 1_000_000
@@ -43,7 +43,7 @@ def cast(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     (value,) = values
     kind = node.kind
     assert kind is not None  # noqa: S101 - of a cast
-    if value.kind in (kind, VOID):
+    if value.kind in (kind, VOID) or (value.kind, kind) == (DATE, TIMESTAMP):
         return widened(graph, value, kind)
     if value.kind == BOOLEAN and kind.numeric:
         return Value(kind, graph.cast(value.data, kind), value.valid, value.raises)
@@ -57,8 +57,6 @@ def cast(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     if value.kind == BOOLEAN and kind == STRING:
         texts = (graph.constant(text, STRING) for text in ("true", "false"))
         return graph.result(kind, graph.add("Where", value.data, *texts), [value])
-    if (value.kind, kind) == (DATE, TIMESTAMP):
-        return widened(graph, value, kind)
     if (value.kind, kind) == (TIMESTAMP, DATE):
         return graph.result(kind, graph.cast(floor_divided(graph, value.data, DAY)[0], kind), [value])
     if value.kind == TIMESTAMP and kind == DOUBLE:
@@ -85,18 +83,15 @@ def _number(graph: Graph, value: Value, kind: SqlType) -> Value:
 def _truncated(graph: Graph, value: Value, kind: SqlType) -> Value:
     """A double rounded towards zero; refused where the type does not hold the result."""
     low, high = graph.constant(float(kind.low), DOUBLE), graph.constant(float(kind.high), DOUBLE)
-    fits = graph.both(
-        graph.add("LessOrEqual", graph.add("Floor", value.data), high),
-        graph.add("GreaterOrEqual", graph.add("Ceil", value.data), low),
-    )
-    assert fits is not None  # noqa: S101 - of two masks
+    below = graph.add("LessOrEqual", graph.add("Floor", value.data), high)
+    fits = graph.add("And", below, graph.add("GreaterOrEqual", graph.add("Ceil", value.data), low))
     zero = graph.constant(0.0, DOUBLE)
     # The result of casting a number that does not fit depends on the processor.
     data = graph.cast(graph.add("Where", fits, value.data, zero), kind)
     if kind == LONG:
         # 2^63 is the double nearest to the greatest number: Java ends there.
         edge = graph.add("Equal", value.data, high)
-        inside = graph.cast(graph.add("Where", graph.either(edge, graph.negated(fits)) or fits, zero, value.data), kind)
+        outside = graph.add("Or", edge, graph.negated(fits))
+        inside = graph.cast(graph.add("Where", outside, zero, value.data), kind)
         data = graph.add("Where", edge, graph.constant(kind.high, kind), inside)
-    wrong: Mask = graph.negated(fits)
-    return graph.result(kind, data, [value], wrong=wrong)
+    return graph.result(kind, data, [value], wrong=graph.negated(fits))

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,11 +161,8 @@ def _node(proto: "Proto", around: str = "") -> Node:
             return Node("cast", (child,), kind=_type(proto, child, place), place=place)
         case "unresolved_function":
             function = proto.unresolved_function
-            node = Node(
-                function.function_name.lower(),
-                tuple(_node(argument, place) for argument in function.arguments),
-                place=place,
-            )
+            arguments = tuple(_node(argument, place) for argument in function.arguments)
+            node = Node(function.function_name.lower(), arguments, place=place)
             if function.is_distinct or function.is_user_defined_function:
                 raise NotCompilableError(node, "is a function of the user's own")
             return node
@@ -196,19 +193,11 @@ def _site(origin: "Origin") -> str:
 
 
 def _literal(proto: "Proto", place: str) -> Node:
-    literal = proto.literal
-    kind = str(literal.WhichOneof("literal_type"))
-    plain: Mapping[str, tuple[SqlType, Callable[[Any], Any]]] = {
-        "boolean": (types.BOOLEAN, bool), "byte": (types.BYTE, int), "short": (types.SHORT, int),
-        "integer": (types.INT, int), "long": (types.LONG, int), "float": (types.FLOAT, float),
-        "double": (types.DOUBLE, float), "string": (types.STRING, str), "date": (types.DATE, int),
-        "timestamp": (types.TIMESTAMP, int),
-    }  # fmt: skip
+    kind = str(proto.literal.WhichOneof("literal_type"))
     if kind == "null":
         return Node("literal", kind=types.VOID, place=place)
-    if kind in plain:
-        of, convert = plain[kind]
-        return Node("literal", value=convert(getattr(literal, kind)), kind=of, place=place)
+    if of := types.TYPES.get(_WORDS.get(kind, kind)):
+        return Node("literal", value=getattr(proto.literal, kind), kind=of, place=place)
     shown = Node("literal", value=f"a {kind}", place=place)
     instead = "a float" if kind == "decimal" else "a bool, int, float, str, date or datetime"
     raise NotCompilableError(shown, "is a literal that graphs do not have", instead)

@@ -22,8 +22,7 @@ def numbers(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
 def in_range(graph: Graph, wide: str, kind: SqlType) -> tuple[str, str]:
     """int64 numbers in a narrower type, and where they do not fit."""
     low, high = graph.constant(kind.low, LONG), graph.constant(kind.high, LONG)
-    wrong = graph.either(graph.add("Less", wide, low), graph.add("Greater", wide, high))
-    assert wrong is not None  # noqa: S101 - of two masks
+    wrong = graph.add("Or", graph.add("Less", wide, low), graph.add("Greater", wide, high))
     return graph.cast(wide, kind), wrong
 
 
@@ -165,11 +164,7 @@ def _bitwise(graph: Graph, node: Node, values: Sequence[Value], *, operator: str
 
 def _power_of_two(graph: Graph, places: str) -> str:
     """2 to the power of 0 to 62, int64, from a table; for 63 the least number, as wrap-around gives."""
-    import numpy as np
-    from onnx import TensorProto
-
-    table = graph.tensor(np.array([1 << n for n in range(63)] + [-(1 << 63)], np.int64), TensorProto.INT64)
-    return graph.add("Gather", table, places)
+    return graph.add("Gather", graph.constant([*(1 << n for n in range(63)), LONG.low], LONG), places)
 
 
 def _left(graph: Graph, kind: SqlType, data: str, places: str) -> str:

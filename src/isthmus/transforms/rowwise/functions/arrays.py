@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
 
 from isthmus.transforms.rowwise.core import casts
 from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
@@ -108,10 +107,9 @@ def transform(of: ArrayValue, body: Body) -> Value:
 
 def zip_with(graph: Graph, node: Node, left: ArrayValue, right: ArrayValue, body: Body) -> Value:
     """A function of the elements of two arrays."""
-    if len(left.elements) != len(right.elements):
-        raise NotCompilableError(
-            node, f"arrays of {len(left.elements)} and {len(right.elements)} elements", "the same size"
-        )
+    if left.kind.size != right.kind.size:
+        sizes = f"arrays of {left.kind.size} and {right.kind.size} elements"
+        raise NotCompilableError(node, sizes, "the same size")
     valid, raises = graph.strict([left, right])
     both = ArrayValue(left.kind, "", valid, raises, ())
     return _of([body(*pair) for pair in zip(left.elements, right.elements, strict=True)], both)
@@ -134,8 +132,7 @@ def quantified(graph: Graph, of: ArrayValue, body: Body, *, every: bool) -> Valu
     """Whether a condition holds of any or of every element."""
     node = Node("forall" if every else "exists")
     truths = [body(element) for element in of.elements]
-    join = partial(logic.joined, graph, node, operator="And" if every else "Or")
-    return _inside(graph, of, reduce(lambda left, right: join([left, right]), truths))
+    return _inside(graph, of, logic.joined(graph, node, truths, operator="And" if every else "Or"))
 
 
 @rule("array_max", 1, greatest=True)
@@ -152,7 +149,5 @@ def _contains(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     if kind is None or kind == VOID:
         raise NotCompilableError(node, f"{of.kind} holds no {wanted.kind}", "a cast")
     item, *elements = (casts.widened(graph, value, kind) for value in (wanted, *of.elements))
-    pairs = [graph.result(BOOLEAN, logic.equal(graph, kind, item.data, part.data), [item, part]) for part in elements]
-    join = partial(logic.joined, graph, node, operator="Or")
-    any_equal = _inside(graph, of, reduce(lambda left, right: join([left, right]), pairs))
-    return replace(any_equal, valid=graph.both(any_equal.valid, wanted.valid))
+    found = _inside(graph, of, logic.any_equal(graph, node, item, elements))
+    return replace(found, valid=graph.both(found.valid, wanted.valid))

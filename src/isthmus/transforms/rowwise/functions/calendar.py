@@ -243,8 +243,7 @@ def _add_months(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 def _make_date(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     parts = [_whole(graph, node, value) for value in values]
     year, month, day = (graph.cast(part.data, LONG) for part in parts)
-    odd = graph.either(graph.add("Less", month, _int(graph, 1)), graph.add("Greater", month, _int(graph, 12)))
-    assert odd is not None  # noqa: S101 - of two masks
+    odd = graph.add("Or", graph.add("Less", month, _int(graph, 1)), graph.add("Greater", month, _int(graph, 12)))
     month = graph.add("Where", odd, _int(graph, 1), month)
     wrong = graph.either(
         odd, graph.add("Less", day, _int(graph, 1)), graph.add("Greater", day, _month_days(graph, year, month)),
@@ -254,21 +253,21 @@ def _make_date(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     return graph.result(DATE, data, parts, wrong=wrong)
 
 
-def _first_of(graph: Graph, unit: str, days: str) -> str | None:
+def _first_of(graph: Graph, node: Node, unit: str, days: str, units: str) -> str:
+    """The first day of the unit, one of `units`, that a day is in."""
     year, month, _ = civil(graph, days)
     first = _int(graph, 1)
     match unit:
         case "year" | "yyyy" | "yy":
             return days_from_civil(graph, year, first, first)
         case "quarter":
-            return days_from_civil(
-                graph, year, _sum(graph, _times(graph, _sum(graph, _quarter(graph, days), -1), 3), 1), first
-            )
+            month = _sum(graph, _times(graph, _sum(graph, _quarter(graph, days), -1), 3), 1)
+            return days_from_civil(graph, year, month, first)
         case "month" | "mon" | "mm":
             return days_from_civil(graph, year, month, first)
         case "week":
             return graph.add("Sub", days, _modulo(graph, _sum(graph, days, 3), 7))
-    return None
+    raise NotCompilableError(node, f"there is no unit {unit!r}", units)
 
 
 _UNITS = {
@@ -297,9 +296,8 @@ def _date_trunc(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
         # Before the first whole unit of all time the subtraction wraps around; Spark refuses that for long units only.
         wrong = graph.add("Greater", data, value.data) if _UNITS[unit] >= _MINUTE else None
         return graph.result(TIMESTAMP, data, [value], wrong=wrong)
-    first = _first_of(graph, unit, _over(graph, value.data, DAY))
-    if first is None:
-        raise NotCompilableError(node, f"there is no unit {unit!r}", "year, quarter, month, week, or a smaller unit")
+    days = _over(graph, value.data, DAY)
+    first = _first_of(graph, node, unit, days, "year, quarter, month, week, or a smaller unit")
     wrong = graph.add("Less", first, _int(graph, -(LONG.high // DAY)))
     return graph.result(TIMESTAMP, _times(graph, first, DAY), [value], wrong=wrong)
 
@@ -308,7 +306,5 @@ def _date_trunc(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 def _trunc(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     unit = _unit(node, node.arguments[1])
     days, value = _days(graph, node, values[0])
-    first = _first_of(graph, unit, days)
-    if first is None:
-        raise NotCompilableError(node, f"there is no unit {unit!r}", "year, quarter, month or week")
+    first = _first_of(graph, node, unit, days, "year, quarter, month or week")
     return graph.result(DATE, graph.cast(first, DATE), [value])

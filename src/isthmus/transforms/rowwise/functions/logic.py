@@ -56,7 +56,7 @@ def _equal(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 @rule("equal_null", 2)
 def _same(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     left, right = alike(graph, node, values)
-    there = [graph.constant(True, BOOLEAN) if side.valid is None else side.valid for side in (left, right)]
+    there = [_there(graph, side) for side in (left, right)]
     both = graph.add("And", *there)
     neither = graph.negated(graph.add("Or", *there))
     equals = graph.add("And", both, equal(graph, left.kind, left.data, right.data))
@@ -80,9 +80,14 @@ def _in(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     literals = [part.value for part in node.arguments[1:] if part.name == "literal" and part.value is not None]
     if len(literals) == len(others) and (first.kind == STRING or first.kind.integral):
         return _listed(graph, first, literals)
-    pairs = [graph.result(BOOLEAN, equal(graph, first.kind, first.data, item.data), [first, item]) for item in others]
-    result = reduce(lambda left, right: joined(graph, node, [left, right], operator="Or"), pairs)
+    result = any_equal(graph, node, first, others)
     return Value(BOOLEAN, result.data, result.valid, graph.either(*(value.raises for value in (first, *others))))
+
+
+def any_equal(graph: Graph, node: Node, value: Value, others: Sequence[Value]) -> Value:
+    """Whether a value is among others of its type."""
+    pairs = [graph.result(BOOLEAN, equal(graph, value.kind, value.data, item.data), [value, item]) for item in others]
+    return joined(graph, node, pairs, operator="Or")
 
 
 def _listed(graph: Graph, value: Value, literals: Sequence[str | int]) -> Value:
@@ -121,7 +126,10 @@ def _surely_not(graph: Graph, value: Value) -> str:
 @rule("or", 2, operator="Or")
 def joined(graph: Graph, node: Node, values: Sequence[Value], *, operator: str) -> Value:
     """Three-valued: a false value decides a conjunction, a true value a disjunction."""
-    left, right = _truth(graph, node, values)
+    return reduce(lambda left, right: _joined(graph, left, right, operator), _truth(graph, node, values))
+
+
+def _joined(graph: Graph, left: Value, right: Value, operator: str) -> Value:
     if left.valid == right.valid and left.raises is right.raises is None:
         return Value(BOOLEAN, graph.add(operator, left.data, right.data), left.valid)
     opposite, decides = ("Or", _surely_not) if operator == "And" else ("And", _surely)
@@ -157,8 +165,8 @@ def _isnotnull(graph: Graph, _node: Node, values: Sequence[Value], *, negated: b
 def _isnan(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     """False for null."""
     value = _fraction(graph, node, values[0])
-    data = graph.add("IsNaN", value.data)
-    return Value(BOOLEAN, data if value.valid is None else graph.add("And", data, value.valid), None, value.raises)
+    nan = Value(BOOLEAN, graph.add("IsNaN", value.data), value.valid)
+    return Value(BOOLEAN, _surely(graph, nan), None, value.raises)
 
 
 def _fraction(graph: Graph, node: Node, value: Value) -> Value:
@@ -205,9 +213,7 @@ def _nvl2(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 @rule("nanvl", 2)
 def _nanvl(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     value, fallback = alike(graph, node, [_fraction(graph, node, value) for value in values])
-    nan = graph.add("IsNaN", value.data)
-    if value.valid is not None:
-        nan = graph.add("And", nan, value.valid)
+    nan = _surely(graph, Value(BOOLEAN, graph.add("IsNaN", value.data), value.valid))
     merged = graph.merged(nan, fallback, Value(value.kind, value.data, value.valid))
     return Value(merged.kind, merged.data, merged.valid, graph.either(value.raises, merged.raises))
 

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from isthmus.transforms.rowwise.core import casts
 from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
 from isthmus.transforms.rowwise.core.graph import Graph, Value
@@ -54,7 +52,7 @@ def lookup(graph: Graph, node: Node, of: MapValue, key: Value) -> Value:
     wide = casts.widened(graph, key, STRING if text else LONG)
     place = _encoded(graph, wide, [(name, place) for place, (name, _) in enumerate(of.pairs)], -1)
     nowhere = graph.add("Less", place, graph.constant(0, LONG))
-    table = graph.tensor(np.array([value for _, value in of.pairs], kind.numpy), kind.tensor)
+    table = graph.constant([value for _, value in of.pairs], kind)
     data = graph.add("Gather", table, graph.add("Max", place, graph.constant(0, LONG)))
     result = graph.result(kind, data, [wide], null=nowhere)
     graph.lookups[result.data, result.valid] = (wide, of.pairs)

@@ -28,13 +28,16 @@ def number(graph: Graph, value: float) -> str:
     return graph.constant(value, DOUBLE)
 
 
-def _real(name: str, function: Real, null: Real | None = None) -> None:
+def _real(
+    name: str, function: Real | Callable[[Graph, str, str], str], null: Real | None = None, sides: int = 1
+) -> None:
     def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-        (value,) = doubles(graph, node, values)
-        missing = null(graph, value.data) if null else None
-        return graph.result(DOUBLE, function(graph, value.data), [value], null=missing)
+        arguments = doubles(graph, node, values)
+        missing = null(graph, arguments[0].data) if null else None
+        data = function(graph, *(argument.data for argument in arguments))
+        return graph.result(DOUBLE, data, arguments, null=missing)
 
-    rule(name, 1)(apply)
+    rule(name, sides)(apply)
 
 
 def _kernel(operator: str) -> Real:
@@ -46,17 +49,8 @@ def _not_above(bound: float) -> Real:
     return lambda graph, x: graph.add("LessOrEqual", x, number(graph, bound))
 
 
-def _log(scale: float = 1.0) -> Real:
-    def apply(graph: Graph, x: str) -> str:
-        result = graph.add("Log", x)
-        return result if scale == 1.0 else graph.add("Div", result, number(graph, scale))
-
-    return apply
-
-
-def exp(graph: Graph, x: str) -> str:
-    """The exponential function."""
-    return graph.add("Exp", x)
+def _log(base: int) -> Real:
+    return lambda graph, x: graph.add("Div", graph.add("Log", x), number(graph, math.log(base)))
 
 
 def _log1p(graph: Graph, x: str) -> str:
@@ -74,7 +68,7 @@ def _log1p(graph: Graph, x: str) -> str:
 def expm1(graph: Graph, x: str) -> str:
     """Kahan's: (u - 1) x / log(u) for u = exp(x), unless u is 1, or x is far below 0."""
     unit, zero = number(graph, 1.0), number(graph, 0.0)
-    u = exp(graph, x)
+    u = graph.add("Exp", x)
     less = graph.add("Sub", u, unit)
     log = graph.add("Log", u)
     tiny = graph.add("Equal", less, zero)
@@ -98,14 +92,14 @@ def _sinh(graph: Graph, x: str) -> str:
 
 def _cosh(graph: Graph, x: str) -> str:
     size, half = graph.add("Abs", x), number(graph, 0.5)
-    e = exp(graph, size)
+    e = graph.add("Exp", size)
     return _half_exp_or(graph, size, graph.add("Add", graph.add("Mul", half, e), graph.add("Div", half, e)))
 
 
 def _half_exp_or(graph: Graph, size: str, near: str) -> str:
     """`result`, but half of e^x by way of its root where e^x may overflow."""
     half = number(graph, 0.5)
-    root = exp(graph, graph.add("Mul", half, size))
+    root = graph.add("Exp", graph.add("Mul", half, size))
     far = graph.add("Mul", graph.add("Mul", half, root), root)
     return graph.add("Where", graph.add("Greater", size, number(graph, _NEARLY_ALL)), far, near)
 
@@ -125,8 +119,6 @@ _ATAN_P = (-8.750608600031904122785e-1, -1.615753718733365076637e1, -7.500855792
            -1.228866684490136173410e2, -6.485021904942025371773e1)  # fmt: skip
 _ATAN_Q = (2.485846490142306297962e1, 1.650270098316988542046e2, 4.328810604912902668951e2,
            4.853903996359136964868e2, 1.945506571482613964425e2)  # fmt: skip
-
-
 _HALF_PI_REST = 6.123233995736765886130e-17
 """Pi / 2 less its double."""
 
@@ -142,9 +134,7 @@ def _atan(graph: Graph, x: str, _numbers: Sequence[int]) -> str:
     under = graph.add("Where", far, size, graph.add("Where", near, unit, graph.add("Add", size, unit)))
     small = graph.add("Div", top, under)
     z = graph.add("Mul", small, small)
-    series = polynomial(graph, z, [pair(graph, *both) for both in zip((0.0, *_ATAN_P), (1.0, *_ATAN_Q), strict=True)])
-    p, q = (graph.add("Gather", series, graph.constant(place, LONG), axis=0) for place in (0, 1))
-    result = graph.add("Add", graph.add("Mul", small, graph.add("Div", graph.add("Mul", z, p), q)), small)
+    result = graph.add("Add", graph.add("Mul", small, _rational(graph, z, (0.0, *_ATAN_P), (1.0, *_ATAN_Q))), small)
     base, more = (
         graph.add("Where", far, number(graph, part), graph.add("Where", near, zero, number(graph, part / 2)))
         for part in (math.pi / 2, _HALF_PI_REST)
@@ -168,6 +158,14 @@ def polynomial(graph: Graph, x: str, coefficients: Sequence[str]) -> str:
     return result
 
 
+def _rational(graph: Graph, z: str, over: Sequence[float], under: Sequence[float]) -> str:
+    """A rational function z p(z) / q(z), of the coefficients of both polynomials, which are computed at once."""
+    pairs = [graph.constant([[[p]], [[q]]], DOUBLE) for p, q in zip(over, under, strict=True)]
+    both = polynomial(graph, z, pairs)
+    p, q = (graph.add("Gather", both, graph.constant(place, LONG), axis=0) for place in (0, 1))
+    return graph.add("Div", graph.add("Mul", z, p), q)
+
+
 _ASIN_P = (3.47933107596021167570e-5, 7.91534994289814532176e-4, -4.00555345006794114027e-2, 2.01212532134862925881e-1,
            -3.25565818622400915405e-1, 1.66666666666666657415e-1)  # fmt: skip
 _ASIN_Q = (7.70381505559019352791e-2, -6.88283971605453293030e-1, 2.02094576023350569471, -2.40339491173441421878)
@@ -181,9 +179,7 @@ def _arcsine(graph: Graph, x: str, _numbers: Sequence[int]) -> str:
     z = graph.add("Where", steep, graph.add("Mul", half, graph.add("Sub", unit, size)), graph.add("Mul", size, size))
     # Small arguments keep their sign, and so does a zero; see `Graph.where` for the order.
     base = graph.add("Where", steep, graph.add("Sqrt", z), x)
-    series = polynomial(graph, z, [pair(graph, *both) for both in zip(_ASIN_P, (0.0, *_ASIN_Q, 1.0), strict=True)])
-    p, q = (graph.add("Gather", series, graph.constant(place, LONG), axis=0) for place in (0, 1))
-    result = graph.add("Add", base, graph.add("Mul", base, graph.add("Div", graph.add("Mul", z, p), q)))
+    result = graph.add("Add", base, graph.add("Mul", base, _rational(graph, z, _ASIN_P, (0.0, *_ASIN_Q, 1.0))))
     rest = graph.add("Sub", graph.add("Mul", two, result), number(graph, _HALF_PI_REST))
     turned = graph.add("Sub", number(graph, math.pi / 2), rest)
     return graph.add("Where", steep, graph.add("Mul", turned, graph.add("Sign", x)), result)
@@ -214,15 +210,13 @@ def _cbrt(graph: Graph, x: str) -> str:
     """|x|^(1/3), refined by two steps of Halley's method, with the sign of x."""
     size = graph.add("Abs", x)
     odd = graph.add("Or", graph.add("Equal", size, number(graph, 0.0)), graph.add("IsInf", size))
-    safe = graph.add("Where", odd, number(graph, 1.0), size)
+    unit = number(graph, 1.0)
+    safe = graph.add("Where", odd, unit, size)
     # Scaled so that nothing overflows or vanishes: 2^600 is the cube of 2^200.
-    large, small = (
-        graph.add(sign, safe, number(graph, bound)) for sign, bound in (("Greater", 1e200), ("Less", 1e-200))
-    )
+    large = graph.add("Greater", safe, number(graph, 1e200))
+    small = graph.add("Less", safe, number(graph, 1e-200))
     down, up = (
-        graph.add(
-            "Where", large, number(graph, far), graph.add("Where", small, number(graph, near), number(graph, 1.0))
-        )
+        graph.add("Where", large, number(graph, far), graph.add("Where", small, number(graph, near), unit))
         for far, near in ((2.0**-600, 2.0**600), (2.0**200, 2.0**-200))
     )
     middle = graph.add("Mul", safe, down)
@@ -259,12 +253,11 @@ def _circular(graph: Graph, x: str, turns: Sequence[int]) -> str:
     Kernels of runtimes lose the last bits near a zero of the function, and which bits depends on the batch size.
     """
     unit = number(graph, 1.0)
-    quarter = graph.tensor(np.array(turns)[:, None] / 2, DOUBLE.tensor)
+    column = np.array(turns)[:, None]
+    quarter = graph.constant(column / 2, DOUBLE)
     # Not Round, which returns -0.0, from which the differences below would become 0.0.
     angle = graph.add("Mul", x, number(graph, 1 / math.pi))
-    half_turns = graph.add(
-        "Floor", graph.add("Add", angle, graph.tensor(np.array(turns)[:, None] / 2 + 0.5, DOUBLE.tensor))
-    )
+    half_turns = graph.add("Floor", graph.add("Add", angle, graph.constant(column / 2 + 0.5, DOUBLE)))
     reduced = graph.add("Sub", half_turns, quarter) if any(turns) else half_turns
     # The first product is exact.
     high = graph.add("Sub", x, graph.add("Mul", reduced, number(graph, _PI[0])))
@@ -276,18 +269,12 @@ def _circular(graph: Graph, x: str, turns: Sequence[int]) -> str:
     series = polynomial(graph, z, [number(graph, value) for value in _SIN])
     sine = graph.add("Mul", r, graph.add("Add", unit, graph.add("Mul", z, series)))
     odd = graph.add("BitwiseAnd", graph.cast(half_turns, LONG), graph.constant(1, LONG))
-    result = graph.add("Mul", sine, graph.add("Gather", graph.tensor(np.array([1.0, -1.0]), DOUBLE.tensor), odd))
+    result = graph.add("Mul", sine, graph.add("Gather", graph.constant([1.0, -1.0], DOUBLE), odd))
     kernels = [graph.add(kernel, x) for turn, kernel in enumerate(("Sin", "Cos")) if turn in turns]
     if len(kernels) == 2:
-        cosines = graph.tensor(np.array(turns, bool)[:, None], BOOLEAN.tensor)
-        kernels = [graph.add("Where", cosines, kernels[1], kernels[0])]
+        kernels = [graph.add("Where", graph.constant(column, BOOLEAN), kernels[1], kernels[0])]
     far = graph.add("GreaterOrEqual", graph.add("Abs", x), number(graph, _FAR))
     return graph.add("Where", far, kernels[0], result)
-
-
-def pair(graph: Graph, left: float, right: float) -> str:
-    """Two constants, for two tensors of shape (k, n) that lie behind each right."""
-    return graph.tensor(np.array([left, right]).reshape(2, 1, 1), DOUBLE.tensor)
 
 
 def _tanh(graph: Graph, x: str) -> str:
@@ -303,11 +290,11 @@ def _tanh(graph: Graph, x: str) -> str:
 _sin, _cos = _together(_circular, 0), _together(_circular, 1)
 _real("sqrt", _kernel("Sqrt"))
 _real("cbrt", _cbrt)
-_real("exp", exp)
+_real("exp", _kernel("Exp"))
 _real("expm1", expm1)
-_real("ln", _log(), _not_above(0.0))
-_real("log10", _log(math.log(10)), _not_above(0.0))
-_real("log2", _log(math.log(2)), _not_above(0.0))
+_real("ln", _kernel("Log"), _not_above(0.0))
+_real("log10", _log(10), _not_above(0.0))
+_real("log2", _log(2), _not_above(0.0))
 _real("log1p", _log1p, _not_above(-1.0))
 _real("sin", _sin)
 _real("cos", _cos)
@@ -332,14 +319,6 @@ _real(
 )
 
 
-def _pair(name: str, function: Callable[[Graph, str, str], str]) -> None:
-    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-        left, right = doubles(graph, node, values)
-        return graph.result(DOUBLE, function(graph, left.data, right.data), [left, right])
-
-    rule(name, 2)(apply)
-
-
 def _pow(graph: Graph, x: str, y: str) -> str:
     """Java's power: NaN for an exponent of NaN, and for 1 or -1 to infinity."""
     if graph.is_number(y) and math.isfinite(graph.number(y)):
@@ -362,10 +341,10 @@ def _hypot(graph: Graph, x: str, y: str) -> str:
     return graph.add("Where", infinite, number(graph, math.inf), result)
 
 
-_pair("power", _pow)
-_pair("atan2", atan2)
-_pair("hypot", _hypot)
-_pair("pow", _pow)
+_real("power", _pow, sides=2)
+_real("atan2", atan2, sides=2)
+_real("hypot", _hypot, sides=2)
+_real("pow", _pow, sides=2)
 
 
 @rule("log", 1, 2)

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Sequence
 from functools import reduce
 
-import numpy as np
-
 from isthmus.transforms.rowwise.core import casts
 from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
 from isthmus.transforms.rowwise.core.graph import Graph, Value
@@ -31,9 +29,9 @@ def _case(graph: Graph, node: Node, values: Sequence[Value], *, action: str) -> 
     (value,) = _texts(graph, node, values)
     # In the locale C, which every system has, only letters of ASCII have a case.
     # The kernel takes no empty tensor, so a text is appended.
-    more = graph.add("Concat", graph.row(value.data), graph.tensor(np.array([[""]], object), STRING.tensor), axis=1)
+    more = graph.add("Concat", graph.row(value.data), graph.constant([[""]], STRING), axis=1)
     converted = graph.add("StringNormalizer", more, case_change_action=action, locale="C")
-    data = graph.add("Slice", converted, graph.tensor(np.zeros(2, np.int64), LONG.tensor), graph.shape)
+    data = graph.add("Slice", converted, graph.constant([0, 0], LONG), graph.shape)
     plain = graph.add("RegexFullMatch", value.data, pattern=_ASCII)
     return graph.result(STRING, data, [value], wrong=graph.negated(plain))
 
