@@ -36,7 +36,7 @@ class LookupRequest(Struct, forbid_unknown_fields=True):
             examples=[{"carrier": ["UA", "AA"]}],
         ),
     ]
-    features: list[str] | None = None
+    features: Annotated[list[str] | None, Meta(examples=[["punctuality:flights"]])] = None
     feature_service: str | None = None
     full_feature_names: Annotated[bool, Meta(description="Name features `view__feature`, not `feature`.")] = False
     include_feature_view_version_metadata: Annotated[
