@@ -42,7 +42,7 @@ def test_the_folder_holds_the_student(trained: DistillationReport, table: pa.Tab
     assert names == {"student.safetensors", "control.safetensors", "preparation.onnx", "student.json", "report.json"}
     assert json.loads((trained.path / "report.json").read_bytes()) == trained.data
     record = read_record(trained.path)
-    assert record.model_inputs == STUDENT
+    assert record.inputs == tuple((item.name, item.dtype.name) for item in STUDENT)
     parts = split_table(table, record.split)
     labels = binary_labels(table, record.label, parts)
     for one in trained.data["runs"]:

@@ -19,7 +19,7 @@ _WHERE = "profiles.training"
 
 def accelerator(profile: TrainingProfile) -> Accelerator:
     """This process's device and precision, and the peers that `accelerate launch` started. Raises like `resolve`."""
-    device, precision = resolve(profile)
+    device = resolve(profile)
     if profile.compile:
         _require_compiler(device)
     # accelerate never changes the first choice of a process, but a process may train by two profiles. An existing
@@ -27,13 +27,13 @@ def accelerator(profile: TrainingProfile) -> Accelerator:
     AcceleratorState._reset_state(reset_partial_state=True)
     return Accelerator(
         cpu=device.type == "cpu",
-        mixed_precision="bf16" if precision == "bf16" else "no",
+        mixed_precision="bf16" if profile.precision == "bf16" else "no",
         dynamo_backend="inductor" if profile.compile else "no",
     )
 
 
-def resolve(profile: TrainingProfile) -> tuple[torch.device, str]:
-    """The device and precision of a profile; raises a DependencyError if this machine has no CUDA device or no bf16."""
+def resolve(profile: TrainingProfile) -> torch.device:
+    """The device of a profile; raises a DependencyError if this machine has no CUDA device, or no bf16 for it."""
     if profile.device == "cuda" and not torch.cuda.is_available():
         raise DependencyError(
             f"{_WHERE}.device",
@@ -49,7 +49,7 @@ def resolve(profile: TrainingProfile) -> tuple[torch.device, str]:
             expected="a device with bf16",
             remedy='set precision = "fp32"',
         )
-    return device, profile.precision
+    return device
 
 
 @contextmanager

@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 from isthmus.distill.declaration import Distillation, Tabular
-from isthmus.distill.tabular.student import read_record
+from isthmus.distill.tabular.student import read_record, unreadable
 from isthmus.distill.tabular.task import TabularTask
 from isthmus.distill.tasks.task import Material, Task
 from isthmus.distill.teachers.fingerprint import fingerprint
 from isthmus.features.contract.contract import sha256
-from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, Problem, one_of
+from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem, one_of
 from isthmus.transforms.preparation.steps import described
 
 REPORT = "report.json"
@@ -49,11 +49,7 @@ def create_task(material: Material) -> Task:
 
 
 def require_shape(task: Task | type[Task], names: Iterable[str], where: str) -> None:
-    """Refuses names that are not in a task's `shape`.
-
-    Raises:
-        ConfigurationError: with each of them.
-    """
+    """Raises a ConfigurationError with each name that is not in a task's `shape`."""
     if unknown := [name for name in names if name not in task.shape]:
         expected = one_of(task.shape) if task.shape else "a task that has a `shape`"
         problems = [Problem(f"shape {name!r}", "the student is not created with it", expected) for name in unknown]
@@ -72,7 +68,7 @@ def restored(material: Material, folder: Path, weights: str = "student") -> Rest
         before, identity, contract = report["made_of"], str(report["id"]), str(report["contract"])
         learned = str(before["training_set"])
     except (OSError, ValueError, LookupError) as error:
-        raise _unreadable(folder / REPORT, error) from error
+        raise unreadable(folder / REPORT, error) from error
     where = f"student {identity} of {material.declaration.name}"
     if learned != material.training_set:
         raise ContractMismatch(where, f"learned from training set {learned}", expected=material.training_set,
@@ -94,18 +90,17 @@ def restored(material: Material, folder: Path, weights: str = "student") -> Rest
 def require_readable(task: Task, folder: Path, weights: Iterable[str]) -> dict[str, Any]:
     """The report of a student, after reading everything that `restored` needs for each name in `weights`.
 
-    Raises:
-        DataError: something cannot be read.
+    Raises a DataError if something cannot be read.
     """
     try:
         report: dict[str, Any] = msgspec.json.decode((folder / REPORT).read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError) as error:
-        raise _unreadable(folder / REPORT, error) from error
+        raise unreadable(folder / REPORT, error) from error
     if isinstance(task.material.declaration.task, Tabular):
         read_record(folder)
     for name in task.files(folder.name):
         if not (folder / name).is_file():
-            raise _unreadable(folder / name, FileNotFoundError("there is none"))
+            raise unreadable(folder / name, FileNotFoundError("there is none"))
     for name in weights:
         _load(task, folder / f"{name}.safetensors")
     return report
@@ -117,7 +112,7 @@ def _load(task: Task, file: Path) -> nn.Module:
             student = task.student()
         student.load_state_dict(load_file(file))
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise _unreadable(file, error) from error
+        raise unreadable(file, error) from error
     return student.eval().requires_grad_(requires_grad=False)
 
 
@@ -155,7 +150,3 @@ def _class(declaration: Distillation) -> type[Task]:
         problem = Problem(declaration.task, f"is {kind!r}", "a subclass of isthmus.distill.tasks.task.Task")
         raise ConfigurationError(where, [problem])
     return kind
-
-
-def _unreadable(file: Path, error: Exception) -> DataError:
-    return DataError(str(file), f"cannot be read: {error}", expected="a trained student", remedy="run distill again")

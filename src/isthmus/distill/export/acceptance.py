@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -91,19 +91,9 @@ class Measured(msgspec.Struct, frozen=True):
     load_ms: float
 
 
-def precisions(files: Collection[str], profile: ServingProfile) -> list[str]:
-    """The precisions of files in ORT format that the profile may serve."""
-    present = dict.fromkeys(file.split(".")[1] for file in files if file.endswith(".ort"))
-    return [precision for precision in present if profile.precision in (precision, FASTEST)]
-
-
 def allowed_precisions(task: Task, profile: ServingProfile) -> list[str]:
-    """The precisions of a task that the profile may serve.
-
-    Raises:
-        ConfigurationError: there are none.
-    """
-    if allowed := precisions([f"model.{precision}.ort" for precision in task.tolerance], profile):
+    """The precisions of a task that the profile may serve; raises a ConfigurationError if there are none."""
+    if allowed := [precision for precision in task.tolerance if profile.precision in (precision, FASTEST)]:
         return allowed
     problem = Problem("precision", profile.precision, f"a precision that the task has: {', '.join(task.tolerance)}")
     raise ConfigurationError("profiles.serving", [problem])

@@ -59,8 +59,7 @@ class Reference:
     def compare(self, run: Run) -> tuple[list[dict[str, Array]], float]:
         """A model's outputs for the golden cases, and the largest difference from the student in any case.
 
-        Raises:
-            ConfigurationError: `Task.expected` lacks an output of the graph.
+        Raises a ConfigurationError if `Task.expected` lacks an output of the graph.
         """
         cases = (*self.golden, *self.sample)
         outputs = [run(case.feeds) for case in cases]
@@ -93,11 +92,7 @@ def difference(expected: Answers, outputs: Answers) -> float:
 
 
 def require_student(package: Path, manifest: Manifest, student: str) -> None:
-    """Refuses a package of another student.
-
-    Raises:
-        PackageError: with both identities.
-    """
+    """Raises a PackageError, with both identities, if a package is of another student."""
     if manifest.model != student:
         raise PackageError(
             str(package), f"made from student {manifest.model}", expected=student, remedy="export the student again"

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,7 @@ from torch import nn
 from isthmus.distill.declaration import EXECUTORCH
 from isthmus.distill.executorch import export as executorch
 from isthmus.distill.executorch.export import converted, require_installed, running
-from isthmus.distill.export.acceptance import (
-    Accepted,
-    Measured,
-    accept,
-    allowed_precisions,
-    fastest_within_budget,
-    precisions,
-)
+from isthmus.distill.export.acceptance import Accepted, Measured, accept, allowed_precisions, fastest_within_budget
 from isthmus.distill.export.candidate import Candidate, Reference, sample_cases
 from isthmus.distill.export.conversion import in_precision, student_graph
 from isthmus.distill.export.package import contents, package_bytes, write_package
@@ -34,7 +27,7 @@ from isthmus.distill.types import Array, spread
 from isthmus.features.errors import ContractMismatch, GateFailed
 from isthmus.features.package.golden import Case as GoldenCase
 from isthmus.features.package.golden import Golden, TensorBytes
-from isthmus.features.package.manifest import FORMAT_VERSION, Manifest, Tensor, package_digest, placed
+from isthmus.features.package.manifest import FORMAT_VERSION, Manifest, package_digest, placed
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.progress import Progress, silent
 
@@ -91,9 +84,9 @@ def export(
     started = time.perf_counter()
     require_installed(material.declaration)
     trained = _restored(material, model_folder)
-    allowed_precisions(trained.task, profile)
+    allowed = allowed_precisions(trained.task, profile)
     progress("read", 0.1)
-    files = _Files.of(trained, cache, profile, progress)
+    files = _Files(trained, cache, profile, progress)
     files.accept_models()
     if EXECUTORCH in material.declaration.runtimes:
         files.accept_programs()
@@ -101,7 +94,7 @@ def export(
     task, left_out = trained.task, files.left_out
     sizes = {precision: package_bytes(package, precision) for precision in task.tolerance if precision not in left_out}
     models = {file.variant.file: file.model for file in files.accepted}
-    served = {precision: models[f"model.{precision}.ort"] for precision in precisions(models, profile)}
+    served = {precision: model for precision in allowed if (model := models.get(f"model.{precision}.ort"))}
     measured = fastest_within_budget(served, task.feeds(material.parts.test[:1]), sizes, profile)
     progress("measured", 0.9)
     path = write_package(packages, material.declaration.name, package)
@@ -133,32 +126,22 @@ def _restored(material: Material, model_folder: Path) -> Restored:
     return trained
 
 
-@dataclass(eq=False)
 class _Files:
     """The model files of a student by name, those of them that are shipped, and why the rest is not."""
 
-    trained: Restored
-    profile: ServingProfile
-    progress: Progress
-    models: Mapping[str, bytes]
-    reference: Reference
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
-    extra: Mapping[str, tuple[bytes, str]]
-    accepted: list[Accepted] = field(default_factory=list)
-    left_out: dict[str, GateFailed] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, trained: Restored, cache: Path, profile: ServingProfile, progress: Progress) -> "_Files":
+    def __init__(self, trained: Restored, cache: Path, profile: ServingProfile, progress: Progress) -> None:
+        self.trained, self.profile, self.progress = trained, profile, progress
+        self.accepted: list[Accepted] = []
+        self.left_out: dict[str, GateFailed] = {}
         task, student = trained.task, trained.student
-        golden, models = task.cases(student), _models(task, student)
+        golden, self.models = task.cases(student), _models(task, student)
         progress("converted", 0.3)
         test, everything = task.material.parts.test, np.arange(task.material.table.num_rows)
         teacher, _ = complete_outputs(task, task.teacher(), everything, cache, silent)
-        reference = Reference(task, test, teacher.float32(test), golden, sample_cases(task, student, test))
-        graph = onnx.load_model_from_string(models["model.fp32.onnx"]).graph
-        inputs, outputs = (tuple(map(described, values)) for values in (graph.input, graph.output))
-        return cls(trained, profile, progress, models, reference, inputs, outputs, task.shipped(teacher))
+        self.reference = Reference(task, test, teacher.float32(test), golden, sample_cases(task, student, test))
+        graph = onnx.load_model_from_string(self.models["model.fp32.onnx"]).graph
+        self.inputs, self.outputs = (tuple(map(described, values)) for values in (graph.input, graph.output))
+        self.extra = task.shipped(teacher)
 
     def accept_models(self) -> None:
         for precision in self.reference.task.tolerance:

@@ -22,8 +22,7 @@ total, terms = objective(student_outputs, teacher_outputs, labels, progress)
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -195,18 +194,26 @@ class Objective(nn.Module):
         values: dict[str, Tensor] = {}
         weighted: list[Tensor] = []
         for name, term in self.terms.items():
-            with _of(name):
+            try:
                 weight = term.weight_at(progress)
                 if weight != 0:
                     values[name] = term(student, teacher, labels)
                     weighted.append(weight * values[name])
+            except ConfigurationError as error:
+                raise ConfigurationError(f"term {name}: {error.where}", error.problems, remedy=error.remedy) from None
         if not weighted:
             problem = Problem("weights", f"every weight is 0 at progress {progress}", "a weight that is not")
             raise ConfigurationError("objective", [problem])
         total = torch.stack(weighted).sum()
         values = {name: value.detach() for name, value in values.items()}
         if not torch.isfinite(total):
-            raise _unusable(values)
+            bad = {name: str(value.item()) for name, value in values.items() if not torch.isfinite(value)}
+            raise GateFailed(
+                f"term {', '.join(bad)}" if bad else "objective",
+                f"the value is {', '.join(bad.values())}" if bad else "the weighted sum overflows",
+                expected="a finite value",
+                remedy="lower the learning rate, and look for extreme outputs of the teacher",
+            )
         return total, values
 
 
@@ -216,25 +223,6 @@ def _shown(source: str, student: Outputs, teacher: Outputs, labels: Any) -> str:
     if isinstance(value, Tensor):
         return f"{source} {tuple(value.shape)}"
     return f"{source}, {len(value)} of them" if isinstance(value, list | tuple) else source
-
-
-@contextmanager
-def _of(name: str) -> Iterator[None]:
-    """Adds the term to a configuration error."""
-    try:
-        yield
-    except ConfigurationError as error:
-        raise ConfigurationError(f"term {name}: {error.where}", error.problems, remedy=error.remedy) from None
-
-
-def _unusable(values: Mapping[str, Tensor]) -> GateFailed:
-    bad = {name: str(value.item()) for name, value in values.items() if not torch.isfinite(value)}
-    return GateFailed(
-        f"term {', '.join(bad)}" if bad else "objective",
-        f"the value is {', '.join(bad.values())}" if bad else "the weighted sum overflows",
-        expected="a finite value",
-        remedy="lower the learning rate, and look for extreme outputs of the teacher",
-    )
 
 
 def _detached(outputs: Any) -> Any:

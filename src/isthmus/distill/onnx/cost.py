@@ -1,7 +1,7 @@
 """The cost of a graph for a single row: operations, bytes of weights, activations."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import onnx
@@ -52,8 +52,7 @@ def graph_work(model: bytes, shapes: Mapping[str, Sequence[int]]) -> GraphWork:
                 size.dim_value = 1 if is_rows else int(shapes[value.name][axis])
     inferred = onnx.shape_inference.infer_shapes(loaded, data_prop=True).graph
     known = {value.name: _sizes(value) for value in (*inferred.input, *inferred.value_info, *inferred.output)}
-    known |= {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-    known |= {name: tuple(tensor.dims) for name, tensor in _constants(graph)}
+    known |= {name: tuple(tensor.dims) for name, tensor in _constants(graph).items()}
     flops, activations, uncounted = 0, 0, []
     for node in inferred.node:
         inputs, output = [known.get(name) for name in node.input], known.get(node.output[0])
@@ -62,36 +61,32 @@ def graph_work(model: bytes, shapes: Mapping[str, Sequence[int]]) -> GraphWork:
             activations += math.prod(output)
         elif node.op_type in _PRODUCTS + _UNCOUNTED:
             uncounted.append(node.op_type)
-    values = [*inferred.input, *inferred.output]
-    return GraphWork(
-        flops, weight_bytes(model), sum(_bytes(value) for value in values), activations,
-        tuple(sorted(set(uncounted))),
-    )  # fmt: skip
+    values = sum(map(_bytes, (*inferred.input, *inferred.output)))
+    return GraphWork(flops, weight_bytes(model), values, activations, tuple(sorted(set(uncounted))))
 
 
 def weight_bytes(model: bytes) -> int:
     """Bytes of the constants of a graph."""
-    graph = onnx.load_model_from_string(model).graph
-    return sum(_size(tensor.data_type, tensor.dims) for tensor in graph.initializer) + sum(
-        _size(tensor.data_type, tensor.dims) for _, tensor in _constants(graph)
-    )
+    constants = _constants(onnx.load_model_from_string(model).graph)
+    return sum(_size(tensor.data_type, tensor.dims) for tensor in constants.values())
 
 
 def _operations(node: onnx.NodeProto, left: Shape, right: Shape, output: Shape) -> int:
     """Two per multiply-add."""
-    settings = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
     if node.op_type == "ConvTranspose":  # each input is multiplied with the weights of its group
         return 2 * math.prod(left) * math.prod(right[1:])
     if node.op_type == "Conv":  # right: (out, in / groups, *kernel)
         return 2 * math.prod(output) * math.prod(right[1:])
-    inner = left[0] if settings.get("transA") else left[-1]
-    return 2 * math.prod(output) * inner
+    turned = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
+    return 2 * math.prod(output) * left[0 if turned else -1]
 
 
-def _constants(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+def _constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    constants = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type == "Constant":
-            yield from ((node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value")
+            constants.update((node.output[0], part.t) for part in node.attribute if part.name == "value")
+    return constants
 
 
 def _sizes(value: onnx.ValueInfoProto) -> Shape | None:

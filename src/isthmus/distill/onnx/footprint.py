@@ -33,8 +33,7 @@ class Footprint(msgspec.Struct, frozen=True):
 def footprint(model: bytes, feeds: Feeds, threads: int, max_load_ms: float | None) -> Footprint:
     """Measures a model that answers once; again if it takes more than `max_load_ms`, and then the faster run counts.
 
-    Raises:
-        GateFailed: the model does not answer.
+    Raises a GateFailed if the model does not answer.
     """
     first = _footprint(model, feeds, threads)
     if max_load_ms is None or first.load_ms <= max_load_ms:

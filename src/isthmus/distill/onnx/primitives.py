@@ -5,7 +5,7 @@ the math library. So sums become sums of integers that are exact in float64 in a
 additions and multiplications.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -43,15 +43,17 @@ def in_primitives(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     for node in model.graph.node:
         write = _ELEMENTWISE.get(node.op_type) or (_ALONG_AXES.get(node.op_type) if opset >= _AXES_ARE_INPUTS else None)
         writer = _Writer(model.graph, node, constants)
-        if write is not None and node.input[0] in floats and write(writer):
+        if write is not None and node.input[0] in floats:
+            write(writer)
+        if writer.nodes:
             writer.nodes[-1].output[0] = node.output[0]
-            nodes += writer.nodes
-        else:
-            nodes.append(node)
+        nodes += writer.nodes or [node]
     return nodes
 
 
 class _Writer:
+    """The nodes in place of a node; without any, it stays."""
+
     def __init__(self, graph: onnx.GraphProto, node: onnx.NodeProto, constants: Mapping[str, Array]) -> None:
         self._graph = graph
         self._numbers = count()
@@ -109,22 +111,19 @@ def _exact_sum(writer: _Writer, value: str, axes: Sequence[int], *, squares: boo
     return writer.step("Mul", total, largest)
 
 
-def _sigmoid(writer: _Writer, value: str = "", times: float = 1.0) -> bool:
+def _sigmoid(writer: _Writer, value: str = "", times: float = 1.0) -> str:
     """1 / (1 + exp(-x)), x clipped to ±16."""
     clipped = writer.step("Clip", value or writer.node.input[0], -_END / times, _END / times)
     power = _power(writer, writer.step("Mul", clipped, -_SMALLER * times))
-    writer.step("Div", 1.0, writer.step("Add", power, 1.0))
-    return True
+    return writer.step("Div", 1.0, writer.step("Add", power, 1.0))
 
 
-def _tanh(writer: _Writer) -> bool:
+def _tanh(writer: _Writer) -> None:
     """2 / (1 + exp(-2 x)) - 1."""
-    _sigmoid(writer, times=2.0)
-    writer.step("Sub", writer.step("Mul", writer.nodes[-1].output[0], 2.0), 1.0)
-    return True
+    writer.step("Sub", writer.step("Mul", _sigmoid(writer, times=2.0), 2.0), 1.0)
 
 
-def _softmax(writer: _Writer) -> bool:
+def _softmax(writer: _Writer) -> None:
     """exp(x - max) over their sum; 16 or more below the largest counts as 0."""
     value, axes = writer.node.input[0], [writer.attributes.get("axis", -1)]
     below = writer.step("Sub", value, writer.reduced("ReduceMax", value, axes))
@@ -133,7 +132,6 @@ def _softmax(writer: _Writer) -> bool:
     power = writer.step("Where", writer.step("LessOrEqual", below, -_END), 0.0, power)
     total = _exact_sum(writer, writer.cast(power, TensorProto.DOUBLE), axes)
     writer.step("Div", power, writer.cast(total, TensorProto.FLOAT))
-    return True
 
 
 def _erfc(writer: _Writer, value: str) -> str:
@@ -147,37 +145,34 @@ def _erfc(writer: _Writer, value: str) -> str:
     return writer.step("Mul", polynomial, _power(writer, writer.step("Mul", square, -_SMALLER)))
 
 
-def _erf(writer: _Writer) -> bool:
+def _erf(writer: _Writer) -> None:
     value = writer.node.input[0]
     positive = writer.step("Sub", 1.0, _erfc(writer, value))
     writer.step("Where", writer.step("Less", value, 0.0), writer.step("Neg", positive), positive)
-    return True
 
 
-def _gelu(writer: _Writer) -> bool:
+def _gelu(writer: _Writer) -> None:
     """The input times the normal distribution's share below it (Hendrycks and Gimpel, 2016, arXiv:1606.08415)."""
     value = writer.node.input[0]
     if writer.attributes.get("approximate", b"none") == b"tanh":
         cube = writer.step("Mul", writer.step("Mul", value, value), value)
         inner = writer.step("Add", value, writer.step("Mul", cube, 0.044715))
-        _sigmoid(writer, writer.step("Mul", inner, 2 * (2 / np.pi) ** 0.5))
-        share = writer.nodes[-1].output[0]
+        share = _sigmoid(writer, writer.step("Mul", inner, 2 * (2 / np.pi) ** 0.5))
     else:
         half = writer.step("Mul", _erfc(writer, writer.step("Mul", value, 0.5**0.5)), 0.5)
         below = writer.step("Less", value, 0.0)
         share = writer.step("Where", below, half, writer.step("Sub", 1.0, half))
     writer.step("Mul", value, share)
-    return True
 
 
-def _layer_norm(writer: _Writer) -> bool:
+def _layer_norm(writer: _Writer) -> None:
     """(x - mean) / sqrt(variance + epsilon), scaled and shifted (Ba, Kiros and Hinton, 2016, arXiv:1607.06450)."""
     scale = writer.constants.get(writer.node.input[1])
     # The row size is that of the scale, unless the scale is a single number.
     if scale is None or scale.ndim != 1 or scale.size == 1:
-        return False
+        return
     if len(writer.node.output) > 1 or writer.attributes.get("axis", -1) != -1:
-        return False
+        return
     wide = writer.cast(writer.node.input[0], TensorProto.DOUBLE)
     mean = writer.step("Div", _exact_sum(writer, wide, [-1]), float(scale.size), wide=True)
     centered = writer.step("Sub", wide, mean)
@@ -187,14 +182,13 @@ def _layer_norm(writer: _Writer) -> bool:
     scaled = writer.step("Mul", normalized, writer.node.input[1])
     for bias in writer.node.input[2:]:
         writer.step("Add", scaled, bias)
-    return True
 
 
-def _reduction(writer: _Writer) -> bool:
+def _reduction(writer: _Writer) -> None:
     kind, value = writer.node.op_type, writer.node.input[0]
     constant = writer.constants.get("".join(writer.node.input[1:]))
     if constant is None or not constant.size:
-        return False
+        return
     axes = constant.tolist()
     total = _exact_sum(writer, writer.cast(value, TensorProto.DOUBLE), axes, squares=kind == "ReduceL2")
     if kind == "ReduceL2":
@@ -206,11 +200,10 @@ def _reduction(writer: _Writer) -> bool:
     result = writer.cast(total, TensorProto.FLOAT)
     if not writer.attributes.get("keepdims", 1):
         writer.reduced("ReduceMax", result, axes, keep=False)
-    return True
 
 
-_ELEMENTWISE = {"Sigmoid": _sigmoid, "Tanh": _tanh, "Erf": _erf, "Gelu": _gelu}
-_ALONG_AXES = {
+_ELEMENTWISE: dict[str, Callable[[_Writer], object]] = {"Sigmoid": _sigmoid, "Tanh": _tanh, "Erf": _erf, "Gelu": _gelu}
+_ALONG_AXES: dict[str, Callable[[_Writer], object]] = {
     "Softmax": _softmax, "LayerNormalization": _layer_norm, "ReduceSum": _reduction, "ReduceMean": _reduction,
     "ReduceL2": _reduction,
 }  # fmt: skip

@@ -20,6 +20,7 @@ from isthmus.distill.types import Array, in_batches
 from isthmus.features.contract.contract import sha256
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem
 from isthmus.features.files import write_atomically
+from isthmus.features.progress import Progress, silent
 
 SHARD_BYTES = 64 << 20
 """A shard of this size is published; memory never holds more."""
@@ -144,7 +145,7 @@ class TeacherOutputs:
         """How many rows have no output yet."""
         return int((self._shard[self._identity] < 0).sum())
 
-    def fill(self, progress: Callable[[str, float], None] = lambda _text, _share: None) -> None:
+    def fill(self, progress: Progress = silent) -> None:
         """Computes all missing outputs, in the order of the rows, and publishes them.
 
         Raises:

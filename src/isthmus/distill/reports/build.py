@@ -13,6 +13,7 @@ import onnxruntime
 import torch
 from torch import nn
 
+from isthmus.distill.device import resolve
 from isthmus.distill.evaluation.interval import Interval, interval
 from isthmus.distill.evaluation.metrics import interleaved
 from isthmus.distill.evaluation.slices import worst_slices
@@ -61,14 +62,8 @@ def report(
 ) -> RunReport:
     """The report; docs/evaluation.md says what each part is.
 
-    Args:
-        task: what was trained.
-        identity: of the student.
-        trained: "student" and "control" of each seed.
-        outputs: of the teacher for all rows, of each reference for the test rows.
-        facts: of the same.
-        seconds: per stage, without pauses.
-        paused: seconds of each stage that paused for servers.
+    `outputs` are those of the teacher for all rows, and of each reference for the test rows. `seconds` are per stage,
+    without pauses; `paused` has those of each stage that paused for servers.
     """
     declared, parts = task.material.declaration, task.material.parts
     seeds = list(dict.fromkeys(seed for _, seed in trained))
@@ -125,8 +120,7 @@ def _answers(
     test = task.material.parts.test
     answers: dict[_Key, Answers] = {}
     for name, cached in outputs.items():
-        rows = cached[test if name == "teacher" else np.arange(len(test))]
-        answers[name, None] = {part: tensor.float().numpy() for part, tensor in rows.items()}
+        answers[name, None] = cached.float32(test if name == "teacher" else np.arange(len(test)))
     return answers | {
         key: student_answers(task, pupil.model, test, torch.device("cpu")) for key, pupil in trained.items()
     }
@@ -200,7 +194,7 @@ def _training(task: Task, runs: Sequence[StudentRun]) -> TrainingHalf:
     profile, seconds = task.material.profile, sum(run.seconds for run in runs)
     rows = sum(run.rows for run in runs)
     return TrainingHalf(
-        device="cuda" if profile.device != "cpu" and torch.cuda.is_available() else "cpu",
+        device=resolve(profile).type,
         host=f"{platform.machine()}, torch {torch.__version__}",
         precision=profile.precision,
         threads=max(run.threads for run in runs),

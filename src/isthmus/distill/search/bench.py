@@ -79,8 +79,7 @@ class Bench:
     def side_by_side(self, trials: Sequence[Trial]) -> list[Trial]:
         """Measures p50 of all students within the budget in turn, as each has that of its own moment.
 
-        Raises:
-            DataError: a graph is missing.
+        Raises a DataError if a graph is missing.
         """
         row, calls = self.task.feeds(self._validation[:1]), {}
         for trial in trials:

@@ -86,11 +86,11 @@ def search(
     machine, digest = host(), sha256(_dependencies(task, declared, outputs, profile))
     own = folder / sha256({"search": digest, "host": machine})[:12]
     _record_host(own, digest, machine, progress)
-    current = _Search(task, declared.seed, space, budget, profile, own)
     bench = Bench(task, outputs, profile, budget, folder / "students", own / "graphs", runs)
+    current = _Search(bench, declared.seed, space, own)
     journal = Trials(own / JOURNAL)
     with journal.locked() as done:
-        for trial in current.trials(bench, done, count, progress):
+        for trial in current.trials(done, count, progress):
             journal.add(trial)
         if (before := _previous_report(own / REPORT, done)) is not None:
             return SearchReport(own, before)
@@ -101,11 +101,7 @@ def search(
 
 
 def require_fit(data: Mapping[str, Any]) -> None:
-    """Refuses the report of a search in which no trained student fits the budget.
-
-    Raises:
-        GateFailed: with the nearest miss.
-    """
+    """Raises a GateFailed, with the nearest miss, if no trained student of a search fits the budget."""
     if data["recommended"] is not None:
         return
     trials = msgspec.convert(data["tried"], list[Trial])
@@ -192,14 +188,12 @@ def _dependencies(task: Task, declared: Search, outputs: TeacherOutputs, profile
 class _Search:
     """A search: the values of its space, and its folder."""
 
-    task: Task
+    bench: Bench
     seed: int
     space: Mapping[str, Sequence[Any]]
-    budget: Budget
-    profile: ServingProfile
     folder: Path
 
-    def trials(self, bench: Bench, done: list[Trial], count: int, progress: Progress) -> Iterator[Trial]:
+    def trials(self, done: list[Trial], count: int, progress: Progress) -> Iterator[Trial]:
         """New trials until there are `count`; each is appended to `done`."""
         sizes = {name: len(values) for name, values in self.space.items()}
         while len(done) < count:
@@ -210,7 +204,7 @@ class _Search:
             shape = values_at(place, self.space)
             precision, share = shape.pop(PRECISION), 0.8 / count
             report = _within(progress, f"student {len(done) + 1} of {count}", 0.2 + share * len(done), share)
-            trial = bench.measure(len(done), shape, precision, report)
+            trial = self.bench.measure(len(done), shape, precision, report)
             yield trial
             done.append(trial)
             report(f"{trial.name}: {self.summary(trial)}", 1.0)
@@ -228,15 +222,16 @@ class _Search:
         """Quality, median latency and bytes; less is better in each."""
         if trial.score is None or trial.p50_us is None or trial.bytes is None:
             return None
-        return (-trial.score if self.task.more else trial.score), trial.p50_us, float(trial.bytes)
+        return (-trial.score if self.bench.task.more else trial.score), trial.p50_us, float(trial.bytes)
 
     def summary(self, trial: Trial) -> str:
         if trial.status != "trained":
             return f"{trial.status}, {trial.why}"
-        return f"{self.task.metric} {trial.score:.4f}, p50 {trial.p50_us:,.0f} µs, {trial.bytes:,} bytes"
+        return f"{self.bench.task.metric} {trial.score:.4f}, p50 {trial.p50_us:,.0f} µs, {trial.bytes:,} bytes"
 
     def report(self, trials: Sequence[Trial]) -> dict[str, Any]:
-        task, best = self.task, recommended(trials, more=self.task.more)
+        task, budget = self.bench.task, self.bench.budget
+        best = recommended(trials, more=task.more)
         fit = [trial for trial in trials if trial.status == "trained"]
         points = np.array([self.aims(trial) for trial in fit], float).reshape(-1, 3)
         return {
@@ -246,9 +241,9 @@ class _Search:
             "metric": task.metric,
             "more": task.more,
             "rows": len(task.material.parts.validation),
-            "budget": {**dataclasses.asdict(self.budget), "words": str(self.budget)},
+            "budget": {**dataclasses.asdict(budget), "words": str(budget)},
             "space": {name: list(values) for name, values in self.space.items()},
-            "threads": self.profile.threads,
+            "threads": self.bench.profile.threads,
             "runtime": f"ONNX Runtime {onnxruntime.__version__}",
             "host": host(),
             "tried": [msgspec.to_builtins(trial) for trial in trials],
@@ -261,8 +256,8 @@ class _Search:
         """What to write into which file for a student."""
         # As declared: a trial from the journal has lists for tuples.
         values = values_at(self.known(best).place, self.space)
-        lines = {"definitions.py": self.task.with_shape({name: values[name] for name in best.shape}).line()}
-        if self.profile.precision == FASTEST:
+        lines = {"definitions.py": self.bench.task.with_shape({name: values[name] for name in best.shape}).line()}
+        if self.bench.profile.precision == FASTEST:
             lines["isthmus.toml"] = f'[profiles.serving]\nprecision = "{best.precision}"'
         return lines
 

@@ -11,8 +11,6 @@ from isthmus.distill.tabular.preparation import Prepare
 from isthmus.distill.tabular.tensors import Tensors
 from isthmus.distill.types import Array
 from isthmus.features.errors import DataError
-from isthmus.features.package.manifest import ModelInput
-from isthmus.features.types import TYPES
 from isthmus.transforms.preparation.fit import Preparation
 
 RECORD = "student.json"
@@ -51,11 +49,6 @@ class Student(nn.Module):
             result: Array = self(*map(torch.from_numpy, self.prepare(data))).numpy()
         return result
 
-    @property
-    def size(self) -> int:
-        """Trained parameters."""
-        return sum(weights.numel() for weights in self.parameters())
-
 
 def _embedding(count: int, width: int) -> nn.Embedding:
     """Row 0, the unknown category, starts at zero: it stays neutral unless null occurs in training."""
@@ -80,16 +73,15 @@ class StudentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dropout: float
     preparation: Preparation
 
-    @property
-    def model_inputs(self) -> tuple[ModelInput, ...]:
-        """The inputs in order."""
-        return tuple(ModelInput(name, TYPES[dtype]) for name, dtype in self.inputs)
-
 
 def read_record(folder: Path) -> StudentRecord:
     """The record of a trained student."""
     try:
         return msgspec.json.decode((folder / RECORD).read_bytes(), type=StudentRecord)
     except (OSError, msgspec.MsgspecError) as error:
-        where, remedy = str(folder / RECORD), "run distill again"
-        raise DataError(where, f"cannot be read: {error}", expected="a trained student", remedy=remedy) from error
+        raise unreadable(folder / RECORD, error) from error
+
+
+def unreadable(file: Path, error: Exception) -> DataError:
+    """The error of a file of a trained student that cannot be read."""
+    return DataError(str(file), f"cannot be read: {error}", expected="a trained student", remedy="run distill again")

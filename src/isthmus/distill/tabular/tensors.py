@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from isthmus.distill.types import Array, Index
 from isthmus.features.errors import DataError
-from isthmus.features.package.manifest import Feeds, ModelInput, feeds
+from isthmus.features.package.manifest import ModelInput, feeds
 from isthmus.features.values.columns import ARROW, Values, from_arrow
 
 VOCABULARY = 254
@@ -22,12 +22,6 @@ class Tensors(msgspec.Struct, frozen=True, eq=False):
 
     numeric: Array
     categories: Array
-
-    @property
-    def feeds(self) -> Feeds:
-        """The tensors that have columns, by their names in a graph without request transforms."""
-        tensors = {"numeric": self.numeric, "categories": self.categories}
-        return {name: tensor for name, tensor in tensors.items() if tensor.shape[1]}
 
     def __getitem__(self, rows: Index | slice) -> "Tensors":
         return Tensors(self.numeric[rows], self.categories[rows])

@@ -28,12 +28,12 @@ from isthmus.distill.outputs.identity import identities
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.tasks.split import Split, split_table
 from isthmus.distill.teachers.teacher import Teacher, named
-from isthmus.distill.types import Answers, Array, Index, spread
+from isthmus.distill.types import Answers, Array, Index, in_batches, spread
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.latency import Latency
 from isthmus.features.package.manifest import Feeds, ModelInput
 from isthmus.features.profiles import TrainingProfile
-from isthmus.features.progress import Progress
+from isthmus.features.progress import Progress, silent
 from isthmus.features.types import UnixTimestamp
 from isthmus.transforms.preparation.fit import Preparation
 
@@ -71,7 +71,7 @@ class Material:
     profile: TrainingProfile
     request_inputs: RequestInputs
     learn: Learn
-    progress: Progress = lambda _text, _done: None
+    progress: Progress = silent
     latency: Callable[[], Latency | None] | None = None
 
     @cached_property
@@ -311,8 +311,8 @@ def student_answers(task: Task, module: nn.Module, rows: Index, device: torch.de
     """
     parts: list[dict[str, Tensor]] = []
     with torch.inference_mode():
-        for begin in range(0, len(rows), task.at_once):
-            batch = task.batch(torch.from_numpy(rows[begin : begin + task.at_once]))
+        for places in in_batches(rows, task.at_once):
+            batch = task.batch(torch.from_numpy(places))
             outputs = answers(task, module(*(tensor.to(device) for tensor in batch.inputs)))
             parts.append({key: value for key, value in outputs.items() if isinstance(value, Tensor)})
     sizes = {key: sorted({tuple(part[key].shape[1:]) for part in parts}) for key in parts[0]}
@@ -328,5 +328,5 @@ def student_answers(task: Task, module: nn.Module, rows: Index, device: torch.de
 
 def graph_answers(task: Task, run: Callable[[Feeds], Answers], rows: Index) -> dict[str, Array]:
     """The answers of a graph for rows, for `quality`, computed in parts."""
-    parts = [task.replies(run, rows[begin : begin + task.at_once]) for begin in range(0, len(rows), task.at_once)]
+    parts = [task.replies(run, places) for places in in_batches(rows, task.at_once)]
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}

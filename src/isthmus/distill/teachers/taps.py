@@ -1,7 +1,8 @@
 """Outputs of a network's submodules."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -25,15 +26,12 @@ def tapped(network: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Any]]
     outputs: dict[str, Any] = {}
     versions: dict[str, int] = {}
 
-    def recorder(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def record(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            outputs[name], versions[name] = output, _version(output)
-
-        return record
+    def record(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        outputs[name], versions[name] = output, _version(output)
 
     with ExitStack() as hooks:
         for name in names:
-            hooks.callback(modules[name].register_forward_hook(recorder(name)).remove)
+            hooks.callback(modules[name].register_forward_hook(partial(record, name)).remove)
         yield outputs
     lost = [
         Problem(name, "its output was overwritten in place", "an unchanged output")

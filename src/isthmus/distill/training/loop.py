@@ -29,7 +29,7 @@ from isthmus.distill.training.signals import interruption
 from isthmus.features.contract.contract import sha256
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem, Stopped, one_of
 from isthmus.features.latency import Latency
-from isthmus.features.progress import Progress
+from isthmus.features.progress import Progress, silent
 
 LOOK = {"cpu": 1, "cuda": 8}
 """Steps between two reads of their losses: a read waits for a GPU, and costs nothing on a CPU."""
@@ -91,7 +91,7 @@ class Training:
     folder: Path | None = None
     data_id: str = ""
     where: str = "training"
-    progress: Progress = lambda _text, _done: None
+    progress: Progress = silent
     latency: Callable[[], Latency | None] | None = None
 
     def run(self) -> list[dict[str, float]]:
@@ -147,10 +147,8 @@ class _Run:
         self.pending: list[torch.Tensor] = []
         self.names: tuple[str, ...] = ()
         self.rows = 0
-        if self.rank:
-            self.log = RunLog(lambda _text, _done: None, self.total, None)
-        else:
-            self.log = RunLog(training.progress, self.total, training.folder)
+        progress, folder = (silent, None) if self.rank else (training.progress, training.folder)
+        self.log = RunLog(progress, self.total, folder)
         self.throttle: Throttle | None = None
         self.paused = 0.0
         self.checkpoints: Checkpoints | None = None

@@ -125,7 +125,6 @@ def train_student(
         Stopped: by SIGINT or SIGTERM.
     """
     parts, device = task.material.parts, accelerator.device
-    where = task.material.declaration.where
     data_id = sha256({"content": task.content(), "outputs": outputs.path.name, "terms": [*objective.terms]})
     batches = TeacherBatches(task, parts.train, outputs, device, with_teacher=objective.asks_teacher)
     name = f"validation_{task.metric}"
@@ -134,7 +133,7 @@ def train_student(
         loss, terms = objective(answers(task, module(*batch.inputs)), batch.teacher, batch.labels, done)
         return loss, terms
 
-    expected = {key: tensor.float().numpy() for key, tensor in outputs[parts.validation].items()}
+    expected = outputs.float32(parts.validation)
 
     def evaluate(module: nn.Module) -> dict[str, float]:
         outputs = student_answers(task, module, parts.validation, device)
@@ -142,15 +141,14 @@ def train_student(
         return {name: task.score(outputs, parts.validation, expected) if finite else math.nan}
 
     module = _Student(student, objective)
-    flops = _checked(module, batches, objective, task, settings, device)
+    flops = _checked(module, batches, task, settings, device)
     used = min(task.material.profile.threads, 1 + settings.batch // task.rows_per_thread)
     try:
         with threads(used):
-            training = Training(
-                module, batches, step, settings, accelerator, evaluate, folder, data_id, where, progress,
-                task.material.latency,
-            )  # fmt: skip
-            _, state, waited = training.train()
+            _, state, waited = Training(
+                module, batches, step, settings, accelerator, evaluate, folder, data_id,
+                task.material.declaration.where, progress, task.material.latency,
+            ).train()  # fmt: skip
     finally:
         module.cpu()
     metrics = [entry[name] for entry in state.history]
@@ -162,12 +160,7 @@ def train_student(
 
 
 def _checked(
-    module: _Student,
-    batches: TeacherBatches,
-    objective: Objective,
-    task: Task,
-    settings: TrainingSettings,
-    device: torch.device,
+    module: _Student, batches: TeacherBatches, task: Task, settings: TrainingSettings, device: torch.device
 ) -> float:
     """Refuses parts that do not fit; returns the floating-point operations of learning from a row.
 
@@ -183,22 +176,22 @@ def _checked(
     with torch.random.fork_rng(), enough_memory(f"{where}: step 1", device, settings, rows):
         first = batches[torch.arange(rows)]
         with torch.no_grad():
-            objective.check(answers(task, module(*first.inputs)), first.teacher, first.labels)
+            module.objective.check(answers(task, module(*first.inputs)), first.teacher, first.labels)
         with FlopCounterMode(display=False) as counter:
-            objective(answers(task, module(*first.inputs)), first.teacher, first.labels, 0.5)[0].backward()
+            module.objective(answers(task, module(*first.inputs)), first.teacher, first.labels, 0.5)[0].backward()
         if least < rows:
-            _require_least(module, batches[torch.arange(least)], objective, task, least)
+            _require_least(module, batches[torch.arange(least)], task, least)
     module.zero_grad()
     module.load_state_dict(state)  # a batch norm counts what it sees
     return float(counter.get_total_flops()) / rows
 
 
-def _require_least(module: _Student, batch: TeacherBatch, objective: Objective, task: Task, rows: int) -> None:
+def _require_least(module: _Student, batch: TeacherBatch, task: Task, rows: int) -> None:
     """Refuses a part of an epoch that is too small, after a larger part has passed."""
     place, remedy = f"parts of an epoch: the smallest, of {rows}", "set another batch or accumulation"
     try:
         with torch.no_grad():
-            objective.check(answers(task, module(*batch.inputs)), batch.teacher, batch.labels)
+            module.objective.check(answers(task, module(*batch.inputs)), batch.teacher, batch.labels)
     except ConfigurationError as error:
         raise ConfigurationError(f"{error.where}: {place}", error.problems, remedy=remedy) from error
     except (ValueError, RuntimeError) as error:  # of the student's modules
