@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from isthmus.distill.declaration import Distillation
-from isthmus.distill.device import accelerator, resolve
+from isthmus.distill.device import resolve
 from isthmus.distill.executorch.export import require_installed
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.preflight import rehearse, require_measured
@@ -165,10 +165,8 @@ def _train(
                 student, objective = task.student(), task.objective()
             if name == "control":
                 objective = objective.alone(declaration.where)
-            run = train_student(
-                task, student, objective, outputs, replace(settings, seed=seed), accelerator(task.material.profile),
-                runs / place, stages.within(place, share),
-            )  # fmt: skip
+            seeded, report_progress = replace(settings, seed=seed), stages.within(place, share)
+            run = train_student(task, student, objective, outputs, seeded, runs / place, report_progress)
             trained[name, seed] = Trained(student, run)
             stages.pause(run.waited)
             stages.done(place, share)

@@ -10,11 +10,16 @@ from isthmus.features.errors import ConfigurationError, Problem, one_of
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """A gate and the figure of the report; a figure without a value does not pass."""
+    """A gate and the figure of the report."""
 
     gate: Gate
     value: float | None
-    holds: bool
+
+    @property
+    def holds(self) -> bool:
+        """Whether the figure is within the bounds; without a value it is not."""
+        least, most, value = self.gate.at_least, self.gate.at_most, self.value
+        return value is not None and (least is None or value >= least) and (most is None or value <= most)
 
     def __str__(self) -> str:
         value = "has no value" if self.value is None else f"is {self.value:.4g}"
@@ -39,8 +44,7 @@ def check_gates(report: Mapping[str, Any], gates: Sequence[Gate], where: str) ->
 
 def check_figures(figures: Mapping[str, float | None], gates: Iterable[Gate]) -> list[GateResult]:
     """Checks those gates whose figures are known."""
-    values = [(gate, figures[gate.metric]) for gate in gates if gate.metric in figures]
-    return [GateResult(gate, value, _holds(gate, value)) for gate, value in values]
+    return [GateResult(gate, figures[gate.metric]) for gate in gates if gate.metric in figures]
 
 
 def gate_figures(report: Mapping[str, Any]) -> dict[str, float | None]:
@@ -53,9 +57,3 @@ def gate_figures(report: Mapping[str, Any]) -> dict[str, float | None]:
     for model, agreement in report["agreement"].items():
         figures |= {f"{model}.{name}": value for name, value in agreement.items()}
     return figures
-
-
-def _holds(gate: Gate, value: float | None) -> bool:
-    if value is None:
-        return False
-    return (gate.at_least is None or value >= gate.at_least) and (gate.at_most is None or value <= gate.at_most)

@@ -117,7 +117,6 @@ def _log_softmax(logits: Array) -> Array:
     return shifted
 
 
-_ROUNDS = 5
 _FEWEST = 20
 """Calls of a round, however slow they are."""
 
@@ -132,7 +131,7 @@ def throughput(call: Callable[[], object], seconds: float = 0.5) -> float:
 
 
 def interleaved(
-    models: Mapping[str, Callable[[], object]], *, calls: int = 1000, rounds: int = _ROUNDS, seconds: float = 2.0
+    models: Mapping[str, Callable[[], object]], *, calls: int = 1000, rounds: int = 5, seconds: float = 2.0
 ) -> dict[str, dict[str, float]]:
     """p50 and p99 of a call of each model in microseconds, measured in turn.
 
@@ -149,7 +148,7 @@ def interleaved(
     return {name: _quietest(parts) for name, parts in spent.items()}
 
 
-def _spent(call: Callable[[], object], calls: int, seconds: float = math.inf) -> Array:
+def _spent(call: Callable[[], object], calls: int, seconds: float) -> Array:
     """Nanoseconds of each call; of fewer calls if they take longer than `seconds`."""
     spent = np.empty(calls)
     until = time.perf_counter_ns() + seconds * 1e9

@@ -113,15 +113,11 @@ def _quarters(numbers: Array) -> tuple[list[str], Index]:
         return [], np.empty(0, np.int64)
     ordered = np.sort(numbers)
     ends = np.unique(ordered[[(len(ordered) * part - 1) // _QUARTERS for part in range(1, _QUARTERS + 1)]])
-    words = _edges(ordered[0], ends)
-    return words, np.searchsorted(ends, numbers, side="left").astype(np.int64)
-
-
-def _edges(lowest: object, ends: Array) -> list[str]:
-    edges = [lowest, *ends]
+    edges = [ordered[0], *ends]
     texts = [f"{edge:.6g}" for edge in edges]
     # As many digits as make all edges differ; all digits of integers.
     if ends.dtype.kind in "iu" or len(set(texts)) < len(set(edges)):
         texts = [str(edge) for edge in edges]
-    first = texts[1] if lowest == ends[0] else f"{texts[0]} to {texts[1]}"
-    return [first, *(f"over {low} to {high}" for low, high in pairwise(texts[1:]))]
+    first = texts[1] if ordered[0] == ends[0] else f"{texts[0]} to {texts[1]}"
+    words = [first, *(f"over {low} to {high}" for low, high in pairwise(texts[1:]))]
+    return words, np.searchsorted(ends, numbers, side="left").astype(np.int64)

@@ -151,12 +151,11 @@ def _max_sizes(file: str, task: Task, tensors: Sequence[Described], outputs: Seq
             if isinstance(size, str):
                 max_sizes[size] = 1 if axis == 0 else task.max_sizes.get(size, 0)
     if unknown := [name for name, size in max_sizes.items() if not size]:
-        found, expected = (
-            "a size that the graph leaves open, has no limit",
-            f"a limit, as {NAME} plans its memory ahead",
-        )
-        remedy = f"declare it in the task: max_sizes = {{{unknown[0]!r}: ...}}"
-        raise GateFailed(file, f"{unknown[0]}, {found}", expected=expected, remedy=remedy)
+        raise GateFailed(
+            file, f"{unknown[0]}, a size that the graph leaves open, has no limit",
+            expected=f"a limit, as {NAME} plans its memory ahead",
+            remedy=f"declare it in the task: max_sizes = {{{unknown[0]!r}: ...}}",
+        )  # fmt: skip
     single = {size for size, largest in max_sizes.items() if largest == 1} | {1}
     if shared := [tensor.name for tensor in (*tensors, *outputs) if not single.intersection(tensor.shape[:1])]:
         raise GateFailed(file, f"tensor {shared[0]} does not begin with a size for the rows", expected="rows in each",

@@ -104,19 +104,16 @@ def fastest_within_budget(
 ) -> Measured:
     """Measures a row in each precision, in turn, and returns the cost of the precision with the smaller median.
 
-    `models` are in ORT format; `sizes` are bytes of a package with a single precision.
-
-    Raises:
-        GateFailed: it exceeds budgets of the profile; lists all of them.
+    `models` are in ORT format; `sizes` are bytes of a package with a single precision. Raises a GateFailed with all
+    budgets of the profile that it exceeds.
     """
     candidates = {precision: Candidate(model, profile.threads) for precision, model in models.items()}
     times = interleaved({name: candidate.call(row) for name, candidate in candidates.items()}, calls=2000)
     fastest = min(times, key=lambda precision: times[precision]["p50_us"])
-    rate = throughput(candidates[fastest].call(row))
-    cost = candidates[fastest].footprint(row, profile.load_ms)
+    candidate = candidates[fastest]
     measured = Measured(
-        fastest, profile.threads, **times[fastest], requests_per_second=rate, memory_mb=cost.memory_mb,
-        load_ms=cost.load_ms,
+        fastest, profile.threads, **times[fastest], requests_per_second=throughput(candidate.call(row)),
+        **msgspec.structs.asdict(candidate.footprint(row, profile.load_ms)),
     )  # fmt: skip
     if exceeded := _exceeded(measured, sizes[fastest], profile):
         keys = [problem.where for problem in exceeded]

@@ -18,18 +18,14 @@ class Building:
         self._constants: dict[str, onnx.TensorProto] = {}
 
     def constant(self, name: str, value: Any) -> str:
-        """Adds a constant and returns its name."""
+        """Adds a constant, unless there is a constant of this name, and returns the name."""
         array = np.asarray(value)
         if array.dtype == object:
             tensor = helper.make_tensor(name, onnx.TensorProto.STRING, array.shape, array.ravel().tolist())
         else:
             tensor = numpy_helper.from_array(array, name)
-        self._constants[name] = tensor
+        self._constants.setdefault(name, tensor)
         return name
-
-    def once(self, name: str, value: Any) -> str:
-        """A constant that several nodes share."""
-        return name if name in self._constants else self.constant(name, value)
 
     def add(self, operator: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
         """Adds a node whose output has the node's name; a name that exists already adds nothing."""

@@ -15,7 +15,6 @@ SCOPE = (
     "The training half covers all students and controls together, over all seeds. The teacher counts only in the "
     "peak memory."
 )
-_NO_PRICE = "not known: no price of {} is declared"
 
 
 def require_boundary(report: Mapping[str, Any]) -> None:
@@ -95,7 +94,7 @@ def _serving(half: ServingHalf, prices: Prices, currency: str) -> Fields:
 def _cost(prices: Prices, currency: str, device: str | None, hours: float | None, note: str = "") -> str:
     price = prices.get(device or "")
     if price is None:
-        return _NO_PRICE.format(device or "its device")
+        return f"not known: no price of {device or 'its device'} is declared"
     if hours is None:
         return UNKNOWN
     return f"{money(price * hours, currency)} at {money(price, currency)} an hour of {device}{note}"

@@ -97,8 +97,9 @@ def report(
             for name in outputs
         } | {name: Model(about[name], quality[name], **pupils[name]) for name in PUPILS},
         runs=[
-            TrainingRun(name, seed, pupil.run.steps, pupil.run.seconds, measured[name, seed], pupil.run.history)
+            TrainingRun(name, seed, state.step, round(state.seconds, 3), measured[name, seed], state.history)
             for (name, seed), pupil in trained.items()
+            for state in (pupil.run.state,)
         ],
         **_gains(task, measured, seeds),
         measures={**dict.fromkeys(task.measured), **task.measures(quality)},
@@ -191,20 +192,20 @@ def _pupils(
 
 
 def _training(task: Task, runs: Sequence[StudentRun]) -> TrainingHalf:
-    profile, seconds = task.material.profile, sum(run.seconds for run in runs)
-    rows = sum(run.rows for run in runs)
+    profile, states = task.material.profile, [run.state for run in runs]
+    rows, seconds = sum(run.rows for run in runs), sum(state.seconds for state in states)
     return TrainingHalf(
         device=resolve(profile).type,
         host=f"{platform.machine()}, torch {torch.__version__}",
         precision=profile.precision,
         threads=max(run.threads for run in runs),
         rows=rows,
-        steps=sum(run.steps for run in runs),
+        steps=sum(state.step for state in states),
         seconds=round(seconds, 3),
         device_hours=seconds / 3600,
-        slowed_seconds=round(sum(run.slowed for run in runs), 3),
-        paused_seconds=round(sum(run.paused for run in runs), 3),
+        slowed_seconds=round(sum(state.slowed for state in states), 3),
+        paused_seconds=round(sum(state.paused for state in states), 3),
         flops=sum(run.flops for run in runs),
-        peak_mb=round(max(run.peak for run in runs) / 2**20),
+        peak_mb=round(max(state.peak for state in states) / 2**20),
         rows_per_second=round(rows / seconds) if seconds else None,
     )

@@ -4,18 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from isthmus.distill.reports.comparison import metrics
-from isthmus.distill.reports.plots import (
-    STYLE,
-    Line,
-    Span,
-    Strip,
-    curves,
-    drawable,
-    drawable_values,
-    spans,
-    strips,
-    tradeoff,
-)
+from isthmus.distill.reports.plots import STYLE, Line, Span, Strip, curves, drawable, spans, strips, tradeoff
 from isthmus.distill.reports.report import Report, read_report
 from isthmus.features.document.blocks import Figure
 from isthmus.features.document.html import image
@@ -40,7 +29,7 @@ def quality(report: Report) -> dict[str, Figure]:
                 name,
                 mean,
                 bounds if (bounds := model.intervals.get(metric)) and all(map(drawable, bounds)) else None,
-                drawable_values(run.quality.get(metric) for run in report.runs if run.model == name),
+                [*filter(drawable, (run.quality.get(metric) for run in report.runs if run.model == name))],
             )
             for name, model in report.models.items()
             if drawable(mean := model.quality.get(metric))

@@ -1,6 +1,6 @@
 """Sentences about a report: what the teacher added, and what is not known or not good."""
 
-from isthmus.distill.reports.report import Estimate, Report
+from isthmus.distill.reports.report import Report
 from isthmus.distill.reports.words import between, measure, number, share
 
 
@@ -29,7 +29,8 @@ def limits(report: Report) -> list[str]:
     ]
     if len(report.seeds) == 1:
         sentences.append("One seed was trained: how much another would differ is not known.")
-    if _contains_zero(report.taught):
+    gain = report.taught
+    if gain is not None and gain.low is not None and gain.high is not None and gain.low <= 0 <= gain.high:
         sentences.append(
             f"The interval of student - control contains 0: no gain in {report.metric} by the teacher is shown."
         )
@@ -52,9 +53,3 @@ def limits(report: Report) -> list[str]:
     elif report.serving.host:
         sentences.append(f"Latencies are those of a host ({report.serving.host}), not of a device.")
     return sentences
-
-
-def _contains_zero(estimate: Estimate | None) -> bool:
-    if estimate is None or estimate.low is None or estimate.high is None:
-        return False
-    return estimate.low <= 0 <= estimate.high

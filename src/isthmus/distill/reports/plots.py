@@ -81,11 +81,6 @@ def axis(numbers: Iterable[float], start: float, end: float, *, log: bool = Fals
     return Axis(low - margin, high + margin, start, end)
 
 
-def drawable_values(values: Iterable[float | None]) -> list[float]:
-    """The values that can be drawn."""
-    return [value for value in values if drawable(value)]
-
-
 def drawable(value: float | None) -> TypeGuard[float]:
     """Whether a number can be drawn: sums of larger numbers overflow."""
     return value is not None and abs(value) < _LARGEST
@@ -207,8 +202,8 @@ def scatter(
         most if most is not None and max(values) / 3 <= most <= max(values) * 3 else None
         for most, values in zip(limits, ([dot.x for dot in points], [dot.y for dot in points]), strict=True)
     )
-    x = axis([*(dot.x for dot in points), *drawable_values([right])], 48, _WIDTH - 10, log=True)
-    y = axis([*(dot.y for dot in points), *drawable_values([top])], height - _FOOT - 4, 8)
+    x = axis([*(dot.x for dot in points), *filter(drawable, [right])], 48, _WIDTH - 10, log=True)
+    y = axis([*(dot.y for dot in points), *filter(drawable, [top])], height - _FOOT - 4, 8)
     parts = [_across(x, height), _along(y)]
     if right is not None:
         parts.append(f'<line class="limit" x1="{x(right):.1f}" x2="{x(right):.1f}" y1="4" y2="{height - _FOOT}"/>')

@@ -9,19 +9,7 @@ import msgspec
 from isthmus.distill.reports.plots import STYLE, Dot, scatter
 from isthmus.distill.reports.words import duration, measure, number, scaled
 from isthmus.distill.search.trials import Trial
-from isthmus.features.document.blocks import (
-    Block,
-    Code,
-    Figure,
-    Group,
-    Heading,
-    Legend,
-    Paragraph,
-    Table,
-    Text,
-    code,
-    strong,
-)
+from isthmus.features.document.blocks import Block, Code, Group, Heading, Legend, Paragraph, Table, Text, code, strong
 from isthmus.features.document.html import to_html
 from isthmus.features.errors import DataError
 
@@ -135,8 +123,8 @@ def _summary(read: SearchResult) -> Block:
     return Paragraph((text, code(read.id)))
 
 
-def _plots(read: SearchResult) -> list[Figure]:
-    plots = []
+def _plots(read: SearchResult) -> list[Block]:
+    plots: list[Block] = []
     trained = [trial for trial in read.trials if trial.score is not None and trial.p50_us and trial.bytes]
     axes = (("p50_us", "p50 of one answer in µs", None), ("bytes", "bytes of the file", read.budget.bytes))
     for figure, words, limit in axes:

@@ -16,7 +16,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import nn
 
-from isthmus.distill.device import accelerator
 from isthmus.distill.evaluation.metrics import interleaved
 from isthmus.distill.export.acceptance import finite
 from isthmus.distill.export.candidate import Candidate, Reference, sample_cases
@@ -106,7 +105,14 @@ class Bench:
         candidate = self._measure_cost(facts, task, student, precision, MANY)
         cases = [*sample_cases(task, student, self._validation), *task.edges(student)]
         reference = Reference(task, self._validation, self._teacher, (), cases)
-        self._compare(facts, candidate, reference, precision)
+        _, worst = reference.compare(candidate.run)
+        if not math.isfinite(worst):
+            raise GateFailed(f"its graph in {precision}", "answers are no numbers, or have other sizes than in torch")
+        facts["difference"], tolerance = worst, task.tolerance[precision]
+        if worst > tolerance:  # `export` leaves this precision out
+            words = f"answers differ from the student's in torch by up to {worst:.2g}, at most {tolerance:g}"
+            facts["over"]["difference"] = worst / tolerance - 1
+            facts |= {"why": "; ".join(filter(None, (facts["why"], words))), "status": "over budget"}
         quality = reference.quality(candidate.run)
         score = quality[task.metric]
         if not math.isfinite(score):
@@ -159,26 +165,11 @@ class Bench:
                 with torch.random.fork_rng(devices=[]):
                     torch.manual_seed(self._settings.seed)
                     student, objective = task.student(), task.objective()
-                train_student(
-                    task, student, objective, self.outputs, self._settings, accelerator(task.material.profile),
-                    self.runs / key, progress,
-                )  # fmt: skip
+                train_student(task, student, objective, self.outputs, self._settings, self.runs / key, progress)
                 weights = {name: value.contiguous() for name, value in copy_weights(student).items()}
                 write_atomically(file, save(weights))
                 discard(self.runs / key)
         return student.eval().requires_grad_(requires_grad=False)
-
-    @staticmethod
-    def _compare(facts: dict[str, Any], candidate: Candidate, reference: Reference, precision: str) -> None:
-        """Compares the graph with the student in torch: `export` leaves out a precision that differs too much."""
-        _, worst = reference.compare(candidate.run)
-        if not math.isfinite(worst):
-            raise GateFailed(f"its graph in {precision}", "answers are no numbers, or have other sizes than in torch")
-        facts["difference"], tolerance = worst, reference.task.tolerance[precision]
-        if worst > tolerance:
-            words = f"answers differ from the student's in torch by up to {worst:.2g}, at most {tolerance:g}"
-            facts["over"]["difference"] = worst / tolerance - 1
-            facts |= {"why": "; ".join(filter(None, (facts["why"], words))), "status": "over budget"}
 
 
 @contextmanager

@@ -47,7 +47,7 @@ def graph(student: Student, request: RequestInputs | None = None) -> onnx.ModelP
         inputs.append(helper.make_tensor_value_info("categories", TensorProto.STRING, ["N", direct]))
     for place in range(len(preparation.texts)):
         if place < direct:
-            column = build.once(f"column_{place}", np.array(place))
+            column = build.constant(f"column_{place}", np.array(place))
             fed[f"text_{place}"] = build.add("Gather", ["categories", column], f"text_{place}", axis=1)
         else:
             fed[f"text_{place}"] = computed.texts[place - direct]
@@ -67,7 +67,7 @@ def graph(student: Student, request: RequestInputs | None = None) -> onnx.ModelP
     logit = build.add("Squeeze", [value, build.constant("last_axis", np.array([1], np.int64))], "logit")
     build.add("Sigmoid", [logit], "chance" if computed.refused else OUTPUT)
     if computed.refused:
-        nothing = build.once("null", np.float32(np.nan))
+        nothing = build.constant("null", np.float32(np.nan))
         build.add("Where", [_flat(build, computed.refused, "refused"), nothing, "chance"], OUTPUT)
     return build.model("student", inputs, [helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["N"])])
 
@@ -117,12 +117,12 @@ def _computed(build: Building, request: RequestInputs, inputs: list[onnx.ValueIn
     for transform, field in request.computed:
         name, (value, valid_mask) = transform.full_name(field.name), values[transform.name, field.name]
         if field.dtype == String:
-            value = _or(build, valid_mask, value, build.once("nothing", np.array([""], object)), name)
+            value = _or(build, valid_mask, value, build.constant("nothing", np.array([""], object)), name)
             texts.append(_flat(build, value, name))
         else:
             if field.dtype.tensor != "float":
                 value = build.add("Cast", [value], f"{name}/number", to=TensorProto.FLOAT)
-            numbers.append(_or(build, valid_mask, value, build.once("null", np.float32(np.nan)), name))
+            numbers.append(_or(build, valid_mask, value, build.constant("null", np.float32(np.nan)), name))
     return _Computed(numbers, texts, refused)
 
 
@@ -132,7 +132,7 @@ def _or(build: Building, valid: str, value: str, nothing: str, name: str) -> str
 
 
 def _flat(build: Building, row: str, name: str) -> str:
-    return build.add("Squeeze", [row, build.once("row_axis", np.array([0]))], f"{name}/flat")
+    return build.add("Squeeze", [row, build.constant("row_axis", np.array([0]))], f"{name}/flat")
 
 
 def _rows(name: str, tensor: int, count: int) -> onnx.ValueInfoProto:

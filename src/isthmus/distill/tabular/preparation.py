@@ -88,7 +88,7 @@ def compiled(preparation: Preparation) -> bytes:
             parts.append(_spelled(build, text, index, place))
     if not parts:  # a network of embeddings alone
         shape = build.add("Shape", ["place_0"], "rows_of_texts")
-        width = build.add("Concat", [shape, build.once("no_columns", np.array([0]))], "nothing", axis=0)
+        width = build.add("Concat", [shape, build.constant("no_columns", np.array([0]))], "nothing", axis=0)
         parts.append(build.add("ConstantOfShape", [width], "no_numbers"))
     build.add("Concat", parts, NUMBERS, axis=1)
     outputs.insert(0, helper.make_tensor_value_info(NUMBERS, TensorProto.FLOAT, ["N", preparation.width]))
@@ -100,7 +100,19 @@ def _groups(build: Building, numbers: Sequence[FittedNumber], rows: str, valid: 
     """The numbers after their steps, (k, N) for all k columns with the same steps."""
     for turn, places in enumerate(grouped(numbers)):
         value, mask = (_picked(build, tensor, places, len(numbers)) for tensor in (rows, valid))
-        yield _group(build, [numbers[place] for place in places], value, mask, f"group_{turn}")
+        group, name = [numbers[place] for place in places], f"group_{turn}"
+        model = fit.chain_graph(group[0].chain, list(map(len, group[0].parameters)))
+        columns = [*zip(*([p for part in number.parameters for p in part] for number in group), strict=True)]
+        if columns:
+            # The graph of a row works on a matrix as well: the parameters of a column are in its row.
+            fed = {f"{input_name('float')}[0]": value, f"{input_name(VALID)}[0]": mask}
+            for n, values in enumerate(columns, 1):
+                params = np.array(values, np.float32)[:, None] + np.float32(0)  # makes 0.0 of -0.0
+                fed[f"{input_name('float')}[{n}]"] = build.constant(f"{name}/p{n}", params)
+                fed[f"{input_name(VALID)}[{n}]"] = mask
+        else:
+            fed = {input_name("float"): value, input_name(VALID): mask}
+        yield build.include(model, name, fed)[output_name("float")]
 
 
 def grouped(numbers: Sequence[FittedNumber]) -> list[list[int]]:
@@ -109,21 +121,6 @@ def grouped(numbers: Sequence[FittedNumber]) -> list[list[int]]:
     for place, number in enumerate(numbers):
         groups.setdefault(repr(number.steps), []).append(place)
     return list(groups.values())
-
-
-def _group(build: Building, numbers: Sequence[FittedNumber], value: str, valid: str, name: str) -> str:
-    model = fit.chain_graph(numbers[0].chain, list(map(len, numbers[0].parameters)))
-    columns = [*zip(*([p for part in number.parameters for p in part] for number in numbers), strict=True)]
-    if columns:
-        # The graph of a row works on a matrix as well: the parameters of a column are in its row.
-        fed = {f"{input_name('float')}[0]": value, f"{input_name(VALID)}[0]": valid}
-        for n, values in enumerate(columns, 1):
-            params = np.array(values, np.float32)[:, None] + np.float32(0)  # makes 0.0 of -0.0
-            fed[f"{input_name('float')}[{n}]"] = build.constant(f"{name}/p{n}", params)
-            fed[f"{input_name(VALID)}[{n}]"] = valid
-    else:
-        fed = {input_name("float"): value, input_name(VALID): valid}
-    return build.include(model, name, fed)[output_name("float")]
 
 
 def _index(build: Building, text: FittedText, place: int) -> str:
@@ -135,7 +132,7 @@ def _index(build: Building, text: FittedText, place: int) -> str:
 
 def _spelled(build: Building, text: FittedText, index: str, place: int) -> str:
     """A text as numbers, (N, k)."""
-    column = build.add("Unsqueeze", [index, build.once("at_1", np.array([1]))], f"text_{place}/column")
+    column = build.add("Unsqueeze", [index, build.constant("at_1", np.array([1]))], f"text_{place}/column")
     if isinstance(text.text, OneHot):
         every = build.constant(f"text_{place}/every", np.arange(text.count))
         matches = build.add("Equal", [column, every], f"text_{place}/is")

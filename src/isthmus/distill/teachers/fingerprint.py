@@ -43,11 +43,7 @@ def fingerprint(value: Any, *, versioned: bool = False) -> str:
 
 
 class _Unreadable(Exception):
-    """Changes of a part cannot be detected."""
-
-    def __init__(self, where: str, reason: str) -> None:
-        super().__init__(where, reason)
-        self.where, self.reason = where, reason
+    """Changes of a part cannot be detected: its place, and why."""
 
 
 class _Walk:
@@ -67,9 +63,10 @@ class _Walk:
             return self._composed(value, where)
         except _Unreadable as error:
             if not self._versioned:
+                place, reason = error.args
                 raise ConfigurationError(
                     "fingerprint",
-                    [Problem(error.where, error.reason, "code in a file, numbers and settings")],
+                    [Problem(place, reason, "code in a file, numbers and settings")],
                     remedy="give the teacher a version, and change it with the answers",
                 ) from error
             return _hash("named", _name(value if isinstance(value, type | types.FunctionType) else type(value)))

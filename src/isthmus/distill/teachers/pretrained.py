@@ -73,16 +73,13 @@ class PretrainedTeacher(NetworkTeacher):
                 derived[key] = torch.stack(tuple(layers), 1)
             elif match and layers and int(match[2]) < len(layers):
                 derived[key] = layers[int(match[2])]
-            elif key == "embedding" and (last := self._last(outputs)) is not None:
+            elif key == "embedding":
+                states = outputs.get("hidden_states")
+                last = outputs.get("last_hidden_state", states[-1] if states else None)
                 mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-                derived[key] = pooled(last, mask if self.pooling == "mean" else None, first=self.pooling == "first")
+                if last is not None:
+                    derived[key] = pooled(last, mask, first=self.pooling == "first")
         return derived
-
-    @staticmethod
-    def _last(outputs: Mapping[str, Any]) -> Tensor | None:
-        states = outputs.get("hidden_states")
-        last: Tensor | None = outputs.get("last_hidden_state", states[-1] if states else None)
-        return last
 
     def _identity(self) -> Any:
         return [*super()._identity(), self.pooling if "embedding" in self.keys else None]

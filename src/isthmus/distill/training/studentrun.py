@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from isthmus.distill.device import enough_memory, threads
+from isthmus.distill.device import accelerator, enough_memory, threads
 from isthmus.distill.losses.objective import Objective
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.tasks.task import Task, answers, student_answers
+from isthmus.distill.training.checkpoint import RunState
 from isthmus.distill.training.loop import Training
 from isthmus.distill.types import Index
 from isthmus.features.contract.contract import sha256
@@ -85,36 +85,26 @@ class StudentRun:
     """The record of a finished training.
 
     Attributes:
-        history: of each evaluation the step, the mean loss and terms since the evaluation before, and the metric.
+        state: at the end of the run.
         best: the metric of the best weights, on the validation part.
-        steps: of the optimizer.
         rows: learned from, each as often as it was used.
         flops: floating-point operations of all forward and backward passes, as torch counts them: those of products of
             matrices and convolutions.
-        seconds: of all these steps, without pauses.
-        slowed: seconds of these on fewer cores, because of servers.
-        paused: seconds of pauses because of servers.
-        waited: seconds of these pauses since the run last resumed.
-        peak: the most bytes of memory (`device.peak`).
+        waited: seconds of pauses because of servers since the run last resumed.
         threads: CPU threads.
     """
 
-    history: list[dict[str, float]]
+    state: RunState
     best: float
-    steps: int
     rows: int
     flops: float
-    seconds: float
-    slowed: float
-    paused: float
     waited: float
-    peak: int
     threads: int
 
 
 def train_student(
     task: Task, student: nn.Module, objective: Objective, outputs: TeacherOutputs, settings: TrainingSettings,
-    accelerator: Accelerator, folder: Path, progress: Progress,
+    folder: Path, progress: Progress,
 ) -> StudentRun:  # fmt: skip
     """Trains a student in place, and leaves it with the best weights on the CPU.
 
@@ -124,7 +114,8 @@ def train_student(
         GateFailed: a loss, a gradient or an output is not finite; the student has its best weights so far.
         Stopped: by SIGINT or SIGTERM.
     """
-    parts, device = task.material.parts, accelerator.device
+    parts, accelerated = task.material.parts, accelerator(task.material.profile)
+    device = accelerated.device
     data_id = sha256({"content": task.content(), "outputs": outputs.path.name, "terms": [*objective.terms]})
     batches = TeacherBatches(task, parts.train, outputs, device, with_teacher=objective.asks_teacher)
     name = f"validation_{task.metric}"
@@ -146,17 +137,15 @@ def train_student(
     try:
         with threads(used):
             _, state, waited = Training(
-                module, batches, step, settings, accelerator, evaluate, folder, data_id,
+                module, batches, step, settings, accelerated, evaluate, folder, data_id,
                 task.material.declaration.where, progress, task.material.latency,
             ).train()  # fmt: skip
     finally:
         module.cpu()
     metrics = [entry[name] for entry in state.history]
-    best, steps = max(metrics) if task.more else min(metrics), int(state.history[-1]["step"])
-    epochs, left = divmod(steps, math.ceil(len(batches) / settings.batch))
+    epochs, left = divmod(state.step, math.ceil(len(batches) / settings.batch))
     rows = epochs * len(batches) + left * settings.batch
-    seconds, slowed, paused = (round(value, 3) for value in (state.seconds, state.slowed, state.paused))
-    return StudentRun(state.history, best, steps, rows, flops * rows, seconds, slowed, paused, waited, state.peak, used)
+    return StudentRun(state, max(metrics) if task.more else min(metrics), rows, flops * rows, waited, used)
 
 
 def _checked(
