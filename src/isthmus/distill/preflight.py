@@ -22,7 +22,6 @@ from isthmus.distill.training.teacheroutputs import TeacherCost
 from isthmus.distill.types import Index
 from isthmus.features.errors import ConfigurationError, DataError, GateFailed, Problem, one_of
 
-_COMPATIBILITY_ROWS = 2
 _MEASURED = ("parameters", "bytes", "p50_us", "p99_us")
 
 
@@ -97,8 +96,8 @@ def require_measured(task: Task, outputs: TeacherOutputs, cost: TeacherCost, ref
 def _require_compatible(task: Task, teacher: Teacher, student: nn.Module, outputs: TeacherOutputs) -> None:
     tokenizers = task.tokenizers()
     if outputs.missing:
-        rows = task.asked(task.material.parts.train[:_COMPATIBILITY_ROWS])
-        compatible(teacher, rows, {}, labels=task.classes, student=student, tokenizers=tokenizers)
+        few = task.asked(task.material.parts.train[:2])
+        compatible(teacher, few, {}, labels=task.classes, student=student, tokenizers=tokenizers)
     # A teacher with complete outputs is not loaded: they were checked already, except for the student's tokenizer.
     elif tokenizers is not None and (problems := differing_tokens(*tokenizers)):
         raise ConfigurationError(teacher.where, problems)

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from isthmus.features.errors import ConfigurationError, Problem
 
-HALVES = (torch.float16, torch.bfloat16)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expected:
@@ -84,7 +82,7 @@ def below(name: str, indexes: Tensor, limit: int) -> Problem | None:
 
 def precise(tensor: Tensor) -> Tensor:
     """The tensor in float32 if it has half precision, else as it is."""
-    return tensor.float() if tensor.dtype in HALVES else tensor
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def select(tensor: Tensor, where: Tensor | None) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import relu
+from torch.nn.utils.parametrizations import spectral_norm
 
 from isthmus.distill.shapes import agree, floats, precise
 from isthmus.features.errors import Problem
@@ -67,9 +68,9 @@ class PatchDiscriminator(nn.Sequential):
         layers: list[nn.Module] = []
         for halving in range(halvings):
             wider = width * 2**halving
-            layers += [_normed(nn.Conv2d(channels, wider, 4, stride=2, padding=1)), nn.LeakyReLU(0.2)]
+            layers += [spectral_norm(nn.Conv2d(channels, wider, 4, stride=2, padding=1)), nn.LeakyReLU(0.2)]
             channels = wider
-        super().__init__(*layers, _normed(nn.Conv2d(channels, 1, 4, padding=1)))
+        super().__init__(*layers, spectral_norm(nn.Conv2d(channels, 1, 4, padding=1)))
 
 
 class Adversarial(nn.Module):
@@ -104,7 +105,3 @@ _PAIRS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor], T
     "hinge": (hinge_discriminator, hinge_generator),
     "least squares": (least_squares_discriminator, least_squares_generator),
 }
-
-
-def _normed(convolution: nn.Conv2d) -> nn.Module:
-    return nn.utils.parametrizations.spectral_norm(convolution)

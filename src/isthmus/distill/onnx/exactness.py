@@ -38,11 +38,7 @@ def exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.NodePr
     result.CopyFrom(quantized)
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     names = [name for name in layer.input[1:] if name]
-    if (
-        layer.op_type in _WEIGHTED
-        and all(name in constants for name in names)
-        and _has_outputs(layer, constants[names[0]])
-    ):
+    if layer.op_type in _WEIGHTED and constants.keys() >= {*names} and _has_outputs(layer, constants[names[0]]):
         _sum_exactly(result.graph, layer.name, [constants[name] for name in names])
     nodes = needed(in_primitives(result), [output.name for output in result.graph.output])
     used = {tensor for node in nodes for tensor in node.input}
@@ -91,20 +87,15 @@ def _sum_exactly(graph: onnx.GraphProto, name: str, parameters: list[Array]) -> 
     for tensor, value in zip(names, rounded, strict=False):
         graph.initializer.append(numpy_helper.from_array(value, tensor))
     graph.initializer.append(numpy_helper.from_array(np.array(1, np.float32), f"{name}/one"))
-    whole = helper.make_node(
-        "DequantizeLinear",
-        [dequantized.input[0], f"{name}/one", dequantized.input[2]],
-        [f"{name}/whole"],
-        name=f"{name}/whole",
-    )
+    whole, inputs = f"{name}/whole", [dequantized.input[0], f"{name}/one", dequantized.input[2]]
     # The next layers read the output by its name after these two nodes.
     quantize = next(node for node in graph.node if layer.output[0] in node.input)
     dequantize = next(node for node in graph.node if quantize.output[0] in node.input)
     layer.output[0] = dequantize.output[0]
     graph.node.remove(quantize)
     graph.node.remove(dequantize)
-    layer.input[:] = [f"{name}/whole", *names[: len(rounded)]]
-    graph.node.insert(place, whole)
+    layer.input[:] = [whole, *names[: len(rounded)]]
+    graph.node.insert(place, helper.make_node("DequantizeLinear", inputs, [whole], name=whole))
 
 
 def _rounded(weights: Array, biases: list[Array], axis: int, largest: int) -> list[Array]:

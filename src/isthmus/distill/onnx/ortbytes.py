@@ -41,17 +41,7 @@ _TABLES: dict[str, tuple[Any, ...]] = {
     "ArgumentIndex": ("b", "I"),
 }
 _TENSOR_TYPE = (1,)
-_UNIQUE: tuple[Any, ...] = (
-    "Session",
-    "Model",
-    "Graph",
-    "Tensor",
-    ["Tensor"],
-    ["Tensor", "!"],
-    ["Value", "!"],
-    ["Node"],
-    ["B"],
-)
+_UNIQUE = ("Session", "Model", "Graph", "Tensor", ["Tensor"], ["Tensor", "!"], ["Value", "!"], ["Node"], ["B"])
 """Large kinds that never repeat: not worth a key."""
 
 

@@ -66,8 +66,7 @@ def optimized(model: onnx.ModelProto) -> onnx.GraphProto:
 def ort_format(model: bytes) -> bytes:
     """A model in ORT format, optimized for CPUs in general, not for this machine's.
 
-    Raises:
-        DependencyError: the disk is full, or the runtime writes fields that `ortbytes` does not know.
+    Raises a DependencyError if the disk is full, or the runtime writes fields that `ortbytes` does not know.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.ort"

@@ -169,14 +169,10 @@ class TeacherOutputs:
         self.flush()
 
     def flush(self) -> None:
-        """Publishes the rows in memory.
-
-        Raises:
-            DependencyError: the disk is full, or the folder cannot be written; published shards stay.
-        """
-        if self._open is None:
-            return
+        """Publishes the rows in memory. Raises a DependencyError if they cannot be written; published shards stay."""
         waiting = self._open
+        if waiting is None:
+            return
         try:
             name = shards.write(self.path, waiting.shard())
         except OSError as error:

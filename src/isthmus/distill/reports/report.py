@@ -10,7 +10,6 @@ from isthmus.features.errors import DataError
 
 FORMAT = 1
 Quality = Mapping[str, float | None]
-Bounds = tuple[float, float]
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -29,7 +28,7 @@ class Model(msgspec.Struct, frozen=True):
 
     about: str = ""
     quality: Quality = {}
-    intervals: dict[str, Bounds | None] = {}
+    intervals: dict[str, tuple[float, float] | None] = {}
     parameters: int | None = None
     bytes: int | None = None
     p50_us: float | None = None

@@ -8,12 +8,11 @@ import msgspec
 
 from isthmus.distill.reports.plots import STYLE, Dot, scatter
 from isthmus.distill.reports.words import duration, measure, number, scaled
-from isthmus.distill.search.trials import Trial
+from isthmus.distill.search.trials import FORMAT, Trial
 from isthmus.features.document.blocks import Block, Code, Group, Heading, Legend, Paragraph, Table, Text, code, strong
 from isthmus.features.document.html import to_html
 from isthmus.features.errors import DataError
 
-FORMAT = 1
 _COLORS = {"fp32": "student", "int8": "control"}
 """Color class of each precision."""
 _HINT = (

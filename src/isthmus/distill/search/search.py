@@ -25,7 +25,7 @@ from isthmus.distill.preflight import rehearse, require_measured
 from isthmus.distill.restore import create_task, origins, require_shape
 from isthmus.distill.search.bench import Bench
 from isthmus.distill.search.sampler import Known, propose
-from isthmus.distill.search.trials import Budget, Trial, Trials, front, nearest, recommended, values_at
+from isthmus.distill.search.trials import FORMAT, Budget, Trial, Trials, front, nearest, recommended, values_at
 from isthmus.distill.tasks.task import Material, Task
 from isthmus.distill.training.teacheroutputs import TeacherCost, complete_outputs, open_outputs
 from isthmus.features.contract.contract import sha256
@@ -34,7 +34,6 @@ from isthmus.features.files import write_atomically
 from isthmus.features.profiles import FASTEST, ServingProfile
 from isthmus.features.progress import Progress, silent
 
-FORMAT = 1
 JOURNAL = "tried.jsonl"
 REPORT = "search.json"
 HOST = "host.json"

@@ -11,6 +11,9 @@ import numpy as np
 from isthmus.distill.types import Array
 from isthmus.features.files import Journal
 
+FORMAT = 1
+"""Of `search.json`."""
+
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """The facts about a student, with the `Footprint` of its graph.

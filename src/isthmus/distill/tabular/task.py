@@ -32,9 +32,6 @@ from isthmus.distill.types import Answers, Array, Index, spread
 from isthmus.features.package.manifest import Feeds, ModelInput, feeds
 from isthmus.transforms.preparation.fit import LEARNED
 
-_LEAK_ROWS = 100_000
-"""Rows that are checked for leaks."""
-
 
 class TabularTask(Task):
     """Binary classification of a row of features."""
@@ -133,7 +130,7 @@ class TabularTask(Task):
     def leaks(self) -> list[str]:
         """Each by itself, over the training part or 100,000 rows of it."""
         train = self.material.parts.train
-        rows = train[spread(len(train), _LEAK_ROWS)]
+        rows = train[spread(len(train), 100_000)]
         values = columns(self.material.table.take(rows), self.material.student_inputs)
         return [
             f"{name} orders the labels of the training part with an AUC of {area:.4f}"

@@ -87,8 +87,7 @@ class Checkpoints:
     def write(self, state: RunState, tensors: Tensors) -> None:
         """Writes a checkpoint in place of the older of the two.
 
-        Raises:
-            DependencyError: the disk is full, or the folder cannot be written; earlier checkpoints stay.
+        Raises a DependencyError if the disk is full, or the folder cannot be written; earlier checkpoints stay.
         """
         try:
             publish(self._folder / self._next, lambda fresh: self._fill(fresh, state, tensors))

@@ -38,10 +38,8 @@ class TeacherCost(msgspec.Struct, frozen=True):
 def open_outputs(task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress) -> TeacherOutputs:
     """The outputs of a teacher for these rows, by their position: from the cache, or computed when first read.
 
-    Classes are in the order of the task's, if it names any.
-
-    Raises:
-        ConfigurationError: it is no `Teacher`, or its labels are not the task's classes.
+    Classes are in the order of the task's, if it names any. Raises a ConfigurationError if it is no `Teacher`, or its
+    labels are not the task's classes.
     """
     if not isinstance(teacher, Teacher):
         raise ConfigurationError(
@@ -66,10 +64,7 @@ def complete_outputs(
 
     Both are cached: nothing is computed twice, and a teacher with complete outputs is not even loaded. `outputs` are
     those of `open_outputs` for the same arguments, if it was called; `paused` is called with the seconds of each pause
-    for servers.
-
-    Raises:
-        ConfigurationError: it is no `Teacher`.
+    for servers. Raises a ConfigurationError if it is no `Teacher`.
     """
     outputs = outputs or open_outputs(task, teacher, rows, cache, progress)
     if outputs.missing:
