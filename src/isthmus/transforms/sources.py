@@ -146,8 +146,10 @@ def _stage(source: Source, path: Path, staging: Path) -> Path:
         stream = pa.input_stream(io.BytesIO(content), compression="gzip" if path.suffix.lower() == ".gz" else None)
         options = pa.csv.ConvertOptions(null_values=list(source.null_values), strings_can_be_null=True)
         table = pa.csv.read_csv(stream, convert_options=options)
+        # Apache Spark cannot read the type of a column without values: it becomes a text.
+        fields = [field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in table.schema]
         rows = pa.BufferOutputStream()
-        pa.parquet.write_table(_without_null_type(table), rows, coerce_timestamps="us")
+        pa.parquet.write_table(table.cast(pa.schema(fields)), rows, coerce_timestamps="us")
     except (pa.ArrowException, zipfile.BadZipFile, zlib.error, RuntimeError, OSError, EOFError) as error:
         raise DataError(where, f"{path} cannot be read as CSV ({first_line(error)})", remedy=_REPAIR) from error
     write_atomically(staged, rows.getvalue())
@@ -161,12 +163,6 @@ def _only_file(where: str, path: Path, content: bytes) -> bytes:
             problem = f"{path} holds {len(names)} files" + (f" ({', '.join(names[:5])})" if names else "")
             raise DataError(where, problem, expected="one CSV file", remedy="put each file into a .zip of its own")
         return archive.read(names[0])
-
-
-def _without_null_type(table: pa.Table) -> pa.Table:
-    # Apache Spark cannot read the type of a column without values: it becomes a text.
-    fields = [field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in table.schema]
-    return table.cast(pa.schema(fields))
 
 
 def _require_rows(source: Source, path: Path, file: Path) -> None:

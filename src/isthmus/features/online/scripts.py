@@ -13,7 +13,6 @@ from isthmus.features.contract.contract import ViewContract
 from isthmus.features.online import record
 from isthmus.features.redis.routing import Script
 from isthmus.features.values.columns import Ints
-from isthmus.features.values.stamp import Stamp
 
 MANY = 100_000
 """Keys of pushed rows that are remembered one by one, until a materialization has looked at them."""
@@ -125,11 +124,6 @@ def announced(names: Sequence[bytes], known: Ints) -> list[bytes]:
     return [part for name, time in zip(names, known.tolist(), strict=True) for part in (b"%d" % time, name)]
 
 
-def rule_of(stamp: Stamp | None) -> bytes:
-    """The rule for `WRITE` of pushed rows."""
-    return b"" if stamp is None else struct.pack("<qqq", stamp.until, stamp.event, stamp.known)
-
-
 class PushStep(Enum):
     """A step of `push_steps` besides the write itself."""
 
@@ -147,7 +141,8 @@ def push_steps(view: ViewContract) -> Generator[PushStep | bytes, Any, Any]:
     before = yield PushStep.READ
     if before is not None:
         yield PushStep.ANNOUNCE
-    counts = yield rule_of(record.stamp_of(view, before))
+    stamp = record.stamp_of(view, before)
+    counts = yield b"" if stamp is None else struct.pack("<qqq", stamp.until, stamp.event, stamp.known)
     if before is not None or (yield PushStep.READ) is not None:
         # Once more: a materialization under way may have looked at these keys before their rows came.
         yield PushStep.ANNOUNCE

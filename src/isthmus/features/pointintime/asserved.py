@@ -75,7 +75,7 @@ class ServedJoin:
     ) -> None:
         self.schema = Join(spine, histories, features=features, status=status).schema
         self.until: dict[str, int] = {}
-        self._status, self._names = status, spine.names
+        self._status = status
         self._views = []
         for history in histories:
             view = history.view

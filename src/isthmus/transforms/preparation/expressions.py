@@ -76,11 +76,6 @@ def parameters(step: Step, results: Sequence[float | None]) -> tuple[float, ...]
     return ()
 
 
-def literals(values: Sequence[float]) -> list[Column]:
-    """Parameters as float columns."""
-    return [functions.lit(value).cast("float") for value in values]
-
-
 def place(value: Column, places: Mapping[str, int]) -> Column:
     """The place of a word; 0 without a place and for null."""
     nowhere = functions.lit(0).cast("bigint")

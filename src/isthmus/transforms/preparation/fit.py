@@ -115,7 +115,7 @@ def fit(rows: "DataFrame", numbers: Mapping[str, Sequence[Step]], texts: Mapping
         aggregates = {}
         for name, steps in numbers.items():
             if turn < len(steps):
-                literals = list(map(expressions.literals, parameters[name]))
+                literals = [[functions.lit(value).cast("float") for value in step] for step in parameters[name]]
                 value = expressions.chain(values[name], steps[:turn], literals)
                 aggregates[name] = expressions.aggregates(steps[turn], value)
         results = _collected(rows, {name: columns for name, columns in aggregates.items() if columns})
