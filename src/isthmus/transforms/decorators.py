@@ -45,11 +45,7 @@ def transform(
 
 
 def spine(
-    *,
-    entities: Sequence[Entity],
-    sources: Sequence[Source],
-    label: Field,
-    request: RequestSource | None = None,
+    *, entities: Sequence[Entity], sources: Sequence[Source], label: Field, request: RequestSource | None = None
 ) -> Callable[[Function], Spine]:
     """Declares the decorated PySpark function as a spine: the moments of predictions, with the label.
 
@@ -62,9 +58,7 @@ def spine(
 
 
 def request_transform(
-    *,
-    inputs: Sequence[FeatureView | FeatureProjection | RequestSource],
-    schema: Sequence[Field],
+    *, inputs: Sequence[FeatureView | FeatureProjection | RequestSource], schema: Sequence[Field]
 ) -> Callable[[Function], RequestTransform]:
     """Declares the decorated PySpark function as a request transform with the function's name.
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from isthmus.features.contract.contract import ViewContract
 from isthmus.features.offline.history import ViewHistory, connection, table_schema
 from isthmus.features.values.columns import Ints, Mask, micros
 
@@ -36,11 +35,6 @@ class Snapshot:
     content: Ints
     place: Places
     horizon: int
-
-    @property
-    def view(self) -> ViewContract:
-        """The view."""
-        return self.history.view
 
     @classmethod
     def of(cls, history: ViewHistory, at: int) -> "Snapshot":
@@ -78,7 +72,7 @@ class Snapshot:
 
     def rows(self, selection: Places) -> Iterator[pa.Table]:
         """The rows of an ascending selection of the n, in the form of the offline table, a part at a time."""
-        schema, places, data = table_schema(self.view), self.place[selection], self.history.data
+        schema, places, data = table_schema(self.history.view), self.place[selection], self.history.data
         if isinstance(data, pa.Table):
             yield data.select(schema.names).take(places).cast(schema)
             return

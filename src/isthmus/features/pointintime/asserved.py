@@ -81,13 +81,9 @@ class ServedJoin:
             view = history.view
             wanted = [c for c in view.fields if features is None or c.name in features[view.name]]
             past, self.until[view.name] = _readable(offline, view, None if until is None else until[view.name])
-            ideal = replace(history, view=replace(view, fields=(*view.fields, _IDEAL)))
-            names = [*(column.name for column in wanted), _IDEAL.name]
-            joins = (
-                Join(spine, [past], status=False, threads=threads, reading=offline.reading),
-                Join(spine, [ideal], features={view.name: names}, status=False, threads=threads,
-                     reading=offline.reading),
-            )  # fmt: skip
+            ideal = replace(history, view=replace(view, fields=(*wanted, _IDEAL)))
+            joins = [Join(spine, [side], status=False, threads=threads, reading=offline.reading)
+                     for side in (past, ideal)]  # fmt: skip
             self._views.append((view, wanted, joins, _Comparison(view, wanted)))
 
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -53,9 +53,10 @@ def answering(url: str, setting: str = SETTING) -> Iterator[None]:
         start = f"start it{',' if embedded else ' or'} correct {setting}{embedded}"
         refused = refusal(error) or Refusal(f"does not answer ({words(error)})", start, passes=True)
         remedy, text, shown = refused.remedy.replace("{setting}", setting), refused.found, True
-        for password in _passwords(url):
-            # A Redis that does not know a command repeats its arguments.
-            text, shown = text.replace(password, "..."), shown and password not in str(error)
+        for node in Address.of(url).urls:
+            if password := parse_url(node).get("password"):  # type: ignore[no-untyped-call]
+                # A Redis that does not know a command repeats its arguments.
+                text, shown = text.replace(password, "..."), shown and password not in str(error)
         raise DependencyError(
             f"Redis at {without_credentials(url)}", text, remedy=remedy, passes=refused.passes
         ) from (error if shown else None)  # fmt: skip
@@ -63,8 +64,3 @@ def answering(url: str, setting: str = SETTING) -> Iterator[None]:
 
 def _embedded(setting: str) -> str:
     return ', or set it to "embedded"' if setting == SETTING else ""
-
-
-def _passwords(url: str) -> list[str]:
-    nodes = [parse_url(node) for node in Address.of(url).urls]  # type: ignore[no-untyped-call]
-    return [node["password"] for node in nodes if node.get("password")]

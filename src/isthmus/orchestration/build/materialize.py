@@ -66,7 +66,7 @@ def _executors(project: Project, contract: Contract, offline: OfflineStore, url:
     with engine.session(settings.engine, settings.profiles.training.threads) as spark:
 
         def send(snapshot: Snapshot, places: Places, until: int | None) -> WriteCounts:
-            view = snapshot.view
+            view = snapshot.history.view
             files = tablefiles.files(offline.path(view.table), snapshot.history.version)
             rows = onlinewrite.latest(view, tablefiles.history(spark, view, files), snapshot.at)
             if len(places) < len(snapshot.content):

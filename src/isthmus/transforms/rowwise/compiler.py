@@ -139,9 +139,8 @@ class _Compiler:
     def _body(self, node: Node, function: Node) -> arrays.Body:
         def body(*arguments: Value) -> Value:
             if len(arguments) != len(function.value):
-                raise NotCompilableError(
-                    node, f"its function takes {len(function.value)} arguments", str(len(arguments))
-                )
+                takes = f"its function takes {len(function.value)} arguments"
+                raise NotCompilableError(node, takes, str(len(arguments)))
             before = self._bound
             self._bound = before | dict(zip(function.value, arguments, strict=True))
             try:

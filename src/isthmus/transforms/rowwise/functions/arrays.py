@@ -121,9 +121,8 @@ def aggregate(graph: Graph, node: Node, of: ArrayValue, zero: Value, merge: Body
     for element in of.elements:
         merged = merge(total, element)
         if merged.kind != total.kind:
-            raise NotCompilableError(
-                node, f"begins with {total.kind} and goes on with {merged.kind}", "a cast of the beginning"
-            )
+            kinds = f"begins with {total.kind} and goes on with {merged.kind}"
+            raise NotCompilableError(node, kinds, "a cast of the beginning")
         total = merged
     return _inside(graph, of, finish(total) if finish else total)
 

@@ -30,9 +30,8 @@ def _map(_graph: Graph, node: Node, _values: Sequence[Value]) -> Value:
     keys, values = arguments[::2], arguments[1::2]
     key, value = (common(item.kind for item in part if item.kind is not None) for part in (keys, values))
     if key is None or value is None:
-        raise NotCompilableError(
-            node, "its keys or its values are of several types", "a single type for all keys, and for all values"
-        )
+        instead = "a single type for all keys, and for all values"
+        raise NotCompilableError(node, "its keys or its values are of several types", instead)
     if key != STRING and not key.integral:
         raise NotCompilableError(node, f"its keys are of type {key}", "texts or whole numbers")
     if len({item.value for item in keys}) < len(keys):

@@ -66,16 +66,14 @@ def _decimal(graph: Graph, x: str, digits: int, narrow: bool, *, even: bool) -> 
     scale, half, unit = (number(graph, value) for value in (10.0**digits, 0.5, 1.0))
     least = graph.add("Floor", graph.add("Mul", size, scale))
     # If the product was rounded up to a whole number, subtract 1.
-    least = graph.add(
-        "Where", graph.add("Greater", graph.add("Div", least, scale), size), graph.add("Sub", least, unit), least
-    )
+    rounded_up = graph.add("Greater", graph.add("Div", least, scale), size)
+    least = graph.add("Where", rounded_up, graph.add("Sub", least, unit), least)
     tie = graph.add("Div", graph.add("Add", least, half), scale)
     above, equal = graph.add("Greater", size, tie), graph.add("Equal", size, tie)
     if digits:
         place = graph.add("Mul", graph.add("Sub", size, graph.add("Floor", size)), scale)
-        last = graph.add(
-            "Round", graph.add("Mul", graph.add("Sub", place, graph.add("Floor", place)), number(graph, 10))
-        )
+        rest = graph.add("Sub", place, graph.add("Floor", place))
+        last = graph.add("Round", graph.add("Mul", rest, number(graph, 10)))
         low, high = (
             graph.add("Equal", size, graph.add("Div", whole, scale)) for whole in (least, graph.add("Add", least, unit))
         )
