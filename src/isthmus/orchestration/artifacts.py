@@ -119,15 +119,24 @@ def records_folder(project: Project) -> Path:
     return project.state / "records"
 
 
-@dataclass(frozen=True)
 class Artifacts:
-    """The files of a distillation in the state folder.
+    """The files of a distillation in the state folder. Each DataError names the step to run first.
 
-    Each DataError names the step to run first.
+    Attributes:
+        training_sets: folder of the training sets, by id.
+        models: folder of the students, by id.
+        outputs: cache of the outputs of teachers and references.
+        searches: folder of the searches.
+        package_pointer: the file that names the last package.
     """
 
-    project: Project
-    declared: Distillation
+    def __init__(self, project: Project, declared: Distillation) -> None:
+        self.project, self.declared = project, declared
+        self.training_sets = project.state / "training" / declared.name
+        self.models = project.state / "models" / declared.name
+        self.outputs = project.state / "teacher" / declared.name
+        self.searches = project.state / "search" / declared.name
+        self.package_pointer = project.state / "packages" / f"{declared.name}.latest"
 
     @classmethod
     def of(cls, project: Project, name: str | None = None) -> "Artifacts":
@@ -137,31 +146,6 @@ class Artifacts:
             RequestError: there is none, or there are several and no name.
         """
         return cls(project, project.distillation(name))
-
-    @property
-    def training_sets(self) -> Path:
-        """Folder of the training sets, by id."""
-        return self.project.state / "training" / self.declared.name
-
-    @property
-    def models(self) -> Path:
-        """Folder of the students, by id."""
-        return self.project.state / "models" / self.declared.name
-
-    @property
-    def outputs(self) -> Path:
-        """Cache of the outputs of teachers and references."""
-        return self.project.state / "teacher" / self.declared.name
-
-    @property
-    def searches(self) -> Path:
-        """Folder of the searches."""
-        return self.project.state / "search" / self.declared.name
-
-    @property
-    def package_pointer(self) -> Path:
-        """The file that names the last package."""
-        return self.project.state / "packages" / f"{self.declared.name}.latest"
 
     def training_set(self, identity: str) -> TrainingSet:
         """The training set with this id, under whatever contract it was written.
@@ -227,9 +211,10 @@ class Artifacts:
             )
         return read_report(student, package)
 
-    def is_exported(self, contract: Contract) -> bool:
-        """Whether there is a package that can run under the contract."""
-        return self.package_pointer.exists() and not outdated(self.last_package(), contract)
+    def exported(self, contract: Contract) -> Path | None:
+        """Folder of the last package; None if there is none that can run under the contract."""
+        package = self.last_package() if self.package_pointer.exists() else None
+        return package if package and not outdated(package, contract) else None
 
     def _last(self, pointer: Path, what: str, verb: str) -> Path:
         where, remedy = f"{what} of {self.declared.name}", f"run `isthmus {verb}`"

@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -37,7 +37,6 @@ from isthmus.features.types import INPUTS
 from isthmus.orchestration.settings import FILE, ProjectSettings, find, load
 from isthmus.transforms.request.compute import compiled
 
-STATE = ".isthmus"
 _WITHOUT_SESSION = "what PySpark makes without a session: udf(function, DoubleType()), not udf(function, 'double')"
 _DECLARATIONS = (Entity, Source, FeatureView, RequestSource, RequestTransform, FeatureService, Spine)
 
@@ -66,6 +65,14 @@ class Definitions:
 class Project:
     """The project in the folder `root`.
 
+    Attributes:
+        state: the folder that the steps write to.
+        offline: folder or URL of the Delta tables.
+        contract_file: the applied contract.
+        deployment_file: the current deployment.
+        latency_folder: where servers report their latency.
+        keys_file: the API keys, as hashes.
+
     Raises:
         ConfigurationError: its isthmus.toml is missing or wrong.
     """
@@ -73,47 +80,19 @@ class Project:
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
         self.settings: ProjectSettings = load(self.root / FILE)
+        self.name = self.settings.project.name
+        address = self.settings.stores.offline
+        self.offline = address if "://" in address else str(self.root / address)
+        self.state = self.root / ".isthmus"
+        self.contract_file = self.state / "contract.json"
+        self.deployment_file = self.state / "deployment.json"
+        self.latency_folder = self.state / "latency"
+        self.keys_file = self.state / "keys.json"
 
     @classmethod
     def find(cls, start: Path) -> "Project":
         """The project of the nearest isthmus.toml, from `start` upwards."""
         return cls(find(start))
-
-    @property
-    def name(self) -> str:
-        """Its name, from the settings."""
-        return self.settings.project.name
-
-    @property
-    def state(self) -> Path:
-        """The folder that the steps write to."""
-        return self.root / STATE
-
-    @property
-    def offline(self) -> str:
-        """Folder or URL of the Delta tables."""
-        address = self.settings.stores.offline
-        return address if "://" in address else str(self.root / address)
-
-    @property
-    def contract_file(self) -> Path:
-        """The applied contract."""
-        return self.state / "contract.json"
-
-    @property
-    def deployment_file(self) -> Path:
-        """The current deployment."""
-        return self.state / "deployment.json"
-
-    @property
-    def latency_folder(self) -> Path:
-        """The folder in which servers report their latency."""
-        return self.state / "latency"
-
-    @property
-    def keys_file(self) -> Path:
-        """The API keys, as hashes."""
-        return self.state / "keys.json"
 
     @cached_property
     def public_key(self) -> str | None:
@@ -147,11 +126,9 @@ class Project:
         """The project's present, in microseconds since 1970 UTC."""
         return clock.now() if self.fixed_now is None else self.fixed_now
 
-    @contextmanager
-    def importing(self) -> Iterator[None]:
+    def importing(self) -> AbstractContextManager[None]:
         """In the block, functions of the definitions can import modules from the project's folder."""
-        with _first_on_path(self.root):
-            yield
+        return _first_on_path(self.root)
 
     @contextmanager
     def redis(self) -> Iterator[str]:
@@ -204,9 +181,9 @@ class Project:
         contract = None
         try:
             contract = compile_contract(self.name, _unique(declarations), where, compiled)
-            problems += _unreadable(distillations, contract)
-            problems += _beyond_the_device(distillations, contract)
-            problems += [p for d in distillations for p in d.misfits(contract.inputs(d.student.name))]
+            for distillation in distillations:
+                problems += _unreadable(distillation, contract) + _beyond_the_device(distillation, contract)
+                problems += distillation.misfits(contract.inputs(distillation.student.name))
         except ConfigurationError as error:
             problems += error.problems
         if problems or contract is None:
@@ -345,12 +322,11 @@ def _reached(declarations: list[Declaration]) -> list[Declaration]:
     return _unique(reached)
 
 
-def _unreadable(distillations: list[Distillation], contract: Contract) -> list[Problem]:
-    """Inputs of teachers and students that are bytes or arrays, and arrays that a student's graph would need."""
+def _unreadable(distillation: Distillation, contract: Contract) -> list[Problem]:
+    """Inputs of teacher and student that are bytes or arrays, and arrays that the student's graph would need."""
     return [
         Problem(f"distillation {distillation.name}, {role}", f"reads {column.name}, of type {column.dtype}",
                 "numbers, times and Strings")
-        for distillation in distillations
         for role, service in (("teacher", distillation.teacher), ("student", distillation.student))
         for column in contract.inputs(service.name)
         if column.dtype not in INPUTS
@@ -358,25 +334,21 @@ def _unreadable(distillations: list[Distillation], contract: Contract) -> list[P
         Problem(f"distillation {distillation.name}, student",
                 f"reads request transform {transform.name}, which takes {column.name}, an Array",
                 "request transforms of numbers, times and Strings: a package is fed no arrays")
-        for distillation in distillations
         for transform in contract.used(distillation.student.name)
         for column in contract.transform_inputs(transform)
         if column.dtype.element is not None
     ]  # fmt: skip
 
 
-def _beyond_the_device(distillations: list[Distillation], contract: Contract) -> list[Problem]:
-    """Students that read what only a server has."""
-    problems = []
-    for distillation in distillations:
-        beyond = [c.name for c in contract.inputs(distillation.student.name) if c.available == "server"]
-        if not beyond:
-            continue
-        uses = f"uses {', '.join(beyond)}"
-        for transform in contract.used(distillation.student.name):
-            # The results of a transform exist only where all of its inputs do.
-            if inputs := [c.name for c in contract.transform_inputs(transform) if c.available == "server"]:
-                uses += f", where request transform {transform.name} takes {', '.join(inputs)}"
-        problems.append(Problem(f"distillation {distillation.name}, student", uses,
-                                'fields with available="device" and request fields, computed or not'))  # fmt: skip
-    return problems
+def _beyond_the_device(distillation: Distillation, contract: Contract) -> list[Problem]:
+    """A student that reads what only a server has."""
+    beyond = [c.name for c in contract.inputs(distillation.student.name) if c.available == "server"]
+    if not beyond:
+        return []
+    uses = f"uses {', '.join(beyond)}"
+    for transform in contract.used(distillation.student.name):
+        # The results of a transform exist only where all of its inputs do.
+        if inputs := [c.name for c in contract.transform_inputs(transform) if c.available == "server"]:
+            uses += f", where request transform {transform.name} takes {', '.join(inputs)}"
+    expected = 'fields with available="device" and request fields, computed or not'
+    return [Problem(f"distillation {distillation.name}, student", uses, expected)]

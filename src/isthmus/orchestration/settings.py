@@ -4,7 +4,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields as fields_of
 from dataclasses import is_dataclass, replace
 from datetime import date, datetime
@@ -120,16 +120,12 @@ class StoresTable(_Table):
 
 
 class _ContradictionsError(ValueError):
-    """All the values of a table that contradict each other."""
-
-    def __init__(self, problems: list[Problem]) -> None:
-        super().__init__(*problems)
-        self.problems = problems
+    """All the values of a table that contradict each other: a Problem per argument."""
 
 
 def _check_profile(profile: _Profile) -> _Profile:
     if problems := list(profile.problems()):
-        raise _ContradictionsError(problems)
+        raise _ContradictionsError(*problems)
     return profile
 
 
@@ -300,32 +296,28 @@ _WHY: dict[tuple[str, ...], str] = {
 """More about a wrong value that many people try."""
 
 
-def _problems(place: tuple[str, ...], detail: dict[str, Any]) -> list[Problem]:
-    """A pydantic error as sentences: for each key, the value and what would be accepted."""
-    error = detail.get("ctx", {}).get("error")
-    if isinstance(error, _ContradictionsError):
-        return [replace(problem, where=_key((*place, problem.where))) for problem in error.problems]
-    return [_problem(place, detail)]
-
-
 def _key(place: tuple[str, ...]) -> str:
     """The source of a value: a variable, or a key of the file."""
     variable = _ENVIRONMENT + "__".join(place).upper()
     return variable if variable in {name.upper() for name in os.environ} else ".".join(place)
 
 
-def _problem(place: tuple[str, ...], detail: dict[str, Any]) -> Problem:
-    key, kind = _key(place), detail["type"]
-    table = _fields(place)
-    if kind == "missing":
-        return Problem(key, "is missing", f"a table [{key}]" if table else "a value")
-    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        return Problem(key, "is not a setting", one_of(_fields(place[:-1])))
-    value = _shown(detail["input"].isoformat() if isinstance(detail["input"], date) else detail["input"])
-    message = str(detail["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
-    if table:
-        return Problem(key, value, f"a table [{'.'.join(place)}]")
-    return Problem(key, value, _EXPECTED.get(kind, message) + _WHY.get(place, ""))
+def _problems(place: tuple[str, ...], detail: dict[str, Any]) -> Iterator[Problem]:
+    """A pydantic error as sentences: for each key, the value and what would be accepted."""
+    key, kind, table = _key(place), detail["type"], _fields(place)
+    error, value = detail.get("ctx", {}).get("error"), detail["input"]
+    shown = _shown(value.isoformat() if isinstance(value, date) else value)
+    if isinstance(error, _ContradictionsError):
+        yield from (replace(problem, where=_key((*place, problem.where))) for problem in error.args)
+    elif kind == "missing":
+        yield Problem(key, "is missing", f"a table [{key}]" if table else "a value")
+    elif kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        yield Problem(key, "is not a setting", one_of(_fields(place[:-1])))
+    elif table:
+        yield Problem(key, shown, f"a table [{'.'.join(place)}]")
+    else:
+        message = str(detail["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
+        yield Problem(key, shown, _EXPECTED.get(kind, message) + _WHY.get(place, ""))
 
 
 def _fields(place: tuple[str, ...]) -> list[str]:

@@ -71,13 +71,8 @@ class Tensors(IterableDataset[Item]):
 
 def _is_numeric(kind: pa.DataType) -> bool:
     status = pa.types.is_dictionary(kind) and kind.index_type == pa.int8()
-    return bool(
-        status
-        or pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_boolean(kind)
-        or pa.types.is_timestamp(kind)
-    )
+    known = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_timestamp)
+    return bool(status or any(check(kind) for check in known))
 
 
 def _numbers(column: pa.Array) -> np.ndarray[Any, Any]:

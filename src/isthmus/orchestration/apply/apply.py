@@ -6,9 +6,10 @@ from typing import Any
 
 from isthmus.features.contract.contract import Contract
 from isthmus.features.contract.diff import differences
-from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError
+from isthmus.features.errors import ConfigurationError, DataError
 from isthmus.features.files import write_atomically
 from isthmus.features.offline.store import NEW_VERSION, OfflineStore
+from isthmus.orchestration.apply.diff import in_force
 from isthmus.orchestration.extras import extra
 from isthmus.orchestration.project import Project
 
@@ -35,7 +36,10 @@ def apply(project: Project) -> Applied:
     """
     definitions = project.definitions
     contract = definitions.contract
-    changes = _changes(project, contract)
+    before = in_force(project)
+    changes = differences(before, contract) if before else []
+    if before is None and project.contract_file.exists():
+        changes = ["the contract before was not readable"]
     _refuse_types(project, contract)
     with extra("orchestration"):
         from isthmus.features.feast import registry
@@ -58,12 +62,3 @@ def _refuse_types(project: Project, contract: Contract) -> None:
             problems += store.retyped(view)
     if problems:
         raise ConfigurationError("definitions.py", problems, remedy=NEW_VERSION)
-
-
-def _changes(project: Project, contract: Contract) -> list[str]:
-    if not project.contract_file.exists():
-        return []
-    try:
-        return differences(Contract.loads(project.contract_file.read_bytes()), contract)
-    except ContractMismatch:
-        return ["the contract before was not readable"]

@@ -1,6 +1,5 @@
 """`apply --diff`: what a change of definitions will cost, before anything is touched."""
 
-import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,9 +8,8 @@ from typing import Any
 from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.features.contract.diff import changed_parts, differences
 from isthmus.features.errors import ContractMismatch, DataError, IsthmusError
-from isthmus.features.files import read_pointer
 from isthmus.features.offline.store import OfflineStore
-from isthmus.orchestration.artifacts import RECORD, Artifacts, outdated
+from isthmus.orchestration.artifacts import Artifacts, outdated
 from isthmus.orchestration.project import Project
 from isthmus.serving.deployment.deployment import Deployment
 
@@ -123,13 +121,14 @@ def _stale(project: Project, contract: Contract) -> dict[str, list[str]]:
     """
     stale: dict[str, list[str]] = {"training set": [], "package": [], "deployment": []}
     for declared in project.definitions.distillations.values():
+        artifacts = Artifacts(project, declared)
         # What is missing or cannot be read cannot become stale.
-        with suppress(OSError, ValueError, KeyError):
-            record = read_pointer(project.state / "training" / declared.name / "latest") / RECORD
-            if json.loads(record.read_text())["contract"] != contract.hash:
+        with suppress(IsthmusError):
+            examples = artifacts.latest_training_set()
+            if examples is not None and examples.contract != contract.hash:
                 stale["training set"].append(declared.name)
         with suppress(IsthmusError):
-            if outdated(Artifacts(project, declared).last_package(), contract):
+            if outdated(artifacts.last_package(), contract):
                 stale["package"].append(declared.name)
     if project.deployment_file.exists():
         deployed = Deployment.loads(project.deployment_file.read_bytes(), str(project.deployment_file))

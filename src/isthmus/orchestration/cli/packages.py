@@ -49,8 +49,7 @@ def verify(
     from isthmus.features.package.inspect import inspect
     from isthmus.features.package.signature import read_public_key
 
-    create = RUNTIMES[_PRODUCTS[runtime]]
-    inspection = inspect(path, key=None if key is None else read_public_key(key), runtime=create())
+    inspection = inspect(path, key=None if key is None else read_public_key(key), runtime=_runtime(runtime))
     judge(inspection.as_dict(), partial(_inspection_blocks, inspection), inspection.require, as_json=as_json)
 
 
@@ -74,29 +73,23 @@ def _confined(package: Path) -> None:
         raise PackageError(str(package), reason, expected="model files that answer", remedy=REMEDY)
 
 
-def _onnx_runtime() -> "Runtime":
-    from isthmus.features.package.inspect import OnnxRuntime
+def _runtime(name: str) -> "Runtime":
+    if name == "ort":
+        from isthmus.features.package.inspect import OnnxRuntime
 
-    return OnnxRuntime()
+        return OnnxRuntime()
+    if name == "web":
+        from isthmus.orchestration.runtimes.web import WebRuntime
 
-
-def _web_runtime() -> "Runtime":
-    from isthmus.orchestration.runtimes.web import WebRuntime
-
-    return WebRuntime()
-
-
-def _executorch_runtime() -> "Runtime":
+        return WebRuntime()
     from isthmus.orchestration.runtimes.executorch import ExecuTorchRuntime
 
     return ExecuTorchRuntime()
 
 
-_PRODUCTS = {"ort": "ONNX Runtime", "web": "onnxruntime-web", "executorch": "ExecuTorch"}
+_PRODUCTS = {"ONNX Runtime": "ort", "onnxruntime-web": "web", "ExecuTorch": "executorch"}
 RUNTIMES: Mapping[str, Callable[[], "Runtime"]] = {
-    "ONNX Runtime": _onnx_runtime,
-    "onnxruntime-web": _web_runtime,
-    "ExecuTorch": _executorch_runtime,
+    product: partial(_runtime, name) for product, name in _PRODUCTS.items()
 }
 """What runs model files, by product name."""
 

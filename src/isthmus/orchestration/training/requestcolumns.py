@@ -26,10 +26,9 @@ class RequestColumns:
     @property
     def identity(self) -> dict[str, dict[str, Any]]:
         """All that decides the values: the transforms' hashes, and the fields."""
-        return {
-            name: {"hash": self.contract.transforms[name].hash, "fields": [field.name for field in part.fields]}
-            for name, part in ((part.name, part) for _, part in self.transforms)
-        }
+        hashes = {name: transform.hash for name, transform in self.contract.transforms.items()}
+        return {part.name: {"hash": hashes[part.name], "fields": [field.name for field in part.fields]}
+                for _, part in self.transforms}  # fmt: skip
 
     def schema(self, joined: pa.Schema) -> pa.Schema:
         """The columns with the computed ones; DataError if an input is missing, or two columns would share a name."""

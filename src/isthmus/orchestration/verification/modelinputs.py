@@ -1,7 +1,7 @@
 """The package in the verdict: its graph's inputs from offline and from served values, and what the API predicts."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,19 +25,11 @@ from isthmus.orchestration.verification.client import Client, TypedValues
 from isthmus.orchestration.verification.sides import ComparedRows, OnlineSide, questions_at, sample_with_keys
 
 
-@dataclass(frozen=True)
-class PackageVerdict:
-    """The comparison of each input, and of the API's predictions with those from offline values."""
-
-    inputs: dict[str, FeatureVerdict]
-    predicted: FeatureVerdict
-
-
 def compare_package(
     project: Project, declared: Distillation, package: Path, histories: Sequence[ViewHistory], online: OnlineSide,
     count: int,
-) -> PackageVerdict:  # fmt: skip
-    """Compares a package's inputs, and its predictions through the API, for moments like those of its training set.
+) -> tuple[dict[str, FeatureVerdict], FeatureVerdict]:  # fmt: skip
+    """Compares each input of a package, and its predictions through the API, for moments like its training set's.
 
     Keys and request fields are those of `count` rows of the training set; stored features are those of the present.
     The online side has the package deployed.
@@ -76,8 +68,7 @@ def compare_package(
         expected = predict(open_session(package, manifest, variant, 1), offline_feeds)
     names = {item.name for item in inputs}
     fields = _typed(questions, (column for column in request if column.name in names))
-    predicted = _compare_predictions(rows, expected, (entities, fields), online.api, variant.tolerance)
-    return PackageVerdict(compared, predicted)
+    return compared, _compare_predictions(rows, expected, (entities, fields), online.api, variant.tolerance)
 
 
 def _compare_predictions(

@@ -62,7 +62,7 @@ def verify(
     offline = OfflineStore(project.offline)
     histories = [offline.history(view) for view in contract.views.values()]
     at = project.now()
-    package = _exported_package(project, declared, contract)
+    package = Artifacts(project, declared).exported(contract) if declared else None
     with project.redis() as url, connect(url) as client, TemporaryDirectory(prefix="isthmus-verify-") as folder:
         with answering(url):
             client.ping()
@@ -125,15 +125,8 @@ class _Verification:
         from isthmus.orchestration.verification.modelinputs import compare_package
 
         rows = CHECKED_ROWS if self.all_keys else SAMPLE
-        fed = compare_package(self.project, self.declared, self.package, histories, self.online, rows)
-        return {**files, PREDICT: fed.predicted}, fed.inputs, {}
-
-
-def _exported_package(project: Project, declared: Distillation | None, contract: Contract) -> Path | None:
-    if declared is None:
-        return None
-    artifacts = Artifacts(project, declared)
-    return artifacts.last_package() if artifacts.is_exported(contract) else None
+        inputs, predicted = compare_package(self.project, self.declared, self.package, histories, self.online, rows)
+        return {**files, PREDICT: predicted}, inputs, {}
 
 
 def _deployment(project: Project, package: Path, at: int) -> Deployment:
