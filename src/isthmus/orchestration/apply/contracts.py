@@ -1,15 +1,14 @@
 """`contract show` and `contract diff`: a contract from any place, explained, and the changes between two."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from isthmus.features.contract.contract import Column, Contract, ServiceContract, TransformContract, ViewContract
-from isthmus.features.contract.diff import AVAILABLE, Change, ServiceChange, changes, consequences, duration
+from isthmus.features.contract.contract import Contract, ServiceContract, TransformContract, ViewContract
+from isthmus.features.contract.diff import Change, ServiceChange, changes, consequences
 from isthmus.features.errors import ContractMismatch, PackageError, RequestError
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.settings import FILE
@@ -109,62 +108,3 @@ def _learned(file: Path) -> dict[str, str]:
         return numbers | {item.name: str(item) for item in preparation.texts}
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
         raise PackageError(str(file), f"cannot be read ({error})", remedy="run `isthmus export`") from error
-
-
-def view_lines(view: ViewContract) -> dict[str, str]:
-    """The parts of a view besides its features, in words."""
-    return {
-        "keys": ", ".join(map(_column, view.keys)),
-        "entities": ", ".join(view.entities),
-        "ttl": duration(view.ttl),
-        "delay": duration(view.delay),
-        "lookback": duration(view.lookback),
-        "sources": ", ".join(view.sources) or "none",
-        "version": str(view.version),
-        "table": view.table,
-        "code": view.code[:12],
-        "hash": view.hash[:12],
-    }
-
-
-def feature_rows(fields: Sequence[Column]) -> list[tuple[str, str, str]]:
-    """Name, type and place of each feature."""
-    return [(column.name, _type(column), AVAILABLE[column.available]) for column in fields]
-
-
-def service_lines(service: ServiceContract) -> dict[str, str]:
-    """The inputs of a service's models."""
-    request = ", ".join(map(_column, service.request)) or "none"
-    computed = {"computed": _pairs(service.computed)} if service.computed else {}
-    return {"features": _pairs(service.features), "request fields": request, **computed, "hash": service.hash[:12]}
-
-
-def transform_title(transform: TransformContract) -> str:
-    """Its name and how it was declared: a request source with rules is a transform in a contract."""
-    source = any(rule.source == transform.name for rule in transform.rules.values())
-    return f"request {'source' if source else 'transform'} {transform.name}"
-
-
-def transform_lines(transform: TransformContract) -> dict[str, str]:
-    """The parts of a request transform besides its fields, in words."""
-    rules = {f"of {name}": str(rule) for name, rule in transform.rules.items()}
-    return {
-        "takes": _pairs(transform.stored),
-        "request fields": ", ".join(map(_column, transform.request)) or "none",
-        **rules,
-        "graph": f"{len(transform.graph):,} bytes of ONNX",
-        "hash": transform.hash[:12],
-    }
-
-
-def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
-    groups = groupby(pairs, key=lambda pair: pair[0])
-    return "; ".join(f"{owner}: {', '.join(name for _, name in part)}" for owner, part in groups) or "none"
-
-
-def _column(column: Column) -> str:
-    return f"{column.name} {_type(column)}"
-
-
-def _type(column: Column) -> str:
-    return column.dtype.name if column.size is None else f"{column.dtype} of {column.size}"

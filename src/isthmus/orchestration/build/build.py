@@ -10,7 +10,6 @@ import msgspec
 import pyarrow as pa
 
 from isthmus.features.clock import MICROSECOND
-from isthmus.features.contract.contract import ViewContract
 from isthmus.features.days import DAY, Days, day_name, day_of
 from isthmus.features.definition.spec import FeatureView
 from isthmus.features.errors import DataError, RequestError
@@ -39,7 +38,7 @@ def build(project: Project, views: Sequence[str] | None = None, *, progress: Pro
     Raises:
         GateFailed: rows break an expectation of their view; nothing was written.
     """
-    contract = project.applied()
+    project.applied()  # must be the contract of the definitions
     selected = [project.definitions.views[name] for name in view_names(project, views)]
     store, now = OfflineStore(project.offline), project.now()
     contents = _contents(project, selected)
@@ -50,8 +49,8 @@ def build(project: Project, views: Sequence[str] | None = None, *, progress: Pro
         with source_frames(project, selected) as frames:
             for n, view in enumerate(selected):
                 progress(f"computing {view.name}", n / len(selected))
-                run = _Run(project, view, contract.views[view.name], _origin(view, frames, contents), now)
-                with _spooled(run.compute(frames)) as rows:
+                run = _Run(project, view, frames, contents, now)
+                with _spooled(run.compute()) as rows:
                     ready = stack.enter_context(store.prepare(run.compiled, rows, origin=run.origin, now=now))
                     findings += gate.findings(project, view.name, pa.concat_tables(rows.groups()))
                 _report_future_rows(ready, progress, n / len(selected))
@@ -138,20 +137,24 @@ def build_range(
     contents = _contents(project, selected)
     with source_frames(project, selected) as frames:
         for n, view in enumerate(selected):
-            run = _Run(project, view, contract.views[view.name], _origin(view, frames, contents), now)
-            built[view.name] = run.build(frames, ranges[view.name], step, _share(progress, n, len(selected)))
+            run = _Run(project, view, frames, contents, now)
+            built[view.name] = run.build(ranges[view.name], step, _share(progress, n, len(selected)))
     progress("all tables are written", 1.0)
     return {name: built[name] for name in names}
 
 
 class _Run:
-    """The build of a view."""
+    """The build of a view; `contents` has the hash of each source."""
 
-    def __init__(self, project: Project, view: FeatureView, compiled: ViewContract, origin: Origin, now: int) -> None:
-        self.project, self.view, self.compiled, self.origin, self.now = project, view, compiled, origin, now
-        self.store = OfflineStore(project.offline)
+    def __init__(
+        self, project: Project, view: FeatureView, frames: Frames, contents: Mapping[str, str | None], now: int
+    ) -> None:
+        self.project, self.view, self.frames, self.now = project, view, frames, now
+        self.store, self.compiled = OfflineStore(project.offline), project.definitions.contract.views[view.name]
+        schemas = {name: dict(frames[name].dtypes) for name in sorted(source.name for source in view.sources)}
+        self.origin = Origin(schemas, _content(view, contents))
 
-    def build(self, frames: Frames, within: Days, step: int, progress: Progress) -> Written:
+    def build(self, within: Days, step: int, progress: Progress) -> Written:
         """Computes and writes the days of a range that are not built yet."""
         before = self.store.extendable(self.compiled)
         _refuse_retyped(self.view, before, self.origin)
@@ -161,14 +164,18 @@ class _Run:
         days, total = 0, sum(map(len, left))
         unchanged: list[Days] = []
         written, changed = None, False
-        for turn, parts in enumerate(_passes(self.view, left)):
+        # A view that reads all of its sources reads them once, for all steps.
+        passes = [left] if left and self.view.lookback is None else [[part] for part in left]
+        for turn, parts in enumerate(passes):
             span = Days(parts[0].first, parts[-1].end)
             progress(f"computing {self.view.name}, {span}", days / total)
-            with _spooled(self.compute(frames, span)) as rows:
+            with _spooled(self.compute(span)) as rows:
                 if turn < CHECKED:
-                    lookback.require_enough(self.view, self.compiled, frames, rows)
+                    lookback.require_enough(self.view, self.compiled, self.frames, rows)
                 for part in parts:
-                    gate.require(gate.findings(self.project, self.view.name, _within(rows, part), part=True), part)
+                    groups = list(rows.groups(part))
+                    table = pa.concat_tables(groups) if groups else None
+                    gate.require(gate.findings(self.project, self.view.name, table, part=True), part)
                     with self.store.prepare(
                         self.compiled, rows, part, origin=self.origin, done=unchanged, now=self.now
                     ) as ready:
@@ -184,9 +191,9 @@ class _Run:
             return Written(rows_before, 0, self.store.history(self.compiled).version, changed=False)
         return Written(written.rows, written.rows - rows_before, written.version, changed=changed)
 
-    def compute(self, frames: Frames, days: Days | None = None) -> Iterator[pa.Table]:
+    def compute(self, days: Days | None = None) -> Iterator[pa.Table]:
         """The rows of all days or a range. A column that the engine misses is named with its source."""
-        reach, within = self.compiled.lookback, None
+        frames, reach, within = self.frames, self.compiled.lookback, None
         if days is not None:
             within = (days.first * DAY, days.end * DAY)
             if reach is not None:
@@ -208,14 +215,6 @@ class _Run:
             for source, types in before.origin.schemas.items() if before else ():
                 for column in types.keys() - self.origin.schemas.get(source, types).keys():
                     yield source, column, types[column]
-
-
-def _passes(view: FeatureView, parts: Sequence[Days]) -> Iterator[Sequence[Days]]:
-    """The steps that are computed together: a view that reads all of its sources reads them once."""
-    if view.lookback is not None:
-        yield from ([part] for part in parts)
-    elif parts:
-        yield parts
 
 
 def _new_days(view: FeatureView, commit: Commit | None, now: int) -> Days | None:
@@ -247,21 +246,11 @@ def _contents(project: Project, views: Iterable[FeatureView]) -> Mapping[str, st
     }
 
 
-def _origin(view: FeatureView, frames: Frames, contents: Mapping[str, str | None]) -> Origin:
-    names = sorted(source.name for source in view.sources)
-    return Origin({name: dict(frames[name].dtypes) for name in names}, _content(view, contents))
-
-
 def _content(view: FeatureView, contents: Mapping[str, str | None]) -> str:
     """Hash of the sources of a view and of the engine; empty if a source has none."""
     names = sorted(source.name for source in view.sources)
     parts = [contents[name] for name in ["", *names]]
     return "" if None in parts else hashlib.sha256(json.dumps([names, parts]).encode()).hexdigest()
-
-
-def _within(rows: Spool, part: Days) -> pa.Table | None:
-    groups = list(rows.groups(part))
-    return pa.concat_tables(groups) if groups else None
 
 
 @contextmanager

@@ -9,7 +9,6 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated
 
 import typer
@@ -59,7 +58,6 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Runs a command; turns errors into a sentence and the exit code."""
-    failed = partial(_failed, arguments)
     try:
         # `--debug` counts anywhere: people add it to the end of the command that failed.
         command = [argument for argument in arguments if argument != "--debug"]
@@ -67,7 +65,7 @@ def run(arguments: Sequence[str]) -> int:
         if code == _INTERRUPTED:
             say("stopped; what was not finished was not written")
     except IsthmusError as error:
-        code = failed(error.as_dict(), str(error), error.exit_code)
+        code = _failed(arguments, error)
     except _UsageError as error:
         if error.ctx and error.message == error.ctx.get_help():
             error.show()
@@ -76,22 +74,22 @@ def run(arguments: Sequence[str]) -> int:
         # Newer typer quotes pydantic, which begins with the class of the error.
         message, _, meant = error.format_message().replace("Value error, ", "").partition(" Did you mean ")
         usage = RequestError("command line", message.rstrip("."), expected=meant.partition("?")[0], remedy=remedy)
-        code = failed(usage.as_dict(), str(usage), 2)
+        code = _failed(arguments, usage)
     except OSError as error:
         # A full disk, a folder that may not be written: the user's to mend.
         trouble = DependencyError(
             str(error.filename or "file system"), error.strerror or str(error),
             remedy="make room there, and run the same command again" if error.errno == errno.ENOSPC else "",
         )  # fmt: skip
-        code = failed(trouble.as_dict(), str(trouble), trouble.exit_code)
+        code = _failed(arguments, trouble)
     return code if isinstance(code, int) else 0
 
 
-def _failed(arguments: Sequence[str], report: dict[str, object], sentence: str, code: int) -> int:
-    """Shows the current error as `--debug` and `--json` say; returns the exit code."""
+def _failed(arguments: Sequence[str], error: IsthmusError) -> int:
+    """Shows an error as `--debug` and `--json` say; returns the exit code."""
     if "--debug" in arguments:
         traceback.print_exc()
     if "--json" in arguments:
-        write_json(report)
-    say(sentence)
-    return code
+        write_json(error.as_dict())
+    say(str(error))
+    return error.exit_code

@@ -1,20 +1,14 @@
 """A contract, and the difference between two."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
-from isthmus.features.contract.contract import Column
+from isthmus.features.contract.contract import Column, ServiceContract, TransformContract, ViewContract
+from isthmus.features.contract.diff import AVAILABLE, duration
 from isthmus.features.document.blocks import Block, Fields, Heading, Paragraph, Table, Text, bad, good
 from isthmus.features.status import short
-from isthmus.orchestration.apply.contracts import (
-    ContractDifference,
-    LocatedContract,
-    feature_rows,
-    service_lines,
-    transform_lines,
-    transform_title,
-    view_lines,
-)
+from isthmus.orchestration.apply.contracts import ContractDifference, LocatedContract
 
 _OUTCOMES = {
     "same": "keep working as they are",
@@ -29,13 +23,15 @@ def contract_blocks(source: LocatedContract) -> Iterator[Block]:
     contract = source.contract
     yield Paragraph(f"project {contract.project}, contract {short(contract.hash)}, of {source.place}")
     for view in contract.views.values():
-        yield from _section(f"view {view.name}", view_lines(view))
+        yield from _section(f"view {view.name}", _of_view(view))
         yield _features(view.fields)
     for transform in contract.transforms.values():
-        yield from _section(transform_title(transform), transform_lines(transform))
+        # In a contract, a request source with rules is a transform.
+        source = any(rule.source == transform.name for rule in transform.rules.values())
+        yield from _section(f"request {'source' if source else 'transform'} {transform.name}", _of_transform(transform))
         yield _features(transform.fields)
     for service in contract.services.values():
-        yield from _section(f"service {service.name}", service_lines(service))
+        yield from _section(f"service {service.name}", _of_service(service))
     for kind in ("sources", "spines"):
         for name, form in contract.as_dict()[kind].items():
             parts = {part.replace("_", " "): _text(part, value) for part, value in form.items()}
@@ -66,12 +62,60 @@ def difference_blocks(difference: ContractDifference) -> Iterator[Block]:
 
 
 def _features(fields: Sequence[Column]) -> Table:
-    return Table(["feature", "type", "can exist"], feature_rows(fields))
+    rows = [[column.name, _type(column), AVAILABLE[column.available]] for column in fields]
+    return Table(["feature", "type", "can exist"], rows)
 
 
 def _section(title: str, lines: Mapping[str, str]) -> Iterator[Block]:
     yield Heading(title)
     yield Fields(list(lines.items()))
+
+
+def _of_view(view: ViewContract) -> dict[str, str]:
+    return {
+        "keys": _columns(view.keys),
+        "entities": ", ".join(view.entities),
+        "ttl": duration(view.ttl),
+        "delay": duration(view.delay),
+        "lookback": duration(view.lookback),
+        "sources": ", ".join(view.sources) or "none",
+        "version": str(view.version),
+        "table": view.table,
+        "code": short(view.code),
+        "hash": short(view.hash),
+    }
+
+
+def _of_transform(transform: TransformContract) -> dict[str, str]:
+    return {
+        "takes": _pairs(transform.stored),
+        "request fields": _columns(transform.request) or "none",
+        **{f"of {name}": str(rule) for name, rule in transform.rules.items()},
+        "graph": f"{len(transform.graph):,} bytes of ONNX",
+        "hash": short(transform.hash),
+    }
+
+
+def _of_service(service: ServiceContract) -> dict[str, str]:
+    return {
+        "features": _pairs(service.features),
+        "request fields": _columns(service.request) or "none",
+        **({"computed": _pairs(service.computed)} if service.computed else {}),
+        "hash": short(service.hash),
+    }
+
+
+def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
+    groups = groupby(pairs, key=lambda pair: pair[0])
+    return "; ".join(f"{owner}: {', '.join(name for _, name in part)}" for owner, part in groups) or "none"
+
+
+def _columns(columns: Sequence[Column]) -> str:
+    return ", ".join(f"{column.name} {_type(column)}" for column in columns)
+
+
+def _type(column: Column) -> str:
+    return column.dtype.name if column.size is None else f"{column.dtype} of {column.size}"
 
 
 def _text(part: str, value: Any) -> str:

@@ -1,6 +1,7 @@
 """A document on the terminal, by rich."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from rich import box
 from rich.console import Console
@@ -38,34 +39,23 @@ def show(blocks: Iterable[Block]) -> None:
     It is as wide as the terminal; elsewhere it is wide enough for every table, and has no colors.
     """
     console = Console()
-    _write(console if console.is_terminal else Console(width=110), blocks)
+    console = console if console.is_terminal else Console(width=110)
+    for part in chain.from_iterable(map(_parts, blocks)):
+        console.print(part, highlight=False, soft_wrap=isinstance(part, RichText))
 
 
-def _write(console: Console, blocks: Iterable[Block]) -> None:
-    for block in blocks:
-        match block:
-            case Table():
-                console.print(_table(block))
-            case Group(_, parts, title):
-                if title:
-                    _line(console, _styled(title))
-                _write(console, parts)
-            case Heading(text):
-                console.print()
-                _line(console, _styled(text, "bold"))
-            case Figure():
-                continue
-            case _:
-                for line in _lines(block):
-                    _line(console, line)
-
-
-def _line(console: Console, text: RichText) -> None:
-    console.print(text, highlight=False, soft_wrap=True)
-
-
-def _lines(block: Paragraph | Bullets | Code | Fields | Legend) -> Iterable[RichText]:
+def _parts(block: Block) -> Iterator[RichText | RichTable]:
+    """The lines and tables of a block. Figures are left out."""
     match block:
+        case Table():
+            yield _table(block)
+        case Group(_, blocks, title):
+            if title:
+                yield _styled(title)
+            yield from chain.from_iterable(map(_parts, blocks))
+        case Heading(text):
+            yield RichText()
+            yield _styled(text, "bold")
         case Paragraph(text):
             yield _styled(text)
         case Bullets(items):
