@@ -27,8 +27,8 @@ def contract_blocks(source: LocatedContract) -> Iterator[Block]:
         yield _features(view.fields)
     for transform in contract.transforms.values():
         # In a contract, a request source with rules is a transform.
-        source = any(rule.source == transform.name for rule in transform.rules.values())
-        yield from _section(f"request {'source' if source else 'transform'} {transform.name}", _of_transform(transform))
+        kind = "source" if any(rule.source == transform.name for rule in transform.rules.values()) else "transform"
+        yield from _section(f"request {kind} {transform.name}", _of_transform(transform))
         yield _features(transform.fields)
     for service in contract.services.values():
         yield from _section(f"service {service.name}", _of_service(service))

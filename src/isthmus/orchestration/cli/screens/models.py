@@ -3,13 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from isthmus.distill.reports import (
-    comparison,
-    legend,
-    read_report,
-    read_search,
-    teacher_gain,
-)
+from isthmus.distill.reports import comparison, legend, read_report, read_search, teacher_gain
 from isthmus.distill.reports.searchpage import advice, front
 from isthmus.features.document.blocks import Block, Paragraph
 
