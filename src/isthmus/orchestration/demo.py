@@ -28,15 +28,9 @@ EXAMPLES = 2
 
 
 def demo(project: Project, *, progress: Progress = silent) -> dict[str, Any]:
-    """Runs every step as Dagster runs it, in this process, and sends the API two rows.
+    """Runs every step as Dagster runs it, in this process, and sends the API two rows; returns the reports and answers.
 
-    Args:
-        project: the project; it must have exactly one distillation.
-        progress: called with what is going on and the share of that step that is done.
-
-    Returns:
-        The machine-readable summary: seconds, views, training_set, materialize, verdict, distillation, package,
-        lookups, predictions.
+    The project must have exactly one distillation.
 
     Raises:
         IsthmusError: what the first failing step raised.
@@ -71,9 +65,7 @@ def demo(project: Project, *, progress: Progress = silent) -> dict[str, Any]:
 class _Here:
     """Runs steps in this process: heavy libraries are loaded once, and errors arrive unchanged.
 
-    Attributes:
-        reports: step to node name to report.
-        seconds: step to how long it took.
+    `reports` has those of each step by the node's name, `seconds` how long each step took.
     """
 
     project: Project

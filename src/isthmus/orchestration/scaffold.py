@@ -42,11 +42,7 @@ class Scaffold:
 
 
 def init(folder: Path, example: Example = "empty") -> Scaffold:
-    """Writes a project that passes its own tests.
-
-    Args:
-        folder: a new folder, or an empty folder; hidden files, such as `.git`, stay as they are.
-        example: what to copy.
+    """Copies an example, which passes its own tests, to a new or empty folder; hidden files, such as `.git`, stay.
 
     Raises:
         ConfigurationError: the folder is a file or not empty, or its name cannot be a project's.

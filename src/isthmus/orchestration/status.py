@@ -30,12 +30,7 @@ RUNS = 5
 
 
 def status(project: Project, *, measure: bool = True, progress: Progress = silent) -> Status:
-    """The state of a project.
-
-    Args:
-        project: the project.
-        measure: whether to measure expectations and drift, which reads the tables.
-        progress: called with the current view and the share that is done.
+    """The state of a project; `measure` reads the tables, for expectations and drift.
 
     Raises:
         ConfigurationError: the definitions are wrong.

@@ -33,7 +33,7 @@ from isthmus.orchestration.training import enginejoin
 from isthmus.orchestration.training.data import TrainingData
 from isthmus.orchestration.training.enginejoin import EngineJoin
 from isthmus.orchestration.training.record import repeat
-from isthmus.orchestration.training.set import TrainingSetOptions, training_set
+from isthmus.orchestration.training.set import training_set, write_training_set
 from isthmus.orchestration.training.spinesql import is_sql
 from tests.commandline import run
 from tests.features.support import join_naively
@@ -263,13 +263,13 @@ def test_the_same_again_after_new_data(built: Shop, project: Open, tmp_path: Pat
     assert made.rows_in == made.rows_out == len(made.table())
     before = files(made.path)
     _more_orders(built, project)
-    assert TrainingSetOptions(like=made.id, out=tmp_path / "again").write(project(built)).id == made.id
+    assert write_training_set(project(built), like=made.id, out=tmp_path / "again").id == made.id
     again = files(tmp_path / "again")
     assert {name: again[name] for name in again if name != "_record.json"} == {
         name: before[name] for name in before if name != "_record.json"
     }
     (made.path / "data.parquet").unlink()
-    assert TrainingSetOptions(like=str(made.path)).write(project(built)).path == made.path
+    assert write_training_set(project(built), like=str(made.path)).path == made.path
     assert files(made.path) == before
     assert repeat(project(built), str(made.path / "_record.json")).id == made.id
     assert isthmus.training_data(built.root, FEATURES, _spine()).write(tmp_path / "july").id != made.id
@@ -455,20 +455,20 @@ def test_a_join_by_apache_spark_is_the_embedded_one(
 
 
 def test_a_distillation_joined_by_the_engine_and_made_again_by_it(built: Shop, project: Open) -> None:
-    made = TrainingSetOptions(join="engine").write(project(built))
+    made = write_training_set(project(built), join="engine")
     before = files(made.path)
     shutil.rmtree(made.path)
     assert training_set(project(built)) == made
     assert files(made.path) == before
     _more_orders(built, project)
     (made.path / "data.parquet").unlink()
-    assert TrainingSetOptions(like=made.id, join="engine").write(project(built)) == made
+    assert write_training_set(project(built), like=made.id, join="engine") == made
     assert files(made.path) == before
 
 
 def test_a_join_by_the_engine_that_cannot_be(built: Shop, project: Open, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="join: the engine cannot join as served"):
-        TrainingSetOptions(as_served=True, join="engine").write(project(built))
+        write_training_set(project(built), as_served=True, join="engine")
     served = isthmus.training_data(built.root, FEATURES, _spine(), as_served=True).write(tmp_path / "served")
     with pytest.raises(RequestError, match="join: the engine cannot join as served"):
         repeat(project(built), served.id, join="engine")

@@ -87,7 +87,6 @@ def _difference(contract: ViewContract, declared: pa.Table | None, doubled: pa.T
 
 
 def _differing(column: Column, declared: pa.Table, doubled: pa.Table) -> Mask:
-    """The rows in which a column differs."""
     left, right = (from_arrow(table[column.name], column.dtype) for table in (declared, doubled))
     element = column.dtype.element
     if column.dtype.numpy is not None:

@@ -22,10 +22,9 @@ def show(
 ) -> None:
     """Explain a contract: views, request transforms, services, sources, spines and hashes."""
     from isthmus.orchestration.apply.contracts import find
-
-    contract = find(a, lambda: open_project(project))
     from isthmus.orchestration.cli.screens.contract import contract_blocks
 
+    contract = find(a, lambda: open_project(project))
     present(contract.as_dict(), partial(contract_blocks, contract), as_json=as_json)
 
 
@@ -38,8 +37,7 @@ def diff(
 ) -> None:
     """Say what changed from A to B, and which services keep working."""
     from isthmus.orchestration.apply.contracts import compare, find
-
-    difference = compare(*(find(name, lambda: open_project(project)) for name in (a, b)))
     from isthmus.orchestration.cli.screens.contract import difference_blocks
 
+    difference = compare(*(find(name, lambda: open_project(project)) for name in (a, b)))
     present(difference.as_dict(), partial(difference_blocks, difference), as_json=as_json)

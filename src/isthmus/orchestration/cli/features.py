@@ -129,13 +129,12 @@ def training_set(
     as_json: JsonOption = False,
 ) -> None:
     """Join the views to the spine of a distillation, or to rows of your own, point in time."""
-    from isthmus.orchestration.training.set import TrainingSetOptions
+    from isthmus.orchestration.cli.screens.report import training_set_blocks
+    from isthmus.orchestration.training.set import write_training_set
 
     with progress() as bar:
-        options = TrainingSetOptions(
-            name=name, spine=spine, features=features, like=like, out=out, status=status, as_served=as_served, join=join
-        )
-        report = options.write(open_project(project), bar).as_dict()
-    from isthmus.orchestration.cli.screens.report import training_set_blocks
-
+        report = write_training_set(
+            open_project(project), name=name, spine=spine, features=features, like=like, out=out, status=status,
+            as_served=as_served, join=join, progress=bar,
+        ).as_dict()  # fmt: skip
     present(report, partial(training_set_blocks, report), as_json=as_json)

@@ -56,12 +56,11 @@ def search(
 @verbs.command()
 def export(name: NameArgument = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
     """Turn the student into a package for the API and the device."""
+    from isthmus.orchestration.cli.screens.report import export_blocks
     from isthmus.orchestration.models.models import export as run
 
     with progress() as bar:
         report = run(open_project(project), name, progress=bar).as_dict()
-    from isthmus.orchestration.cli.screens.report import export_blocks
-
     present(report, partial(export_blocks, report), as_json=as_json)
 
 

@@ -1,6 +1,5 @@
 """`training-set`: the examples of a distillation, each with what every view answered at its moment."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,36 +22,37 @@ from isthmus.orchestration.training.requestcolumns import request_columns
 from isthmus.transforms.views.compute import compute_spine
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingSetOptions:
-    """The options of `isthmus training-set`: a distillation, a spine with features, or an earlier training set."""
+def write_training_set(
+    project: Project,
+    *,
+    name: str | None = None,
+    spine: str | None = None,
+    features: str | None = None,
+    like: str | None = None,
+    out: Path | None = None,
+    status: bool = True,
+    as_served: bool = False,
+    join: str = "embedded",
+    progress: Progress = silent,
+) -> TrainingSet:
+    """By the options of the command line: a distillation's, a spine with features, or an earlier one once more.
 
-    name: str | None = None
-    spine: str | None = None
-    features: str | None = None
-    like: str | None = None
-    out: Path | None = None
-    status: bool = True
-    as_served: bool = False
-    join: str = "embedded"
-
-    def write(self, project: Project, progress: Progress = silent) -> TrainingSet:
-        """Writes the training set, or raises RequestError if the options do not go together."""
-        kinds = {"a distillation": self.name, "--spine": self.spine, "--like": self.like}
-        if len([kind for kind, value in kinds.items() if value is not None]) > 1:
-            raise RequestError("training-set", "more than one of them is given", expected="one of " + ", ".join(kinds))
-        if self.like is not None and self.features is None and self.status and not self.as_served:
-            progress(f"making {self.like} again", 0.0)
-            return repeat(project, self.like, self.out, join=self.join)
-        if self.spine is not None and self.features is not None and self.out is not None:
-            progress(f"joining {self.features} to {self.spine}", 0.0)
-            return training_data(
-                project, self.features, self.spine, status=self.status, as_served=self.as_served, join=self.join
-            ).write(self.out)
-        if (self.like, self.spine, self.features, self.out, self.status) != (None, None, None, None, True):
-            expected = "--spine with --features and --out, or --like, with --out or without"
-            raise RequestError("training-set", "its options do not go together", expected=expected)
-        return training_set(project, self.name, as_served=self.as_served, join=self.join, progress=progress)
+    Raises:
+        RequestError: the options do not go together.
+    """
+    kinds = {"a distillation": name, "--spine": spine, "--like": like}
+    if len([kind for kind, value in kinds.items() if value is not None]) > 1:
+        raise RequestError("training-set", "more than one of them is given", expected="one of " + ", ".join(kinds))
+    if like is not None and features is None and status and not as_served:
+        progress(f"making {like} again", 0.0)
+        return repeat(project, like, out, join=join)
+    if spine is not None and features is not None and out is not None:
+        progress(f"joining {features} to {spine}", 0.0)
+        return training_data(project, features, spine, status=status, as_served=as_served, join=join).write(out)
+    if (like, spine, features, out, status) != (None, None, None, None, True):
+        expected = "--spine with --features and --out, or --like, with --out or without"
+        raise RequestError("training-set", "its options do not go together", expected=expected)
+    return training_set(project, name, as_served=as_served, join=join, progress=progress)
 
 
 def training_set(

@@ -6,7 +6,7 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -53,11 +53,8 @@ class Client:
     ) -> pa.Table:
         """The answer to a lookup, as Arrow: columns by their full names, and per view its status and event time.
 
-        Args:
-            features: pairs (view, feature), and (request transform, field).
-            keys: join key to its values, one per row.
-            rows: how many.
-            request: the request fields of the request transforms.
+        `features` are pairs (view, feature) and (request transform, field); `keys` has the values of each join key, one
+        per row, and `request` those of the request fields of the request transforms.
 
         Raises:
             DependencyError: the server does not run, or Redis does not answer it.
@@ -251,15 +248,15 @@ def private_api(
     """
     log = project.state / "logs" / f"verify-{os.getpid()}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    configured = msgspec.structs.replace(settings(project, url, 0, private=True), workers=1, now=at)
-    if deployment is not None:
-        configured = msgspec.structs.replace(configured, deployment=str(deployment))
-    with log.open("wb") as file, running(configured, file) as child:
-        api = Client(contract, configured.limits, child, log)
-        try:
-            yield api
-        finally:
-            api.close()
+    configured = settings(project, url, 0, private=True)
+    deployed = str(deployment or project.deployment_file)
+    configured = msgspec.structs.replace(configured, workers=1, now=at, deployment=deployed)
+    with (
+        log.open("wb") as file,
+        running(configured, file) as child,
+        closing(Client(contract, configured.limits, child, log)) as api,
+    ):
+        yield api
     # After an error the log stays.
     log.unlink()
 

@@ -108,19 +108,16 @@ class _Engine:
 
     def _expected(self, now: dict[str, Values]) -> tuple[dict[str, Values], Mask]:
         """The engine's value of each field where its inputs are unchanged, else the graph's; and the refused rows."""
-        unchanged, refused = np.ones(len(self._table), bool), np.zeros(len(self._table), bool)
+        unchanged = np.ones(len(self._table), bool)
         for name, values in self._inputs.items():
             unchanged &= equal_values(values, now[name], self._types[name])
-        computed = self._graph.run(now)
-        for mask in computed.refused.values():
-            refused |= mask
-        expected = {}
-        for name, engine in self._results.items():
-            graph = computed.values[name]
-            expected[name] = Values(
-                np.where(unchanged, engine.data, graph.data), np.where(unchanged, engine.valid, graph.valid)
-            )
-        return expected, refused
+        graph = self._graph.run(now)
+        refused: Bool = np.logical_or.reduce([np.zeros(len(unchanged), bool), *graph.refused.values()])
+        pairs = {name: (engine, graph.values[name]) for name, engine in self._results.items()}
+        return {
+            name: Values(np.where(unchanged, left.data, right.data), np.where(unchanged, left.valid, right.valid))
+            for name, (left, right) in pairs.items()
+        }, refused
 
     def _stored(self, answer: pa.Table) -> dict[str, Values]:
         columns = map(self._contract.stored, self._transform.stored)
