@@ -43,15 +43,9 @@ _DECLARATIONS = (Entity, Source, FeatureView, RequestSource, RequestTransform, F
 
 @dataclass(frozen=True)
 class Definitions:
-    """The declarations of a definitions module, by name.
+    """The declarations of a definitions module, by name in its order; spines and services also of its distillations.
 
-    Attributes:
-        views: in the order of the module.
-        spines: of the module and of its distillations.
-        services: of the module and of its distillations.
-        transforms: request transforms, and request sources that are checked.
-        distillations: in the order of the module.
-        contract: the other declarations, compiled.
+    `transforms` are request transforms, and request sources that are checked; `contract` has all but the distillations.
     """
 
     views: Mapping[str, FeatureView]
@@ -72,6 +66,7 @@ class Project:
         deployment_file: the current deployment.
         latency_folder: where servers report their latency.
         keys_file: the API keys, as hashes.
+        fixed_now: where the project's clock stands, in microseconds since 1970 UTC; None for the wall clock.
 
     Raises:
         ConfigurationError: its isthmus.toml is missing or wrong.
@@ -88,6 +83,8 @@ class Project:
         self.deployment_file = self.state / "deployment.json"
         self.latency_folder = self.state / "latency"
         self.keys_file = self.state / "keys.json"
+        fixed = self.settings.project.now
+        self.fixed_now = None if fixed is None else clock.micros(fixed)
 
     @classmethod
     def find(cls, start: Path) -> "Project":
@@ -115,12 +112,6 @@ class Project:
         """
         configured = self.settings.packages.signing_key
         return None if configured is None else Signer(self.root / configured, os.environ.get(PASSWORD))
-
-    @property
-    def fixed_now(self) -> int | None:
-        """The time at which the project's clock is fixed, in microseconds since 1970 UTC; None for the wall clock."""
-        fixed = self.settings.project.now
-        return None if fixed is None else clock.micros(fixed)
 
     def now(self) -> int:
         """The project's present, in microseconds since 1970 UTC."""

@@ -20,15 +20,7 @@ _FOLDERS = (Path(__file__).parent / "examples", Path(__file__).parents[3] / "exa
 
 @dataclass(frozen=True)
 class Scaffold:
-    """A new project.
-
-    Attributes:
-        folder: where it is.
-        name: of the project, which is the folder's.
-        example: what it is a copy of.
-        files: what was written.
-        next: the commands of its README, to run in the folder.
-    """
+    """A new project, named like its folder: what it is a copy of, what was written, and its README's commands."""
 
     folder: Path
     name: str

@@ -9,7 +9,7 @@ import msgspec
 
 from isthmus.features.contract.contract import Contract, ServiceContract, TransformContract, ViewContract
 from isthmus.features.contract.diff import Change, ServiceChange, changes, consequences
-from isthmus.features.errors import ContractMismatch, PackageError, RequestError
+from isthmus.features.errors import PackageError, RequestError
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.settings import FILE
 from isthmus.transforms.preparation.fit import LEARNED, Preparation
@@ -78,11 +78,8 @@ def find(name: str, project: Callable[[], Project]) -> LocatedContract:
     path = Path(name)
     if name == APPLIED or (path / FILE).is_file():
         opened = project() if name == APPLIED else Project(path)
-        file = opened.contract_file
-        if not file.exists():
-            raise ContractMismatch(f"project {opened.name}", "nothing has been applied", remedy="run `isthmus apply`")
-    else:
-        file = path / _FILE if path.is_dir() else path
+        return LocatedContract(str(opened.contract_file), opened.last_applied())
+    file = path / _FILE if path.is_dir() else path
     try:
         contract = Contract.loads(file.read_bytes(), str(file))
         return LocatedContract(str(file), contract, _learned(file.with_name(LEARNED)))

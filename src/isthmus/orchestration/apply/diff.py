@@ -83,8 +83,8 @@ def apply_diff(project: Project) -> ApplyDiff:
 def in_force(project: Project) -> Contract | None:
     """The contract of the last apply; None without one, or if it cannot be read."""
     try:
-        return Contract.loads(project.contract_file.read_bytes())
-    except (FileNotFoundError, ContractMismatch):
+        return project.last_applied()
+    except ContractMismatch:
         return None
 
 

@@ -6,6 +6,7 @@ Spark and Spark Connect the executors read and write them.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from isthmus.features.contract.contract import Contract
 from isthmus.features.offline.snapshot import Places, Snapshot
@@ -44,12 +45,9 @@ def materialize(
         with answering(url):
             servers = store.servers()
         for n, (name, history) in enumerate(histories.items()):
-            share, text = n / len(names), f"waiting for another run that writes {name}"
-            progress(f"writing {name}", share)
-            written[name] = publish(
-                store, url, offline, history, project.now, full=full, send=send,
-                waiting=lambda text=text, share=share: progress(text, share),  # type: ignore[misc]
-            )  # fmt: skip
+            progress(f"writing {name}", n / len(names))
+            waiting = partial(progress, f"waiting for another run that writes {name}", n / len(names))
+            written[name] = publish(store, url, offline, history, project.now, full=full, send=send, waiting=waiting)
         with answering(url):
             require_same(url, servers, store.servers())
     progress("all rows are written", 1.0)

@@ -8,7 +8,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from isthmus.features.errors import DataError, RequestError
+from isthmus.features.errors import DataError, RequestError, first_line
 from isthmus.features.pointintime.join import BATCH
 from isthmus.features.pointintime.spine import SpineRows
 
@@ -58,5 +58,4 @@ def _failing(known: str) -> Iterator[None]:
     try:
         yield
     except (duckdb.Error, pa.ArrowException) as error:
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise DataError("spine", f"its SQL fails ({first})", remedy=known) from error
+        raise DataError("spine", f"its SQL fails ({first_line(error)})", remedy=known) from error

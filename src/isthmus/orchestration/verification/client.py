@@ -32,7 +32,6 @@ READY_SECONDS = 20.0
 ANSWER_SECONDS = 65.0
 """Longer than any request may take by the server's own deadline."""
 _PAUSE_SECONDS = 0.02
-_NO_START = "mend what it names; `isthmus serve` must be able to start"
 
 TypedValues = tuple[DataType, Values]
 
@@ -217,7 +216,8 @@ class Client:
             warnings = [line for line in self._log_lines() if line.get("level") != "info"]
             reason = warnings and (warnings[-1].get("problem") or warnings[-1].get("event"))
             problem = f"ended by itself with code {code}" + (f" ({reason})" if reason else "")
-        return DependencyError("the API", problem, remedy=f"see {self._log}; {_NO_START}")
+        remedy = f"see {self._log}; mend what it names; `isthmus serve` must be able to start"
+        return DependencyError("the API", problem, remedy=remedy)
 
     def _log_lines(self) -> list[dict[str, Any]]:
         """The lines of the log that are complete objects."""
