@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from isthmus.features import clock
-from isthmus.features.document.blocks import Block, Figure, Heading, Paragraph, Table, Text, bad, bars, cell, good, to_html
+from isthmus.features.document.blocks import Block, Figure, Heading, Paragraph, Table, Text, bad, bars, cell, good
+from isthmus.features.document.html import to_html
 from isthmus.features.quality.statistics import FeatureStatistics, ViewStatistics
 from isthmus.orchestration.quality.quality import QualityReport, ViewDrift, ViewQuality
 

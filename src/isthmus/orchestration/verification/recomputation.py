@@ -112,7 +112,7 @@ class _Engine:
         for name, values in self._inputs.items():
             unchanged &= equal_values(values, now[name], self._types[name])
         graph = self._graph.run(now)
-        refused: Bool = np.logical_or.reduce([np.zeros(len(unchanged), bool), *graph.refused.values()])
+        refused: Mask = np.logical_or.reduce([np.zeros(len(unchanged), bool), *graph.refused.values()])
         pairs = {name: (engine, graph.values[name]) for name, engine in self._results.items()}
         return {
             name: Values(np.where(unchanged, left.data, right.data), np.where(unchanged, left.valid, right.valid))
