@@ -183,7 +183,9 @@ def _parts(before: Mapping[str, Any], after: Mapping[str, Any], reread: set[str]
         elif part in _TIMES:
             words.append(_was(part, duration, was, now))
         elif part == "rules":
-            words += _rules(*({name: str(FieldRule(*rule)) for name, *rule in rules or ()} for rules in (was, now)))
+            old, new = ({name: str(FieldRule(*rule)) for name, *rule in rules or ()} for rules in (was, now))
+            words += [f"what it expects of {name} was ({old.get(name, 'nothing')}), is ({new.get(name, 'nothing')})"
+                      for name in changed_parts(new, old)]  # fmt: skip
         elif part == "graph":
             words.append("what it computes changed")
         elif part == "code":
@@ -194,11 +196,6 @@ def _parts(before: Mapping[str, Any], after: Mapping[str, Any], reread: set[str]
             past, present = ("were", "are") if isinstance(was, list) else ("was", "is")
             words.append(f"{part.replace('_', ' ')} {past} {_text(was)}, {present} {_text(now)}")
     return tuple(words)
-
-
-def _rules(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    return [f"what it expects of {name} was ({before.get(name, 'nothing')}), is ({after.get(name, 'nothing')})"
-            for name in changed_parts(after, before)]  # fmt: skip
 
 
 def _by_name(part: str, items: Sequence[Sequence[Any]] | None) -> dict[str, list[Any]]:

@@ -14,7 +14,6 @@ from feast.protos.feast.types.Value_pb2 import Value
 from feast.repo_config import RepoConfig
 
 from isthmus.features import clock
-from isthmus.features.clock import Status
 from isthmus.features.errors import IsthmusError, RequestError, one_of
 from isthmus.features.feast import values as feast_values
 from isthmus.features.feast.views import Layout, contract_of, layout_of, project_of
@@ -56,8 +55,8 @@ class ViewLookup:
         for status, event, values in zip(
             answer.status.tolist(), answer.event.tolist(), zip(*columns, strict=True), strict=True
         ):
-            time = None if status == Status.NOT_FOUND else clock.moment(event)
-            present = status in (Status.PRESENT, Status.NULL)
+            time = None if status == clock.Status.NOT_FOUND else clock.moment(event)
+            present = status in (clock.Status.PRESENT, clock.Status.NULL)
             rows.append((time, dict(zip(self.features, values, strict=True)) if present else None))
         return rows
 
@@ -143,8 +142,8 @@ class Request:
             for n, rows in enumerate(places):
                 spread[rows] = n
             for feature, result in zip(features, self._response.results[-len(features) :], strict=True):
-                absent = ~answer.columns[feature].valid & (answer.status == Status.PRESENT)
-                codes = np.where(absent, np.uint8(Status.NULL), answer.status)
+                absent = ~answer.columns[feature].valid & (answer.status == clock.Status.PRESENT)
+                codes = np.where(absent, np.uint8(clock.Status.NULL), answer.status)
                 result.statuses[:] = _STATUSES[codes][spread].tolist()
 
 

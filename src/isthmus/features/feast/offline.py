@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import write_deltalake
-from feast import FeatureView, OnDemandFeatureView
+from feast import FeatureView, OnDemandFeatureView, utils
 from feast.data_format import DeltaFormat
 from feast.data_source import DataSource
 from feast.feature_logging import LoggingConfig, LoggingSource
@@ -32,23 +32,12 @@ from feast.infra.offline_stores.file_source import FileLoggingDestination
 from feast.infra.offline_stores.offline_store import OfflineStore, RetrievalMetadata
 from feast.infra.registry.base_registry import BaseRegistry
 from feast.repo_config import FeastConfigBaseModel, RepoConfig
-from feast.utils import (
-    _get_requested_feature_views_to_features_dict,
-    _get_requested_on_demand_feature_views,
-    compute_non_entity_date_range,
-)
 
 from isthmus.features import clock
 from isthmus.features.errors import DataError, RequestError
 from isthmus.features.feast import files as feast_files
-from isthmus.features.feast.retrieval import (
-    IsthmusRetrievalJob,
-    ViewJoin,
-    check_columns,
-    entity_table,
-    known_moments,
-    time_column,
-)
+from isthmus.features.feast import retrieval
+from isthmus.features.feast.retrieval import IsthmusRetrievalJob
 from isthmus.features.feast.sources import FIRST, LAST, KnownAt, Rows, Source, micros
 from isthmus.features.feast.values import moments
 from isthmus.features.feast.views import is_registered
@@ -105,18 +94,19 @@ class IsthmusOfflineStore(OfflineStore):
             ConfigurationError: the source of a view is not a file.
         """
         known_at: KnownAt = "created" if filter_by_created_timestamp else config.offline_store.known_at
-        on_demand = _get_requested_on_demand_feature_views(feature_refs, project, registry)
-        wanted, _ = _get_requested_feature_views_to_features_dict(feature_refs, feature_views, on_demand)
-        parts = [ViewJoin.of(config, view, features, full_feature_names) for view, features in wanted.items()]
+        on_demand = utils._get_requested_on_demand_feature_views(feature_refs, project, registry)
+        wanted, _ = utils._get_requested_feature_views_to_features_dict(feature_refs, feature_views, on_demand)
+        parts = [retrieval.ViewJoin.of(config, view, features, full_feature_names) for view, features in wanted.items()]
         if entity_df is None:
-            spine = known_moments(parts, known_at, *compute_non_entity_date_range(feature_views, start_date, end_date))
+            interval = utils.compute_non_entity_date_range(feature_views, start_date, end_date)
+            spine = retrieval.known_moments(parts, known_at, *interval)
         else:
-            spine = entity_table(entity_df, config)
-        time = time_column(spine)
+            spine = retrieval.entity_table(entity_df, config)
+        time = retrieval.time_column(spine)
         at = moments(spine[time], f"entity_df, {time}")
         if at.null_count:
             raise DataError(f"entity_df, {time}", f"{at.null_count} nulls", expected="a time in every row")
-        check_columns(spine, parts)
+        retrieval.check_columns(spine, parts)
         first, last = pc.min_max(at).values() if len(at) else (None, None)
 
         def compute() -> pa.Table:

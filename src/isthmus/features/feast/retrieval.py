@@ -12,12 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from feast import FeatureView, OnDemandFeatureView
-from feast.errors import (
-    EntityTimestampInferenceException,
-    FeastEntityDFMissingColumnsError,
-    FeatureNameCollisionError,
-    SavedDatasetLocationAlreadyExists,
-)
+from feast import errors as feast_errors
 from feast.infra.offline_stores.offline_store import RetrievalJob, RetrievalMetadata
 from feast.repo_config import RepoConfig
 from feast.saved_dataset import SavedDatasetStorage
@@ -72,7 +67,7 @@ class IsthmusRetrievalJob(RetrievalJob):
         filesystem, inside = feast_files.filesystem_of(target, path)
         exists = Path(inside).exists() if filesystem is None else bool(filesystem.get_file_info(inside).type.value)
         if exists and not allow_overwrite:
-            raise SavedDatasetLocationAlreadyExists(location=path)
+            raise feast_errors.SavedDatasetLocationAlreadyExists(location=path)
         feast_files.save(self.to_arrow(timeout=timeout), target, path)
 
 
@@ -153,7 +148,7 @@ def time_column(spine: pa.Table) -> str:
         return TIMESTAMP
     times = [field.name for field in spine.schema if pa.types.is_timestamp(field.type)]
     if len(times) != 1:
-        raise EntityTimestampInferenceException(TIMESTAMP)
+        raise feast_errors.EntityTimestampInferenceException(TIMESTAMP)
     return str(times[0])
 
 
@@ -161,7 +156,7 @@ def check_columns(spine: pa.Table, views: Sequence[ViewJoin]) -> None:
     """Rejects a spine that lacks a join key, and two columns of the same name."""
     wanted = {key for view in views for key in view.keys}
     if missing := wanted - {*spine.column_names}:
-        raise FeastEntityDFMissingColumnsError(wanted, missing)  # type: ignore[no-untyped-call]  # so in Feast
+        raise feast_errors.FeastEntityDFMissingColumnsError(wanted, missing)  # type: ignore[no-untyped-call]  # so in Feast
     names = {*spine.column_names}
     for view in views:
         for column in view.columns.values():
@@ -169,7 +164,7 @@ def check_columns(spine: pa.Table, views: Sequence[ViewJoin]) -> None:
                 raise DataError("entity_df", f"has a column {column}, which is a feature of view {view.name}, too",
                                 remedy="rename it, or ask with full_feature_names=True")  # fmt: skip
             if column in names:
-                raise FeatureNameCollisionError([f"{view.name}:{column}"], False)
+                raise feast_errors.FeatureNameCollisionError([f"{view.name}:{column}"], False)
             names.add(column)
 
 

@@ -246,12 +246,6 @@ class Source:
         view = ViewContract("source", (), keys, (Column("place", Int64),), self.ttl, 0, (), "feast")
         return Rows(ViewHistory(view, history, 0), values, table)
 
-    def _key(self, table: pa.Table, key: SourceColumn) -> pa.ChunkedArray:
-        """A key in its declared type, or in the key type that its values fit."""
-        where = f"{self.where}, join key {key.column}"
-        dtype = key.dtype or _key_type(table[key.column].type, where)
-        return feast_values.typed(table[key.column], dtype, where)
-
     def _history(self, table: pa.Table, known_at: KnownAt) -> tuple[pa.Array, pa.Table]:
         """The places of the rows with a time and a complete key, and the keys and times of those rows.
 
@@ -262,9 +256,12 @@ class Source:
         if self.created:
             created = feast_values.moments(table[self.created], f"{self.where}, column {self.created}")
             created = pc.coalesce(created, event)
-        keys = {f"key_{n}": self._key(table, key) for n, key in enumerate(self.keys)}
+        keys = {}
+        for n, key in enumerate(self.keys):
+            column, where = table[key.column], f"{self.where}, join key {key.column}"
+            keys[f"key_{n}"] = feast_values.typed(column, key.dtype or _key_type(column.type, where), where)
         if not keys:
-            keys = {"key_0": pa.array(np.zeros(len(table), np.int64))}
+            keys["key_0"] = pa.array(np.zeros(len(table), np.int64))
         by_event = known_at == "event"
         # Nothing but a key or a time can be null, and where the event is not, the other times are not either.
         rows = pa.table({
