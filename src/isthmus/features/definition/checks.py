@@ -55,17 +55,14 @@ class Declarations:
     """The declarations by kind and name, and their problems."""
 
     def __init__(self, project: str) -> None:
-        self.entities: dict[str, Entity] = {}
-        self.sources: dict[str, Source] = {}
-        self.views: dict[str, FeatureView] = {}
-        self.requests: dict[str, RequestSource] = {}
-        self.transforms: dict[str, RequestTransform] = {}
-        self.services: dict[str, FeatureService] = {}
-        self.spines: dict[str, Spine] = {}
-        self._by_type: dict[type, dict[str, Any]] = {
-            Entity: self.entities, Source: self.sources, FeatureView: self.views, RequestSource: self.requests,
-            RequestTransform: self.transforms, FeatureService: self.services, Spine: self.spines,
-        }  # fmt: skip
+        self._by_type: dict[type, dict[str, Any]] = {kind: {} for kind in _TITLES}
+        self.entities: dict[str, Entity] = self._by_type[Entity]
+        self.sources: dict[str, Source] = self._by_type[Source]
+        self.views: dict[str, FeatureView] = self._by_type[FeatureView]
+        self.requests: dict[str, RequestSource] = self._by_type[RequestSource]
+        self.transforms: dict[str, RequestTransform] = self._by_type[RequestTransform]
+        self.services: dict[str, FeatureService] = self._by_type[FeatureService]
+        self.spines: dict[str, Spine] = self._by_type[Spine]
         self.problems: list[Problem] = []
         if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", project):
             self._wrong(f"project {project!r}", "is not a usable name", "lower-case letters, digits, _ and -")

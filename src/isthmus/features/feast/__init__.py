@@ -12,17 +12,12 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import_module("feast")
 
-_MODULES = {
-    "IsthmusComputeEngine": "compute",
-    "IsthmusComputeEngineConfig": "compute",
-    "IsthmusOfflineStore": "offline",
-    "IsthmusOfflineStoreConfig": "offline",
-    "IsthmusOnlineStore": "online",
-    "IsthmusOnlineStoreConfig": "online",
-}
+_MODULES = {"IsthmusComputeEngine": "compute", "IsthmusOfflineStore": "offline", "IsthmusOnlineStore": "online"}
+"""The module of each class, and of its configuration, whose name ends with Config."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    module = _MODULES.get(name.removesuffix("Config"))
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{module}"), name)

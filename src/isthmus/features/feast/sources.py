@@ -227,7 +227,8 @@ class Source:
         for features in ([column for column in self.features if column.name in names], list(self.features)):
             table = self.columns(self.names(features), condition)
             places, history = self._history(table, known_at)
-            tied = _tied(history)
+            identity = [name for name in history.column_names if name != "place"]
+            tied = len(history.group_by(identity, use_threads=False).aggregate([])) < len(history)
             # Ties are decided by the content of the rows, which needs all features.
             if not tied or features == list(self.features):
                 break
@@ -325,12 +326,6 @@ def _key_type(kind: pa.DataType, where: str) -> DataType:
         if fits:
             return dtype
     raise DataError(where, f"has type {kind}", expected=one_of(dtype.name for dtype in KEY_TYPES))
-
-
-def _tied(history: pa.Table) -> bool:
-    """Whether two rows have the same key, times and `content_hash`."""
-    identity = [name for name in history.column_names if name != "place"]
-    return len(history.group_by(identity, use_threads=False).aggregate([])) < len(history)
 
 
 def _decided(history: pa.Table, content: Ints) -> pa.Table:

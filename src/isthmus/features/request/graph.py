@@ -20,18 +20,18 @@ _ASCII = "ASCII alone in what lower or upper takes"
 
 
 class RowGraph:
-    """A request transform, ready to compute with so many threads of the CPU. Threads may share it.
+    """A request transform, ready to compute on a single thread of the CPU. Threads may share it.
 
     Raises:
         ContractMismatch: the runtime does not take the graph.
     """
 
-    def __init__(self, transform: TransformContract, threads: int = 1) -> None:
+    def __init__(self, transform: TransformContract) -> None:
         import onnxruntime  # not needed by those who only feed a graph
 
         self.transform = transform
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
         # For a few rows, managing memory takes longer than asking for it.
         options.enable_cpu_mem_arena = options.enable_mem_reuse = False
 
