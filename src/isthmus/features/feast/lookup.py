@@ -1,7 +1,6 @@
 """Feast's lookups: several views and their entity keys in one round trip, answered with Feast's protos."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -93,13 +92,17 @@ class Lookup:
         """
         at, start = clock.now(), 0
         by_view: dict[int, ViewAnswer] = {}
-        with _feast_remedies():
+        try:
             for plan, group in self._groups:
                 count = group[0].count
                 stamps = record.stamps(plan.views, replies[start])
                 answers = plan.decode(replies[start + 1 : start + 1 + count], count, at, stamps)
                 start += 1 + count
                 by_view.update({id(view): answers[view.layout.view.name] for view in group})
+        except IsthmusError as error:
+            # The remedies that a Feast user has.
+            remedy = "write the view's rows again, with `feast materialize` or `isthmus materialize`"
+            raise type(error)(error.where, error.found, expected=error.expected, remedy=remedy) from None
         return [by_view[id(view)] for view in self._views]
 
 
@@ -151,13 +154,3 @@ class Request:
 def _plan(project: str, layouts: tuple[Layout, ...]) -> LookupPlan:
     contract = contract_of(project, [layout.view for layout in layouts])
     return LookupPlan(contract, contract.views)
-
-
-@contextmanager
-def _feast_remedies() -> Iterator[None]:
-    """Gives the errors of stored rows the remedies that a Feast user has."""
-    try:
-        yield
-    except IsthmusError as error:
-        remedy = "write the view's rows again, with `feast materialize` or `isthmus materialize`"
-        raise type(error)(error.where, error.found, expected=error.expected, remedy=remedy) from None
