@@ -28,10 +28,10 @@ from feast.repo_config import RepoConfig
 
 from isthmus.features import clock
 from isthmus.features.contract.contract import Column, ViewContract
-from isthmus.features.errors import ConfigurationError, DataError, Problem, first_line, one_of
+from isthmus.features.errors import ConfigurationError, DataError, first_line, one_of
 from isthmus.features.feast import files as feast_files
 from isthmus.features.feast import values as feast_values
-from isthmus.features.feast.views import is_registered, registered
+from isthmus.features.feast.views import is_registered, key_problems, registered
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.snapshot import Snapshot
 from isthmus.features.offline.store import OfflineStore
@@ -101,22 +101,16 @@ class Source:
         """
         source = feast_files.file_source(view.batch_source, f"view {view.name}")
         columns = {name: column for column, name in source.field_mapping.items()}
-        keys = []
-        for field in view.entity_columns:
-            if field.name != DUMMY_ENTITY_ID:
-                dtype = TYPES.get(str(field.dtype))
-                if dtype not in KEY_TYPES:
-                    problem = Problem(f"{view.name}.{field.name}", f"is a join key of type {field.dtype}",
-                                      one_of(known.name for known in KEY_TYPES))  # fmt: skip
-                    raise ConfigurationError("feature views", [problem])
-                keys.append(SourceColumn(field.name, columns.get(field.name, field.name), dtype))
-        features = tuple(
-            SourceColumn(field.name, columns.get(field.name, field.name), TYPES.get(str(field.dtype)))
-            for field in view.features
+        key_fields = [field for field in view.entity_columns if field.name != DUMMY_ENTITY_ID]
+        if problems := key_problems(view.name, tuple((field.name, str(field.dtype)) for field in key_fields)):
+            raise ConfigurationError("feature views", problems)
+        keys, features = (
+            tuple(SourceColumn(f.name, columns.get(f.name, f.name), TYPES.get(str(f.dtype))) for f in fields)
+            for fields in (key_fields, view.features)
         )
         event, created = source.timestamp_field, source.created_timestamp_column
         return cls(
-            source, config.repo_path, tuple(keys), features, columns.get(event, event),
+            source, config.repo_path, keys, features, columns.get(event, event),
             columns.get(created, created), view.ttl // clock.MICROSECOND if view.ttl else None,
             registered(view.name, view.tags) if is_registered(view.tags) else None,
         )  # fmt: skip

@@ -78,6 +78,13 @@ def registered(name: str, tags: Mapping[str, str]) -> ViewContract:
     return view
 
 
+def key_problems(view: str, keys: _Types) -> list[Problem]:
+    """The join keys of a view that have a type which keys cannot have."""
+    allowed = [dtype.name for dtype in KEY_TYPES]
+    wrong = [(key, dtype) for key, dtype in keys if dtype not in allowed]
+    return [Problem(f"{view}.{key}", f"is a join key of type {dtype}", one_of(allowed)) for key, dtype in wrong]
+
+
 def layout_of(config: RepoConfig, table: FeatureView, keys: Sequence[EntityKey] = ()) -> Layout:
     """The layout of a view; `keys` tell its join keys if it declares none.
 
@@ -107,12 +114,7 @@ def _derived(name: str, keys: _Types, fields: tuple[tuple[str, FeastType], ...],
             forms[field] = form
         else:
             problems.append(Problem(f"{name}.{field}", f"has type {dtype}", "one that has values"))
-    allowed = [dtype.name for dtype in KEY_TYPES]
-    problems += [
-        Problem(f"{name}.{key}", f"is a join key of type {dtype}", one_of(allowed))
-        for key, dtype in keys
-        if dtype not in allowed
-    ]
+    problems += key_problems(name, keys)
     if problems:
         raise ConfigurationError("feature views", problems)
     columns = tuple(Column(field, form.dtype) for field, form in forms.items())
