@@ -106,8 +106,7 @@ class PackageError(IsthmusError):
 
 
 def _shown(text: str) -> str:
-    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
-    return "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text)
+    return harmless(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…")
 
 
 class RequestError(IsthmusError):
@@ -136,6 +135,11 @@ class Stopped(IsthmusError):
     def __init__(self, where: str, found: str, number: int, *, remedy: str = "") -> None:
         super().__init__(where, found, remedy=remedy)
         self.exit_code = 128 + number
+
+
+def harmless(text: str) -> str:
+    """The text without control codes, for a terminal: it may quote a stranger's file."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text)
 
 
 def first_line(error: Exception) -> str:

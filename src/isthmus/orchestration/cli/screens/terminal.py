@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from isthmus.features.errors import IsthmusError
+from isthmus.features.errors import IsthmusError, harmless
 
 if TYPE_CHECKING:
     from isthmus.features.document.blocks import Block
@@ -24,11 +24,6 @@ def write_json(report: object) -> None:
 def say(text: str) -> None:
     """Writes a sentence to stderr."""
     sys.stderr.write(f"isthmus: {harmless(text)}\n")
-
-
-def harmless(text: str) -> str:
-    """The text without control codes: it may quote a stranger's file."""
-    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
 
 
 def present(report: Any, blocks: "Callable[[], Iterable[Block]] | None" = None, *, as_json: bool) -> None:

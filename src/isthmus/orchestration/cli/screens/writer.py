@@ -23,7 +23,7 @@ from isthmus.features.document.blocks import (
     Text,
     plain,
 )
-from isthmus.orchestration.cli.screens.terminal import harmless
+from isthmus.features.errors import harmless
 
 _STYLES = {"good": "green", "bad": "red", "strong": "bold", "aside": "dim"}
 _NUMBER = 32
