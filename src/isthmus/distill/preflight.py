@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Collection
 
-import onnx
 import torch
 from torch import nn
 
@@ -19,7 +18,6 @@ from isthmus.distill.teachers.compatibility import compatible, differing_tokens
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.training.studentrun import TeacherBatches
 from isthmus.distill.training.teacheroutputs import TeacherCost
-from isthmus.distill.types import Index
 from isthmus.features.errors import ConfigurationError, DataError, GateFailed, Problem, one_of
 
 _MEASURED = ("parameters", "bytes", "p50_us", "p99_us")
@@ -63,7 +61,9 @@ def rehearse(
     predict(session(model.SerializeToString(), 1), task.feeds(rows))
     if EXECUTORCH in declared.runtimes:
         try:
-            _run_executorch(task, student, rows, model)
+            tensors, results = ([*map(described, values)] for values in (model.graph.input, model.graph.output))
+            with running(converted(task, student, rows, tensors, results), tensors, results) as run:
+                run(task.feeds(rows))
         except GateFailed as error:
             note(f"the package will have no model for {EXECUTORCH}: {error}")
 
@@ -143,10 +143,3 @@ def _require_smaller(student: nn.Module, teacher: int, where: str) -> None:
             [Problem("its weights", f"{size:,} bytes", f"less than the teacher's {teacher:,}")],
             remedy="make the student smaller: nothing would be gained by it",
         )
-
-
-def _run_executorch(task: Task, student: nn.Module, row: Index, model: onnx.ModelProto) -> None:
-    tensors, outputs = ([*map(described, values)] for values in (model.graph.input, model.graph.output))
-    program = converted(task, student, row, tensors, outputs)
-    with running(program, tensors, outputs) as run:
-        run(task.feeds(row))

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from isthmus.distill.declaration import Distillation, Tabular
+from isthmus.distill.declaration import Tabular
 from isthmus.distill.tabular.student import read_record, unreadable
 from isthmus.distill.tabular.task import TabularTask
 from isthmus.distill.tasks.task import Material, Task
@@ -43,9 +43,21 @@ def create_task(material: Material) -> Task:
         ConfigurationError: there is no such task, or it lacks a name of the declared shape.
         DataError: the table lacks what the task needs.
     """
-    kind, declared = _class(material.declaration), material.declaration
-    require_shape(kind, declared.shape, declared.where)
-    return kind(material)
+    declared = material.declaration
+    task_class: type[Task] = TabularTask
+    if not isinstance(declared.task, Tabular):
+        module, _, name = declared.task.partition(":")
+        where = f"{declared.where}: task"
+        try:
+            named = getattr(importlib.import_module(module), name, None)
+        except ImportError as error:
+            raise ConfigurationError(where, [Problem(declared.task, f"cannot be imported ({error})")]) from error
+        if not (isinstance(named, type) and issubclass(named, Task)):
+            problem = Problem(declared.task, f"is {named!r}", "a subclass of isthmus.distill.tasks.task.Task")
+            raise ConfigurationError(where, [problem])
+        task_class = named
+    require_shape(task_class, declared.shape, declared.where)
+    return task_class(material)
 
 
 def require_shape(task: Task | type[Task], names: Iterable[str], where: str) -> None:
@@ -135,18 +147,3 @@ def origins(task: Task) -> dict[str, str]:
         **({"shape": dict(declared.shape)} if declared.shape else {}),
     }
     return {"training_set": material.training_set, "kind": sha256(about)}
-
-
-def _class(declaration: Distillation) -> type[Task]:
-    if isinstance(declaration.task, Tabular):
-        return TabularTask
-    module, _, name = declaration.task.partition(":")
-    where = f"{declaration.where}: task"
-    try:
-        kind = getattr(importlib.import_module(module), name, None)
-    except ImportError as error:
-        raise ConfigurationError(where, [Problem(declaration.task, f"cannot be imported ({error})")]) from error
-    if not (isinstance(kind, type) and issubclass(kind, Task)):
-        problem = Problem(declaration.task, f"is {kind!r}", "a subclass of isthmus.distill.tasks.task.Task")
-        raise ConfigurationError(where, [problem])
-    return kind

@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 import onnx
 import onnxruntime
-from torch import nn
 
 from isthmus.distill.declaration import EXECUTORCH
 from isthmus.distill.executorch import export as executorch
@@ -21,7 +20,7 @@ from isthmus.distill.export.conversion import in_precision, student_graph
 from isthmus.distill.export.package import contents, package_bytes, write_package
 from isthmus.distill.onnx.runtime import described, ort_format
 from isthmus.distill.restore import Restored, restored
-from isthmus.distill.tasks.task import Material, Task
+from isthmus.distill.tasks.task import Material
 from isthmus.distill.training.teacheroutputs import complete_outputs
 from isthmus.distill.types import Array, spread
 from isthmus.features.errors import ContractMismatch, GateFailed
@@ -134,13 +133,17 @@ class _Files:
         self.accepted: list[Accepted] = []
         self.left_out: dict[str, GateFailed] = {}
         task, student = trained.task, trained.student
-        golden, self.models = task.cases(student), _models(task, student)
+        golden, edges, graph = task.cases(student), task.edges(student), student_graph(task, student)
+        self.models: dict[str, bytes] = {}
+        for precision in ("fp32", "int8"):
+            model = in_precision(task, graph, precision, edges)
+            self.models |= {f"model.{precision}.onnx": model, f"model.{precision}.ort": ort_format(model)}
         progress("converted", 0.3)
         test, everything = task.material.parts.test, np.arange(task.material.table.num_rows)
         teacher, _ = complete_outputs(task, task.teacher(), everything, cache, silent)
         self.reference = Reference(task, test, teacher.float32(test), golden, sample_cases(task, student, test))
-        graph = onnx.load_model_from_string(self.models["model.fp32.onnx"]).graph
-        self.inputs, self.outputs = (tuple(map(described, values)) for values in (graph.input, graph.output))
+        tensors = onnx.load_model_from_string(self.models["model.fp32.onnx"]).graph
+        self.inputs, self.outputs = (tuple(map(described, values)) for values in (tensors.input, tensors.output))
         self.extra = task.shipped(teacher)
 
     def accept_models(self) -> None:
@@ -207,14 +210,6 @@ class _Files:
         files |= {name: content for name, (content, _) in self.extra.items()}
         golden = Golden(tuple(dict.fromkeys(item.name for item in row_inputs)), cases)
         return contents(manifest, contract, golden, files)
-
-
-def _models(task: Task, student: nn.Module) -> dict[str, bytes]:
-    edges, graph, models = task.edges(student), student_graph(task, student), dict[str, bytes]()
-    for precision in ("fp32", "int8"):
-        model = in_precision(task, graph, precision, edges)
-        models |= {f"model.{precision}.onnx": model, f"model.{precision}.ort": ort_format(model)}
-    return models
 
 
 def _encoded(tensors: Mapping[str, Array]) -> dict[str, TensorBytes]:

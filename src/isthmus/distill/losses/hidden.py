@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor, nn
 
 from isthmus.distill.shapes import agree, average, booleans, floats, select
-from isthmus.features.errors import ConfigurationError, Problem
+from isthmus.features.errors import Problem
 
 
 class HiddenStates(nn.Module):
@@ -39,8 +39,7 @@ class HiddenStates(nn.Module):
                 count = len(self.widths[party])
                 if not 0 <= layer < count:
                     problems.append(Problem(f"layers: {party}", f"layer {layer}", f"0 to {count - 1}"))
-        if problems:
-            raise ConfigurationError("hidden states", problems)
+        agree("hidden states", *problems)
         self.projections = nn.ModuleDict()
         for ours, theirs in layers.items():
             if (widths := (student_widths[ours], teacher_widths[theirs]))[0] != widths[1]:

@@ -1,20 +1,12 @@
 """The objective of a training: a weighted sum of named losses.
 
-objective = Objective(
-    {
-        "labels": Term(hard_targets, 0.3, student="student.logits", labels="labels"),
-        "soft": Term(
-            partial(soft_targets, temperature=4.0), 0.7, student="student.logits", teacher="teacher.logits"
-        ),
-        "hidden": Term(
-            HiddenStates({0: 1, 1: 3}, student_widths=[64, 64], teacher_widths=[128] * 4),
-            Schedule(1.0, 0.0, "cosine"),
-            student="student.hidden",
-            teacher="teacher.hidden",
-            mask="student.mask",
-        ),
-    }
-)
+hidden = HiddenStates({0: 1, 1: 3}, student_widths=[64, 64], teacher_widths=[128] * 4)
+states = {"student": "student.hidden", "teacher": "teacher.hidden", "mask": "student.mask"}
+objective = Objective({
+    "labels": Term(hard_targets, 0.3, student="student.logits", labels="labels"),
+    "soft": Term(partial(soft_targets, temperature=4.0), 0.7, student="student.logits", teacher="teacher.logits"),
+    "hidden": Term(hidden, Schedule(1.0, 0.0, "cosine"), **states),
+})
 objective.check(student_outputs, teacher_outputs, labels)
 total, terms = objective(student_outputs, teacher_outputs, labels, progress)
 """

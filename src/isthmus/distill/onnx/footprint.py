@@ -58,12 +58,6 @@ def _footprint(model: bytes, feeds: Feeds, threads: int) -> Footprint:
     return msgspec.json.decode(answer.stdout, type=Footprint)
 
 
-def _peak() -> int:
-    """The largest resident memory so far, in bytes."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
-
-
 def _main(model: str, tensors: str, threads: str) -> None:
     encoded = msgspec.json.decode(Path(tensors).read_bytes(), type=dict[str, TensorBytes])
     row = {name: tensor.array for name, tensor in encoded.items()}
@@ -73,7 +67,9 @@ def _main(model: str, tensors: str, threads: str) -> None:
     began = time.perf_counter()
     predict(session(Path(model).read_bytes(), int(threads)), row)
     seconds = time.perf_counter() - began
-    measured = Footprint(round((_peak() - before) / 2**20, 2), round(seconds * 1000, 2))
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    peak = int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
+    measured = Footprint(round((peak - before) / 2**20, 2), round(seconds * 1000, 2))
     sys.stdout.write(msgspec.json.encode(measured).decode())
 
 

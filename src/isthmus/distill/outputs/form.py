@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isthmus.distill.shapes import positive
+from isthmus.distill.shapes import agree, positive
 from isthmus.distill.types import Array
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 
@@ -42,8 +42,7 @@ class Form:
             checks.append(Problem("top_k", repr(self.top_k), "at least 1"))
         if self.top_k is None and self.temperature != 1:
             checks.append(Problem("temperature", repr(self.temperature), "top_k beside it: logits have none"))
-        if problems := [problem for problem in checks if problem is not None]:
-            raise ConfigurationError("form of outputs", problems)
+        agree("form of outputs", *checks)
 
     def encode(self, answers: Mapping[str, Tensor], rows: Sequence[int] | Array, where: str) -> dict[str, Array]:
         """The arrays to store for float32 (n, ...) tensors; `rows` and `where` name rows and teacher in messages.

@@ -17,7 +17,7 @@ from isthmus.distill.device import resolve
 from isthmus.distill.evaluation.interval import Interval, interval
 from isthmus.distill.evaluation.metrics import interleaved
 from isthmus.distill.evaluation.slices import worst_slices
-from isthmus.distill.onnx.runtime import predict, session
+from isthmus.distill.export.candidate import Candidate
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.reports.report import Estimate, Model, RunReport, TrainingHalf, TrainingRun, WorstSlice
 from isthmus.distill.restore import origins
@@ -176,8 +176,7 @@ def _pupils(
     row, sizes, calls = task.feeds(task.material.parts.test[:1]), {}, {}
     for name, model in models.items():
         graph = task.model(model).SerializeToString()
-        opened, sizes[name] = session(graph, 1), len(graph)
-        calls[name] = lambda opened=opened: predict(opened, row)
+        sizes[name], calls[name] = len(graph), Candidate(graph, 1).call(row)
     times = interleaved(calls)
     return {
         name: {

@@ -29,14 +29,11 @@ def interruption() -> Iterator[list[int]]:
         caught.append(number)
 
     if threading.current_thread() is threading.main_thread():
-        # None stands for a handler that is not Python's: it could not be restored.
-        before = {
-            number: handler
-            for number in SIGNALS
-            if (handler := signal.getsignal(number)) is not None and handler != signal.SIG_IGN
-        }
-        for number in before:
-            signal.signal(number, note)
+        for number in SIGNALS:
+            # None stands for a handler that is not Python's: it could not be restored.
+            if (handler := signal.getsignal(number)) is not None and handler != signal.SIG_IGN:
+                before[number] = handler
+                signal.signal(number, note)
     try:
         yield caught
     finally:
