@@ -1,6 +1,9 @@
-"""The module Dagster loads: the graph of the project in `ISTHMUS_ROOT`, or in the working folder."""
+"""The module Dagster loads: the graph of the project around `ISTHMUS_ROOT`, or around the working folder."""
+
+import os
+from pathlib import Path
 
 from isthmus.orchestration.graph import build_definitions
-from isthmus.orchestration.settings import environment_root
+from isthmus.orchestration.settings import find
 
-defs = build_definitions(environment_root())
+defs = build_definitions(find(Path(os.environ.get("ISTHMUS_ROOT", "."))))

@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -117,9 +117,27 @@ class Project:
         """The project's present, in microseconds since 1970 UTC."""
         return clock.now() if self.fixed_now is None else self.fixed_now
 
-    def importing(self) -> AbstractContextManager[None]:
-        """In the block, functions of the definitions can import modules from the project's folder."""
-        return _first_on_path(self.root)
+    @contextmanager
+    def importing(self) -> Iterator[None]:
+        """In the block, functions of the definitions can import modules from the project's folder.
+
+        Then these modules are forgotten, so that the next run is fresh.
+        """
+        sys.path.insert(0, str(self.root))
+        before = set(sys.modules)
+        dont_write = sys.dont_write_bytecode
+        # Python trusts cached bytecode if the source's time in seconds and its size match: a quick edit would be lost.
+        sys.dont_write_bytecode = True
+        importlib.invalidate_caches()
+        try:
+            yield
+        finally:
+            sys.dont_write_bytecode = dont_write
+            sys.path.remove(str(self.root))
+            for name in set(sys.modules) - before:
+                file = getattr(sys.modules[name], "__file__", None)
+                if file and Path(file).is_relative_to(self.root) and "site-packages" not in file:
+                    del sys.modules[name]
 
     @contextmanager
     def redis(self) -> Iterator[str]:
@@ -224,7 +242,7 @@ class Project:
         where = str(file)
         if not file.is_file():
             raise ConfigurationError(where, [Problem("definitions", "there is no such file", "a Python module")])
-        with _first_on_path(self.root):
+        with self.importing():
             spec = importlib.util.spec_from_file_location(name, file)
             assert spec is not None  # noqa: S101 - it is a .py file that exists
             assert spec.loader is not None  # noqa: S101 - likewise
@@ -248,26 +266,6 @@ class Project:
                 del sys.modules[name]
                 if hidden is not None:
                     sys.modules[name] = hidden
-
-
-@contextmanager
-def _first_on_path(folder: Path) -> Iterator[None]:
-    """Modules of the folder can be imported in the block. Then they are forgotten, so that the next run is fresh."""
-    sys.path.insert(0, str(folder))
-    before = set(sys.modules)
-    dont_write = sys.dont_write_bytecode
-    # Python trusts cached bytecode if the source's time, in seconds, and its size match: a quick edit would be lost.
-    sys.dont_write_bytecode = True
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        sys.dont_write_bytecode = dont_write
-        sys.path.remove(str(folder))
-        for name in set(sys.modules) - before:
-            file = getattr(sys.modules[name], "__file__", None)
-            if file and Path(file).is_relative_to(folder) and "site-packages" not in file:
-                del sys.modules[name]
 
 
 def _place(error: BaseException, folder: Path, file: Path) -> str:

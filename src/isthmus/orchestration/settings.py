@@ -373,8 +373,3 @@ def find(start: Path) -> Path:
     problem = Problem(FILE, "there is none here or above", "a project folder")
     remedy = "go to the project's folder, or name it with --project"
     raise ConfigurationError(str(start.resolve()), [problem], remedy=remedy)
-
-
-def environment_root() -> Path:
-    """The project of a Dagster code location: around `ISTHMUS_ROOT`, or around the working folder."""
-    return find(Path(os.environ.get("ISTHMUS_ROOT", ".")))

@@ -29,16 +29,10 @@ from isthmus.orchestration.project import Project
 
 
 class TrainingStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a training set and its tables looked like.
+    """What a training set, by its id, and its tables looked like.
 
-    Attributes:
-        training_set: its id.
-        contract: hash of the contract.
-        rows: rows of the training set.
-        last: its latest moment, in microseconds.
-        features: the inputs of teacher and student by full name, in the training set.
-        views: the rows of each table with event times up to `last`.
-        format: of this record.
+    `features` are the inputs of teacher and student by full name, in the training set; `views` the rows of each table
+    with event times up to `last`, the training set's latest moment, in microseconds.
     """
 
     training_set: str

@@ -26,7 +26,7 @@ from isthmus.orchestration.verification.page import page
 from isthmus.orchestration.verification.recomputation import recompute
 from isthmus.orchestration.verification.sides import OnlineSide
 from isthmus.orchestration.verification.views import SAMPLE, compare_view
-from isthmus.serving.deployment.deployment import Deployment, unapproved
+from isthmus.serving.deployment.deployment import unapproved
 
 CHECKED_ROWS = 2000
 """Rows of the training set whose requests the API answers, unless a sample is enough."""
@@ -68,7 +68,11 @@ def verify(
             client.ping()
         deployment = Path(folder) / "deployment.json"
         if package and read_package(package).inputs:
-            write_atomically(deployment, _deployment(project, package, at).dumps())
+            # For the private server alone, so that its predictions can be compared.
+            if project.public_key is not None:
+                require_signature(package, project.public_key)
+            manifest, profile = read_package(package), serving_profile(project, package)
+            write_atomically(deployment, unapproved(package, manifest, profile, at, project.public_key).dumps())
         with private_api(project, contract, url, at, deployment) as api:
             online = OnlineSide(OnlineStore(client, contract), url, api, at)
             run = _Verification(project, contract, declared, package, online, all_keys, progress)
@@ -129,13 +133,6 @@ class _Verification:
         return {**files, PREDICT: predicted}, inputs, {}
 
 
-def _deployment(project: Project, package: Path, at: int) -> Deployment:
-    """A deployment for the private server alone, so that its predictions can be compared."""
-    if project.public_key is not None:
-        require_signature(package, project.public_key)
-    return unapproved(package, read_package(package), serving_profile(project, package), at, project.public_key)
-
-
 def require_passed(verdict: Verdict) -> Verdict:
     """The verdict, if it passed.
 
@@ -144,8 +141,8 @@ def require_passed(verdict: Verdict) -> Verdict:
     """
     if verdict.passed:
         return verdict
-    counts = {name: (feature.differing, feature.compared) for name, feature in verdict.named().items()}
-    worst = [f"{name} ({differing} of {compared})" for name, (differing, compared) in counts.items() if differing]
+    parts = verdict.named().items()
+    worst = [f"{name} ({part.differing} of {part.compared})" for name, part in parts if part.differing]
     named = ", ".join(worst[:5]) or "none compared"
     raise GateFailed("verdict", f"{verdict.differing} of {verdict.compared} values differ: {named}",
                      expected="0 differing", remedy=_remedy(verdict))  # fmt: skip

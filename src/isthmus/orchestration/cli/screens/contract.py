@@ -23,13 +23,11 @@ def contract_blocks(source: LocatedContract) -> Iterator[Block]:
     contract = source.contract
     yield Paragraph(f"project {contract.project}, contract {short(contract.hash)}, of {source.place}")
     for view in contract.views.values():
-        yield from _section(f"view {view.name}", _of_view(view))
-        yield _features(view.fields)
+        yield from _section(f"view {view.name}", _of_view(view), view.fields)
     for transform in contract.transforms.values():
         # In a contract, a request source with rules is a transform.
         kind = "source" if any(rule.source == transform.name for rule in transform.rules.values()) else "transform"
-        yield from _section(f"request {kind} {transform.name}", _of_transform(transform))
-        yield _features(transform.fields)
+        yield from _section(f"request {kind} {transform.name}", _of_transform(transform), transform.fields)
     for service in contract.services.values():
         yield from _section(f"service {service.name}", _of_service(service))
     for kind in ("sources", "spines"):
@@ -61,14 +59,12 @@ def difference_blocks(difference: ContractDifference) -> Iterator[Block]:
         yield Table(["service", "its models", "hash before", "hash after"], rows)
 
 
-def _features(fields: Sequence[Column]) -> Table:
-    rows = [[column.name, _type(column), AVAILABLE[column.available]] for column in fields]
-    return Table(["feature", "type", "can exist"], rows)
-
-
-def _section(title: str, lines: Mapping[str, str]) -> Iterator[Block]:
+def _section(title: str, lines: Mapping[str, str], fields: Sequence[Column] = ()) -> Iterator[Block]:
     yield Heading(title)
     yield Fields(list(lines.items()))
+    if fields:
+        rows = [[column.name, _type(column), AVAILABLE[column.available]] for column in fields]
+        yield Table(["feature", "type", "can exist"], rows)
 
 
 def _of_view(view: ViewContract) -> dict[str, str]:
