@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -27,10 +27,6 @@ class Scaffold:
     example: str
     files: list[str]
     next: list[str]
-
-    def as_dict(self) -> dict[str, object]:
-        """The machine-readable form."""
-        return {**asdict(self), "folder": str(self.folder)}
 
 
 def init(folder: Path, example: Example = "empty") -> Scaffold:

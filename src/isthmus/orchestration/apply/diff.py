@@ -1,9 +1,8 @@
 """`apply --diff`: what a change of definitions will cost, before anything is touched."""
 
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.features.contract.diff import changed_parts, differences
@@ -44,12 +43,8 @@ class ApplyDiff:
     tables: dict[str, TableChange]
     stale: dict[str, list[str]]
 
-    def as_dict(self) -> dict[str, Any]:
-        """The machine-readable form."""
-        return asdict(self)
-
     def lines(self) -> list[str]:
-        """The same for people, a line each."""
+        """What changes, for people, a line each."""
         lines = list(self.changes or ["nothing has been applied yet"])
         if self.before == self.after:
             lines = ["the definitions are those of the contract in force"]

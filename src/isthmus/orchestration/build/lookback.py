@@ -12,12 +12,11 @@ from isthmus.features.definition.spec import FeatureView
 from isthmus.features.errors import DataError
 from isthmus.features.offline.spool import Spool
 from isthmus.features.types import DataType
-from isthmus.features.values.columns import from_arrow
+from isthmus.features.values.columns import Mask, from_arrow
 from isthmus.transforms import sources
 from isthmus.transforms.views.compute import Frames, stream_view
 
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[Any]]
-Mask: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 
 _ROUNDING = {"Float32": 1e-5, "Float64": 1e-9}
 """How far sums may differ, by a feature's greatest value: an engine starts a sum at the first row that it reads."""

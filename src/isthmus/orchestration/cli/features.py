@@ -28,7 +28,7 @@ def apply(
         from isthmus.orchestration.apply.diff import apply_diff
 
         changes = apply_diff(open_project(project))
-        present(changes.as_dict(), lambda: map(Paragraph, changes.lines()), as_json=as_json)
+        present(changes, lambda: map(Paragraph, changes.lines()), as_json=as_json)
         return
     from isthmus.orchestration.apply.apply import apply as run
 

@@ -25,7 +25,7 @@ def init(
 
     project = run(path, example)
     if as_json:
-        write_json(project.as_dict())
+        write_json(project)
         return
     enter = [] if project.folder == Path.cwd() else [f"cd {shlex.quote(str(path))}"]
     typer.echo(f"{project.name}: {len(project.files)} files in {project.folder}\n\nNext:\n")

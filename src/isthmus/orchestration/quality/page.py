@@ -8,7 +8,7 @@ from isthmus.features import clock
 from isthmus.features.document.blocks import Block, Figure, Heading, Paragraph, Table, Text, bad, bars, cell, good
 from isthmus.features.document.html import to_html
 from isthmus.features.quality.statistics import FeatureStatistics, ViewStatistics
-from isthmus.orchestration.quality.quality import QualityReport, ViewDrift, ViewQuality
+from isthmus.orchestration.quality.quality import QualityReport, ViewDrift
 
 FEATURE_COLUMNS = ("feature", "type", "nulls", "distinct", "low", "median", "high", "mean")
 _MEASURES = ("psi", "ks", "wasserstein")
@@ -27,28 +27,20 @@ def page(report: QualityReport) -> str:
 def quality_blocks(report: QualityReport) -> Iterator[Block]:
     """Of each view its statistics, expectations and drift."""
     for name, view in report.views.items():
-        yield from _view(name, view)
-
-
-def _view(name: str, view: ViewQuality) -> Iterator[Block]:
-    statistics = view.statistics
-    hashes = f"contract {statistics.contract[:12]}, fingerprint {statistics.fingerprint[:12]}"
-    yield Heading(name)
-    yield Paragraph(f"{statistics.rows:,} rows, version {statistics.version}, {hashes}")
-    yield _features(statistics)
-    if view.findings:
-        rows: list[list[Text]] = [
-            [f.feature, f.expectation, f.found, good("holds") if f.passed else bad("broken")] for f in view.findings
-        ]
-        yield Table(["feature", "expectation", "found", ""], rows)
-    for drift in view.drift:
-        yield from _drift(drift)
-
-
-def _features(statistics: ViewStatistics) -> Table:
-    plots = map(_plot, statistics.features.values())
-    rows: list[list[Text]] = [[*row, plot] for row, plot in zip(feature_rows(statistics), plots, strict=True)]
-    return Table([*FEATURE_COLUMNS, "distribution"], rows, numbers=FEATURE_COLUMNS[2:])
+        statistics = view.statistics
+        hashes = f"contract {statistics.contract[:12]}, fingerprint {statistics.fingerprint[:12]}"
+        yield Heading(name)
+        yield Paragraph(f"{statistics.rows:,} rows, version {statistics.version}, {hashes}")
+        plots = map(_plot, statistics.features.values())
+        rows: list[list[Text]] = [[*row, plot] for row, plot in zip(feature_rows(statistics), plots, strict=True)]
+        yield Table([*FEATURE_COLUMNS, "distribution"], rows, numbers=FEATURE_COLUMNS[2:])
+        if view.findings:
+            rows = [
+                [f.feature, f.expectation, f.found, good("holds") if f.passed else bad("broken")] for f in view.findings
+            ]
+            yield Table(["feature", "expectation", "found", ""], rows)
+        for drift in view.drift:
+            yield from _drift(drift)
 
 
 def feature_rows(statistics: ViewStatistics) -> list[list[str]]:
