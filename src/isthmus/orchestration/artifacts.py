@@ -171,12 +171,9 @@ class Artifacts:
         """
         training_set, contract = self._training_set(), self.project.applied().hash
         if training_set.contract != contract:
-            raise DataError(
-                f"training set of {self.declared.name}",
-                f"was written under contract {training_set.contract[:12]}",
-                expected=contract[:12],
-                remedy=_NO_TRAINING_SET,
-            )
+            found = f"was written under contract {training_set.contract[:12]}"
+            where, expected = f"training set of {self.declared.name}", contract[:12]
+            raise DataError(where, found, expected=expected, remedy=_NO_TRAINING_SET)
         return training_set
 
     def _training_set(self, folder: Path | None = None) -> TrainingSet:

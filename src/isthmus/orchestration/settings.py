@@ -275,10 +275,7 @@ def load(path: Path) -> ProjectSettings:
     except SettingsError as error:
         raise ConfigurationError(str(path), _not_json() or [Problem("environment", str(error))]) from error
     except ValidationError as error:
-        problems = [
-            problem for detail in error.errors() for problem in _problems(tuple(map(str, detail["loc"])), dict(detail))
-        ]
-        raise ConfigurationError(str(path), problems) from error
+        raise ConfigurationError(str(path), list(_problems(error))) from error
 
 
 _EXPECTED = {
@@ -302,22 +299,24 @@ def _key(place: tuple[str, ...]) -> str:
     return variable if variable in {name.upper() for name in os.environ} else ".".join(place)
 
 
-def _problems(place: tuple[str, ...], detail: dict[str, Any]) -> Iterator[Problem]:
+def _problems(error: ValidationError) -> Iterator[Problem]:
     """A pydantic error as sentences: for each key, the value and what would be accepted."""
-    key, kind, table = _key(place), detail["type"], _fields(place)
-    error, value = detail.get("ctx", {}).get("error"), detail["input"]
-    shown = _shown(value.isoformat() if isinstance(value, date) else value)
-    if isinstance(error, _ContradictionsError):
-        yield from (replace(problem, where=_key((*place, problem.where))) for problem in error.args)
-    elif kind == "missing":
-        yield Problem(key, "is missing", f"a table [{key}]" if table else "a value")
-    elif kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        yield Problem(key, "is not a setting", one_of(_fields(place[:-1])))
-    elif table:
-        yield Problem(key, shown, f"a table [{'.'.join(place)}]")
-    else:
-        message = str(detail["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
-        yield Problem(key, shown, _EXPECTED.get(kind, message) + _WHY.get(place, ""))
+    for detail in error.errors():
+        place = tuple(map(str, detail["loc"]))
+        key, kind, table = _key(place), detail["type"], _fields(place)
+        cause, value = detail.get("ctx", {}).get("error"), detail["input"]
+        shown = _shown(value.isoformat() if isinstance(value, date) else value)
+        if isinstance(cause, _ContradictionsError):
+            yield from (replace(problem, where=_key((*place, problem.where))) for problem in cause.args)
+        elif kind == "missing":
+            yield Problem(key, "is missing", f"a table [{key}]" if table else "a value")
+        elif kind in ("extra_forbidden", "unexpected_keyword_argument"):
+            yield Problem(key, "is not a setting", one_of(_fields(place[:-1])))
+        elif table:
+            yield Problem(key, shown, f"a table [{'.'.join(place)}]")
+        else:
+            message = detail["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+            yield Problem(key, shown, _EXPECTED.get(kind, message) + _WHY.get(place, ""))
 
 
 def _fields(place: tuple[str, ...]) -> list[str]:

@@ -21,9 +21,8 @@ def require(findings: Sequence[Finding], part: Days | None = None) -> None:
     """
     if broken := [str(finding) for finding in findings if not finding.passed]:
         scope = "" if part is None else f"of {part}, "
-        raise failure(
-            "build", broken, f"correct the transform, its sources or the expectation; {scope}nothing was written"
-        )
+        remedy = f"correct the transform, its sources or the expectation; {scope}nothing was written"
+        raise failure("build", broken, remedy)
 
 
 def require_online(project: Project, offline: OfflineStore, histories: Mapping[str, ViewHistory]) -> None:
