@@ -48,7 +48,14 @@ def accept(
             remedy="serve fp32, or train again" if precision == "int8" else "report this: the graph is wrong",
         )
     quality = reference.quality(run)
-    _require_gates(task, file, quality)
+    figures = {f"student.{name}": value for name, value in quality.items()}
+    if missed := [gate for gate in check_figures(figures, task.material.declaration.required) if not gate.holds]:
+        raise GateFailed(
+            file,
+            "; ".join(map(str, missed)),
+            expected="; ".join(gate.expected for gate in missed),
+            remedy="serve another precision, train longer, or change the gates in the definitions",
+        )
     variant = Variant(
         file=file,
         precision="int8" if precision == "int8" else "fp32",
@@ -61,17 +68,6 @@ def accept(
         most=dict(max_sizes or {}),
     )
     return Accepted(variant, model, outputs)
-
-
-def _require_gates(task: Task, file: str, quality: Mapping[str, float]) -> None:
-    figures = {f"student.{name}": value for name, value in quality.items()}
-    if missed := [gate for gate in check_figures(figures, task.material.declaration.required) if not gate.holds]:
-        raise GateFailed(
-            file,
-            "; ".join(map(str, missed)),
-            expected="; ".join(gate.expected for gate in missed),
-            remedy="serve another precision, train longer, or change the gates in the definitions",
-        )
 
 
 def finite(quality: Mapping[str, float]) -> dict[str, float | None]:

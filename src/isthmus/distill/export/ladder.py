@@ -16,7 +16,7 @@ from isthmus.distill.tasks.task import Case, Material
 from isthmus.distill.teachers.teacher import named
 from isthmus.features.errors import DependencyError, GateFailed, PackageError
 from isthmus.features.package.checksums import GOLDEN
-from isthmus.features.package.golden import Golden, TensorBytes, read_golden
+from isthmus.features.package.golden import TensorBytes, read_golden
 from isthmus.features.package.inspect import Runtime
 from isthmus.features.package.manifest import Manifest, read_package
 from isthmus.features.package.replay import Answers
@@ -88,7 +88,13 @@ def climb(
     """
     manifest, trained = read_package(package), restored(material, model_folder)
     golden, cases = read_golden(package, manifest), trained.task.cases(trained.student)
-    _require_same(package, manifest, golden, cases, trained.id)
+    require_student(package, manifest, trained.id)
+    feeds = [{name: TensorBytes.of(array) for name, array in case.feeds.items()} for case in cases]
+    if [dict(case.tensors) for case in golden.cases] != feeds:
+        raise PackageError(
+            f"package {manifest.name}: {GOLDEN}", "is of other rows than the student's test part and edges",
+            expected="the cases that export makes of them", remedy="export the student again",
+        )  # fmt: skip
     rungs = [Rung("student", "torch", 0.0, 0.0, None, holds=True, outcome="the reference of all rungs")]
     rungs.append(_exported(trained, manifest, cases))
     for name, create in runtimes.items():
@@ -143,13 +149,3 @@ def _exported(trained: Restored, manifest: Manifest, cases: Sequence[Case]) -> R
         return answers
 
     return _rung(form, "torch", tolerance, cases, ask)
-
-
-def _require_same(package: Path, manifest: Manifest, golden: Golden, cases: Sequence[Case], student: str) -> None:
-    require_student(package, manifest, student)
-    feeds = [{name: TensorBytes.of(array) for name, array in case.feeds.items()} for case in cases]
-    if [dict(case.tensors) for case in golden.cases] != feeds:
-        raise PackageError(
-            f"package {manifest.name}: {GOLDEN}", "is of other rows than the student's test part and edges",
-            expected="the cases that export makes of them", remedy="export the student again",
-        )  # fmt: skip
