@@ -88,18 +88,23 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             DataError: the file cannot be read, or is no key file.
         """
-        remedy = "restore it, or remove it and create the keys again"
         try:
-            ring = msgspec.json.decode(path.read_bytes(), type=cls)
+            return cls.loads(path.read_bytes(), str(path))
         except FileNotFoundError:
             return cls()
         except OSError as error:
             raise DataError(str(path), f"cannot be read ({error.strerror})") from error
+
+    @classmethod
+    def loads(cls, text: bytes, where: str) -> "Keyring":
+        """The inverse of `dumps`."""
+        remedy = "restore it, or remove it and create the keys again"
+        try:
+            ring = msgspec.json.decode(text, type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise DataError(str(path), f"is no file of API keys ({error})", remedy=remedy) from error
+            raise DataError(where, f"is no file of API keys ({error})", remedy=remedy) from error
         if ring.format_version != _FORMAT:
-            problem = f"has format {ring.format_version}"
-            raise DataError(str(path), problem, expected=str(_FORMAT), remedy=remedy)
+            raise DataError(where, f"has format {ring.format_version}", expected=str(_FORMAT), remedy=remedy)
         return ring
 
     def find(self, presented: bytes) -> Key | None:
@@ -108,11 +113,8 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Every stored hash is compared, each in constant time: how long the answer takes reveals nothing about the keys.
         """
         digest = sha256(presented).hexdigest()
-        match = None
-        for key in self.keys:
-            if hmac.compare_digest(key.sha256, digest):
-                match = key
-        return match
+        matches = [key for key in self.keys if hmac.compare_digest(key.sha256, digest)]
+        return matches[-1] if matches else None
 
 
 def make(name: str, scopes: Sequence[str], at: int) -> tuple[Key, str]:

@@ -9,7 +9,7 @@ import structlog
 
 from isthmus.features import clock
 from isthmus.features.contract.contract import Contract
-from isthmus.features.errors import DataError, IsthmusError
+from isthmus.features.errors import IsthmusError
 from isthmus.features.files import write_atomically
 from isthmus.features.profiles import BATCH_ROWS
 from isthmus.serving.deployment.deployment import Candidate, Deployment
@@ -31,9 +31,9 @@ class Watch:
     def __init__(
         self, contract: Path, deployment: Path, public_key: str | None = None, batch: int = BATCH_ROWS
     ) -> None:
-        self._contract = WatchedFile(contract, _contract)
+        self._contract = WatchedFile(contract, Contract.loads)
         self._deployment = WatchedFile(deployment, self._loaded)
-        self._decision = WatchedFile(decision_file(deployment), _decision)
+        self._decision = WatchedFile(decision_file(deployment), Decision.loads)
         self._reported: CandidateRun | None = None
         self._public_key = public_key
         self._batch = batch
@@ -79,8 +79,8 @@ class Watch:
     def _files(self) -> "tuple[WatchedFile[Contract], WatchedFile[_Deployed], WatchedFile[Decision]]":
         return self._contract, self._deployment, self._decision
 
-    def _loaded(self, path: Path) -> "_Deployed":
-        deployment = Deployment.loads(_read(path), str(path))
+    def _loaded(self, text: bytes, where: str) -> "_Deployed":
+        deployment = Deployment.loads(text, where)
         candidate = deployment.candidate
         deployment = msgspec.structs.replace(deployment, candidate=None)
         before = self._deployment.content
@@ -118,18 +118,3 @@ class Watch:
 class _Deployed:
     model: Model
     run: CandidateRun | None
-
-
-def _contract(path: Path) -> Contract:
-    return Contract.loads(_read(path), str(path))
-
-
-def _decision(path: Path) -> Decision:
-    return Decision.loads(_read(path), str(path))
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(str(path), f"cannot be read ({error.strerror})") from error

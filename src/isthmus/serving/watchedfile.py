@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from isthmus.features.errors import IsthmusError
+from isthmus.features.errors import DataError, IsthmusError
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ class WatchedFile(Generic[T]):
     """
 
     path: Path
-    _parse: Callable[[Path], T]
+    _parse: Callable[[bytes, str], T]
     content: T | IsthmusError | None = None
     problem: IsthmusError | None = None
     _stamp: tuple[int, int, int] | None = None
@@ -39,7 +39,7 @@ class WatchedFile(Generic[T]):
             self.content = self.problem = None
             return
         try:
-            self.content, self.problem = self._parse(self.path), None
+            self.content, self.problem = self._parse(_read(self.path), str(self.path)), None
         except IsthmusError as error:
             good = self.content is not None and not isinstance(self.content, IsthmusError)
             log.warning("file refused", path=str(self.path), problem=str(error), previous="kept" if good else "none")
@@ -48,6 +48,13 @@ class WatchedFile(Generic[T]):
                 self.content = error
             return
         log.info("file loaded", path=str(self.path))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(str(path), f"cannot be read ({error.strerror})") from error
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -21,11 +22,8 @@ NOTE = "fleet.json"
 def fleet(project: Project, out: Path) -> list[str]:
     """Writes the folder, and returns the names of its files.
 
-    Foreign files in the folder stay. The same project in the same environment produces the same bytes.
-
-    Args:
-        project: the project.
-        out: where to write; files of an earlier call are replaced.
+    Files of an earlier call are replaced, foreign files in the folder stay. The same project in the same environment
+    produces the same bytes.
 
     Raises:
         ConfigurationError: the settings work on this machine alone; every problem is named.
@@ -57,9 +55,6 @@ def files(project: Project) -> dict[str, bytes]:
         def ignore_aliases(self, _data: object) -> bool:
             return True
 
-    def quoted(text: str) -> str:
-        return str(yaml.safe_dump(text, default_style='"', width=math.inf))
-
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader(__package__),
         undefined=jinja2.StrictUndefined,
@@ -68,7 +63,7 @@ def files(project: Project) -> dict[str, bytes]:
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701 - not HTML: free text goes through `quoted`
     )
-    templates.filters["quoted"] = quoted
+    templates.filters["quoted"] = partial(yaml.safe_dump, default_style='"', width=math.inf)
     content, context = {}, values(project)
     for name in templates.list_templates():
         text = templates.get_template(name).render(context)
@@ -80,11 +75,7 @@ def files(project: Project) -> dict[str, bytes]:
 
 
 def _write(out: Path, content: Mapping[str, bytes]) -> None:
-    """Writes the files, and removes those of an earlier call that are not part of the content.
-
-    Raises:
-        DataError: a file is foreign or was edited.
-    """
+    """Writes the files, and removes those of an earlier call that are not part of the content."""
     before = _written(out)
     sums = {name: sha256(data).hexdigest() for name, data in content.items()}
     changed = [
@@ -104,11 +95,7 @@ def _write(out: Path, content: Mapping[str, bytes]) -> None:
 
 
 def _written(out: Path) -> dict[str, str]:
-    """File name to checksum, as the last call left them.
-
-    Raises:
-        DataError: the note is not ours.
-    """
+    """File name to checksum, as the last call left them."""
     try:
         note = msgspec.json.decode((out / NOTE).read_bytes(), type=dict[str, dict[str, str]])
     except FileNotFoundError:

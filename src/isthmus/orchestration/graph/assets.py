@@ -85,7 +85,7 @@ def _sources(graph: Graph) -> dg.AssetsDefinition:
         warnings.simplefilter("ignore", dg.BetaWarning)
 
         observed: Callable[[Callable[..., Any]], dg.AssetsDefinition] = dg.multi_observable_source_asset(
-            name="look", specs=[graph.spec(node) for node in nodes], can_subset=True
+            name="look", specs=[graph.specs[node] for node in nodes], can_subset=True
         )
 
         @observed
@@ -100,12 +100,7 @@ def _sources(graph: Graph) -> dg.AssetsDefinition:
 
 
 def observe(instance: dg.DagsterInstance, project: Path) -> None:
-    """Records the current content of a project's sources, so that the first build starts from known content.
-
-    Args:
-        instance: where to record it.
-        project: its folder.
-    """
+    """Records the current content of a project's sources, so that the first build starts from known content."""
     graph = Graph(outline(project.resolve()))
     for event in new(instance, graph.outline, _source_keys(graph)):
         instance.report_runless_asset_event(event)
@@ -121,7 +116,7 @@ def _assets(graph: Graph, op: str, name: str, nodes: Sequence[str]) -> dg.Assets
 
     @dg.multi_asset(
         name=op,
-        specs=[graph.spec(node).replace_attributes(skippable=step.divisible) for node in nodes],
+        specs=[graph.specs[node].replace_attributes(skippable=step.divisible) for node in nodes],
         can_subset=step.divisible and len(nodes) > 1,
         partitions_def=partitions,
         backfill_policy=None if partitions is None else dg.BackfillPolicy.single_run(),

@@ -1,6 +1,7 @@
 """What runs by itself: a sensor looks for new raw data, and another materializes what depends on it."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import dagster as dg
@@ -12,13 +13,9 @@ _VERSION = "dagster/data_version"
 
 
 def sensors(outline: Outline, sources: Mapping[str, dg.AssetKey]) -> list[dg.SensorDefinition]:
-    """The sensors of a project.
+    """The sensors of a project, whose `sources` have these asset keys by name.
 
     Both run unless `[orchestration] automation` is off: then they can be switched on in the UI.
-
-    Args:
-        outline: the project.
-        sources: name to asset key.
     """
     status = dg.DefaultSensorStatus.RUNNING if outline.automation else dg.DefaultSensorStatus.STOPPED
     follow = dg.AutomationConditionSensorDefinition(
@@ -37,13 +34,7 @@ def sensors(outline: Outline, sources: Mapping[str, dg.AssetKey]) -> list[dg.Sen
 def new(
     instance: dg.DagsterInstance, outline: Outline, sources: Mapping[str, dg.AssetKey]
 ) -> list[dg.AssetObservation]:
-    """Observations of the sources whose content has changed since the last observation.
-
-    Args:
-        instance: has the last observations.
-        outline: the project.
-        sources: name to asset key.
-    """
+    """Observations of the sources whose content has changed since the last observation in the instance."""
     observations = []
     for name, version in contents(outline).items():
         records = instance.fetch_observations(sources[name], limit=1).records
@@ -61,11 +52,9 @@ def contents(outline: Outline) -> dict[str, str]:
 
     versions: dict[str, str] = {}
     for source in outline.sources:
-        try:
+        # If it is missing right now, the step that reads it will say so.
+        with suppress(IsthmusError, OSError):
             version = content(Source(source.name, path=source.path), Path(outline.root))
-        except (IsthmusError, OSError):
-            # It is missing right now: the step that reads it will say so.
-            continue
-        if version is not None:
-            versions[source.name] = version
+            if version is not None:
+                versions[source.name] = version
     return versions

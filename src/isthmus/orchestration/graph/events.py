@@ -21,14 +21,9 @@ _PLOT_CHARACTERS = 50_000
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What to do of a step.
+    """What to do of a step: its nodes to materialize, or node and name of its checks to run.
 
-    Attributes:
-        step: its name.
-        nodes: which of its nodes to materialize.
-        checks: node and name of each check to run.
-        days: first day, and the day after the last; None for a step without days.
-        everything: whether `days` are all the days of the project.
+    `days` are the first day, and the day after the last; `everything` is whether these are all the days of the project.
     """
 
     step: str
@@ -40,13 +35,7 @@ class Request(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Materialized:
-    """A node was materialized.
-
-    Attributes:
-        node: its id.
-        version: of its content.
-        metadata: what Dagster shows with it.
-    """
+    """A node was materialized: its id, the version of its content, and what Dagster shows with it."""
 
     node: str
     version: str
@@ -55,16 +44,7 @@ class Materialized:
 
 @dataclass(frozen=True)
 class Checked:
-    """A check was run.
-
-    Attributes:
-        node: what it is about.
-        check: its name.
-        passed: whether it passed.
-        message: why it failed.
-        metadata: what Dagster shows with it.
-        blocking: whether a failure holds up everything downstream.
-    """
+    """A check of a node was run; `message` is why it failed, `blocking` whether that holds up everything downstream."""
 
     node: str
     check: str
@@ -75,12 +55,7 @@ class Checked:
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """Why a step failed.
-
-    Attributes:
-        sentence: for people.
-        passes: whether a retry may succeed.
-    """
+    """Why a step failed, in a sentence, and whether a retry may succeed."""
 
     sentence: str
     passes: bool = False

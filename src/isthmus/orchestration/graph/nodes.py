@@ -14,9 +14,7 @@ from isthmus.orchestration.graph.translator import IsthmusTranslator, Kind, Node
 class Graph:
     """Everything in an outline, each node after its dependencies.
 
-    Args:
-        outline: of the project.
-        translator: turns nodes into specs; by default Isthmus's own.
+    `specs` are by node id, with their dependencies: Isthmus's own, unless another translator makes them.
 
     Raises:
         DagsterInvalidDefinitionError: two nodes have the same key, or nodes depend on themselves.
@@ -33,13 +31,13 @@ class Graph:
             raise dg.DagsterInvalidDefinitionError(
                 f"the translator gives one key to several nodes: {shared}. Give each its own"
             )
-        self._specs = {
+        self.specs = {
             node: spec.replace_attributes(deps=[*spec.deps, *(keys[dep.id] for dep in self.nodes[node].deps)])
             for node, spec in specs.items()
         }
         try:
             TopologicalSorter(
-                {spec.key: {dep.asset_key for dep in spec.deps} for spec in self._specs.values()}
+                {spec.key: {dep.asset_key for dep in spec.deps} for spec in self.specs.values()}
             ).prepare()
         except CycleError as error:
             circle = " <- ".join(key.to_user_string() for key in reversed(error.args[1]))
@@ -47,13 +45,9 @@ class Graph:
                 f"the translator makes assets depend on themselves: {circle}. Take one of these dependencies away"
             ) from None
 
-    def spec(self, node: str) -> dg.AssetSpec:
-        """The spec of a node, with its dependencies."""
-        return self._specs[node]
-
     def key(self, node: str) -> dg.AssetKey:
         """The asset key of a node."""
-        return self._specs[node].key
+        return self.specs[node].key
 
     def of(self, *kinds: Kind) -> Sequence[str]:
         """The ids of all nodes of these kinds."""
@@ -62,7 +56,7 @@ class Graph:
     @cached_property
     def named(self) -> Mapping[dg.AssetKey, str]:
         """Asset key to node id."""
-        return {spec.key: node for node, spec in self._specs.items()}
+        return {spec.key: node for node, spec in self.specs.items()}
 
 
 def _nodes(outline: Outline) -> Mapping[str, Node]:

@@ -46,8 +46,6 @@ class View(msgspec.Struct, frozen=True):
     """A feature view.
 
     Attributes:
-        name: of the view.
-        description: for people.
         code: hash of its contract.
         columns: name, type and description of its keys and features.
         table: folder or URL of its offline table.
@@ -70,8 +68,6 @@ class Model(msgspec.Struct, frozen=True):
     """A distillation.
 
     Attributes:
-        name: of the distillation.
-        description: for people.
         views: names of the views that teacher or student read.
         sources: names of the sources that its spine reads.
         served: names of the views that its student reads.
@@ -94,18 +90,13 @@ class Outline(msgspec.Struct, frozen=True):
     """A project.
 
     Attributes:
-        project: its name.
-        root: its folder.
         contract: hash of the contract.
-        sources: all of them.
         views: in the order of their declaration.
-        models: its distillations.
         days: first day of the daily partitions of builds, and the day after the last, where the project's clock is
             fixed; None for builds of complete tables only.
         automation: whether assets follow new data without being started.
         retrain: when to train models again, as cron; None for only when their features have drifted.
         made_of: digest of its inputs.
-        format: version of this format.
     """
 
     project: str
@@ -122,12 +113,7 @@ class Outline(msgspec.Struct, frozen=True):
 
 
 def outline(root: Path) -> Outline:
-    """The outline of a project as it is now: from the cache, or compiled in another process.
-
-    Raises:
-        ConfigurationError: the definitions are wrong.
-        IsthmusError: what else the compilation raises.
-    """
+    """The outline of a project as it is now: from the cache, or compiled in another process, whose errors it raises."""
     file, inputs = root / ".isthmus" / FILE, digest(root)
     try:
         cached = msgspec.json.decode(file.read_bytes(), type=Outline)

@@ -33,21 +33,13 @@ class IsthmusResource(dg.ConfigurableResource[Any]):
 
     Each step is its own process, connected by Dagster Pipes: it receives a request, and sends back its log, its
     progress and its results. Dagster's own process loads neither feast nor pyspark nor torch. To run steps elsewhere,
-    override `launch` with another Pipes client.
-
-    Attributes:
-        project: folder of the project.
+    override `launch` with another Pipes client. `project` is the folder.
     """
 
     project: str
 
     def run(self, context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> Results:
-        """Runs the selected part of a step, and yields the results.
-
-        Args:
-            context: of the asset or of the check.
-            step: its name.
-            nodes: asset key to node id.
+        """Runs the selected part of a step, whose `nodes` are ids by asset key, and yields the results.
 
         Raises:
             Failure: with a sentence that says why.

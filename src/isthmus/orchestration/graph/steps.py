@@ -36,16 +36,7 @@ _DIFFERS = ("", "differing", "compared", "worst", "tolerance", "first key", "eve
 
 
 def run_step(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized | Checked]:
-    """Runs a step.
-
-    Args:
-        project: the project.
-        request: the step, and what to do of it.
-        progress: called with what is going on and the share of the step that is done.
-
-    Raises:
-        IsthmusError: as the step raises it.
-    """
+    """Runs a step. An IsthmusError that it raises is passed on."""
     for event in STEPS[request.step].run(project, request, progress):
         # The report goes last: it is long, and hides what is below it.
         report = {name: value for name, value in event.metadata.items() if name == REPORT}
@@ -293,14 +284,9 @@ def _deploy(project: "Project", request: Request, _progress: Progress) -> Iterat
 class Step:
     """A step: its function, and its place in Dagster.
 
-    Attributes:
-        run: does what a request says, and yields what it did.
-        pool: limits how many such steps run at once.
-        kinds: of the nodes that it materializes, or that it checks.
-        checks: name to description of its checks; empty for a step that materializes.
-        op: name of its op; empty for the name of the step.
-        blocking: whether a check that fails holds up everything downstream.
-        divisible: whether a part of its nodes can be selected.
+    `pool` limits how many such steps run at once. `checks` are descriptions by name; a step without checks materializes
+    its nodes. `op` is empty for the name of the step. A check that is `blocking` holds up everything downstream when it
+    fails. Of a step that is `divisible`, a part of the nodes can be selected.
     """
 
     run: "Callable[[Project, Request, Progress], Iterator[Materialized | Checked]]"

@@ -32,15 +32,9 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the graph.
+    """A node of the graph, and the view or the model that it belongs to.
 
-    Attributes:
-        kind: such as "offline" or "package".
-        name: of the source, the view or the model; empty for the contract.
-        outline: of the project.
-        deps: the nodes that it depends on.
-        view: the view that it belongs to, if any.
-        model: the model that it belongs to, if any.
+    Its name is that of the source, the view or the model; the contract has none. `deps` are the nodes it depends on.
     """
 
     kind: Kind
@@ -68,11 +62,7 @@ class IsthmusTranslator:
     """
 
     def get_asset_spec(self, node: Node) -> dg.AssetSpec:
-        """The spec of a node, without its dependencies.
-
-        Args:
-            node: of the graph.
-        """
+        """The spec of a node, without its dependencies."""
         view, model = node.view, node.model
         metadata: dict[str, Any] = {}
         description, version, freshness = "", None, None

@@ -1,7 +1,6 @@
 """The documents beside a student: its report as a page, a model card, and the boundary card with both halves."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,20 +21,8 @@ SEARCH = "search.html"
 
 def write_serving(exported: "ExportReport") -> None:
     """Writes what a package cost where it was measured: the serving half of the boundary."""
-    half = {
-        **msgspec.structs.asdict(exported.served),
-        "runtime": exported.runtime,
-        "device": "cpu",
-        "host": host(),
-    }
+    half = {**msgspec.structs.asdict(exported.served), "runtime": exported.runtime, "device": "cpu", "host": host()}
     write_atomically(serving_file(exported.path), json.dumps(half, indent=2).encode())
-
-
-def write_search(folder: Path, search: Mapping[str, Any]) -> None:
-    """Writes the page of a search."""
-    from isthmus.distill.reports import search_page
-
-    write_atomically(folder / SEARCH, search_page(search).encode())
 
 
 def _last_search(artifacts: Artifacts) -> dict[str, Any] | None:

@@ -74,6 +74,7 @@ def search(
     """
     _limit_spinning()
     with extra("search"):
+        from isthmus.distill.reports import search_page
         from isthmus.distill.search.search import search as run
     artifacts = Artifacts.of(project, name)
     material = _material(artifacts, artifacts.current_training_set())
@@ -88,7 +89,7 @@ def search(
             progress=progress,
         )
     write_atomically(artifacts.searches / "latest", report.path.name.encode())
-    cards.write_search(report.path, report.data)
+    write_atomically(report.path / cards.SEARCH, search_page(report.data).encode())
     return report
 
 

@@ -28,12 +28,7 @@ _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the address to
 
 @dataclass(frozen=True)
 class Released:
-    """The outcome of a deployment or a rollback.
-
-    Attributes:
-        rollout: the deployment, and what it took.
-        server: what the server of the project says of it.
-    """
+    """The outcome of a deployment or a rollback: what it took, and what the server of the project says of it."""
 
     rollout: Rollout
     server: str
@@ -49,12 +44,9 @@ class Released:
 
 
 def deploy(project: Project, name: str | None = None, *, share: float | None = None) -> Released:
-    """Puts the last package of a distillation behind the API.
+    """Puts the last package of a distillation behind the API, beside what is deployed or instead.
 
-    Args:
-        project: the project, with a package and a verdict.
-        name: the distillation; may be omitted if there is only one.
-        share: of requests that it answers beside what is deployed; 0 for a shadow; None to replace that.
+    `share` is that of the requests that it answers beside it; 0 for a shadow; None to replace what is deployed.
 
     Raises:
         GateFailed: there is no passing verdict for this package under this contract, what it costs to train or to
@@ -106,11 +98,7 @@ def rollback(project: Project, to: str | None = None) -> Released:
 
     `to` is how the digest of that deployment begins; the default is the deployment before the current one.
 
-    Raises:
-        GateFailed: there is nothing to go back to.
-        PackageError: its package is gone, damaged, or not signed by whom it must be.
-        ContractMismatch: nothing is applied, or what its model reads has changed since.
-        DependencyError: another deployment is under way.
+    Errors: see `promote`; and a GateFailed if there is nothing to go back to.
     """
     contract = project.last_applied()
     done = rollout.rollback(project.deployment_file, contract, at=clock.now(), to=to, public_key=project.public_key)

@@ -31,9 +31,7 @@ def site(project: Project, name: str | None, out: Path) -> Path:
     package, distillation = artifacts.last_package(), artifacts.declared.name
     manifest, own = read_package(package), project.root / "pages" / distillation
     if not own.is_dir() and not manifest.inputs:
-        problem = Problem(
-            f"distillation {artifacts.declared.name}", f"there is no {own}", "a folder with an index.html"
-        )
+        problem = Problem(f"distillation {distillation}", f"there is no {own}", "a folder with an index.html")
         raise ConfigurationError("pages", [problem])
     if out.exists() and not (out / NOTE).is_file() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(str(out), "holds something else", expected="a new folder, or one that this command wrote")

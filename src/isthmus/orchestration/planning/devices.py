@@ -100,12 +100,8 @@ _DEVICES = TypeAdapter(dict[_Name, Device])
 def catalogue(root: Path, priced: Iterable[str]) -> dict[str, Device]:
     """The devices of a project by name: those that come with Isthmus, and those of its `devices.toml`.
 
-    Args:
-        root: the project's folder.
-        priced: names of the devices with a price.
-
     Raises:
-        ConfigurationError: a figure is missing or is not a positive number, or a device with a price is unknown; every
+        ConfigurationError: a figure is missing or is not a positive number, or a device in `priced` is unknown; every
             problem is named.
     """
     known = _DEVICES.validate_python(tomllib.loads(files(__package__).joinpath(FILE).read_text("utf-8")))

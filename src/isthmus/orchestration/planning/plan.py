@@ -7,12 +7,11 @@ same on every device.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from isthmus.distill.reports.words import duration, scaled
 from isthmus.features.package.golden import read_golden
-from isthmus.features.package.manifest import Manifest, read_package
+from isthmus.features.package.manifest import read_package
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.progress import Progress, silent
 from isthmus.orchestration.artifacts import Artifacts
@@ -58,12 +57,8 @@ def plan(
 ) -> dict[str, Any]:
     """The time and cost of training and serving on each device, as plain data: docs/plan.md describes its parts.
 
-    Args:
-        project: the project, with packages.
-        name: the distillation; by default all.
-        rate: requests per second to answer; by default as many as one device answers.
-        progress: called with the current activity and the share that is done.
-        speed: measures this host with so many threads.
+    Without the name of a distillation it is about all of them. `rate` is requests per second to answer, by default as
+    many as one device answers; `speed` measures this host with so many threads.
 
     Raises:
         ConfigurationError: the catalogue or the prices are wrong; every problem is named.
@@ -101,17 +96,10 @@ def plan(
 
 @dataclass(frozen=True)
 class _Student:
-    """The work and the measurements of a student.
+    """The work and the measurements of a student: of all steps of its training, and of the answer to a row.
 
-    Attributes:
-        name: of its distillation.
-        uncounted: operations that are not part of the work.
-        training: all steps of its training.
-        memory: bytes that a step needs.
-        trained: the measured training half.
-        answer: one row.
-        fixed: bytes of its weights as served.
-        served: the measured serving half.
+    A step needs `memory` bytes; `fixed` are the bytes of its weights as served. `uncounted` operations are no part of
+    the work; `trained` and `served` are the measured halves of its boundary.
     """
 
     name: str
@@ -133,7 +121,9 @@ class _Student:
         manifest, report = read_package(package), artifacts.packaged_report()
         graphs = {graph.precision: package / graph.file for graph in manifest.variants if graph.format == "onnx"}
         complete = graphs.get("fp32") or next(iter(graphs.values()))
-        work = graph_work(complete.read_bytes(), _shapes(package, manifest))
+        # The first golden case decides the dimensions that have only a name.
+        shapes = {name: tensor.shape for name, tensor in read_golden(package, manifest).cases[0].tensors.items()}
+        work = graph_work(complete.read_bytes(), shapes)
         fixed = weight_bytes(graphs.get(report["serving"]["precision"], complete).read_bytes())
         half, weights = report["training"], report["models"]["student"]["parameters"]
         activations = work.activations * (2 if half["precision"] == "bf16" else 4)
@@ -151,11 +141,6 @@ class _Student:
         )
 
 
-def _shapes(package: Path, manifest: Manifest) -> dict[str, tuple[int, ...]]:
-    """Input name to its shape in the first golden case, which decides the dimensions that have only a name."""
-    return {name: tensor.shape for name, tensor in read_golden(package, manifest).cases[0].tensors.items()}
-
-
 def _training(student: _Student, sheet: _Sheet, precision: Precision) -> dict[str, Any]:
     half, work = student.trained, student.training
     here = roofline(work, sheet.devices[HOST], half["precision"]) if half["device"] == "cpu" else None
@@ -169,10 +154,9 @@ def _training(student: _Student, sheet: _Sheet, precision: Precision) -> dict[st
             left_out[name] = f"holds {device.memory:,.0f} bytes, and a step takes {student.memory:,.0f}"
         else:
             devices[name] = {**_times(estimate), "cost": sheet.cost(name, estimate.seconds)}
-    best = _recommended(devices, "cost")
     return {
         **_work(work), "precision": precision, "memory": student.memory, "devices": devices, "left_out": left_out,
-        "recommended": best, "check": check,
+        "recommended": _recommended(devices, "cost"), "check": check,
     }  # fmt: skip
 
 
@@ -225,8 +209,7 @@ def _times(estimate: Estimate) -> dict[str, Any]:
 
 def _recommended(devices: Mapping[str, Mapping[str, Any]], price: str) -> dict[str, str | None]:
     cheapest = _least(devices, price)
-    fastest = _least(devices, "seconds")
-    return {"cheapest": cheapest, "fastest": fastest, "by": "time" if cheapest is None else "price"}
+    return {"cheapest": cheapest, "fastest": _least(devices, "seconds"), "by": "time" if cheapest is None else "price"}
 
 
 def _least(devices: Mapping[str, Mapping[str, Any]], figure: str) -> str | None:

@@ -84,11 +84,7 @@ def roofline(work: Work, device: Device, precision: Precision, overhead: float =
 def rows_to_ridge(flops: float, fixed: float, each: float, ridge: float) -> int | None:
     """The batch size from which on arithmetic limits; None if memory limits at every size.
 
-    Args:
-        flops: operations of a row.
-        fixed: bytes that are read once for the batch: the weights.
-        each: bytes of a row.
-        ridge: of the device, in operations per byte.
+    Of the bytes, `fixed` are read once for the batch: the weights. `flops` and `each` are those of a row.
     """
     gained = flops - ridge * each
     return max(1, math.ceil(ridge * fixed / gained)) if gained > 0 else None

@@ -41,10 +41,7 @@ class _Output(msgspec.Struct):
 
 
 class WebRuntime:
-    """onnxruntime-web, in one process per model file.
-
-    Args:
-        cache: where to install it, unless it is there already; by default the user's cache.
+    """onnxruntime-web, in one process per model file, installed in `cache`.
 
     Raises:
         DependencyError: Node or npm is missing, or the registry does not answer.
@@ -111,18 +108,17 @@ def installed(cache: Path | None = None) -> Path:
 
 def _install(npm: str, folder: Path, version: str) -> None:
     options = ["--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=1", "--fetch-timeout=60000"]
-    where, remedy = "npm", f"make its registry reachable: {NAME} {version} is installed on first use"
+    remedy = f"make its registry reachable: {NAME} {version} is installed on first use"
     try:
         done = subprocess.run(  # noqa: S603 - what it installs is pinned by the lockfile
             [npm, "ci", *options, "--prefix", str(folder)], capture_output=True, check=False, timeout=_INSTALL_TIMEOUT
         )
     except subprocess.TimeoutExpired as error:
-        raise DependencyError(
-            where, f"has not installed {NAME} in {_INSTALL_TIMEOUT} seconds", remedy=remedy
-        ) from error
+        problem = f"has not installed {NAME} in {_INSTALL_TIMEOUT} seconds"
+        raise DependencyError("npm", problem, remedy=remedy) from error
     if done.returncode:
         reason = _reason(done.stderr.decode(errors="replace"))
-        raise DependencyError(where, f"cannot install {NAME} ({reason})", remedy=remedy)
+        raise DependencyError("npm", f"cannot install {NAME} ({reason})", remedy=remedy)
 
 
 def _program(name: str) -> str:

@@ -36,26 +36,15 @@ from isthmus.serving.redis.store import Store
 from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
 from isthmus.serving.state import State
 from isthmus.serving.threads import BYTES, VALUES, offload
-from isthmus.serving.waits import REFUSAL
 from isthmus.serving.watch import Watch
-from isthmus.serving.wire import decode, errors, openapi
+from isthmus.serving.wire import decode, errors, messages, openapi
 from isthmus.serving.wire.body import FAILURES, require_distinct, unreadable
 from isthmus.serving.wire.formats import Format, negotiate
-from isthmus.serving.wire.messages import (
-    LookupRequest,
-    ModelInput,
-    Models,
-    ModelState,
-    PredictRequest,
-    PushRequest,
-    Ready,
-    WriteRequest,
-)
 
-_LOOKUP = msgspec.json.Decoder(LookupRequest)
-_PREDICT = msgspec.json.Decoder(PredictRequest)
-_PUSH = msgspec.json.Decoder(PushRequest)
-_WRITE = msgspec.json.Decoder(WriteRequest)
+_LOOKUP = msgspec.json.Decoder(messages.LookupRequest)
+_PREDICT = msgspec.json.Decoder(messages.PredictRequest)
+_PUSH = msgspec.json.Decoder(messages.PushRequest)
+_WRITE = msgspec.json.Decoder(messages.WriteRequest)
 _HTML = {
     "content-type": "text/html; charset=utf-8",
     "cache-control": "no-store",
@@ -167,7 +156,7 @@ class Handlers:
         """A push as Feast's remote online store sends it."""
         return await self._push(request, _decode(await _body(request), _WRITE))
 
-    async def _push(self, request: Request, rows: PushRequest | WriteRequest) -> Response:
+    async def _push(self, request: Request, rows: messages.PushRequest | messages.WriteRequest) -> Response:
         granted(request).require("push", push.view_of(rows)[0])
         state = self._watch.state
         answer = await push.push(rows, state, self._store, self._limits, self._at())
@@ -185,7 +174,7 @@ class Handlers:
     async def models(self, _request: Request) -> Response:
         """The deployed models."""
         state = self._watch.state
-        return _answer(msgspec.json.encode(Models(_models(state), state.refused)))
+        return _answer(msgspec.json.encode(messages.Models(_models(state), state.refused)))
 
     async def status(self, request: Request) -> Response:
         """The status of the server and its project: a page for a browser, JSON for everybody else."""
@@ -205,7 +194,8 @@ class Handlers:
         contract = state.contract
         await self._store.ping(contract)
         model = state.model.deployment.model if state.model else None
-        return _answer(msgspec.json.encode(Ready("ready", contract.project, contract.hash, model)), contract.hash)
+        answer = messages.Ready("ready", contract.project, contract.hash, model)
+        return _answer(msgspec.json.encode(answer), contract.hash)
 
     async def exposition(self, request: Request) -> Response:
         """The metrics, in the format that Prometheus asks for."""
@@ -268,7 +258,7 @@ class _Direct:
         try:
             response = await route.endpoint(request)
         except IsthmusError as error:
-            response = await _refuse(request, error)
+            response = refused(error, scope)
         except ClientDisconnect:
             raise
         except Exception as error:
@@ -278,13 +268,13 @@ class _Direct:
         await response(scope, receive, send)
 
 
-def _models(state: State) -> list[ModelState]:
+def _models(state: State) -> list[messages.ModelState]:
     model = state.model
     if model is None:
         return []
     deployment, outdated = model.deployment, state.outdated
     return [
-        ModelState(
+        messages.ModelState(
             model=deployment.model,
             package=deployment.digest,
             contract=deployment.contract,
@@ -294,14 +284,14 @@ def _models(state: State) -> list[ModelState]:
             deployed_at=deployment.deployed_at,
             current=outdated is None,
             # An input that both the model and a request transform read is listed once.
-            inputs=list(dict.fromkeys(ModelInput(item.name, item.dtype.name) for item in model.inputs)),
+            inputs=list(dict.fromkeys(messages.ModelInput(item.name, item.dtype.name) for item in model.inputs)),
             outdated=None if outdated is None else str(outdated),
             candidate=msgspec.UNSET if state.candidate_run is None else candidate_state(state.candidate_run),
         )
     ]
 
 
-def _compiled(state: State, wanted: LookupRequest) -> Lookup:
+def _compiled(state: State, wanted: messages.LookupRequest) -> Lookup:
     if (wanted.features is None) == (wanted.feature_service is None):
         problem = "neither is given" if wanted.features is None else "both are given"
         raise RequestError("features and feature_service", problem, expected="one of the two")
@@ -353,12 +343,11 @@ async def _body(request: Request) -> bytes:
 
 async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, IsthmusError)  # noqa: S101 - Starlette passes what this handler is registered for
-    request.scope[REFUSAL] = type(error).__name__
-    return refused(error)
+    return refused(error, request.scope)
 
 
 async def _fail(request: Request, _error: Exception) -> Response:
-    return await _refuse(request, errors.DefectError("server", "an unforeseen error", remedy="see the server's log"))
+    return refused(errors.DefectError("server", "an unforeseen error", remedy="see the server's log"), request.scope)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
@@ -366,8 +355,8 @@ async def _no_route(request: Request, error: Exception) -> Response:
     path = request.url.path
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        refusal: IsthmusError = errors.NotAllowedError(path, f"does not take {request.method}", expected=allowed)
-        answer = await _refuse(request, refusal)
+        refusal = errors.NotAllowedError(path, f"does not take {request.method}", expected=allowed)
+        answer = refused(refusal, request.scope)
         answer.headers["allow"] = allowed
         return answer
-    return await _refuse(request, errors.NotFoundError(path, "is no path of this API", remedy="see /docs"))
+    return refused(errors.NotFoundError(path, "is no path of this API", remedy="see /docs"), request.scope)

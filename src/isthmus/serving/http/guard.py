@@ -40,7 +40,7 @@ class Guarded:
 
     def __init__(self, app: ASGIApp, file: Path | None, *, unguarded: bool, rate: int | None) -> None:
         self._app = app
-        self._file = None if file is None else WatchedFile(file, Keyring.read)
+        self._file = None if file is None else WatchedFile(file, Keyring.loads)
         self._unguarded = unguarded
         self._rate = rate
         self._buckets: dict[str, tuple[float, float]] = {}
@@ -55,7 +55,7 @@ class Guarded:
                     if self._rate is not None and grants.name:
                         self._take(grants.name, self._rate)
             except IsthmusError as error:
-                await _refuse(error, scope, receive, send)
+                await refused(error, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -117,7 +117,7 @@ class Limited:
         if counted and self._under_way >= self._limits.concurrency:
             busy = f"{self._under_way:,} requests are under way"
             remedy = "try again, or raise server.limits.concurrency or server.workers"
-            await _refuse(errors.BusyError("server", busy, remedy=remedy), scope, receive, send)
+            await refused(errors.BusyError("server", busy, remedy=remedy), scope)(scope, receive, send)
             return
         self._under_way += counted
         try:
@@ -129,7 +129,8 @@ class Limited:
         seconds = self._limits.deadline_seconds
         announced = int(_header(scope, b"content-length") or 0)
         if announced > self._limits.body_bytes:
-            await _refuse(_too_long(f"has {announced:,} bytes", self._limits.body_bytes), scope, receive, send)
+            error = _too_long(f"has {announced:,} bytes", self._limits.body_bytes)
+            await refused(error, scope)(scope, receive, send)
             return
         exchange = _Exchange(receive, send, self._limits.body_bytes)
         deadline = asyncio.timeout(seconds)
@@ -147,7 +148,7 @@ class Limited:
                 )
             else:
                 late = errors.BusyError("server", f"could not answer within {seconds:g} seconds", remedy="try again")
-            await _refuse(late, scope, receive, send)
+            await refused(late, scope)(scope, receive, send)
 
 
 @dataclass(eq=False)
@@ -182,15 +183,11 @@ def granted(request: Request) -> Grants:
     return grants
 
 
-def refused(error: IsthmusError) -> Response:
-    """The answer to an error."""
+def refused(error: IsthmusError, scope: Scope) -> Response:
+    """The answer to an error, whose class is noted with the request."""
+    scope[REFUSAL] = type(error).__name__
     body = orjson.dumps(error.as_dict())
     return Response(body, errors.status(error), errors.headers(error), media_type="application/json")
-
-
-async def _refuse(error: IsthmusError, scope: Scope, receive: Receive, send: Send) -> None:
-    scope[REFUSAL] = type(error).__name__
-    await refused(error)(scope, receive, send)
 
 
 def _too_long(length: str, most: int) -> errors.TooLargeError:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 import structlog
 
@@ -11,15 +10,10 @@ from isthmus.serving.metrics.metrics import Metrics
 from isthmus.serving.predict.model import Float32
 from isthmus.serving.rollout.candidate import CandidateRun
 
+_Predict = Callable[[], Awaitable[Float32]]
+
 WAITING = 64
 """Requests that wait for a shadow; more are dropped, and counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    run: CandidateRun
-    predict: Callable[[], Awaitable[Float32]]
-    answer: Float32
 
 
 class Shadow:
@@ -27,12 +21,12 @@ class Shadow:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._waiting: asyncio.Queue[_Request] = asyncio.Queue(WAITING)
+        self._waiting: asyncio.Queue[tuple[CandidateRun, _Predict, Float32]] = asyncio.Queue(WAITING)
 
-    def enqueue(self, run: CandidateRun, predict: Callable[[], Awaitable[Float32]], answer: Float32) -> None:
+    def enqueue(self, run: CandidateRun, predict: _Predict, answer: Float32) -> None:
         """Has a shadow predict, later, what the deployed model has answered."""
         try:
-            self._waiting.put_nowait(_Request(run, predict, answer))
+            self._waiting.put_nowait((run, predict, answer))
         except asyncio.QueueFull:
             run.dropped += 1
             self._metrics.count_candidate(run, "dropped", "shadow")
@@ -40,11 +34,11 @@ class Shadow:
     async def run(self) -> None:
         """Predicts and compares until it is canceled."""
         while True:
-            request = await self._waiting.get()
+            run, predict, answer = await self._waiting.get()
             try:
-                output = await request.predict()
+                output = await predict()
             except Exception as error:  # noqa: BLE001 - whatever it is, nobody waits for this answer
                 structlog.get_logger().warning("shadow failed", exception=type(error).__name__, at=place(error))
                 continue
-            same = request.run.compare(request.answer, output)
-            self._metrics.count_candidate(request.run, "answered" if same else "differing", "shadow")
+            same = run.compare(answer, output)
+            self._metrics.count_candidate(run, "answered" if same else "differing", "shadow")

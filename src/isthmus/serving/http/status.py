@@ -6,7 +6,7 @@ from pathlib import Path
 from msgspec import UNSET
 
 from isthmus.features.contract.contract import Contract
-from isthmus.features.errors import ContractMismatch, DataError, DependencyError, IsthmusError
+from isthmus.features.errors import ContractMismatch, DataError, DependencyError
 from isthmus.features.online.record import Published
 from isthmus.features.status import Status
 from isthmus.serving.deployment.history import Event
@@ -67,15 +67,13 @@ def _published(contract: Contract, name: str, record: Published | None, now: int
     ttl = None if view.ttl is None else view.ttl / 1e6
     if record is None:
         return PublishedState(ttl_seconds=ttl, refused="nothing has been materialized")
-    refused: IsthmusError | None = None
-    if record.contract != view.hash:
-        refused = ContractMismatch(f"view {name}", "was materialized under another contract",
-                                   remedy="run `isthmus materialize`")  # fmt: skip
+    mismatch = ContractMismatch(f"view {name}", "was materialized under another contract",
+                                remedy="run `isthmus materialize`")  # fmt: skip
     return PublishedState(
         materialized_at=record.at,
         known_until=record.horizon,
         age_seconds=(now - record.horizon) / 1e6,
         ttl_seconds=ttl,
         pending=record.pending,
-        refused=None if refused is None else str(refused),
+        refused=None if record.contract == view.hash else str(mismatch),
     )
