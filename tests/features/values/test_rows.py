@@ -11,8 +11,8 @@ from isthmus.features.contract.contract import Column
 from isthmus.features.errors import ContractMismatch, DataError
 from isthmus.features.types import Array, Bool, Bytes, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from isthmus.features.values.columns import Values
-from isthmus.features.values.rows import HEADER, RowCodec, encode_row
-from tests.features.support import ALL, MOMENTS, bits, bits_of, columns_of, make_view, schemas, values_of
+from isthmus.features.values.rows import HEADER, RowCodec
+from tests.features.support import ALL, MOMENTS, bits, bits_of, columns_of, encode_row, make_view, schemas, values_of
 
 MIXED = make_view({"a": String, "b": Int32, "c": Bytes, "d": Float64, "e": String})
 ARRAYS = make_view({"a": Array(Float32), "b": Int32, "c": Array(String), "d": Array(Bytes)})

@@ -26,13 +26,13 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.online.plan import LookupPlan
 from isthmus.features.request.graph import RowGraph
-from isthmus.features.values.rows import encode_row
 from isthmus.serving.lookup.lookup import Lookup
 from isthmus.serving.metrics.counters import BUCKETS, Tally
 from isthmus.serving.metrics.metrics import Metrics
 from isthmus.serving.settings import METRICS_FOLDER
 from isthmus.serving.state import State
 from isthmus.serving.wire.formats import Format
+from tests.features.support import encode_row
 from tests.serving.support import (
     CONTRACT,
     HOUR,

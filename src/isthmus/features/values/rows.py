@@ -35,7 +35,6 @@ VERSION = 1
 HEADER = struct.Struct("<B8sqqQ")
 _SEED = 0x9E3779B97F4A7C15
 _FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-_WORD = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,38 +317,3 @@ def mix(state: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype
 def known_of(rows: Sequence[bytes]) -> Ints:
     """When packed rows became known, shape (n,) int64 microseconds."""
     return np.fromiter((HEADER.unpack_from(row)[3] for row in rows), np.int64, len(rows))
-
-
-def encode_row(view: ViewContract, event: int, known: int, values: Mapping[str, Any]) -> bytes:
-    """A packed row, written as the layout reads: the oracle of `RowCodec`. Values are Python's, times microseconds."""
-    nulls, fixed, ends, tail = 0, b"", b"", b""
-    for bit, column in enumerate(view.fields):
-        nulls |= (values[column.name] is None) << bit
-    for column in view.fields:
-        encoded = _encode_value(values[column.name], column.dtype)
-        if column.dtype.numpy is None:
-            tail += encoded
-            ends += struct.pack("<I", len(tail))
-        else:
-            fixed += encoded
-    body = nulls.to_bytes((len(view.fields) + 7) // 8, "little") + fixed + ends
-    state = _SEED
-    words = [int.from_bytes(body[i : i + 8], "little") for i in range(0, len(body), 8)]
-    if any(column.dtype.numpy is None for column in view.fields):
-        words.append(int.from_bytes(hashlib.blake2b(tail, digest_size=8).digest(), "little"))
-    for word in words:
-        state = ((state ^ word) + _SEED) & _WORD
-        state = ((state ^ (state >> 30)) * _FACTORS[0]) & _WORD
-        state = ((state ^ (state >> 27)) * _FACTORS[1]) & _WORD
-        state ^= state >> 31
-    return HEADER.pack(VERSION, view.prefix, event, known, state >> 1) + body + tail
-
-
-def _encode_value(value: Any, dtype: DataType) -> bytes:
-    if dtype.numpy is not None:
-        code = {"|u1": "B", "<i4": "i", "<i8": "q", "<f4": "f", "<f8": "d"}[dtype.numpy]
-        return struct.pack("<" + code, 0 if value is None else value)
-    if dtype.element is None or value is None:
-        return b"" if value is None else value.encode() if isinstance(value, str) else bytes(value)
-    items = [_encode_value(item, dtype.element) for item in value]
-    return b"".join(items if dtype.element.numpy else [struct.pack("<I", len(item)) + item for item in items])
