@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
 from isthmus.distill.settings import TrainingSettings
-from isthmus.features.errors import DependencyError
+from isthmus.features.errors import DependencyError, first_line
 from isthmus.features.profiles import TrainingProfile
 
 _WHERE = "profiles.training"
@@ -96,7 +96,7 @@ def _require_compiler(device: torch.device) -> None:
     except (RuntimeError, OSError, ImportError) as error:
         raise DependencyError(
             f"{_WHERE}.compile",
-            f"true, but torch.compile does not work here: {str(error).strip().splitlines()[0]}",
+            f"true, but torch.compile does not work here: {first_line(error)}",
             expected="Triton for CUDA, a C++ compiler and Python's headers for the CPU",
             remedy="set compile = false, or install what is missing",
         ) from error

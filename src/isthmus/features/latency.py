@@ -50,7 +50,6 @@ class Latency(NamedTuple):
     Attributes:
         p99_ms: in milliseconds, interpolated between bounds as Prometheus does; at most the last bound.
         objective_ms: the lowest of any server.
-        answered: number of requests.
         slow: requests that took longer than their server's objective: an exact count.
     """
 

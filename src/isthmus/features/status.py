@@ -70,7 +70,6 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         training_set: its identity; None without a training set.
-        student: its identity.
         package: digest of the last package.
         stale: a sentence for each of these whose definitions have changed since.
         verdict: whether the last verdict passed; None without a verdict on this package.

@@ -35,8 +35,6 @@ class TrainingSet:
 
     Attributes:
         id: hash of everything that decides its content.
-        path: its folder.
-        contract: hash of the contract.
         spine: name of the declared spine, path of a file, "SQL", or "rows" for a spine in memory.
         spine_file: file or folder with the spine's rows; None if they are beside the record.
         spine_sha256: hash of the spine's rows.
@@ -45,8 +43,6 @@ class TrainingSet:
         tables: view to the version of its table.
         tables_sha256: view to the hash of that version's rows.
         options: further inputs of the hash: `status`, whether each view has a status column.
-        rows_in: rows of the spine.
-        rows_out: rows of the training set.
         served: view to the moment up to which its log was replayed, if the join was as served.
         lag: view to feature to its difference from the ideal join, if the join was as served.
         computed: request transform to its hash and the computed fields.

@@ -62,8 +62,6 @@ class Project:
     Attributes:
         state: the folder that the steps write to.
         offline: folder or URL of the Delta tables.
-        contract_file: the applied contract.
-        deployment_file: the current deployment.
         latency_folder: where servers report their latency.
         keys_file: the API keys, as hashes.
         fixed_now: where the project's clock stands, in microseconds since 1970 UTC; None for the wall clock.

@@ -262,7 +262,7 @@ def load(path: Path) -> ProjectSettings:
         problem = Problem(FILE, "there is none", "a file with a [project] table")
         raise ConfigurationError(str(path.parent), [problem], remedy="name the project's folder with --project")
 
-    if unknown := _unknown_variables():
+    if unknown := list(_unknown_variables()):
         raise ConfigurationError(str(path), unknown)
 
     class Located(ProjectSettings):
@@ -273,18 +273,15 @@ def load(path: Path) -> ProjectSettings:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(str(path), [Problem("TOML syntax", str(error))]) from error
     except SettingsError as error:
-        raise ConfigurationError(str(path), _not_json() or [Problem("environment", str(error))]) from error
+        raise ConfigurationError(str(path), list(_not_json()) or [Problem("environment", str(error))]) from error
     except ValidationError as error:
         raise ConfigurationError(str(path), list(_problems(error))) from error
 
 
 _EXPECTED = {
     "string_type": "a text",
-    "int_parsing": "a whole number",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_parsing": "a number",
-    "float_type": "a number",
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type"), "a number"),
 }
 _WHY: dict[tuple[str, ...], str] = {
     ("profiles", "training", "precision"): ": gradients need floating point. For an INT8 package, set "
@@ -336,28 +333,24 @@ def _shown(value: object) -> str:
     return re.sub(r"(token|password)=[^;&'\"]*", r"\1=***", re.sub(r"//[^\s'\"]*@", "//***@", repr(value)))
 
 
-def _unknown_variables() -> list[Problem]:
+def _unknown_variables() -> Iterator[Problem]:
     """The variables with our prefix that set nothing: a misspelled name would be ignored in silence."""
     known = {f"{_ENVIRONMENT}{name}".upper() for name in ProjectSettings.model_fields}
-    problems = []
     for name in os.environ:
         table = name.upper().partition("__")[0]
         if name.upper().startswith(_ENVIRONMENT) and table not in known and name not in PROCESS_VARIABLES:
-            problems.append(Problem(name, "is not a setting", f"a name that begins with {', '.join(sorted(known))}"))
-    return problems
+            yield Problem(name, "is not a setting", f"a name that begins with {', '.join(sorted(known))}")
 
 
-def _not_json() -> list[Problem]:
+def _not_json() -> Iterator[Problem]:
     """The variables for complete tables that are not JSON: the library's error does not name them."""
-    problems = []
     for name, value in os.environ.items():
         key = name.upper().removeprefix(_ENVIRONMENT).lower()
         if name.upper().startswith(_ENVIRONMENT) and _fields((key,)):
             try:
                 json.loads(value)
             except ValueError:
-                problems.append(Problem(name, _shown(value), f"a table [{key}] as JSON"))
-    return problems
+                yield Problem(name, _shown(value), f"a table [{key}] as JSON")
 
 
 def find(start: Path) -> Path:

@@ -30,7 +30,6 @@ class Rung(msgspec.Struct, frozen=True):
             missing.
         case: the golden case that differs most.
         holds: whether `worst` is within `tolerance`; None where the form does not exist or its runtime is missing.
-        outcome: in words.
     """
 
     form: str

@@ -19,7 +19,6 @@ class Model(msgspec.Struct, frozen=True):
         about: what it is, in words.
         quality: by metric, on the test part; the mean over the seeds of a model that was trained with several.
         intervals: low and high of such means.
-        parameters: how many.
         bytes: of its graph.
         p50_us: median time of one row, in microseconds.
         p99_us: 99th percentile of it.

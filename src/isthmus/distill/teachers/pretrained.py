@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from isthmus.distill.teachers.network import NetworkTeacher
-from isthmus.features.errors import ConfigurationError, DependencyError, Problem
+from isthmus.features.errors import ConfigurationError, DependencyError, Problem, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -176,7 +176,7 @@ def _downloaded(name: str, revision: str | None, *, offline: bool) -> Path:
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise DependencyError(
             f"teacher {name}",
-            f"is no folder, and cannot be downloaded from the hub: {str(error).strip().splitlines()[0]}",
+            f"is no folder, and cannot be downloaded from the hub: {first_line(error)}",
             expected="a folder with config.json and model.safetensors, or the name of a repository",
             remedy="check the name and the connection, or use a folder",
         ) from error

@@ -32,7 +32,6 @@ class Policy:
     """How far a training gives way; times are seconds of any clock.
 
     Attributes:
-        degree: of giving way.
         changed: when the degree last changed.
         strained: when the p99 was last above its objective, or the degree changed.
         hold: how long the p99 must meet its objective before the degree falls.

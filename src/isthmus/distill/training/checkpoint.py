@@ -24,12 +24,10 @@ class RunState(msgspec.Struct, forbid_unknown_fields=True):
     """The state of a run besides its tensors. Position in the data and learning rate follow from the step.
 
     Attributes:
-        step: number of steps done.
         over: whether training has ended, by its last step or by its gate.
         best: the best value of the gate so far; None before the first evaluation.
         waited: evaluations since then.
         sums: sum of the loss and of its terms since the last evaluation, over `summed` steps.
-        summed: number of those steps.
         history: of each evaluation its step, means of loss and terms since the evaluation before, and the metrics.
         seconds: spent in all these steps, also by runs that were stopped, without pauses.
         slowed: seconds of these on fewer cores, because of servers.

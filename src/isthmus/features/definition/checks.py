@@ -34,14 +34,13 @@ _TITLES: dict[type, str] = {
     RequestTransform: "request transform", FeatureService: "service", Spine: "spine",
 }  # fmt: skip
 _FUNCTION = (FunctionType, NoneType)
-_OF_REQUESTS = (expectations.Present, expectations.Between, expectations.OneOf, expectations.Length)
 _PARTS: dict[type, dict[str, tuple[type, ...]]] = {
     Entity: {"join_keys": (Mapping,)},
     Source: {"path": (str,)},
     FeatureView: {"entities": (Entity,), "schema": (Field,), "sources": (Source,), "ttl": (timedelta, NoneType),
                   "delay": (timedelta,), "function": _FUNCTION, "lookback": (timedelta, NoneType),
                   "lateness": (timedelta,), "version": (int,), "expectations": (expectations.Expectation,)},
-    RequestSource: {"schema": (Field,), "expectations": _OF_REQUESTS, "defaults": (Mapping,)},
+    RequestSource: {"schema": (Field,), "expectations": expectations.BY_ROW, "defaults": (Mapping,)},
     RequestTransform: {"inputs": (FeatureView, FeatureProjection, RequestSource), "schema": (Field,),
                        "function": _FUNCTION},
     FeatureService: {"features": (FeatureView, FeatureProjection, RequestSource, RequestTransform)},

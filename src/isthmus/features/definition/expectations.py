@@ -8,7 +8,7 @@ nothing. A request source's expectations decide values, see `transforms.request.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -31,14 +31,14 @@ class Expectation:
         feature: the feature it is about; empty if it is about the rows.
     """
 
-    feature: str = ""
+    feature: str
 
 
 @dataclass(frozen=True)
 class Present(Expectation):
-    """At least this share of the rows has a value."""
+    """At least this share of the rows (by default all) has a value."""
 
-    share: float = 1.0
+    share: float = field(default=1.0, kw_only=True)
 
     def __str__(self) -> str:
         return "always present" if self.share == 1.0 else f"present in at least {self.share:.6g} of the rows"
@@ -46,7 +46,7 @@ class Present(Expectation):
 
 @dataclass(frozen=True)
 class Between(Expectation):
-    """Every non-null value lies within the bounds, inclusive. NaN does not."""
+    """Every non-null number or time lies within the bounds, inclusive; None leaves a side open. NaN does not."""
 
     low: Any = None
     high: Any = None
@@ -70,7 +70,11 @@ class Length(Expectation):
 class OneOf(Expectation):
     """Every non-null value is in this list."""
 
-    values: tuple[Any, ...] = ()
+    values: Sequence[Any]
+
+    def __post_init__(self) -> None:
+        """A list becomes a tuple: an expectation does not change, and has a hash."""
+        object.__setattr__(self, "values", tuple(self.values))
 
     def __str__(self) -> str:
         shown = ", ".join(map(repr, self.values[:8]))
@@ -89,8 +93,9 @@ class Unique(Expectation):
 class Rows(Expectation):
     """The number of rows of the table lies within the bounds, inclusive."""
 
-    at_least: int = 0
-    at_most: int | None = None
+    feature: str = field(default="", init=False)
+    at_least: int = field(default=0, kw_only=True)
+    at_most: int | None = field(default=None, kw_only=True)
 
     def __str__(self) -> str:
         return f"rows {_bounds(self.at_least, self.at_most)}"
@@ -100,7 +105,8 @@ class Rows(Expectation):
 class Fresh(Expectation):
     """The latest event time is no older than this, by the project's clock."""
 
-    within: timedelta = timedelta(0)
+    feature: str = field(default="", init=False)
+    within: timedelta = field(kw_only=True)
 
     def __str__(self) -> str:
         return f"fresh within {self.within}".removesuffix(", 0:00:00")
@@ -113,7 +119,7 @@ class NoDrift(Expectation):
     It holds without a training set, or without such rows.
     """
 
-    psi: float = 0.25
+    psi: float = field(default=0.25, kw_only=True)
 
     def __str__(self) -> str:
         return f"drift (psi) at most {self.psi:.6g}"
@@ -122,51 +128,19 @@ class NoDrift(Expectation):
 class Expect:
     """The names of the expectations in definitions."""
 
-    @staticmethod
-    def present(feature: str, *, share: float = 1.0) -> Present:
-        """At least `share` of the rows (all by default) have a value."""
-        return Present(feature, share)
-
-    @staticmethod
-    def between(feature: str, low: Any = None, high: Any = None) -> Between:
-        """Every number or time lies in [low, high]; None leaves a side open."""
-        return Between(feature, low, high)
-
-    @staticmethod
-    def length(feature: str, low: int | None = None, high: int | None = None) -> Length:
-        """Every String, Bytes or Array has a length in [low, high]; None leaves a side open."""
-        return Length(feature, low, high)
-
-    @staticmethod
-    def one_of(feature: str, values: Sequence[Any]) -> OneOf:
-        """Every value is in this list."""
-        return OneOf(feature, tuple(values))
-
-    @staticmethod
-    def unique(feature: str) -> Unique:
-        """No two rows of the table have the same value."""
-        return Unique(feature)
-
-    @staticmethod
-    def rows(*, at_least: int = 0, at_most: int | None = None) -> Rows:
-        """The table has this many rows."""
-        return Rows(at_least=at_least, at_most=at_most)
-
-    @staticmethod
-    def fresh(*, within: timedelta) -> Fresh:
-        """The latest event is no older than `within`, by the project's clock."""
-        return Fresh(within=within)
-
-    @staticmethod
-    def drift(feature: str, *, psi: float = 0.25) -> NoDrift:
-        """Rows later than the training set in use look like the rows in it."""
-        return NoDrift(feature, psi)
+    present = Present
+    between = Between
+    length = Length
+    one_of = OneOf
+    unique = Unique
+    rows = Rows
+    fresh = Fresh
+    drift = NoDrift
 
 
-_NAMES: dict[type, str] = {
-    Present: "present", Between: "between", Length: "length", OneOf: "one_of", Unique: "unique", Rows: "rows",
-    Fresh: "fresh", NoDrift: "drift",
-}  # fmt: skip
+BY_ROW = (Present, Between, OneOf, Length)
+"""What a row meets or breaks by itself, so that a request can be checked."""
+_NAMES = {kind: name for name, kind in vars(Expect).items() if isinstance(kind, type)}
 
 
 def problems(owner: str, fields: dict[str, DataType], expectations: Sequence[Expectation]) -> Iterator[Problem]:
@@ -272,7 +246,7 @@ def _wrong_bounds(low: Any, high: Any, name: str) -> tuple[str, str] | None:
     return None
 
 
-def _wrong_values(values: tuple[Any, ...], name: str) -> tuple[str, str] | None:
+def _wrong_values(values: Sequence[Any], name: str) -> tuple[str, str] | None:
     if not values:
         return "it names no value", "at least one"
     for value in values:

@@ -25,7 +25,6 @@ class Day:
     """The rows of a day.
 
     Attributes:
-        rows: their number.
         digest: the first 16 bytes of their SHA-256.
     """
 
@@ -62,7 +61,6 @@ class Commit:
         origin: sources of the rows.
         done: ranges that were built from exactly that content.
         fingerprint: hash of all rows.
-        rows: number of rows.
         written: time of the commit, in milliseconds since 1970 UTC.
     """
 

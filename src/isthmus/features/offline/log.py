@@ -24,7 +24,6 @@ class Materialization:
     """A run that wrote a view to Redis. All times are microseconds since 1970 UTC.
 
     Attributes:
-        view: name.
         contract: hash of the view's contract.
         version: of the offline table.
         fingerprint: of the rows of that version.

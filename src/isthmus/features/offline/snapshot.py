@@ -17,7 +17,6 @@ class Snapshot:
     """The latest row of each key at a moment, expired rows included.
 
     Attributes:
-        history: of the view.
         at: the moment, microseconds since 1970 UTC.
         keys: n join keys.
         event: shape (n,) int64 microseconds.

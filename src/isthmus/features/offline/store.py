@@ -7,7 +7,7 @@ hash of the view and a digest of the rows of each day, so unchanged days are not
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,6 @@ class Written:
     """The result of a write.
 
     Attributes:
-        rows: of the table.
         added: rows more than before.
         version: of the Delta table.
         changed: whether the write had anything to do.
@@ -50,17 +49,12 @@ class Written:
     version: int
     changed: bool
 
-    def as_dict(self) -> dict[str, int | bool]:
-        """The machine-readable form."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Prepared(AbstractContextManager["Prepared"]):
     """Checked rows for the history of a view or a range of its days. Use it in a `with` block.
 
     Attributes:
-        view: the view.
         commit: of the table after the write.
         before: of the table now, or None.
         table: the table now, or None.

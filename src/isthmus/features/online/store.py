@@ -17,19 +17,9 @@ from redis.lock import Lock
 
 from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.features.online import record as records
+from isthmus.features.online import scripts
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.online.record import Published
-from isthmus.features.online.scripts import (
-    ANNOUNCE,
-    REMOVE,
-    REPLACE,
-    WRITE,
-    PushStep,
-    announced,
-    locked,
-    push_steps,
-    suspects,
-)
 from isthmus.features.redis.pipeline import Client, ask, run
 from isthmus.features.redis.routing import CHUNK, Piece
 from isthmus.features.values.columns import Ints, Values, from_python, to_arrow
@@ -85,7 +75,7 @@ class OnlineStore:
             return entity_keys(self.contract.project, view.keys, {name: keys[name][part] for name in keys})
 
         def write(rule: bytes) -> list[int]:
-            return run(self.client, WRITE, [view.name.encode(), rule], packed()) or [0, 0, 0]
+            return run(self.client, scripts.WRITE, [view.name.encode(), rule], packed()) or [0, 0, 0]
 
         def packed() -> Iterator[Piece]:
             for start in range(0, len(event), PIECE):
@@ -98,14 +88,14 @@ class OnlineStore:
             if newer:
                 self._remember(view, names(slice(None)), horizon)
             return WriteCounts(len(event), changed, written)
-        steps = push_steps(view)
+        steps = scripts.push_steps(view)
         reply: Any = None
         try:
             while True:
                 match steps.send(reply):
-                    case PushStep.READ:
+                    case scripts.PushStep.READ:
                         reply = self.published(view)
-                    case PushStep.ANNOUNCE:
+                    case scripts.PushStep.ANNOUNCE:
                         self._suspect(view, names(slice(None)), known)
                     case bytes(rule):
                         reply = write(rule)
@@ -117,8 +107,8 @@ class OnlineStore:
         """Notes keys whose rows do not come from the offline table."""
         for start in range(0, len(names), CHUNK):
             part = slice(start, start + CHUNK)
-            arguments = announced(names[part], known[part])
-            run(self.client, ANNOUNCE, arguments, [([suspects(self.contract.project, view.name)], [])])
+            arguments = scripts.announced(names[part], known[part])
+            run(self.client, scripts.ANNOUNCE, arguments, [([scripts.suspects(self.contract.project, view.name)], [])])
 
     def _remember(self, view: ViewContract, names: Sequence[bytes], horizon: int) -> None:
         """Notes which of these keys have rows that were known after the horizon: those were pushed."""
@@ -130,7 +120,7 @@ class OnlineStore:
 
     def distrust(self, view: ViewContract) -> None:
         """Makes the next materialization compare every row."""
-        self.client.zadd(suspects(self.contract.project, view.name).decode(), {"*": float("inf")})
+        self.client.zadd(scripts.suspects(self.contract.project, view.name).decode(), {"*": float("inf")})
 
     def record_text(self, view: ViewContract) -> bytes | None:
         """The record of the view as Redis holds it, to be compared by `replace`."""
@@ -143,16 +133,16 @@ class OnlineStore:
     def replace(self, view: ViewContract, before: bytes | None, record: bytes) -> bool:
         """Writes the record of the view if it is still the same as `before`; returns whether it was."""
         arguments = [view.name.encode(), before or b"", record]
-        return run(self.client, REPLACE, arguments, [([self._records.encode()], [])]) == [1]
+        return run(self.client, scripts.REPLACE, arguments, [([self._records.encode()], [])]) == [1]
 
     def lock(self, view: ViewContract) -> Lock:
         """A lock that lets a single materialization of the view run at a time."""
-        name = locked(self.contract.project, view.name).decode()
+        name = scripts.locked(self.contract.project, view.name).decode()
         return cast("Lock", self.client.lock(name, timeout=LEASE_SECONDS, thread_local=False))
 
     def take_suspects(self, view: ViewContract, horizon: int) -> pa.Table | None:
         """The join keys of pushed rows, None if too many were noted; those known by a horizon are then forgotten."""
-        name = suspects(self.contract.project, view.name).decode()
+        name = scripts.suspects(self.contract.project, view.name).decode()
         with self.client.pipeline(transaction=True) as pipeline:
             pipeline.zrange(name, 0, -1)
             pipeline.zremrangebyscore(name, "-inf", horizon)
@@ -197,7 +187,7 @@ class OnlineStore:
                 yield names, []
 
         arguments = [view.name.encode(), bytes([VERSION]) + view.prefix, struct.pack("<q", horizon)]
-        removed, newer = run(self.client, REMOVE, arguments, pieces()) or (0, 0)
+        removed, newer = run(self.client, scripts.REMOVE, arguments, pieces()) or (0, 0)
         for names in sent if newer else ():
             self._remember(view, names, horizon)
         return removed

@@ -30,7 +30,6 @@ class TensorBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     Attributes:
         element: "bool", "uint8", "int32", "int64", "float", "double" or "string".
-        shape: its sizes.
         data: its elements in row-major order, little-endian; in JSON as base64.
         texts: its elements, if they are texts.
     """

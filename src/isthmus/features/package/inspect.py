@@ -63,10 +63,6 @@ class Check:
     finding: str
     error: PackageError | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        """As plain data."""
-        return {"check": self.subject, "passed": self.error is None, "found": self.finding}
-
 
 @dataclass(frozen=True)
 class Inspection:
@@ -95,7 +91,9 @@ class Inspection:
             "package": str(self.package),
             "digest": self.digest,
             "passed": all(check.error is None for check in self.checks),
-            "checks": [check.as_dict() for check in self.checks],
+            "checks": [
+                {"check": check.subject, "passed": check.error is None, "found": check.finding} for check in self.checks
+            ],
             "worst": dict(self.worst),
         }
 

@@ -36,8 +36,6 @@ class ModelInput:
     """A raw input of a model: String inputs are categories, all others numbers.
 
     Attributes:
-        name: its column.
-        dtype: the declared type.
         row: whether a request transform in the graph reads it, unchanged and in its own type.
     """
 

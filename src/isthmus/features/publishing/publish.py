@@ -57,7 +57,6 @@ class Materialized(msgspec.Struct, frozen=True):
         written: keys whose row was replaced, if only by newer times.
         expired: keys whose row is older than the ttl.
         removed: keys in Redis that the view lacks.
-        seconds: duration.
     """
 
     compared: int

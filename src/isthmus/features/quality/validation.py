@@ -15,17 +15,8 @@ import pyarrow.dataset as ds
 
 from isthmus.features import clock
 from isthmus.features.contract.contract import ViewContract
-from isthmus.features.definition.expectations import (
-    Between,
-    Expectation,
-    Fresh,
-    Length,
-    NoDrift,
-    OneOf,
-    Present,
-    Rows,
-    Unique,
-)
+from isthmus.features.definition import expectations
+from isthmus.features.definition.expectations import Expectation
 from isthmus.features.quality.drift import psi, windows
 from isthmus.features.quality.statistics import FeatureStatistics, read, view_statistics
 from isthmus.features.types import DataType
@@ -39,7 +30,6 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: the distillation.
-        training_set: its identity.
         last: its latest event time, in microseconds: later rows are new.
         features: statistics of the view's rows up to then, by feature.
     """
@@ -55,7 +45,6 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         feature: empty if the expectation is about the rows.
-        expectation: in words.
         found: what the rows are like.
         examples: keys and event times of the first rows that break it.
     """
@@ -75,7 +64,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 def check(
     view: ViewContract,
-    expectations: Sequence[Expectation],
+    declared: Sequence[Expectation],
     data: ds.Dataset | pa.Table,
     *,
     now: int,
@@ -86,35 +75,35 @@ def check(
     `now` is in microseconds, and the references are of all training sets in use that read the view. Returns a finding
     for each expectation, in order, and for drift also for each reference.
     """
-    if not expectations:
+    if not declared:
         return []
     types = {column.name: column.dtype for column in view.fields}
-    broken = {n: _Broken() for n, expectation in enumerate(expectations) if by_row(expectation)}
+    broken = {n: _Broken() for n, expectation in enumerate(declared) if isinstance(expectation, expectations.BY_ROW)}
     keys = [*(column.name for column in view.keys), "event_timestamp"]
     rows = 0
     latest: list[int] = []
-    for batch in read(data, [*dict.fromkeys([*keys, *(expectations[n].feature for n in broken)])]):
+    for batch in read(data, [*dict.fromkeys([*keys, *(declared[n].feature for n in broken)])]):
         rows += len(batch)
         times = micros(batch["event_timestamp"])
         if (past := times <= now).any():
             latest.append(int(times[past].max()))
         for n, breaks in broken.items():
-            feature = expectations[n].feature
-            breaks.add(_wrong(expectations[n], batch[feature], types[feature]), batch, feature, keys)
+            feature = declared[n].feature
+            breaks.add(_wrong(declared[n], batch[feature], types[feature]), batch, feature, keys)
     findings = []
-    for n, expectation in enumerate(expectations):
+    for n, expectation in enumerate(declared):
         match expectation:
-            case Rows(at_least=low, at_most=high):
+            case expectations.Rows(at_least=low, at_most=high):
                 passed = rows >= low and (high is None or rows <= high)
                 findings.append(_finding(view, expectation, passed, f"{rows:,} rows"))
-            case Fresh(within=within):
+            case expectations.Fresh(within=within):
                 newest = max(latest, default=None)
                 findings.append(_fresh(view, expectation, within // clock.MICROSECOND, newest, now))
-            case Unique():
+            case expectations.Unique():
                 findings.append(_unique(view, expectation, types[expectation.feature], data, keys))
-            case NoDrift(psi=limit):
+            case expectations.NoDrift(psi=limit):
                 findings += _drift(view, expectation, limit, types[expectation.feature], data, references)
-            case Present(share=share):
+            case expectations.Present(share=share):
                 present = 1.0 - broken[n].rows / rows if rows else 1.0
                 text = f"{broken[n].rows:,} of {rows:,} rows have none"
                 findings.append(_finding(view, expectation, present >= share, text, broken[n].examples))
@@ -139,18 +128,13 @@ class _Broken:
         self.rows += count
 
 
-def by_row(expectation: Expectation) -> bool:
-    """Whether it can be checked row by row."""
-    return isinstance(expectation, Present | Between | Length | OneOf)
-
-
 def _wrong(expectation: Expectation, values: pa.Array, dtype: DataType) -> pa.BooleanArray:
     match expectation:
-        case Between(low=low, high=high):
+        case expectations.Between(low=low, high=high):
             fits = _within(values, low, high, dtype)
-        case Length(low=low, high=high):
+        case expectations.Length(low=low, high=high):
             fits = _within(_lengths(values, dtype), low, high, dtype)
-        case OneOf(values=allowed):
+        case expectations.OneOf(values=allowed):
             fits = pc.is_in(values, value_set=pa.array(allowed, ARROW[dtype.name]))
         case _:
             return pc.is_null(values)

@@ -75,7 +75,6 @@ class _Step:
     """How a slot is filled.
 
     Attributes:
-        out: the slot.
         inputs: the slots that it needs; of a choice the condition, the slot where that holds, and the slot where not.
         apply: a function of two values; None for a choice.
         kernel: instead of `apply`, a function of the values of all inputs to the values of several slots.

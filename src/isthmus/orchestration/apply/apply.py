@@ -1,8 +1,7 @@
 """`apply`: compiles the definitions, writes the contract, registers the Feast objects."""
 
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from isthmus.features.contract.contract import Contract
 from isthmus.features.contract.diff import differences
@@ -21,10 +20,6 @@ class Applied:
     contract: str
     changes: list[str]
     registered: list[str]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The machine-readable form."""
-        return asdict(self)
 
 
 def apply(project: Project) -> Applied:

@@ -38,9 +38,7 @@ app.add_typer(packages.verbs, name="package")
 
 
 @app.callback()
-def _options(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-) -> None:
+def _options(debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False) -> None:
     """A feature store and distillation framework: one definition, one contract, one verdict."""
 
 

@@ -1,5 +1,6 @@
 """From the definitions to the tables, the online store and training sets."""
 
+from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from isthmus.orchestration.cli.options import JsonOption, NameArgument, ProjectOption, open_project
+from isthmus.orchestration.cli.options import HtmlOption, JsonOption, NameArgument, ProjectOption, open_project
 from isthmus.orchestration.cli.screens.terminal import judge, present, progress
 
 verbs = typer.Typer()
@@ -32,7 +33,7 @@ def apply(
         return
     from isthmus.orchestration.apply.apply import apply as run
 
-    present(run(open_project(project)).as_dict(), as_json=as_json)
+    present(asdict(run(open_project(project))), as_json=as_json)
 
 
 @verbs.command()
@@ -57,7 +58,7 @@ def build(
             built = tables.build(opened, views, progress=bar)
         else:
             built = tables.build_range(opened, views, within=days, step=step or tables.STEP, progress=bar)
-    present({name: written.as_dict() for name, written in built.items()}, as_json=as_json)
+    present({name: asdict(written) for name, written in built.items()}, as_json=as_json)
 
 
 @verbs.command()
@@ -85,7 +86,7 @@ def quality(
         ),
     ] = None,
     until: Annotated[datetime | None, typer.Option(help="The last event time of new rows (UTC).")] = None,
-    html: Annotated[Path | None, typer.Option(help="Also write a page that needs no network.")] = None,
+    html: HtmlOption = None,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:

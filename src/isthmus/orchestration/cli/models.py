@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from isthmus.orchestration.cli.options import JsonOption, NameArgument, ProjectOption, open_project
+from isthmus.orchestration.cli.options import JsonOption, NameArgument, OutOption, ProjectOption, open_project
 from isthmus.orchestration.cli.screens.terminal import judge, present, progress
 
 verbs = typer.Typer()
@@ -95,12 +95,7 @@ def plan(
 
 @verbs.command()
 def page(
-    name: NameArgument = None,
-    out: Annotated[Path, typer.Option(help="Where to write; what this command wrote there before is replaced.")] = Path(
-        "site"
-    ),
-    project: ProjectOption = None,
-    as_json: JsonOption = False,
+    name: NameArgument = None, out: OutOption = Path("site"), project: ProjectOption = None, as_json: JsonOption = False
 ) -> None:
     """Write a folder of files that runs the last package in a browser, from any server of files."""
     from isthmus.orchestration.models.site import site

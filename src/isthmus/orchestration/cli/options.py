@@ -12,6 +12,8 @@ ProjectOption = Annotated[
     Path | None, typer.Option("--project", help="Project folder; by default the nearest isthmus.toml upwards.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")]
+HtmlOption = Annotated[Path | None, typer.Option(help="Also write the page here, which needs no network.")]
+OutOption = Annotated[Path, typer.Option(help="Where to write; what this command wrote there before is replaced.")]
 NameArgument = Annotated[str | None, typer.Argument(help="Distillation; may be left out where there is only one.")]
 
 

@@ -7,7 +7,14 @@ from typing import Annotated, Any
 import typer
 
 from isthmus.features.errors import RequestError
-from isthmus.orchestration.cli.options import JsonOption, NameArgument, ProjectOption, open_project
+from isthmus.orchestration.cli.options import (
+    HtmlOption,
+    JsonOption,
+    NameArgument,
+    OutOption,
+    ProjectOption,
+    open_project,
+)
 from isthmus.orchestration.cli.screens.terminal import judge, present, progress
 
 verbs = typer.Typer()
@@ -17,7 +24,7 @@ verbs = typer.Typer()
 def verify(
     name: NameArgument = None,
     all_keys: Annotated[bool, typer.Option("--all", help="Compare every key, not a sample.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Also write the page here, which needs no network.")] = None,
+    html: HtmlOption = None,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -118,13 +125,7 @@ def serve(
 
 
 @verbs.command()
-def fleet(
-    out: Annotated[Path, typer.Option(help="Where to write; what this command wrote there before is replaced.")] = Path(
-        "fleet"
-    ),
-    project: ProjectOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def fleet(out: OutOption = Path("fleet"), project: ProjectOption = None, as_json: JsonOption = False) -> None:
     """Write what runs the project on two fleets: Kubernetes manifests, an accelerate configuration, Dockerfiles."""
     from isthmus.orchestration.fleet.files import fleet as run
 

@@ -1,8 +1,26 @@
-"""The project in Dagster: `build_definitions`, the component, the translator and the resource."""
+"""The project in Dagster: `build_definitions`, the component, the translator and the resource.
 
-from isthmus.orchestration.graph.assets import build_definitions
-from isthmus.orchestration.graph.component import IsthmusProjectComponent
-from isthmus.orchestration.graph.resource import IsthmusResource
-from isthmus.orchestration.graph.translator import IsthmusTranslator, Node
+Each name is loaded on access: the processes that compile the outline or run a step do not load Dagster.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from isthmus.orchestration.graph.assets import build_definitions
+    from isthmus.orchestration.graph.component import IsthmusProjectComponent
+    from isthmus.orchestration.graph.resource import IsthmusResource
+    from isthmus.orchestration.graph.translator import IsthmusTranslator, Node
 
 __all__ = ["IsthmusProjectComponent", "IsthmusResource", "IsthmusTranslator", "Node", "build_definitions"]
+_MODULES = ("component", "resource", "translator", "translator", "assets")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[__all__.index(name)]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

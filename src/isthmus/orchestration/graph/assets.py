@@ -22,10 +22,7 @@ _PRIORITIES = {"serve": "2", "engine": "1", "train": "0"}
 
 
 def build_definitions(
-    project: Path | str | Outline,
-    *,
-    translator: IsthmusTranslator | None = None,
-    resource: Steps | None = None,
+    project: Path | str | Outline, *, translator: IsthmusTranslator | None = None, resource: Steps | None = None
 ) -> dg.Definitions:
     """The complete graph of a project: sources, tables, models, packages, deployments, their checks, and automation.
 

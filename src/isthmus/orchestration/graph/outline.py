@@ -51,7 +51,6 @@ class View(msgspec.Struct, frozen=True):
         table: folder or URL of its offline table.
         sources: names of the sources that it reads.
         ttl: seconds until a value expires; None for never.
-        place: of its function.
     """
 
     name: str

@@ -6,7 +6,7 @@ table, so a library that computes is imported where it is used. Nothing here kno
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from isthmus.features.contract.contract import sha256
@@ -48,7 +48,7 @@ def _apply(project: "Project", _request: Request, _progress: Progress) -> Iterat
 
     began = time.perf_counter()
     applied = apply(project)
-    yield Materialized("contract", applied.contract, reported(applied.as_dict(), began))
+    yield Materialized("contract", applied.contract, reported(asdict(applied), began))
 
 
 def _ensure_applied(project: "Project", progress: Progress) -> None:
@@ -93,7 +93,7 @@ def _tables(
         history = _history(project, node)
         metadata = {"dagster/row_count": history.rows()}
         if (written := built.get(_name(node))) is not None:
-            metadata |= reported(written.as_dict(), began)
+            metadata |= reported(asdict(written), began)
         yield Materialized(node, history.fingerprint, metadata)
 
 

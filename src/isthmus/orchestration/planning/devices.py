@@ -62,8 +62,6 @@ class Device(_Figures):
         bandwidth: of its main memory, in bytes per second.
         memory: in bytes.
         cores: of a CPU, which share its peak.
-        watts: its maximum power.
-        source: of the figures.
         note: how figures were derived from the source, where they differ from it.
     """
 

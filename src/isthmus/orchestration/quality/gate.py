@@ -6,10 +6,11 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from isthmus.features.days import Days
+from isthmus.features.definition.expectations import BY_ROW
 from isthmus.features.errors import GateFailed
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.store import OfflineStore
-from isthmus.features.quality.validation import Finding, by_row, check
+from isthmus.features.quality.validation import Finding, check
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality.baseline import references
 
@@ -45,7 +46,9 @@ def require_online(project: Project, offline: OfflineStore, histories: Mapping[s
 
 def findings(project: Project, view: str, data: pa.Table | ds.Dataset | None, *, part: bool = False) -> list[Finding]:
     """Checks the expectations of a view on rows; on a part of its rows, only those of single rows."""
-    expectations = [each for each in project.definitions.views[view].expectations if not part or by_row(each)]
+    expectations = project.definitions.views[view].expectations
+    if part:
+        expectations = [expectation for expectation in expectations if isinstance(expectation, BY_ROW)]
     if not expectations or data is None:
         return []
     contract = project.definitions.contract.views[view]

@@ -31,7 +31,6 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         model: name by which `/predict` knows it.
         package: path of the package folder, in the cache beside the file.
-        digest: digest of the package.
         contract: hash of the contract the package was exported under.
         service: feature service whose values the model reads.
         precision: variant of the package that runs.

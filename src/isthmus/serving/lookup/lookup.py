@@ -107,7 +107,9 @@ class Lookup:
         self._computed = [(place, *self.features[place]) for place, (name, _) in enumerate(features)
                           if name in contract.transforms]  # fmt: skip
         keys = [column for view in contract.views.values() for column in view.keys]
-        self._metadata = lru_cache(_ORDERS)(self._describe)
+        self._metadata = lru_cache(_ORDERS)(
+            lambda keys: orjson.dumps({"feature_names": [*keys, *self.names], "contract": self.contract.hash})
+        )
         self._coded = {column.name for column in keys if column.dtype == Bytes}
 
     def compute(self, request: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> TransformOutputs:
@@ -174,9 +176,6 @@ class Lookup:
         for place, transform, field, dtype in self._computed:
             values = outputs[transform][field]
             yield place, transform, dtype, values.data[None], None if values.valid.all() else ~values.valid[None]
-
-    def _describe(self, keys: tuple[str, ...]) -> bytes:
-        return orjson.dumps({"feature_names": [*keys, *self.names], "contract": self.contract.hash})
 
 
 class _Shared:

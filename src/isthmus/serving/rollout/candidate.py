@@ -70,7 +70,6 @@ class CandidateRun:
     Attributes:
         deployed: what the deployed model has done meanwhile.
         compared: answers of a shadow that were compared; `differing` of them differ by more than the tolerance.
-        worst: the largest difference.
         dropped: requests that a shadow did not get, because too many waited.
         refused: why it gets no more requests; None while it does.
     """

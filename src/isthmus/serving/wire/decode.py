@@ -107,7 +107,9 @@ def values(data: list[Any], column: Column, part: str = "request") -> Values:
     with np.errstate(over="ignore"):
         values = from_python(data, column.dtype)
     if column.dtype.name == "Array(Float32)":
-        wrong = [row for row, array in enumerate(data) if array is not None and _beyond(values.data[row], array)]
+        # What became infinite on its way to 32 bits.
+        wrong = [row for row, array in enumerate(data) if array is not None
+                 and (np.isinf(values.data[row]) & np.isfinite(array)).any()]  # fmt: skip
     elif column.dtype.name == "Float32":
         wrong = [row for row in np.flatnonzero(np.isinf(values.data)).tolist() if math.isfinite(data[row])]
     else:
@@ -116,11 +118,6 @@ def values(data: list[Any], column: Column, part: str = "request") -> Values:
         raise RequestError(f"{part}.{column.name}", f"{data[wrong[0]]} at `list[{wrong[0]}]` is too large",
                            expected="numbers of 32 bits (Float32)")  # fmt: skip
     return values
-
-
-def _beyond(narrow: "np.ndarray[Any, Any]", wide: list[float]) -> bool:
-    """Whether a number became infinite on its way to 32 bits."""
-    return bool((np.isinf(narrow) & np.isfinite(wide)).any())
 
 
 def _decode(where: str, raw: msgspec.Raw, column: Column, decoders: Mapping[str, Any]) -> list[Any]:

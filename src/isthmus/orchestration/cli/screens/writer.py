@@ -8,21 +8,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
-from isthmus.features.document.blocks import (
-    Block,
-    Bullets,
-    Code,
-    Fields,
-    Figure,
-    Group,
-    Heading,
-    Legend,
-    Paragraph,
-    Span,
-    Table,
-    Text,
-    plain,
-)
+from isthmus.features.document import blocks
+from isthmus.features.document.blocks import Block, Figure, Span, Table, Text
 from isthmus.features.errors import harmless
 
 _STYLES = {"good": "green", "bad": "red", "strong": "bold", "aside": "dim"}
@@ -49,22 +36,22 @@ def _parts(block: Block) -> Iterator[RichText | RichTable]:
     match block:
         case Table():
             yield _table(block)
-        case Group(_, blocks, title):
+        case blocks.Group(_, parts, title):
             if title:
                 yield _styled(title)
-            yield from chain.from_iterable(map(_parts, blocks))
-        case Heading(text):
+            yield from chain.from_iterable(map(_parts, parts))
+        case blocks.Heading(text):
             yield RichText()
             yield _styled(text, "bold")
-        case Paragraph(text):
+        case blocks.Paragraph(text):
             yield _styled(text)
-        case Bullets(items):
+        case blocks.Bullets(items):
             yield from (RichText("* ").append_text(_styled(item)) for item in items)
-        case Code(text, file):
+        case blocks.Code(text, file):
             yield _styled(f"{file}: {text}".replace("\n", f"\n{'':>{len(file) + 2}}"))
-        case Legend(entries):
+        case blocks.Legend(entries):
             yield from (_styled(f"{name}: {about}" if about else name) for _, name, about in entries)
-        case Fields(rows):
+        case blocks.Fields(rows):
             width = max([_FIELD, *(len(name) for name, _ in rows)])
             indent = f"\n{'':>{width + 2}}"
             for name, value in rows:
@@ -79,7 +66,7 @@ def _table(table: Table) -> RichTable:
     for n in shown:
         name = table.columns[n]
         number = name in table.numbers
-        longest = max((len(plain(row[0])) for row in table.rows), default=0) if n == 0 else 0
+        longest = max((len(blocks.plain(row[0])) for row in table.rows), default=0) if n == 0 else 0
         rich.add_column(
             RichText(harmless(name)), justify="right" if number else "left", min_width=min(longest, _NAME) or None,
             no_wrap=number or n == 0 or name in table.code, overflow="ellipsis" if number or n == 0 else "fold",

@@ -46,7 +46,6 @@ class Value:
     """The value of an expression in every row. Tensors have shape (1, n), or () where all rows are equal.
 
     Attributes:
-        kind: its type.
         data: the tensor; where it is null, anything.
         valid: where it is not null; None if it never is.
         raises: where Spark refuses to compute it; None if it never does.
