@@ -374,7 +374,7 @@ def test_steps_run_elsewhere_with_another_client(shop: Shop, tmp_path: Path) -> 
 def test_definitions_load_without_what_computes(shop: Shop) -> None:
     outline(shop.root)
     code = (
-        "import sys; from isthmus.orchestration.graph import child; assert 'dagster' not in sys.modules;"
+        "import sys; from isthmus.orchestration.graph import outline; assert 'dagster' not in sys.modules;"
         "from isthmus.orchestration.graph import build_definitions; build_definitions(sys.argv[1]);"
         "heavy = {'feast', 'pyspark', 'torch', 'duckdb', 'pyarrow', 'onnxruntime'}; print(heavy & {*sys.modules})"
     )
