@@ -60,7 +60,7 @@ class Dagster:
         }  # fmt: skip
 
 
-LIBRARIES = ["isthmus.orchestration.graph.child", "feast", "pyspark.sql", "sklearn.ensemble", "torch"]
+LIBRARIES = ["isthmus.orchestration.graph.child", "isthmus.features.feast", "pyspark.sql", "sklearn.ensemble", "torch"]
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(LIBRARIES)
 

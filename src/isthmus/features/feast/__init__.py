@@ -7,10 +7,19 @@ import warnings
 from importlib import import_module
 from typing import Any
 
-with warnings.catch_warnings():
-    # Feast's dependencies warn of their own deprecations. This import comes before those of all modules of the room.
-    warnings.simplefilter("ignore")
-    import_module("feast")
+import typeguard
+
+# Half of the time of importing Feast goes into compiling its classes anew, with checks of the types of arguments. This
+# room has checked them. This import comes before those of all modules of the room.
+_typechecked = typeguard.typechecked
+typeguard.typechecked = lambda target: target  # type: ignore[assignment]  # its overloads are for other uses
+try:
+    with warnings.catch_warnings():
+        # Feast's dependencies warn of their own deprecations.
+        warnings.simplefilter("ignore")
+        import_module("feast")
+finally:
+    typeguard.typechecked = _typechecked
 
 _MODULES = {"IsthmusComputeEngine": "compute", "IsthmusOfflineStore": "offline", "IsthmusOnlineStore": "online"}
 """The module of each class, and of its configuration, whose name ends with Config."""
