@@ -154,7 +154,6 @@ def _complete(
 def _train(
     task: Task, outputs: TeacherOutputs, settings: TrainingSettings, runs: Path, stages: "_Stages"
 ) -> dict[tuple[str, int], Trained]:
-    """A student and a control for each seed."""
     declaration, trained = task.material.declaration, dict[tuple[str, int], Trained]()
     for seed in range(declaration.seed, declaration.seed + declaration.seeds):
         for name in PUPILS:

@@ -106,7 +106,6 @@ def _require_compatible(task: Task, teacher: Teacher, student: nn.Module, output
 def _first_step(
     task: Task, student: nn.Module, objective: Objective, outputs: TeacherOutputs, settings: TrainingSettings
 ) -> None:
-    """Loss and gradient of the first batch, on the CPU."""
     where, train, cpu = task.material.declaration.where, task.material.parts.train, torch.device("cpu")
     batch = min(settings.batch, len(train))
     rows = math.ceil(batch / min(settings.accumulation, batch))

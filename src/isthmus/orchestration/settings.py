@@ -291,7 +291,6 @@ _WHY: dict[tuple[str, ...], str] = {
 
 
 def _key(place: tuple[str, ...]) -> str:
-    """The source of a value: a variable, or a key of the file."""
     variable = _ENVIRONMENT + "__".join(place).upper()
     return variable if variable in {name.upper() for name in os.environ} else ".".join(place)
 

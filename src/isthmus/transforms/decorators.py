@@ -19,7 +19,7 @@ from isthmus.features.definition.spec import (
 Function = Callable[..., Any]
 
 
-def transform(
+def transform(  # noqa: PLR0913 - the declaration of a view, by name
     *,
     entities: Sequence[Entity],
     sources: Sequence[Source],

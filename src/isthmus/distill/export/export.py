@@ -59,7 +59,7 @@ class ExportReport:
         return dict(msgspec.to_builtins(self, enc_hook=str))
 
 
-def export(
+def export(  # noqa: PLR0913 - a step, and each argument is a choice of its caller
     material: Material,
     model_folder: Path,
     packages: Path,

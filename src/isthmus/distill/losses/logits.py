@@ -129,7 +129,7 @@ def standardized(student: Tensor, teacher: Tensor, *, temperature: float, mask: 
     return average(divergence(*forms)) * temperature**2
 
 
-def decoupled(
+def decoupled(  # noqa: PLR0913 - the terms of the published loss
     student: Tensor,
     teacher: Tensor,
     labels: Tensor,

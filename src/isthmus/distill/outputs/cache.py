@@ -63,7 +63,7 @@ class TeacherOutputs:
         ConfigurationError: an option is not plain data, `rows` are not identities, or the teacher is not frozen.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what identifies the outputs, and how they are computed
         self,
         root: Path,
         teacher: Teacher | str,
@@ -311,8 +311,6 @@ class TeacherOutputs:
 
 
 class _Open:
-    """The shard in memory that rows are appended to."""
-
     def __init__(self, number: int, layout: Layout, least: int) -> None:
         self.number, self.began, self._count = number, time.monotonic(), 0
         row = sum(np.dtype(kind).itemsize * int(np.prod(sizes)) for kind, sizes in layout.values())

@@ -51,7 +51,7 @@ class Trained:
 
 
 # Seven arguments: what the step has measured, which no object holds together.
-def report(
+def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
     task: Task,
     identity: str,
     trained: Mapping[tuple[str, int], Trained],

@@ -52,7 +52,7 @@ class SearchReport:
         return {**self.data, "path": str(self.path)}
 
 
-def search(
+def search(  # noqa: PLR0913 - a step, and each argument is a choice of its caller
     material: Material,
     *,
     folder: Path,

@@ -81,7 +81,6 @@ class _Computed(NamedTuple):
 
 
 def _computed(build: Building, request: RequestInputs, inputs: list[onnx.ValueInfoProto]) -> _Computed:
-    """Adds request transforms to a graph."""
     if not request.transforms:
         return _Computed([], [], None)
     fed_layout = Layout.of({column.name: column.dtype for column in request.taken})

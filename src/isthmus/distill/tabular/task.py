@@ -172,7 +172,6 @@ class TabularTask(Task):
         return feeds(self._fed, self._raw(rows))
 
     def _raw(self, rows: Index) -> Columns:
-        """The input columns of the graph."""
         return columns(self.material.table.take(rows), self._fed)
 
     def case(self, student: nn.Module, rows: Index) -> Case:

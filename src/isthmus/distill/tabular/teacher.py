@@ -29,7 +29,7 @@ class Boosting(Teacher):
     that nothing is fitted where all outputs are cached.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - options of the learner, by name
         self, name: str, data: Callable[[], Tensors], labels: Array, train: Index, *, rounds: int, learning_rate: float,
         threads: int, recipe: Mapping[str, Any],
     ) -> None:  # fmt: skip
@@ -42,7 +42,6 @@ class Boosting(Teacher):
 
     @cached_property
     def _fitted(self) -> tuple[HistGradientBoostingClassifier, Array]:
-        """The fitted learner, and its matrix of all rows."""
         data = self._data()
         words = vocabularies(data[self._train])
         numbers = data.numeric.shape[1]

@@ -38,7 +38,7 @@ class PretrainedTeacher(NetworkTeacher):
 
     module: "PreTrainedModel"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - options of the model, by name
         self,
         model: "PreTrainedModel",
         keys: Sequence[str] = ("logits",),
@@ -102,7 +102,7 @@ def pooled(states: Tensor, mask: Tensor | None, *, first: bool = False) -> Tenso
     return states.float().masked_fill(~counts, 0).sum(1) / counts.sum(1).clamp(min=1)
 
 
-def pretrained(
+def pretrained(  # noqa: PLR0913 - options of the model, by name
     source: str | Path,
     keys: Sequence[str] = ("logits",),
     *,

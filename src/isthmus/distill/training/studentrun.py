@@ -102,7 +102,7 @@ class StudentRun:
     threads: int
 
 
-def train_student(
+def train_student(  # noqa: PLR0913 - the parts of a run, which only meet here
     task: Task, student: nn.Module, objective: Objective, outputs: TeacherOutputs, settings: TrainingSettings,
     folder: Path, progress: Progress,
 ) -> StudentRun:  # fmt: skip

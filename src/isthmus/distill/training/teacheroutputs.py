@@ -56,7 +56,7 @@ def open_outputs(task: Task, teacher: Teacher, rows: Index, cache: Path, progres
     )  # fmt: skip
 
 
-def complete_outputs(
+def complete_outputs(  # noqa: PLR0913 - the parts of a pass, which only meet here
     task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress, outputs: TeacherOutputs | None = None,
     *, paused: Callable[[float], None] = lambda _seconds: None,
 ) -> tuple[TeacherOutputs, TeacherCost]:  # fmt: skip

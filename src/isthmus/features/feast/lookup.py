@@ -112,7 +112,7 @@ class Request:
     The arguments are those of Feast's own `_read_features_per_fv`, in its order.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the signature is Feast's
         self,
         config: RepoConfig,
         grouped_refs: Sequence[tuple[FeatureView, list[str]]],

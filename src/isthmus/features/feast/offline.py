@@ -68,7 +68,7 @@ class IsthmusOfflineStore(OfflineStore):
     supports_filter_by_created_timestamp = True
 
     @staticmethod
-    def get_historical_features(
+    def get_historical_features(  # noqa: PLR0913 - the signature is Feast's
         config: RepoConfig,
         feature_views: list[FeatureView],
         feature_refs: list[str],
@@ -125,7 +125,7 @@ class IsthmusOfflineStore(OfflineStore):
         return IsthmusRetrievalJob(compute, config.repo_path, full_feature_names, requested, metadata)
 
     @staticmethod
-    def pull_latest_from_table_or_query(
+    def pull_latest_from_table_or_query(  # noqa: PLR0913 - the signature is Feast's
         config: RepoConfig,
         data_source: DataSource,
         join_key_columns: list[str],
@@ -153,7 +153,7 @@ class IsthmusOfflineStore(OfflineStore):
         return IsthmusRetrievalJob(compute, config.repo_path)
 
     @staticmethod
-    def pull_all_from_table_or_query(
+    def pull_all_from_table_or_query(  # noqa: PLR0913 - the signature is Feast's
         config: RepoConfig,
         data_source: DataSource,
         join_key_columns: list[str],

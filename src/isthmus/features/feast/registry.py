@@ -80,7 +80,6 @@ def register(
 
 @contextmanager
 def _usable(folder: Path) -> Iterator[None]:
-    """Turns the errors of a damaged or locked registry into a DependencyError."""
     try:
         yield
     except SQLAlchemyError as error:

@@ -114,7 +114,6 @@ def matches(left: pa.Table, right: pa.Table) -> Places:
 
 
 def _within(places: Places, start: int, end: int) -> Places:
-    """The part of ascending places in a range."""
     first, last = np.searchsorted(places, (start, end))
     return places[first:last]
 

@@ -86,8 +86,6 @@ class Spool(AbstractContextManager["Spool"]):
 
 
 class _Run:
-    """Rows that are sorted by day."""
-
     def __init__(self, rows: pa.Table) -> None:
         day = micros(rows["event_timestamp"]) // DAY
         if len(day) and (day[1:] < day[:-1]).any():

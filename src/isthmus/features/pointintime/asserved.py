@@ -62,7 +62,7 @@ class ServedJoin:
         DataError: a view was never materialized under its contract, or a version that was is gone.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - options of a join, by name
         self,
         spine: pa.Schema,
         offline: OfflineStore,

@@ -78,7 +78,7 @@ class Join:
             would share a name.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - options of a join, by name
         self,
         spine: pa.Schema,
         histories: Sequence[ViewHistory],

@@ -156,7 +156,6 @@ def _plain(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 @contextmanager
 def _reading(path: Path | None) -> Iterator[None]:
-    """Turns the errors of reading a spine into a DataError."""
     try:
         yield
     except (pa.ArrowException, OSError, TypeError, ValueError) as error:

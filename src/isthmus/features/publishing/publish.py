@@ -71,7 +71,7 @@ class Materialized(msgspec.Struct, frozen=True):
         return msgspec.structs.asdict(self)
 
 
-def publish(
+def publish(  # noqa: PLR0913 - a step, and each argument is a choice of its caller
     store: OnlineStore,
     url: str,
     offline: OfflineStore,

@@ -115,8 +115,6 @@ def check(
 
 @dataclass
 class _Broken:
-    """The rows that break an expectation."""
-
     rows: int = 0
     examples: list[str] = field(default_factory=list)
 

@@ -93,7 +93,6 @@ class EmbeddedRedis:
             return False
 
     def _start_or_join(self) -> None:
-        """Starts the server, or finds the running server that holds the lock."""
         owner = os.open(self.folder / "server.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
         deadline = time.monotonic() + _LEAVE_SECONDS
         try:

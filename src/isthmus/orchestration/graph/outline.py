@@ -138,9 +138,7 @@ def digest(root: Path) -> str:
         sha.update(hashlib.sha256(file.read_bytes() if file.is_file() else b"").digest())
     # Without the variables that our processes set for each other: `isthmus dev` and its Dagster share an outline.
     overriding = sorted(
-        (name, value)
-        for name, value in os.environ.items()
-        if name.startswith("ISTHMUS_") and name not in PROCESS_VARIABLES
+        item for item in os.environ.items() if item[0].startswith("ISTHMUS_") and item[0] not in PROCESS_VARIABLES
     )
     sha.update(repr(overriding).encode())
     return sha.hexdigest()

@@ -328,7 +328,6 @@ _COSTS = ("parameters", "bytes", "p50_us", "p99_us")
 
 
 def _models(report: Mapping[str, Any]) -> Metadata:
-    """The measures of all models, side by side."""
     measures = list(report["models"]["student"]["quality"])
     rows = [
         [name, *(_figure(model["quality"].get(measure)) for measure in measures), *(_figure(model[c]) for c in _COSTS)]

@@ -33,8 +33,6 @@ _INSTALL_TIMEOUT = 600
 
 
 class _Output(msgspec.Struct):
-    """The output of the script."""
-
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     answers: tuple[dict[str, TensorBytes], ...]

@@ -32,7 +32,7 @@ class EngineJoin:
     reach the folder of the offline store, where they read and write: another store raises RequestError.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - options of a join, by name
         self,
         spine: pa.Schema,
         offline: OfflineStore,

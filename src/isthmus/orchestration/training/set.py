@@ -22,7 +22,7 @@ from isthmus.orchestration.training.requestcolumns import request_columns
 from isthmus.transforms.views.compute import compute_spine
 
 
-def write_training_set(
+def write_training_set(  # noqa: PLR0913 - the options of the command
     project: Project,
     *,
     name: str | None = None,

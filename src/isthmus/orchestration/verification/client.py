@@ -117,7 +117,6 @@ class Client:
         return from_python(predictions, Float32)
 
     def _schema(self, features: Sequence[tuple[str, str]], keys: Sequence[str]) -> pa.Schema:
-        """The columns that the answer to a lookup must have."""
         views = {name: self._contract.views[name] for name, _ in features if name in self._contract.views}
         # A request transform may read views that are not in the answer.
         known = (*self._contract.views.values(), *views.values())

@@ -85,7 +85,6 @@ def _trained(keys: pa.Table, history: ViewHistory) -> dict[str, Values]:
 
 
 def _served(answer: pa.Table, history: ViewHistory) -> dict[str, Values]:
-    """The same of an answer of the API."""
     view = history.view
     words = pc.cast(answer[status_column(view)], pa.string())
     labels = pa.array([status.label for status in clock.Status])

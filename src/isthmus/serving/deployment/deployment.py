@@ -85,7 +85,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     latency_objective_ms: float
 
 
-def approve(
+def approve(  # noqa: PLR0913 - what a deployment rests on, all of it checked
     package: Path,
     verdict: Verdict | None,
     contract: Contract,

@@ -179,8 +179,6 @@ class Lookup:
 
 
 class _Shared:
-    """What the columns of a view share in an answer."""
-
     def __init__(self, answer: ViewAnswer, present: bytes) -> None:
         self._status = answer.status
         self._present = present

@@ -151,8 +151,6 @@ class Metrics:
 
 
 class _Series:
-    """Every metric that is counted as things happen."""
-
     def __init__(self, tally: Tally, bounds: tuple[float, ...]) -> None:
         self.requests = tally.counter("isthmus_requests_total", "Requests answered.", "route", "method", "status")
         self.request_seconds = tally.histogram(

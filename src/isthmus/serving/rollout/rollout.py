@@ -68,7 +68,7 @@ class Rollout:
         return {**msgspec.to_builtins(self.deployment), "bytes": self.bytes, "seconds": seconds}
 
 
-def deploy(
+def deploy(  # noqa: PLR0913 - the options of a deployment, by name
     package: Path,
     verdict: Verdict | None,
     contract: Contract,

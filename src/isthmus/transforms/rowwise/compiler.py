@@ -182,7 +182,6 @@ _TENSORS = {element_of(kind): kind.tensor for kind in (BOOLEAN, INT, LONG, FLOAT
 
 
 def _by_element(kinds: Mapping[str, SqlType]) -> dict[str, tuple[str, ...]]:
-    """The names of the columns of each element type, without arrays."""
     elements = dict.fromkeys(element_of(kind) for kind in kinds.values() if not kind.element)
     return {element: tuple(name for name, kind in kinds.items() if not kind.element and element_of(kind) == element)
             for element in elements}  # fmt: skip

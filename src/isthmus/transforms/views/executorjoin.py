@@ -32,7 +32,7 @@ class RefusedError(Exception):
     """The engine's error."""
 
 
-def join_files(
+def join_files(  # noqa: PLR0913 - options of a join, by name
     spark: "SparkSession",
     spine: Path,
     histories: Sequence[tuple[ViewContract, Sequence[str]]],

@@ -59,18 +59,13 @@ def judge(
 def progress() -> Iterator[Callable[[str, float], None]]:
     """A progress bar if stderr is a terminal, else a line per message."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda text, done: say(f"{done:4.0%} {text}")
         return
-    columns = (
-        BarColumn(20),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
+    columns = (BarColumn(20), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=1.0)
         yield lambda text, done: bar.update(task, description=text, completed=done)

@@ -68,7 +68,7 @@ def _sum(graph: Graph, node: Node, values: Sequence[Value], *, operator: str, le
     return graph.result(kind, data, [left, right], **how)
 
 
-def _by(graph: Graph, kind: SqlType, data: str, left: Value, right: Value, zero: Mask, *, lenient: bool) -> Value:
+def _by(graph: Graph, kind: SqlType, data: str, left: Value, right: Value, zero: Mask, *, lenient: bool) -> Value:  # noqa: PLR0913 - a kernel and its two sides
     """The result of a division: by `zero` it is refused, or null if `lenient`, whatever the dividend.
 
     Spark evaluates the divisor first: if it is null, nothing else is computed.

@@ -37,7 +37,6 @@ def array(node: Node, value: Value) -> ArrayValue:
 
 
 def _of(elements: Sequence[Value], array: Value) -> ArrayValue:
-    """An array of new elements, null where `array` is null."""
     kind = elements[0].kind
     # Spark computes all elements, whether they are used or not.
     return ArrayValue(array_of(kind, len(elements)), "", array.valid, array.raises, tuple(elements))
