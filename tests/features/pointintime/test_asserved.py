@@ -49,6 +49,7 @@ def _answer(runs: list[tuple[int, dict[int, Row]]], key: int, at: int) -> tuple[
     return ("expired", None) if LIMITED.ttl is not None and at - event > LIMITED.ttl else ("present", value)
 
 
+@pytest.mark.accept
 @given(
     first=st.sets(st.integers(0, 5), min_size=1),
     steps=st.lists(

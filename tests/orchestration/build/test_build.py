@@ -69,7 +69,7 @@ def watched() -> tuple[list[str], Any]:
     return told, progress
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.accept)])
 def test_any_ranges_that_cover_everything_make_the_table_of_one_build(reaching: Shop, project: Open, seed: int) -> None:
     expected = {view: stored(reaching, project, view) for view in (ORDERS_VIEW, "shelf_demand")}
     shutil.rmtree(reaching.state / "offline")

@@ -94,6 +94,7 @@ def test_a_graph_that_ends_the_runtime_is_refused_with_a_sentence(tmp_path: Path
     assert json.loads(verify(package, "--json").stdout)["found"].startswith("SIGSEGV")
 
 
+@pytest.mark.accept
 def test_a_graph_that_computes_for_ever_is_stopped(tmp_path: Path) -> None:
     value = onnx.helper.make_tensor_value_info
     body = onnx.helper.make_graph(

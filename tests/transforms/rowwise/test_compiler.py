@@ -59,6 +59,7 @@ def test_of_whatever_values(proof: Proof, seed: int) -> None:
 # --- many at once
 
 
+@pytest.mark.accept
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=8)
 def test_expressions_of_expressions(spark: "SparkSession", seed: int) -> None:
