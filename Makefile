@@ -75,9 +75,8 @@ $(DEMO): pyproject.toml constraints.txt | python
 
 # First all that is pinned, by two processes that need not resolve anything; then pip completes it.
 $(INSTALLED): pyproject.toml constraints.txt $(EXECUTORCH) | python
-	xargs -P 2 -n 43 $(PIP) --no-compile --no-deps <constraints.txt
+	cat constraints.txt $(EXECUTORCH) | grep -v '^#' | xargs -P 2 -n 44 $(PIP) --no-compile --no-deps
 	$(PIP) --no-compile -c constraints.txt -e '.[all,dev]'
-	$(PIP) --no-compile --no-deps -r $(EXECUTORCH)
 	touch $@ $(DEMO)
 
 # pip would compile with one core before anything else; this goes beside mypy. Compiled it has to be: some packages warn
