@@ -446,7 +446,7 @@ def test_a_step_of_dagster_finds_what_it_needs_in_the_image_that_is_documented(s
     done = step(set(named.split(",")), "documented")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == json.loads((shop.state / "contract.json").read_bytes())["hash"]
-    assert "No module named 'dagster'" in step(plain, "plain").stderr, "the image for training alone"
+    assert "No module named 'dagster_pipes'" in step(plain, "plain").stderr, "the image for training alone"
 
 
 def test_images_of_what_a_project_needs(tmp_path: Path) -> None:
