@@ -13,13 +13,16 @@ if TYPE_CHECKING:
     from isthmus.orchestration.graph.translator import IsthmusTranslator, Node
 
 __all__ = ["IsthmusProjectComponent", "IsthmusResource", "IsthmusTranslator", "Node", "build_definitions"]
-_MODULES = ("component", "resource", "translator", "translator", "assets")
+_MODULES = {
+    "IsthmusProjectComponent": "component", "IsthmusResource": "resource", "IsthmusTranslator": "translator",
+    "Node": "translator", "build_definitions": "assets",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[__all__.index(name)]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:
