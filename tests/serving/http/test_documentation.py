@@ -24,6 +24,9 @@ def test_the_page_and_all_it_loads_come_from_this_server(server: Server) -> None
         assert answer.headers["content-type"].split(";")[0] == {"css": "text/css", "js": "text/javascript"}.get(
             asset.rpartition(".")[2], "image/png"
         )
+        plain = server.http.get(f"/docs/assets/{asset}", headers={"accept-encoding": "identity"})
+        assert (plain.content, "content-encoding" in plain.headers) == (answer.content, False)
+        assert plain.headers["content-type"] == answer.headers["content-type"]
     assert server.http.get("/docs/assets/package.json").status_code == 404
 
 

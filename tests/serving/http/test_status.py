@@ -11,6 +11,7 @@ from isthmus.features.online.record import Published, records
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.status import ModelStatus, RunStatus, Status, ViewStatus
+from isthmus.serving.http import status as status_of
 from isthmus.serving.http import statuspage
 from isthmus.serving.metrics.counters import Tally
 from isthmus.serving.wire.messages import StatusAnswer
@@ -99,6 +100,18 @@ def test_what_has_no_times_has_no_age(own: tuple[Server, str]) -> None:
     assert page.count("no times") == 2
     assert "1970" not in page
     assert f"{NOW / 86_400e6:.0f} days" not in page
+
+
+def test_a_table_of_the_future_has_no_age_yet(own: tuple[Server, str]) -> None:
+    server, url = own
+    record = Published(
+        contract=PUNCTUALITY.hash, version=1, fingerprint="f", built=1, at=NOW, horizon=status_of.NEVER, servers={}
+    )
+    with connect(url) as client:
+        client.hset(records(CONTRACT.project).decode(), "punctuality", msgspec.json.encode(record))
+    told = asked(server).views["punctuality"]
+    assert (told.materialized_at, told.known_until, told.age_seconds) == (NOW, None, None)
+    assert server.http.get("/status", headers=PAGE).status_code == 200
 
 
 def test_what_cannot_be_read_hides_nothing_else(own: tuple[Server, str]) -> None:

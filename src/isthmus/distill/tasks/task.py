@@ -147,7 +147,7 @@ class Task(ABC):
         # Names of version 0.1, which leave with 0.3: without this, a user's check for leaks would silently not run.
         for old, new in (("told", "leaks"), ("most", "max_sizes")):
             if old in vars(cls):
-                warnings.warn(f"{cls.__name__}.{old} is called {new} now", DeprecationWarning, stacklevel=2)
+                warnings.warn(f"{cls.__name__}.{old} is called {new} now", DeprecationWarning, stacklevel=3)
                 setattr(cls, new, vars(cls)[old])
 
     def __init__(self, material: Material) -> None:

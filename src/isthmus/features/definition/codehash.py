@@ -22,7 +22,11 @@ from pathlib import Path
 from typing import Any
 
 # A virtual environment may also use the site-packages of its base interpreter.
-_LIBRARIES = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+_LIBRARIES = [
+    path
+    for path in sys.path
+    if Path(path).name in ("site-packages", "dist-packages") and Path(path).is_relative_to(sys.base_prefix)
+]
 _INSTALLED = tuple(
     Path(path).resolve()
     for path in (*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), *_LIBRARIES)

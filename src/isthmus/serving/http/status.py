@@ -17,6 +17,9 @@ from isthmus.serving.settings import ServerSettings
 from isthmus.serving.state import State
 from isthmus.serving.wire.messages import HistoryState, ModelState, PublishedState, StatusAnswer
 
+NEVER = -(1 << 63)
+"""The horizon of a table without a known row."""
+
 HISTORY = 20
 """Latest events in the answer."""
 
@@ -69,10 +72,12 @@ def _published(contract: Contract, name: str, record: Published | None, now: int
         return PublishedState(ttl_seconds=ttl, refused="nothing has been materialized")
     mismatch = ContractMismatch(f"view {name}", "was materialized under another contract",
                                 remedy="run `isthmus materialize`")  # fmt: skip
+    # No row of the table was known yet.
+    known = None if record.horizon == NEVER else record.horizon
     return PublishedState(
         materialized_at=record.at,
-        known_until=record.horizon,
-        age_seconds=(now - record.horizon) / 1e6,
+        known_until=known,
+        age_seconds=None if known is None else (now - known) / 1e6,
         ttl_seconds=ttl,
         pending=record.pending,
         refused=None if record.contract == view.hash else str(mismatch),

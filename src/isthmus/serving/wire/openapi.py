@@ -3,6 +3,7 @@
 The page is Swagger UI, from the files in `serving/web`: a browser fetches nothing from elsewhere.
 """
 
+import gzip
 from collections.abc import Mapping
 from importlib.metadata import version
 from os import stat_result
@@ -10,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from isthmus.serving.wire import messages
 from isthmus.serving.wire.formats import Format
@@ -75,13 +78,15 @@ def docs_routes() -> list[BaseRoute]:
 
 
 class _Compressed(StaticFiles):
-    """Files `NAME.gz`, sent as they are under the name `NAME`: every browser expands them."""
+    """Files `NAME.gz` under the name `NAME`: sent as they are, since every browser expands them, or expanded."""
 
     def lookup_path(self, path: str) -> tuple[str, stat_result | None]:
         return super().lookup_path(f"{path}.gz")
 
-    def file_response(self, *arguments: Any, **options: Any) -> Response:
-        response = super().file_response(*arguments, **options)
+    def file_response(self, full_path: Any, stat_result: stat_result, scope: Scope, status_code: int = 200) -> Response:
+        response = super().file_response(full_path, stat_result, scope, status_code)
+        if response.status_code == 200 and "gzip" not in Headers(scope=scope).get("accept-encoding", ""):
+            return Response(gzip.decompress(Path(full_path).read_bytes()), media_type=response.media_type)
         response.headers["Content-Encoding"] = "gzip"
         return response
 
