@@ -139,6 +139,7 @@ def make_package(
     picky: bool = False,
     ballast: int = 0,
     program: bytes = b"",
+    service: str = "late",
 ) -> Path:
     """A package whose model is sigmoid(weight * the sum of the numbers, null as 0), + 1 inside for carrier UA.
 
@@ -167,7 +168,7 @@ def make_package(
         format_version=2,
         name="late",
         contract=contract.hash,
-        service="late",
+        service=service,
         model="student",
         training_set="none",
         inputs=tuple(

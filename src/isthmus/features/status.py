@@ -106,7 +106,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         contract: hash of the contract of today's definitions.
-        applied: whether it is in force.
+        applied: whether it is that of the last `apply`.
+        current: hash of the contract that servers answer under; None without one.
         now: the project's present, in microseconds since 1970 UTC.
         runs: recent runs, the latest first.
         measured: whether expectations and drift were measured.
@@ -122,6 +123,12 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     runs: list[RunStatus]
     measured: bool
     found_at: int
+    current: str | None = None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether servers answer under an earlier contract, until the rows of the applied one are there."""
+        return self.applied and self.current not in (None, self.contract)
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form, as plain data."""
@@ -145,7 +152,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     def screen(self) -> Iterator[Block]:
         """The blocks of the terminal: a headline, then `blocks`."""
-        in_force = "in force" if self.applied else bad("not in force, run `isthmus apply`")
+        in_force: Text = "in force" if self.applied else bad("not in force, run `isthmus apply`")
+        if self.waiting:
+            in_force = f"to follow {short(self.current)}, which is served until `isthmus materialize` is done"
         now = f"; it is {minute(self.now)}"
         yield Paragraph((f"{self.project}, contract {short(self.contract)}, ", in_force, now))
         yield from self.blocks()

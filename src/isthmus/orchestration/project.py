@@ -17,6 +17,7 @@ from isthmus.distill.declaration import Distillation
 from isthmus.features import clock
 from isthmus.features.contract.contract import Contract
 from isthmus.features.contract.diff import differences, named
+from isthmus.features.contract.generations import Generations
 from isthmus.features.definition.checks import Declaration
 from isthmus.features.definition.compile import compile_contract
 from isthmus.features.definition.spec import (
@@ -229,9 +230,18 @@ class Project:
         Raises:
             ContractMismatch: nothing was applied.
         """
-        if not self.contract_file.exists():
+        contract = self.generations().newest()
+        if contract is None:
             raise ContractMismatch(f"project {self.name}", "nothing has been applied", remedy="run `isthmus apply`")
-        return Contract.loads(self.contract_file.read_bytes(), str(self.contract_file))
+        return contract
+
+    def generations(self) -> Generations:
+        """The contract that servers answer under, the one that is to follow, and those before.
+
+        Raises:
+            ContractMismatch: a file is damaged.
+        """
+        return Generations.read(self.contract_file)
 
     @contextmanager
     def _imported(self, name: str) -> Iterator[ModuleType]:

@@ -113,10 +113,12 @@ class StoresTable(_Table):
     Attributes:
         offline: folder (relative to the project) or object-storage URL of the Delta tables.
         online: "embedded", or the URL of a Redis or of a Redis Cluster.
+        keep_contracts_hours: how long the online rows of a contract stay after another has become current.
     """
 
     offline: str = ".isthmus/offline"
     online: Annotated[str, _ONLINE] = "embedded"
+    keep_contracts_hours: Annotated[float, Field(ge=0)] = 24.0
 
 
 class _ContradictionsError(ValueError):

@@ -36,6 +36,7 @@ def status(project: Project, *, measure: bool = True, progress: Progress = silen
         ConfigurationError: the definitions are wrong.
     """
     contract, before = project.definitions.contract, in_force(project)
+    current = project.generations().current if before else None
     applied = before is not None and before.hash == contract.hash
     views = {}
     for n, name in enumerate(project.definitions.views):
@@ -54,6 +55,7 @@ def status(project: Project, *, measure: bool = True, progress: Progress = silen
         runs=_runs(project.state / "dagster"),
         measured=measure and applied,
         found_at=clock.now(),
+        current=current.hash if current else None,
     )
 
 

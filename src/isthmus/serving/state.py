@@ -1,9 +1,11 @@
 """The state of a server: its contract and its model, replaced together and never changed in place."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
+from typing import TypeVar
 
 from isthmus.features.contract.contract import Column, Contract
+from isthmus.features.contract.generations import Generations
 from isthmus.features.errors import ContractMismatch, IsthmusError
 from isthmus.features.profiles import BATCH_ROWS
 from isthmus.features.request.graph import RowGraph
@@ -14,47 +16,49 @@ from isthmus.serving.predict.predictor import Predictor
 from isthmus.serving.rollout.candidate import CandidateRun
 from isthmus.serving.wire.errors import NotFoundError, NotReadyError, any_of
 
+T = TypeVar("T")
+
 LOOKUPS = 256
 """Lists of features whose compiled lookups are cached."""
 
 
 class State:
-    """A contract and a model, if any, and what is compiled from them.
+    """The contracts and a model, if any, and what is compiled from them.
 
-    Contract and model may be why there is none. `refused` is why the current deployment file was; `before` is the
-    contract that the server had before.
+    `problem` is why there is no contract, and the model may be why there is none. `refused` is why the current
+    deployment file was.
     """
 
     def __init__(
         self,
-        contract: Contract | IsthmusError | None = None,
+        generations: Generations = Generations(),  # noqa: B008 - it never changes
+        problem: IsthmusError | None = None,
         model: Model | IsthmusError | None = None,
         refused: IsthmusError | None = None,
-        before: Contract | None = None,
         candidate_run: CandidateRun | None = None,
         batch: int = BATCH_ROWS,
     ) -> None:
         self._batch = batch
-        self._contract = contract
+        self._generations, self._problem = generations, problem
         self._model = model
         self.candidate_run = candidate_run
         # Rows that were written under an earlier contract are refused by saying what has changed since.
-        exported = None if self.model is None else self.model.contract
-        self._earlier = [contract for contract in (before, exported) if contract is not None]
+        exported = [] if self.model is None else [self.model.contract]
+        self._earlier = [*(item.contract for item in generations.retired), *exported]
         self.refused = None if refused is None else str(refused)
-        self.lookup = lru_cache(LOOKUPS)(lambda names, full: self._compile(resolve(self.contract, names), full))
+        self.lookup = lru_cache(LOOKUPS)(lambda names, full: self._compile(self._named(resolve, names), full))
         self.service_lookup = lru_cache(LOOKUPS)(
-            lambda name, full: self._compile(service_features(self.contract, name), full)
+            lambda name, full: self._compile(self._named(service_features, name), full)
         )
         self.pushed = lru_cache(LOOKUPS)(self._compile_pushed)
-        self.graph = lru_cache(LOOKUPS)(lambda name: RowGraph(self.contract.transforms[name]))
+        self.graph = self._graphs(generations.current)
 
     @property
     def contract(self) -> Contract:
-        """The contract."""
-        if isinstance(self._contract, Contract):
-            return self._contract
-        raise _not_ready(self._contract, "contract", "there is none yet", "run `isthmus apply`")
+        """The current contract."""
+        if self._generations.current is not None:
+            return self._generations.current
+        raise _not_ready(self._problem, "contract", "there is none yet", "run `isthmus apply`")
 
     @property
     def model(self) -> Model | None:
@@ -75,9 +79,14 @@ class State:
     def _predictor(self) -> Predictor | IsthmusError:
         # A refusal is worked out once, not for every request.
         try:
-            return Predictor(self.contract, self.deployed(None), self.graph, self._earlier, self._batch)
+            return self._predictor_of(self.deployed(None))
         except IsthmusError as error:
             return error
+
+    def _predictor_of(self, model: Model) -> Predictor:
+        """The predictor of a model: under the contract that it was trained for, as long as that one has its rows."""
+        contract = self._generations.of_model(model.contract, model.deployment.service) or self.contract
+        return Predictor(contract, model, self._graphs(contract), self._earlier, self._batch)
 
     def deployed(self, name: str | None) -> Model:
         """The model of this name; None for the only model."""
@@ -109,7 +118,7 @@ class State:
         if run is None or not isinstance(run.model, Model):
             return None
         try:
-            return Predictor(self.contract, run.model, self.graph, self._earlier, self._batch)
+            return self._predictor_of(run.model)
         except ContractMismatch as error:
             run.refused = str(error)
         except IsthmusError:
@@ -117,13 +126,36 @@ class State:
             pass
         return None
 
+    def _named(self, resolve: Callable[[Contract, T], list[tuple[str, str]]], asked: T) -> list[tuple[str, str]]:
+        """The features that a request asks for."""
+        try:
+            return resolve(self.contract, asked)
+        except NotFoundError as error:
+            following = self._generations.next
+            if following is None:
+                raise
+            try:
+                resolve(following, asked)
+            except NotFoundError:
+                raise error from None
+            remedy = f"contract {following.hash[:12]} has it: it is current once `isthmus materialize` is done"
+            raise NotFoundError(error.where, error.found, expected=error.expected, remedy=remedy) from None
+
     def _compile(self, features: Sequence[tuple[str, str]], full_names: bool) -> Lookup:
         return Lookup(self.contract, features, full_names=full_names, graphs=self.graph, earlier=self._earlier)
 
-    def _compile_pushed(self, view: str, form: Form) -> PushedView:
-        if view not in self.contract.views:
-            raise NotFoundError(form.view, f"no view {view!r}", expected=any_of(self.contract.views))
-        return PushedView(self.contract, self.contract.views[view], form)
+    def _compile_pushed(self, view: str, form: Form) -> tuple[list[PushedView], list[PushedView]]:
+        """The definitions of a view: first those that rows may be pushed to, the current and the next one."""
+        contract, following = self.contract, self._generations.next
+        declared = [c.views[view] for c in (contract, following) if c is not None and view in c.views]
+        if not declared:
+            raise NotFoundError(form.view, f"no view {view!r}", expected=any_of(contract.views))
+        pushed = {place.slot: PushedView(contract.project, place, form) for place in self._generations.places(view)}
+        now = [pushed.pop(slot) for slot in dict.fromkeys(place.slot for place in declared)]
+        return now, list(pushed.values())
+
+    def _graphs(self, contract: Contract | None) -> Callable[[str], RowGraph]:
+        return lru_cache(LOOKUPS)(lambda name: RowGraph((contract or self.contract).transforms[name]))
 
 
 def _not_ready(problem: IsthmusError | None, where: str, missing: str, remedy: str) -> NotReadyError:

@@ -3,12 +3,14 @@
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import structlog
 
 from isthmus.features import clock
 from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.generations import NEXT, RETIRED, Generations, loads_retired
 from isthmus.features.errors import IsthmusError
 from isthmus.features.files import write_atomically
 from isthmus.features.profiles import BATCH_ROWS
@@ -23,7 +25,7 @@ POLL_SECONDS = 0.5
 
 
 class Watch:
-    """Follows the contract, the deployment, and the decision of the workers about a candidate.
+    """Follows the contracts, the deployment, and the decision of the workers about a candidate.
 
     A request reads `state` once: the next state is a new object.
     """
@@ -32,29 +34,34 @@ class Watch:
         self, contract: Path, deployment: Path, public_key: str | None = None, batch: int = BATCH_ROWS
     ) -> None:
         self._contract = WatchedFile(contract, Contract.loads)
+        self._next = WatchedFile(contract.with_name(NEXT), Contract.loads)
+        self._retired = WatchedFile(contract.with_name(RETIRED), loads_retired)
         self._deployment = WatchedFile(deployment, self._loaded)
         self._decision = WatchedFile(decision_file(deployment), Decision.loads)
         self._reported: CandidateRun | None = None
         self._public_key = public_key
         self._batch = batch
         self.state = State(batch=batch)
-        self._before: Contract | None = None
 
     def load(self) -> None:
         """Reads what has changed, and replaces the state if something has."""
         changed = [file for file in self._files if file.changed()]
-        contract = self._contract.content
         for file in changed:
             file.load()
-        if isinstance(contract, Contract) and self._contract.content != contract:
-            self._before = contract
         if changed:
             deployed = self._deployment.content
             model, run = (deployed.model, deployed.run) if isinstance(deployed, _Deployed) else (deployed, None)
             decision = self._decision.content
             if run is not None and isinstance(decision, Decision) and decision.about(run.candidate):
                 run.refused = decision.why
-            state = State(self._contract.content, model, self._deployment.problem, self._before, run, self._batch)
+            current, following, retired = self._contract.content, self._next.content, self._retired.content
+            generations = Generations(
+                current if isinstance(current, Contract) else None,
+                following if isinstance(following, Contract) else None,
+                retired if isinstance(retired, tuple) else (),
+            )
+            problem = current if isinstance(current, IsthmusError) else None
+            state = State(generations, problem, model, self._deployment.problem, run, self._batch)
             if state.outdated is not None:
                 structlog.get_logger().warning("model refused", problem=str(state.outdated))
             # Compiled here, and not while a request waits.
@@ -76,8 +83,8 @@ class Watch:
                     structlog.get_logger().warning("reload failed", exception=type(error).__name__, at=place(error))
 
     @property
-    def _files(self) -> "tuple[WatchedFile[Contract], WatchedFile[_Deployed], WatchedFile[Decision]]":
-        return self._contract, self._deployment, self._decision
+    def _files(self) -> tuple[WatchedFile[Any], ...]:
+        return self._contract, self._next, self._retired, self._deployment, self._decision
 
     def _loaded(self, text: bytes, where: str) -> "_Deployed":
         deployment = Deployment.loads(text, where)

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 
 from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.generations import Generations, Retired
 from isthmus.features.files import write_atomically
 from isthmus.features.package.manifest import package_digest
 from isthmus.features.types import Int64
@@ -15,6 +16,7 @@ from tests.serving.support import (
     CONTRACT,
     EVERYTHING,
     HOUR,
+    NOW,
     PUNCTUALITY,
     ROUTE,
     contract_of,
@@ -140,7 +142,8 @@ def test_rows_of_another_contract_are_refused(tmp_path: Path, redis_url: str) ->
     (folder / "contract.json").write_bytes(CONTRACT.dumps())
     with serving(folder, redis_url) as server:
         assert server.lookup(**ASKED).status_code == 200
-        write_atomically(server.contract, changed.dumps())
+        # Both in one slot, as nothing of ours leaves them.
+        Generations(changed, None, (Retired(CONTRACT, NOW),)).write(server.contract)
         wait(lambda: server.http.get("/readyz").json()["contract"] == changed.hash, "the other contract")
         answer = server.lookup(**ASKED)
         assert (answer.status_code, answer.json()["error"]) == (409, "ContractMismatch")

@@ -24,6 +24,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from isthmus.features.contract.contract import ViewContract
+from isthmus.features.contract.generations import Generations
 from isthmus.features.online.plan import LookupPlan
 from isthmus.features.request.graph import RowGraph
 from isthmus.serving.lookup.lookup import Lookup
@@ -99,7 +100,7 @@ def test_values_and_freshness_are_what_the_answers_say(
     asked: list[tuple[ViewContract, list[str], list[tuple[int, int, dict[str, Any]] | None]]],
 ) -> None:
     contract = contract_of(PUNCTUALITY, TWIN)
-    state = State(contract)
+    state = State(Generations(contract))
     metrics = Metrics(lambda: state, lambda: 3 * NOW, tmp_path_factory.mktemp("counted") if shared else None)
     values: Counter[tuple[str, str]] = Counter()
     newest: dict[str, int] = {}
@@ -149,7 +150,7 @@ def test_a_histogram_is_what_a_naive_count_says(
 
 
 def test_freshness_ages_without_traffic_and_ends_with_its_view() -> None:
-    now, state = NOW, State(CONTRACT)
+    now, state = NOW, State(Generations(CONTRACT))
     metrics = Metrics(lambda: state, lambda: now)
     plan = LookupPlan(CONTRACT, ["route"])
     row = encode_row(ROUTE, NOW - HOUR, NOW - HOUR, {"flights": 3})
@@ -157,7 +158,7 @@ def test_freshness_ages_without_traffic_and_ends_with_its_view() -> None:
     assert value(of_metrics(metrics), "isthmus_view_freshness_seconds", view="route") == 3600
     now += HOUR
     assert value(of_metrics(metrics), "isthmus_view_freshness_seconds", view="route") == 7200
-    state = State(contract_of(PUNCTUALITY))
+    state = State(Generations(contract_of(PUNCTUALITY)))
     assert not [name for name, _ in of_metrics(metrics) if name == "isthmus_view_freshness_seconds"]
     state = State()
     assert not [name for name, _ in of_metrics(metrics) if name == "isthmus_contract_info"]

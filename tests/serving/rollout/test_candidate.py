@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.features.contract.generations import Generations
 from isthmus.features.errors import ContractMismatch, GateFailed, PackageError
 from isthmus.features.files import write_atomically
 from isthmus.features.package.manifest import package_digest
@@ -182,16 +183,16 @@ def test_a_candidate_is_promoted_or_dropped(packages: list[Path], tmp_path: Path
         put(packages[0], file, NOW, 0.0)
     first = put(packages[0], file, NOW)
     with pytest.raises(GateFailed, match="there is no candidate"):
-        promote(file, CONTRACT, at=NOW)
+        promote(file, Generations(CONTRACT), at=NOW)
     beside = put(packages[1], file, NOW + 1, 0.25)
     assert (beside.digest, beside.candidate and beside.candidate.share) == (first.digest, 0.25)
-    assert rollback(file, CONTRACT, at=NOW + 2).deployment == first == Deployment.loads(file.read_bytes())
+    assert rollback(file, Generations(CONTRACT), at=NOW + 2).deployment == first == Deployment.loads(file.read_bytes())
     put(packages[1], file, NOW + 3, 0.0)
     with pytest.raises(ContractMismatch):
-        promote(file, contract_of(PUNCTUALITY, EVERYTHING, request=()), at=NOW + 4)
-    promoted = promote(file, CONTRACT, at=NOW + 5).deployment
+        promote(file, Generations(contract_of(PUNCTUALITY, EVERYTHING, request=())), at=NOW + 4)
+    promoted = promote(file, Generations(CONTRACT), at=NOW + 5).deployment
     assert (promoted.digest, promoted.candidate) == (package_digest(packages[1]), None)
-    assert rollback(file, CONTRACT, at=NOW + 6).deployment.digest == first.digest
+    assert rollback(file, Generations(CONTRACT), at=NOW + 6).deployment.digest == first.digest
     actions = [event.action for event in DeploymentHistory(file).read()]
     assert actions == ["deploy", "canary", "drop", "shadow", "promote", "rollback"]
 
@@ -203,13 +204,13 @@ def test_what_was_given_up_is_not_promoted_and_is_in_the_history(packages: list[
     decision = Decision(package_digest(packages[1]), NOW + 1, NOW + 2, "it was slow")
     write_atomically(decision_file(file), decision.dumps())
     with pytest.raises(GateFailed, match="was given up: it was slow"):
-        promote(file, CONTRACT, at=NOW + 3)
-    rollback(file, CONTRACT, at=NOW + 4)
+        promote(file, Generations(CONTRACT), at=NOW + 3)
+    rollback(file, Generations(CONTRACT), at=NOW + 4)
     events = happened(file)
     assert [(event.action, event.why) for event in events[2:]] == [("refuse", "it was slow"), ("drop", "")]
     assert events == DeploymentHistory(file).read()
     put(packages[1], file, NOW + 5, 0.5)
-    promote(file, CONTRACT, at=NOW + 6)
+    promote(file, Generations(CONTRACT), at=NOW + 6)
 
 
 def candidate(server: Server) -> dict[str, Any]:
@@ -307,7 +308,7 @@ def test_a_canary_that_hangs_is_given_up_without_a_lost_request(packages: list[P
     beside = put(packages[1], file, NOW + 1, 0.999)
     assert beside.candidate is not None
     tried = CandidateRun(beside.candidate, Model(beside.candidate.deployment))
-    state = State(CONTRACT, Model(beside), candidate_run=tried)
+    state = State(Generations(CONTRACT), model=Model(beside), candidate_run=tried)
     assert state.candidate is not None
 
     def hang(_columns: Columns) -> Outputs:
@@ -325,7 +326,7 @@ def test_a_canary_that_hangs_is_given_up_without_a_lost_request(packages: list[P
             body = json.dumps({"request": {"distance": [1.0], "carrier": [f"carrier {n}"]}}).encode()
             asked = msgspec.json.decode(body, type=PredictRequest)
             async with asyncio.timeout(limits.deadline_seconds):
-                found.append(json.loads(await predictions.answer(PredictCall(state, asked, body)))["package"])
+                found.append(json.loads((await predictions.answer(PredictCall(state, asked, body)))[0])["package"])
         never.set()
         return found
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.generations import Generations
 from isthmus.features.errors import ContractMismatch, DataError, DependencyError, GateFailed, PackageError
 from isthmus.features.package.manifest import package_digest, read_package
 from isthmus.features.profiles import ServingProfile
@@ -44,7 +45,7 @@ def deploy(package: Path, file: Path, at: int = NOW) -> Rollout:
 
 
 def back(file: Path, to: str | None = None, contract: Contract = CONTRACT) -> Rollout:
-    return rollout.rollback(file, contract, at=NOW, to=to)
+    return rollout.rollback(file, Generations(contract), at=NOW, to=to)
 
 
 @pytest.fixture
@@ -184,7 +185,7 @@ def test_a_damaged_deployment_file_is_said_and_the_way_back_is_there(tmp_path: P
     ):
         back(file)
     with pytest.raises(PackageError, match=r"deployment.json: is not a deployment"):
-        rollout.promote(file, CONTRACT, at=NOW)
+        rollout.promote(file, Generations(CONTRACT), at=NOW)
     back(file, package_digest(package))
     assert in_force(file) == package_digest(package)
 

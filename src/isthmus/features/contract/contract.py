@@ -74,6 +74,8 @@ class ViewContract(_Canonical):
         code: digest of the transform and of how its sources are read.
         lookback: microseconds before a row's event time from which it reads its sources; None for all of them.
         version: the number of the view's table.
+        slot: where its online rows lie beside those of other definitions of the view; see `generations`. It is no part
+            of the declaration, nor of the hash.
     """
 
     name: str
@@ -86,6 +88,12 @@ class ViewContract(_Canonical):
     code: str
     lookback: int | None = None
     version: int = 1
+    slot: str = ""
+
+    @property
+    def online_name(self) -> str:
+        """Name of its rows and of their record in the online store."""
+        return self.name + self.slot
 
     @property
     def table(self) -> str:
@@ -332,8 +340,10 @@ class Contract:
         }  # fmt: skip
 
     def dumps(self) -> bytes:
-        """`contract.json`: the canonical form with its hash, the same bytes for the same contract."""
-        return json.dumps({"hash": self.hash, **self.as_dict()}, indent=1, sort_keys=True).encode() + b"\n"
+        """`contract.json`: the canonical form with its hash, and the slots of views that have one."""
+        slots = {name: view.slot for name, view in self.views.items() if view.slot}
+        data = {"hash": self.hash, **self.as_dict(), **({"slots": slots} if slots else {})}
+        return json.dumps(data, indent=1, sort_keys=True).encode() + b"\n"
 
     @classmethod
     def loads(cls, text: bytes, where: str = "contract.json") -> "Contract":
@@ -347,7 +357,11 @@ class Contract:
             data = json.loads(text)
             if data["format"] != FORMAT:
                 raise ContractMismatch(where, f"format {data['format']}", expected=f"format {FORMAT}", remedy=remedy)
-            views = {name: ViewContract.from_dict(name, view) for name, view in data["views"].items()}
+            slots = data.get("slots", {})
+            views = {
+                name: replace(ViewContract.from_dict(name, view), slot=slots.get(name, ""))
+                for name, view in data["views"].items()
+            }
             transforms = {
                 name: TransformContract.from_dict(name, form) for name, form in data.get("transforms", {}).items()
             }

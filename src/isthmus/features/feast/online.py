@@ -281,7 +281,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
 
         Without its record, a running materialization ends with an error and the next run compares every row.
         """
-        fields = [table.name for table in tables]
+        fields = [table.name + table.tags.get("isthmus.slot", "") for table in tables]
         if not fields:
             return
         project = project_of(config)

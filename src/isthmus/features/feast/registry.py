@@ -110,6 +110,7 @@ def _view(view: FeatureView, contract: Contract, keys: Mapping[str, feast.Entity
             "isthmus.contract": contract.views[view.name].hash,
             "isthmus.project": contract.project,
             "isthmus.view": json.dumps(contract.views[view.name].as_dict(), sort_keys=True),
+            "isthmus.slot": contract.views[view.name].slot,
         },
     )
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import itemgetter
 
@@ -71,6 +71,7 @@ def registered(name: str, tags: Mapping[str, str]) -> ViewContract:
     where, hashed = _registration(name), tags["isthmus.contract"]
     try:
         view = ViewContract.from_dict(name, json.loads(tags.get("isthmus.view", "null")))
+        view = replace(view, slot=tags.get("isthmus.slot", ""))
     except (ValueError, KeyError, TypeError) as error:
         raise ContractMismatch(where, "does not carry its contract", remedy=_REGISTER) from error
     if view.hash != hashed:

@@ -61,21 +61,28 @@ class MaterializationLog:
         except (DeltaError, OSError) as error:
             raise self._damaged(error) from error
 
+    def contracts(self) -> set[str]:
+        """The hashes of all views' contracts under which rows became readable; DataError if the log is damaged."""
+        return set(self._table().column("contract").to_pylist())
+
     def of(self, view: ViewContract) -> list[Materialization]:
         """The entries of a view under its contract, in the order in which they became readable.
 
         Raises:
             DataError: the log is damaged.
         """
-        try:
-            table = DeltaTable(self._path).to_pyarrow_table()
-        except TableNotFoundError:
-            return []
-        except (DeltaError, OSError, pa.ArrowException) as error:
-            raise self._damaged(error) from error
+        table = self._table()
         mine = pc.and_(pc.equal(table["view"], view.name), pc.equal(table["contract"], view.hash))
         rows = table.filter(mine).sort_by([("readable", "ascending"), ("at", "ascending")]).to_pylist()
         return [Materialization(**row) for row in rows]
+
+    def _table(self) -> pa.Table:
+        try:
+            return DeltaTable(self._path).to_pyarrow_table()
+        except TableNotFoundError:
+            return _SCHEMA.empty_table()
+        except (DeltaError, OSError, pa.ArrowException) as error:
+            raise self._damaged(error) from error
 
     def _damaged(self, error: Exception) -> DataError:
         return DataError(

@@ -72,7 +72,7 @@ class LookupPlan:
         project = self.contract.project
         commands: list[Command] = []
         for views in self._groups:
-            fields = tuple(view.name.encode() for view in views)
+            fields = tuple(view.online_name.encode() for view in views)
             commands += [(b"HMGET", name, *fields) for name in entity_keys(project, views[0].keys, keys)]
         return commands
 

@@ -68,7 +68,7 @@ def stamp_of(view: ViewContract, record: Published | None) -> Stamp | None:
 
 def query(project: str, views: Collection[ViewContract]) -> tuple[bytes, ...]:
     """The Redis command that reads the records of views."""
-    return (b"HMGET", records(project), *(view.name.encode() for view in views))
+    return (b"HMGET", records(project), *(view.online_name.encode() for view in views))
 
 
 def stamps(views: Collection[ViewContract], reply: Sequence[bytes | None]) -> dict[str, Stamp]:

@@ -110,7 +110,7 @@ return {1}
 
 
 def suspects(project: str, view: str) -> bytes:
-    """The Redis key of the sorted set of keys whose rows were pushed."""
+    """The Redis key of the sorted set of keys whose rows were pushed; of a view by its online name."""
     return record.beside(project, view, "suspects")
 
 

@@ -24,7 +24,7 @@ from isthmus.features.redis.pipeline import Client, ask, run
 from isthmus.features.redis.routing import CHUNK, Piece
 from isthmus.features.values.columns import Ints, Values, from_python, to_arrow
 from isthmus.features.values.entitykey import KeyValue, decode_key, entity_key, entity_keys, key_prefix
-from isthmus.features.values.rows import HEADER, VERSION, RowCodec, known_of
+from isthmus.features.values.rows import HEADER, VERSION, Block, RowCodec, known_of
 
 PIECE = 4000
 """Rows that are packed at a time: a small part of all memory, and few enough for Redis to start on them soon."""
@@ -75,7 +75,7 @@ class OnlineStore:
             return entity_keys(self.contract.project, view.keys, {name: keys[name][part] for name in keys})
 
         def write(rule: bytes) -> list[int]:
-            return run(self.client, scripts.WRITE, [view.name.encode(), rule], packed()) or [0, 0, 0]
+            return run(self.client, scripts.WRITE, [view.online_name.encode(), rule], packed()) or [0, 0, 0]
 
         def packed() -> Iterator[Piece]:
             for start in range(0, len(event), PIECE):
@@ -108,23 +108,31 @@ class OnlineStore:
         for start in range(0, len(names), CHUNK):
             part = slice(start, start + CHUNK)
             arguments = scripts.announced(names[part], known[part])
-            run(self.client, scripts.ANNOUNCE, arguments, [([scripts.suspects(self.contract.project, view.name)], [])])
+            run(
+                self.client,
+                scripts.ANNOUNCE,
+                arguments,
+                [([scripts.suspects(self.contract.project, view.online_name)], [])],
+            )
 
     def _remember(self, view: ViewContract, names: Sequence[bytes], horizon: int) -> None:
         """Notes which of these keys have rows that were known after the horizon: those were pushed."""
-        replies = ask(self.client, [(b"HGET", name, view.name.encode()) for name in names])
-        rows = [(name, row) for name, row in zip(names, replies, strict=True) if row and len(row) >= HEADER.size]
+        stored = zip(names, self.rows(view, names), strict=True)
+        rows = [(name, row) for name, row in stored if row and len(row) >= HEADER.size]
         known = known_of([row for _, row in rows])
         later = np.flatnonzero(known > horizon)
         self._suspect(view, [rows[place][0] for place in later], known[later])
 
     def distrust(self, view: ViewContract) -> None:
         """Makes the next materialization compare every row."""
-        self.client.zadd(scripts.suspects(self.contract.project, view.name).decode(), {"*": float("inf")})
+        self.client.zadd(self._suspects(view).decode(), {"*": float("inf")})
+
+    def _suspects(self, view: ViewContract) -> bytes:
+        return scripts.suspects(self.contract.project, view.online_name)
 
     def record_text(self, view: ViewContract) -> bytes | None:
         """The record of the view as Redis holds it, to be compared by `replace`."""
-        return cast("bytes | None", self.client.hget(self._records, view.name))
+        return cast("bytes | None", self.client.hget(self._records, view.online_name))
 
     def published(self, view: ViewContract) -> Published | None:
         """The record of the view."""
@@ -132,17 +140,17 @@ class OnlineStore:
 
     def replace(self, view: ViewContract, before: bytes | None, record: bytes) -> bool:
         """Writes the record of the view if it is still the same as `before`; returns whether it was."""
-        arguments = [view.name.encode(), before or b"", record]
+        arguments = [view.online_name.encode(), before or b"", record]
         return run(self.client, scripts.REPLACE, arguments, [([self._records.encode()], [])]) == [1]
 
     def lock(self, view: ViewContract) -> Lock:
         """A lock that lets a single materialization of the view run at a time."""
-        name = scripts.locked(self.contract.project, view.name).decode()
+        name = scripts.locked(self.contract.project, view.online_name).decode()
         return cast("Lock", self.client.lock(name, timeout=LEASE_SECONDS, thread_local=False))
 
     def take_suspects(self, view: ViewContract, horizon: int) -> pa.Table | None:
         """The join keys of pushed rows, None if too many were noted; those known by a horizon are then forgotten."""
-        name = scripts.suspects(self.contract.project, view.name).decode()
+        name = self._suspects(view).decode()
         with self.client.pipeline(transaction=True) as pipeline:
             pipeline.zrange(name, 0, -1)
             pipeline.zremrangebyscore(name, "-inf", horizon)
@@ -186,11 +194,37 @@ class OnlineStore:
                 sent.append(names)
                 yield names, []
 
-        arguments = [view.name.encode(), bytes([VERSION]) + view.prefix, struct.pack("<q", horizon)]
+        arguments = [view.online_name.encode(), bytes([VERSION]) + view.prefix, struct.pack("<q", horizon)]
         removed, newer = run(self.client, scripts.REMOVE, arguments, pieces()) or (0, 0)
         for names in sent if newer else ():
             self._remember(view, names, horizon)
         return removed
+
+    def rows(self, view: ViewContract, names: Sequence[bytes]) -> list[bytes | None]:
+        """The packed rows of entity keys."""
+        replies: list[bytes | None] = ask(self.client, [(b"HGET", name, view.online_name.encode()) for name in names])
+        return replies
+
+    def pushed(self, view: ViewContract, horizon: int) -> Iterator[tuple[dict[str, list[KeyValue]], Block]]:
+        """The rows that were pushed and became known after a horizon: join keys and rows, a part at a time."""
+        codec, ordered = RowCodec(view), sorted(column.name for column in view.keys)
+        noted = cast("list[bytes]", self.client.zrange(self._suspects(view).decode(), 0, -1))
+        parts = self._names(view) if b"*" in noted else (noted[n : n + CHUNK] for n in range(0, len(noted), CHUNK))
+        for names in parts:
+            rows, keys = [], []
+            for name, row in zip(names, self.rows(view, names), strict=True):
+                key = self._read_key(view, name)
+                if key is not None and row and row[1:9] == view.prefix and known_of([row])[0] > horizon:
+                    rows.append(row)
+                    keys.append(key)
+            if rows:
+                yield {name: [key[n] for key in keys] for n, name in enumerate(ordered)}, codec.decode(rows)
+
+    def drop(self, view: ViewContract) -> None:
+        """Removes a definition of a view: its rows, its record and what is noted beside them."""
+        self.client.hdel(self._records, view.online_name)
+        self._remove(view, self._names(view), EVERYTHING)
+        self.client.delete(self._suspects(view).decode())
 
     def missing(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]]) -> int:
         """How many of these keys have no row of the view."""
@@ -206,7 +240,7 @@ class OnlineStore:
         return {name: [row[n] for row in rows] for n, name in enumerate(ordered)}
 
     def _exist(self, view: ViewContract, names: Sequence[bytes]) -> list[Any]:
-        return ask(self.client, [(b"HEXISTS", name, view.name.encode()) for name in names])
+        return ask(self.client, [(b"HEXISTS", name, view.online_name.encode()) for name in names])
 
     def servers(self) -> dict[str, int]:
         """The processes that hold the rows, by names that they never have again, and how many keys each has evicted."""

@@ -74,10 +74,11 @@ class Columns(Mapping[str, Values]):
 
     Attributes:
         complete: whether there are rows, none of them missing, and no value is null.
+        packed: the fixed parts of the rows, shape (n,).
     """
 
     def __init__(self, codec: "RowCodec", rows: Sequence[bytes | None], packed: np.ndarray[Any, Any]) -> None:
-        self._codec, self._rows, self._packed = codec, rows, packed
+        self._codec, self._rows, self.packed = codec, rows, packed
         self._nulls = packed["nulls"]
         # Counted in bytes: `any` costs several times as much for a few rows.
         self.complete = self._nulls.tobytes().count(0) == self._nulls.size > 0
@@ -110,7 +111,7 @@ class Columns(Mapping[str, Values]):
 
     def only(self, present: Mask) -> "Columns":
         """The rows where `present`, and null elsewhere: no value of an expired row stays behind its null."""
-        packed = self._packed.copy()
+        packed = self.packed.copy()
         packed[~present] = self._codec.nothing
         rows = [row if keep else None for row, keep in zip(self._rows, present.tolist(), strict=True)]
         return Columns(self._codec, rows, packed)
@@ -122,11 +123,11 @@ class Columns(Mapping[str, Values]):
             null = (self._nulls.T[selection.bytes] & selection.masks).astype(bool)
         if selection.dtype.numpy is None:
             return self._variable(selection, np.zeros(len(self._rows), bool) if null is None else null[0])[None], null
-        matrix = self._packed[f"f{selection.part}"].T
+        matrix = self.packed[f"f{selection.part}"].T
         return matrix if selection.picks is None else matrix[selection.picks], null
 
     def _variable(self, selection: Selection, null: Mask) -> np.ndarray[Any, Any]:
-        ends = self._packed["ends"]
+        ends = self.packed["ends"]
         stop = ends[:, selection.part]
         start = ends[:, selection.part - 1] if selection.part else np.zeros_like(stop)
         width = self._codec.width
@@ -219,6 +220,13 @@ class RowCodec:
     def content(self, columns: Mapping[str, Values], rows: int) -> Ints:
         """The content hash in each packed row, shape (n,) int64."""
         return self._hash(*self._pack(columns, rows)).astype(np.int64)
+
+    def intact(self, rows: Sequence[bytes | None], block: Block) -> Mask:
+        """Which decoded rows have the content whose hash they carry; True where there is no row."""
+        packed = block.columns.packed
+        tails = [b"" if row is None else row[self.width :] for row in rows] if self._variable else []
+        intact: Mask = (self._hash(packed, tails) == packed["content"]) | ~block.present
+        return intact
 
     def decode(self, rows: Sequence[bytes | None]) -> Block:
         """The rows of n keys, decoded together.

@@ -3,49 +3,69 @@
 from contextlib import suppress
 from dataclasses import dataclass
 
+from isthmus.features import clock
 from isthmus.features.contract.contract import Contract
 from isthmus.features.contract.diff import differences
-from isthmus.features.errors import ConfigurationError, DataError
-from isthmus.features.files import write_atomically
+from isthmus.features.contract.generations import Generations
+from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError
+from isthmus.features.offline.log import MaterializationLog
 from isthmus.features.offline.store import NEW_VERSION, OfflineStore
-from isthmus.orchestration.apply.diff import in_force
-from isthmus.orchestration.extras import extra
+from isthmus.orchestration.apply.switch import changing, register
 from isthmus.orchestration.project import Project
 
 
 @dataclass(frozen=True)
 class Applied:
-    """The hash of the new contract, what changed, a sentence each, and the registered Feast objects."""
+    """The hash of the new contract, what changed, a sentence each, and the registered Feast objects.
+
+    `current` is the hash of the contract that servers answer under. If it is another, the new contract follows it once
+    `build` and `materialize` have written its rows, and Feast's objects are registered then.
+    """
 
     contract: str
     changes: list[str]
     registered: list[str]
+    current: str
 
 
 def apply(project: Project) -> Applied:
-    """Checks the project and puts its contract in force.
+    """Checks the project and puts its contract in force: at once if no rows need to be written first.
 
     Raises:
         ConfigurationError: with every problem of the definitions, or of features that have another type than the table.
         DependencyError: feast is not installed.
     """
     definitions = project.definitions
-    contract = definitions.contract
-    before = in_force(project)
-    changes = differences(before, contract) if before else []
-    if before is None and project.contract_file.exists():
-        changes = ["the contract before was not readable"]
-    _refuse_types(project, contract)
-    with extra("orchestration"):
-        from isthmus.features.feast import registry
-    server = project.settings.server
-    folder, offline, address = project.state / "feast", project.offline, f"http://{server.host}:{server.port}"
-    registered = registry.register(
-        contract, definitions.views, definitions.services, folder=folder, offline=offline, server=address
-    )
-    # Last, because from here on the contract is in force.
-    write_atomically(project.contract_file, contract.dumps())
-    return Applied(contract.hash, changes, registered)
+    with changing(project):
+        unreadable = False
+        try:
+            generations = project.generations()
+        except ContractMismatch:
+            generations, unreadable = Generations(), True
+        before, contract = generations.newest(), generations.placed(definitions.contract)
+        changes = differences(before, contract) if before else []
+        if unreadable:
+            changes = ["the contract before was not readable"]
+        _refuse_types(project, contract)
+        if _has_rows(project, generations, contract):
+            registered = register(project, contract)
+            generations = generations.switch(contract, clock.now())
+        else:
+            registered = []
+            generations = generations.prepare(contract, clock.now())
+        # Last, because from here on the contract is in force.
+        generations.write(project.contract_file)
+    current = generations.current or contract
+    return Applied(contract.hash, changes, registered, current.hash)
+
+
+def _has_rows(project: Project, generations: Generations, contract: Contract) -> bool:
+    """Whether a contract can be current at once: its rows are those of the current one, or there are none at all."""
+    current = generations.current
+    if current is None or all(view in current.views.values() for view in contract.views.values()):
+        return True
+    served = MaterializationLog(project.offline).contracts()
+    return not served.intersection(view.hash for before in generations.every() for view in before.views.values())
 
 
 def _refuse_types(project: Project, contract: Contract) -> None:

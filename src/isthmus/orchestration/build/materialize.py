@@ -15,6 +15,7 @@ from isthmus.features.online.store import OnlineStore, WriteCounts
 from isthmus.features.progress import Progress, silent
 from isthmus.features.publishing.publish import Materialized, Send, publish, require_same
 from isthmus.features.redis.connection import answering, connect
+from isthmus.orchestration.apply.switch import forget, switch
 from isthmus.orchestration.frames import view_names
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality import gate
@@ -50,7 +51,10 @@ def materialize(
             written[name] = publish(store, url, offline, history, project.now, full=full, send=send, waiting=waiting)
         with answering(url):
             require_same(url, servers, store.servers())
-    progress("all rows are written", 1.0)
+            progress("all rows are written", 1.0)
+            if switch(project, store):
+                progress(f"contract {contract.hash[:12]} is current", 1.0)
+            forget(project, store)
     return written
 
 

@@ -3,7 +3,6 @@
 A step without a name works on the project's only distillation.
 """
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -160,7 +159,7 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
             _material(artifacts, examples),
             model,
             project.state / "packages",
-            contract=json.loads(contract.dumps()),
+            contract={"hash": contract.hash, **contract.as_dict()},
             profile=project.settings.profiles.serving,
             cache=artifacts.outputs,
             progress=progress,

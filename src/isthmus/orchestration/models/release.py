@@ -12,6 +12,7 @@ from typing import Any
 
 from isthmus.features import clock
 from isthmus.features.offline.store import OfflineStore
+from isthmus.features.package.manifest import read_contract, read_package
 from isthmus.features.verdict import Verdict
 from isthmus.orchestration.artifacts import Artifacts, serving_profile, verdict_file
 from isthmus.orchestration.models.models import require_release
@@ -58,10 +59,13 @@ def deploy(project: Project, name: str | None = None, *, share: float | None = N
     declared = artifacts.declared
     require_release(project, declared)
     contract, store = project.applied(), OfflineStore(project.offline)
+    package = artifacts.last_package()
+    project.generations().require_model(
+        f"package of {declared.name}", read_contract(package, read_package(package)), declared.student.name
+    )
     views = {view for view, _ in contract.read(declared.student.name)}
     file = verdict_file(project, declared)
     verdict = Verdict.loads(file.read_bytes(), str(file)) if file.exists() else None
-    package = artifacts.last_package()
     return _released(
         project,
         rollout.deploy(
@@ -88,8 +92,8 @@ def promote(project: Project) -> Released:
         DependencyError: another deployment is under way.
     """
     # Not the contract of the definitions: neither promotion nor rollback waits for a new apply.
-    contract = project.last_applied()
-    done = rollout.promote(project.deployment_file, contract, at=clock.now(), public_key=project.public_key)
+    contracts = project.generations()
+    done = rollout.promote(project.deployment_file, contracts, at=clock.now(), public_key=project.public_key)
     return _released(project, done)
 
 
@@ -100,8 +104,8 @@ def rollback(project: Project, to: str | None = None) -> Released:
 
     Errors: see `promote`; and a GateFailed if there is nothing to go back to.
     """
-    contract = project.last_applied()
-    done = rollout.rollback(project.deployment_file, contract, at=clock.now(), to=to, public_key=project.public_key)
+    contracts = project.generations()
+    done = rollout.rollback(project.deployment_file, contracts, at=clock.now(), to=to, public_key=project.public_key)
     return _released(project, done)
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 
@@ -242,20 +243,22 @@ def private_api(
 ) -> Iterator[Client]:
     """A server of the project on a free port of this machine, until the block ends; its clock stands still at `at`.
 
-    It starts while the block goes on: the first request waits until it is ready. It serves the project's deployment
-    unless it gets another.
+    It starts while the block goes on: the first request waits until it is ready. It answers under the contract alone,
+    whether or not that is current, and serves the project's deployment unless it gets another.
     """
     log = project.state / "logs" / f"verify-{os.getpid()}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     configured = settings(project, url, 0, private=True)
     deployed = str(deployment or project.deployment_file)
-    configured = msgspec.structs.replace(configured, workers=1, now=at, deployment=deployed)
-    with (
-        log.open("wb") as file,
-        running(configured, file) as child,
-        closing(Client(contract, configured.limits, child, log)) as api,
-    ):
-        yield api
+    with TemporaryDirectory(prefix="isthmus-contract-") as folder, log.open("wb") as file:
+        applied = Path(folder) / "contract.json"
+        applied.write_bytes(contract.dumps())
+        configured = msgspec.structs.replace(configured, workers=1, now=at, contract=str(applied), deployment=deployed)
+        with (
+            running(configured, file) as child,
+            closing(Client(contract, configured.limits, child, log)) as api,
+        ):
+            yield api
     # After an error the log stays.
     log.unlink()
 

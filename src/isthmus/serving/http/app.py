@@ -168,8 +168,7 @@ class Handlers:
         wanted = _decode(body, _PREDICT)
         state = self._watch.state
         granted(request).require("predict", state.deployed(wanted.model).deployment.model)
-        answer = await self._predictions.answer(PredictCall(state, wanted, body))
-        return _answer(answer, state.contract.hash)
+        return _answer(*await self._predictions.answer(PredictCall(state, wanted, body)))
 
     async def models(self, _request: Request) -> Response:
         """The deployed models."""

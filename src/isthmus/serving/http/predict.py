@@ -54,8 +54,8 @@ class Predictions:
         self._store, self._limits, self._metrics, self._now = store, limits, metrics, now
         self.shadow = Shadow(metrics)
 
-    async def answer(self, request: PredictCall) -> bytes:
-        """The JSON answer. No request fails because a candidate does."""
+    async def answer(self, request: PredictCall) -> tuple[bytes, str]:
+        """The JSON answer, and the hash of the contract it is under. No request fails because a candidate does."""
         state = request.state
         deployed, run, candidate = state.predictor(), state.candidate_run, state.candidate
         inputs = await self._read(deployed, request)
@@ -86,15 +86,14 @@ class Predictions:
             self._count(run, "canary", rows, None)
         else:
             self._count(run, "deployed", rows, predicted.seconds)
-        body = await _encoded(deployed, predicted)
+        answer = await _encoded(deployed, predicted)
         if candidate is not None and run.role == "shadow":
             self.shadow.enqueue(run, partial(self._shadow_outputs, run, candidate, request), predicted.outputs)
-        return body
+        return answer
 
     async def _read(self, predictor: Predictor, request: PredictCall) -> _Inputs:
-        message, join_keys = request.message, request.state.join_keys
-        large = len(request.body) > BYTES
-        return await offload(large, predictor.read, message.entities, message.request, join_keys, self._limits)
+        message, large = request.message, len(request.body) > BYTES
+        return await offload(large, predictor.read, message.entities, message.request, self._limits)
 
     async def _predicted(self, predictor: Predictor, inputs: _Inputs) -> _Predicted:
         keys, fields, rows = inputs
@@ -160,6 +159,7 @@ def candidate_state(run: CandidateRun) -> CandidateState:
     )
 
 
-async def _encoded(predictor: Predictor, predicted: _Predicted) -> bytes:
+async def _encoded(predictor: Predictor, predicted: _Predicted) -> tuple[bytes, str]:
     outputs = predicted.outputs
-    return await offload(len(outputs) > VALUES, predictor.encode, outputs, predicted.answers)
+    body = await offload(len(outputs) > VALUES, predictor.encode, outputs, predicted.answers)
+    return body, predictor.contract.hash

@@ -110,7 +110,9 @@ def _project(status: Status | None) -> Iterator[Block]:
     if status is None:
         yield Paragraph("Its folder is elsewhere, or `isthmus status` was never run.")
         return
-    in_force = "in force" if status.applied else bad("not in force: run `isthmus apply`")
+    in_force: Text = "in force" if status.applied else bad("not in force: run `isthmus apply`")
+    if status.waiting:
+        in_force = f"to follow {short(status.current)}, which is served until its rows are there"
     seen = f"As it was on {minute(status.found_at)}; its definitions are "
     yield Paragraph((seen, code(short(status.contract)), ", ", in_force, "."))
     if not status.measured:

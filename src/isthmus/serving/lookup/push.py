@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from isthmus.features import clock
-from isthmus.features.contract.contract import RESERVED, Column, Contract, ViewContract
-from isthmus.features.errors import Problem, RequestError
+from isthmus.features.contract.contract import RESERVED, Column, ViewContract
+from isthmus.features.errors import DataError, Problem, RequestError
 from isthmus.features.values.columns import Ints, Values
 from isthmus.features.values.entitykey import entity_keys
 from isthmus.features.values.rows import RowCodec
@@ -62,11 +62,11 @@ feature is in whole seconds."""
 
 
 class PushedView:
-    """Checks and packs the rows of a view: built once, used by every push to it."""
+    """Checks and packs the rows of a definition of a view: built once, used by every push to it."""
 
-    def __init__(self, contract: Contract, view: ViewContract, form: Form = PUSH) -> None:
-        self._project = contract.project
-        self._view = view
+    def __init__(self, project: str, view: ViewContract, form: Form = PUSH) -> None:
+        self._project = project
+        self.view = view
         self._known = form.known
         self._codec = RowCodec(view)
         feast = form is FEAST
@@ -78,9 +78,26 @@ class PushedView:
         }
 
     def pack(self, df: Raws, limits: Limits, now: int) -> tuple[list[bytes], list[bytes]]:
-        """The Redis key of each row, and the packed row."""
+        """The Redis key of each row, and the packed row.
+
+        Raises:
+            RowsError: with every problem of the rows.
+        """
         keys, event, known, features = self._read(df, limits, now)
-        return entity_keys(self._project, self._view.keys, keys), self._codec.encode(event, known, features)
+        return entity_keys(self._project, self.view.keys, keys), self._codec.encode(event, known, features)
+
+    def pack_known(self, df: Raws, limits: Limits, now: int) -> tuple[list[bytes], list[bytes]] | None:
+        """Rows of another definition of the view: what this one does not know is left out, what they lack is null.
+
+        None if they do not fit: a key or a type is another.
+        """
+        rows = max((len(_ITEMS.decode(raw)) for raw in df.values()), default=0)
+        absent = msgspec.Raw(msgspec.json.encode([None] * rows))
+        features = {column.name: absent for column in self.view.fields}
+        try:
+            return self.pack({**features, **{name: df[name] for name in df if name in self._readers}}, limits, now)
+        except (RequestError, DataError):
+            return None
 
     def _read(self, df: Raws, limits: Limits, now: int) -> tuple[dict[str, list[Any]], Ints, Ints, dict[str, Values]]:
         """The keys, event times, known times and features of rows that agree with the contract."""
@@ -88,7 +105,7 @@ class PushedView:
         for name in df:
             if name not in self._readers:
                 expected = "one of " + ", ".join(self._readers)
-                problems.append(Problem(f"df.{name}", f"is no column of view {self._view.name}", expected))
+                problems.append(Problem(f"df.{name}", f"is no column of view {self.view.name}", expected))
         lists: dict[str, list[Any]] = {}
         for name, read in self._readers.items():
             if name in df:
@@ -105,7 +122,7 @@ class PushedView:
         for name, times in ((EVENT, lists.get(EVENT, [])), (self._known, known)):
             problems += _outside(name, times, now)
         features = {}
-        for field in self._view.fields:
+        for field in self.view.fields:
             if field.name in lists:
                 try:
                     features[field.name] = decode.values(lists[field.name], field)
@@ -113,9 +130,9 @@ class PushedView:
                     problems.append(Problem(f"df.{field.name}", error.found, error.expected))
         if problems:
             raise RowsError("df", problems)
-        limits.require_values("df", len(lists[EVENT]), len(self._view.fields))
+        limits.require_values("df", len(lists[EVENT]), len(self.view.fields))
         event = np.array(lists[EVENT], np.int64)
-        keys = {key.name: lists[key.name] for key in self._view.keys}
+        keys = {key.name: lists[key.name] for key in self.view.keys}
         return keys, event, np.array(known or [now] * len(event), np.int64), features
 
 

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from isthmus.features.contract.contract import Column, Contract, optional
+from isthmus.features.contract.contract import Contract, optional
 from isthmus.features.contract.diff import require_service
 from isthmus.features.errors import RequestError
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
@@ -44,7 +44,8 @@ class Predictor:
     ) -> None:
         deployment = model.deployment
         require_service(f"model {deployment.model}", model.contract, contract, deployment.service)
-        self.model = model
+        self.contract, self.model = contract, model
+        self._join_keys = {column.name: column for view in contract.views.values() for column in view.keys}
         self.batches = Batches(model.predict, model.seconds, batch)
         self._used, self._graphs = contract.used(deployment.service), graphs
         needed = {item.name for item in model.inputs}
@@ -63,7 +64,7 @@ class Predictor:
         self._optional = optional(self._used) - read
 
     def read(
-        self, entities: Raws, request: Raws, join_keys: Mapping[str, Column], limits: Limits
+        self, entities: Raws, request: Raws, limits: Limits
     ) -> tuple[dict[str, list[Any]], dict[str, Values], int]:
         """The join keys, the request fields and the number of rows of a request.
 
@@ -74,12 +75,12 @@ class Predictor:
                 expected = "one of " + (", ".join(self._fields) or "none")
                 raise RequestError(f"request.{name}", "is no request field of the model", expected=expected)
         for name in entities:
-            if name not in join_keys and name in self._fields:
+            if name not in self._join_keys and name in self._fields:
                 raise RequestError(f"entities.{name}", "is no join key, but a request field of the model",
                                    remedy="put it into `request`")  # fmt: skip
         entities = {**{name: request[name] for name in self.plan.keys if name in request}, **entities}
         request = {**{name: entities[name] for name in self._needed if name in entities}, **request}
-        keys = decode.keys(entities, join_keys)
+        keys = decode.keys(entities, self._join_keys)
         fields = {name: decode.field(raw, self._fields[name]) for name, raw in request.items()}
         require_keys(self.plan, keys)
         for name in self._needed:

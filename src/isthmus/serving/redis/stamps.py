@@ -16,6 +16,9 @@ from isthmus.serving.redis.node import Node
 FRESH_SECONDS = 0.5
 """How long a server goes by the stamps that it has read."""
 
+CONTRACTS = 4
+"""Contracts whose stamps a server remembers: that of lookups and those of models, deployed and tried."""
+
 PATIENCE_SECONDS = 0.25
 """How long it waits for newer stamps before it goes on with the old ones."""
 
@@ -24,7 +27,6 @@ PATIENCE_SECONDS = 0.25
 class _Reading:
     """The records of the views of a contract as Redis sent them, when they were read, and their stamps."""
 
-    contract: str
     time: float
     reply: list[bytes | None]
     stamps: Mapping[str, Stamp]
@@ -39,16 +41,18 @@ class Stamps:
 
     def __init__(self, redis: Cluster | Node) -> None:
         self._redis = redis
-        self._latest: _Reading | None = None
+        self._latest: dict[str, _Reading] = {}
 
     async def of(self, contract: Contract) -> Mapping[str, Stamp]:
         """View name to its stamp, if it has one."""
-        latest = self._latest
+        latest = self._latest.get(contract.hash)
         now = asyncio.get_running_loop().time()
-        if latest is None or latest.contract != contract.hash:
+        if latest is None:
             reply = await self._read(contract)
             stamps = record.stamps(contract.views.values(), reply)
-            self._latest = _Reading(contract.hash, now, reply, stamps)
+            while len(self._latest) >= CONTRACTS:
+                del self._latest[next(iter(self._latest))]
+            self._latest[contract.hash] = _Reading(now, reply, stamps)
             return stamps
         if now - latest.time > FRESH_SECONDS:
             # Meanwhile other requests go on with the old stamps, and so does this request if Redis does not answer.

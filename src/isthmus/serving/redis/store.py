@@ -62,9 +62,11 @@ class Store:
                             ((text,),) = await self._redis.ask([record.query(project, [view])])
                             reply = record.decode(text)
                         case PushStep.ANNOUNCE:
-                            await self._redis.run(ANNOUNCE, announcement, ([suspects(project, view.name)], []))
+                            await self._redis.run(ANNOUNCE, announcement, ([suspects(project, view.online_name)], []))
                         case bytes(rule):
-                            reply = total(await self._redis.run(WRITE, (view.name.encode(), rule), (names, rows)))
+                            reply = total(
+                                await self._redis.run(WRITE, (view.online_name.encode(), rule), (names, rows))
+                            )
             except StopIteration as end:
                 _, written, _ = end.value
         return int(written)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from isthmus.features.contract.contract import Contract
-from isthmus.features.contract.diff import require_service
+from isthmus.features.contract.generations import Generations
 from isthmus.features.errors import GateFailed, PackageError
 from isthmus.features.files import write_atomically
 from isthmus.features.package.manifest import read_contract, read_package
@@ -131,7 +131,7 @@ def deploy(  # noqa: PLR0913 - the options of a deployment, by name
     return rollout
 
 
-def promote(file: Path, contract: Contract, *, at: int, public_key: str | None = None, why: str = "") -> Rollout:
+def promote(file: Path, generations: Generations, *, at: int, public_key: str | None = None, why: str = "") -> Rollout:
     """Puts the candidate in force. Errors: see `deploy`; and a GateFailed if there is none, or it was given up."""
     with _changing(file) as (history, _):
         rollout = Rollout()
@@ -143,14 +143,20 @@ def promote(file: Path, contract: Contract, *, at: int, public_key: str | None =
             where = f"package {candidate.deployment.digest[:12]}"
             raise GateFailed(where, f"was given up: {decision.why}", expected="a candidate that is still running",
                              remedy="run `isthmus rollback`, which drops it")  # fmt: skip
-        deployment = _verified(rollout, candidate.deployment, contract, at, public_key)
+        deployment = _verified(rollout, candidate.deployment, generations, at, public_key)
         rollout.switch(file, deployment)
         history.add(Event(at=at, action="promote", deployment=deployment, why=why))
     return rollout
 
 
 def rollback(
-    file: Path, contract: Contract, *, at: int, to: str | None = None, public_key: str | None = None, why: str = ""
+    file: Path,
+    generations: Generations,
+    *,
+    at: int,
+    to: str | None = None,
+    public_key: str | None = None,
+    why: str = "",
 ) -> Rollout:
     """Drops the candidate, if any; else puts an earlier deployment in force again. Errors: see `deploy`.
 
@@ -166,7 +172,7 @@ def rollback(
             history.add(Event(at=at, action="drop", deployment=dropped, why=why))
             return rollout
         earlier = _earlier(file, events, current, to)
-        deployment = _verified(rollout, earlier, contract, at, public_key)
+        deployment = _verified(rollout, earlier, generations, at, public_key)
         rollout.switch(file, deployment)
         left = "" if current is None else f"from {current.digest[:12]}"
         history.add(Event(at=at, action="rollback", deployment=deployment, why=why or left))
@@ -181,7 +187,9 @@ def _beside(file: Path) -> Deployment:
     return current
 
 
-def _verified(rollout: Rollout, earlier: Deployment, contract: Contract, at: int, public_key: str | None) -> Deployment:
+def _verified(
+    rollout: Rollout, earlier: Deployment, generations: Generations, at: int, public_key: str | None
+) -> Deployment:
     where = f"package {earlier.model} {earlier.digest[:12]}"
     folder = Path(earlier.package)
     if not folder.is_dir():
@@ -189,7 +197,7 @@ def _verified(rollout: Rollout, earlier: Deployment, contract: Contract, at: int
                            remedy="export and deploy it again, or name another with --to")  # fmt: skip
     cache.require(folder, earlier.digest, public_key)
     manifest = read_package(folder)
-    require_service(where, read_contract(folder, manifest), contract, manifest.service)
+    generations.require_model(where, read_contract(folder, manifest), manifest.service)
     rollout.done("verify")
     deployment = msgspec.structs.replace(earlier, deployed_at=at, public_key=public_key or earlier.public_key)
     rollout.load(deployment, public_key)

@@ -142,7 +142,7 @@ class PredictRequest(Struct, forbid_unknown_fields=True):
 class PredictAnswer(Struct):
     """A prediction per row, and the status of each view for the row.
 
-    `contract` is the contract of the model's package; the header `isthmus-contract` has that of the server.
+    `contract` is the contract of the model's package; the header `isthmus-contract` has that of the rows it was fed.
     """
 
     model: str

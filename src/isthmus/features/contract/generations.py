@@ -1,0 +1,175 @@
+"""The contracts of a project side by side: the current one, the next one, and those that were current before.
+
+A contract becomes current when all of its rows are in the online store. Until then it is the next one: tables are
+built and rows are written for it, and servers go on with the current one. The rows of different definitions of a view
+lie side by side, each definition in a slot of its own; a view that did not change keeps its slot. A retired contract
+keeps its rows for a while: for the models that were trained for it, and for the way back.
+
+Each is a file in the state folder, replaced as a whole. `contract.json` alone makes a contract current.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from isthmus.features.contract.contract import Contract, ViewContract
+from isthmus.features.contract.diff import require_service, service_differences
+from isthmus.features.errors import ContractMismatch
+from isthmus.features.files import write_atomically
+
+NEXT, RETIRED = "contract.next.json", "contract.retired.json"
+"""The files beside `contract.json`."""
+
+
+@dataclass(frozen=True)
+class Retired:
+    """A contract that others have replaced.
+
+    Attributes:
+        at: when, microseconds since 1970 UTC.
+    """
+
+    contract: Contract
+    at: int
+
+
+@dataclass(frozen=True)
+class Generations:
+    """The contracts of a project; `retired` begins with the latest."""
+
+    current: Contract | None = None
+    next: Contract | None = None
+    retired: tuple[Retired, ...] = ()
+
+    @classmethod
+    def read(cls, current: Path) -> "Generations":
+        """The contracts beside the file of the current one.
+
+        Raises:
+            ContractMismatch: a file is damaged.
+        """
+        contract = _read(current)
+        following = _read(current.with_name(NEXT))
+        if contract is not None and following is not None and following.hash == contract.hash:
+            # The process that made it current was killed before it removed the file.
+            following = None
+        file = current.with_name(RETIRED)
+        retired = loads_retired(file.read_bytes(), str(file)) if file.exists() else ()
+        return cls(contract, following, retired)
+
+    def write(self, current: Path) -> None:
+        """Writes the files. A process that is killed in between loses no contract that has rows."""
+        # In this order: what is retired is on record before it is no longer current.
+        write_atomically(current.with_name(RETIRED), _dumps_retired(self.retired))
+        if self.next is not None:
+            write_atomically(current.with_name(NEXT), self.next.dumps())
+        if self.current is not None:
+            write_atomically(current, self.current.dumps())
+        if self.next is None:
+            current.with_name(NEXT).unlink(missing_ok=True)
+
+    def newest(self) -> Contract | None:
+        """The contract that tables are built for."""
+        return self.next or self.current
+
+    def served(self) -> tuple[Contract, ...]:
+        """The contracts that a server answers for: the current one, then the retired ones, the latest first."""
+        return (*([self.current] if self.current else ()), *(item.contract for item in self.retired))
+
+    def every(self) -> Iterator[Contract]:
+        """All contracts."""
+        yield from self.served()
+        if self.next is not None:
+            yield self.next
+
+    def of_model(self, exported: Contract, service: str) -> Contract | None:
+        """The contract that a model runs under: the latest served one whose service is that of the model's export."""
+        for contract in self.served():
+            if service in contract.services and not service_differences(exported, contract, service):
+                return contract
+        return None
+
+    def require_model(self, where: str, exported: Contract, service: str) -> Contract:
+        """The contract that a model, named by `where`, runs under.
+
+        Raises:
+            ContractMismatch: no served contract has its service as it was; or there is none at all.
+        """
+        contract = self.of_model(exported, service)
+        if contract is not None:
+            return contract
+        if self.current is None:
+            raise ContractMismatch(where, "nothing has been applied", remedy="run `isthmus apply`")
+        if self.next is not None and not service_differences(exported, self.next, service):
+            raise ContractMismatch(
+                where, f"is of contract {self.next.hash[:12]}, whose online rows are not complete yet",
+                remedy="run `isthmus build` and `isthmus materialize`, which make that contract current",
+            )  # fmt: skip
+        require_service(where, exported, self.current, service)
+        raise AssertionError("the service has not changed")
+
+    def places(self, view: str) -> list[ViewContract]:
+        """The definitions of a view, one for each slot."""
+        return list({item.slot: item for c in self.every() if (item := c.views.get(view)) is not None}.values())
+
+    def placed(self, contract: Contract) -> Contract:
+        """A contract with a slot for each view: its own if the view is known, else a new one."""
+
+        def place(view: ViewContract) -> ViewContract:
+            known = self.places(view.name)
+            slots = [item.slot for item in known if item.hash == view.hash]
+            return replace(view, slot=slots[0] if slots else f".{view.hash[:8]}" if known else "")
+
+        return replace(contract, views={name: place(view) for name, view in contract.views.items()})
+
+    def prepare(self, contract: Contract, at: int) -> "Generations":
+        """With a placed contract as the next one. What was the next one before is retired: it may have rows."""
+        left = [self.next] if self.next is not None and self.next.hash != contract.hash else []
+        following = None if self.current is not None and self.current.hash == contract.hash else contract
+        return Generations(self.current, following, _retire(self.retired, left, at, [contract, self.current]))
+
+    def switch(self, contract: Contract, at: int) -> "Generations":
+        """With a placed contract as the current one."""
+        left = [item for item in (self.current, self.next) if item is not None]
+        return Generations(contract, None, _retire(self.retired, left, at, [contract]))
+
+    def abandoned(self, kept: "Generations") -> list[ViewContract]:
+        """The definitions of views whose slots the kept contracts do not use."""
+        used = {(view.name, view.slot) for contract in kept.every() for view in contract.views.values()}
+        views = {(view.name, view.slot): view for contract in self.every() for view in contract.views.values()}
+        return [view for place, view in views.items() if place not in used]
+
+
+def _retire(
+    before: Iterable[Retired], left: Iterable[Contract], at: int, used: Iterable[Contract | None]
+) -> tuple[Retired, ...]:
+    hashes = {contract.hash for contract in used if contract is not None}
+    retired = [*(Retired(contract, at) for contract in left), *before]
+    by_hash = {item.contract.hash: item for item in reversed(retired) if item.contract.hash not in hashes}
+    return tuple(sorted(by_hash.values(), key=lambda item: -item.at))
+
+
+def _read(file: Path) -> Contract | None:
+    return Contract.loads(file.read_bytes(), str(file)) if file.exists() else None
+
+
+def loads_retired(text: bytes, where: str) -> tuple[Retired, ...]:
+    """The retired contracts from their file.
+
+    Raises:
+        ContractMismatch: it is damaged.
+    """
+    try:
+        items = json.loads(text)
+        return tuple(
+            Retired(Contract.loads(json.dumps(item["contract"]).encode(), where), int(item["at"])) for item in items
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        remedy = "remove that file: models of earlier contracts are then refused"
+        raise ContractMismatch(where, f"is no list of contracts ({error})", remedy=remedy) from error
+
+
+def _dumps_retired(retired: Iterable[Retired]) -> bytes:
+    items = [{"at": item.at, "contract": json.loads(item.contract.dumps())} for item in retired]
+    return json.dumps(items, indent=1, sort_keys=True).encode() + b"\n"

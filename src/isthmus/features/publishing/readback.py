@@ -1,0 +1,48 @@
+"""Reading back: whether Redis has, for every key of a view, the row of the table that was published last."""
+
+import numpy as np
+
+from isthmus.features.contract.contract import ViewContract
+from isthmus.features.errors import DataError
+from isthmus.features.offline.snapshot import Snapshot
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.online.record import stamp_of
+from isthmus.features.online.store import PIECE, OnlineStore
+from isthmus.features.publishing.publish import key_values
+from isthmus.features.values.entitykey import entity_keys
+from isthmus.features.values.rows import RowCodec
+
+
+def is_published(store: OnlineStore, view: ViewContract) -> bool:
+    """Whether a run has written all rows of a view under its contract."""
+    record = store.published(view)
+    return record is not None and record.contract == view.hash and not record.pending
+
+
+def read_back(store: OnlineStore, offline: OfflineStore, view: ViewContract) -> None:
+    """Compares every published row of a view with its table: times, and content by its hash.
+
+    Rows that were pushed since may be newer.
+
+    Raises:
+        DataError: rows are missing, damaged, or others than those of the table.
+    """
+    record = store.published(view)
+    assert record is not None  # noqa: S101 - `is_published`
+    with offline.reading(view.table):
+        state = Snapshot.of(offline.history(view, record.version), record.at)
+    codec, stamp, wrong = RowCodec(view), stamp_of(view, record), 0
+    for start in range(0, len(state.content), PIECE):
+        part = slice(start, start + PIECE)
+        rows = store.rows(view, entity_keys(store.contract.project, view.keys, key_values(view, state.keys[part])))
+        block = codec.decode(rows)
+        event, known = (block.event, block.known) if stamp is None else stamp.apply(block.event, block.known)
+        same = (event == state.event[part]) & (known == state.known[part])
+        same &= block.columns.packed["content"].astype(np.int64) == state.content[part]
+        right = block.present & codec.intact(rows, block) & (same | (known > record.horizon))
+        wrong += int(np.count_nonzero(~right))
+    if wrong:
+        raise DataError(
+            f"online rows of view {view.name}", f"{wrong:,} of {len(state.content):,} are not those of the table",
+            remedy="run `isthmus materialize --full`",
+        )  # fmt: skip
