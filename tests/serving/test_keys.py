@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import socket
 import stat
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from openapi_schema_validator import OAS31Validator
 
 from isthmus.features.errors import ConfigurationError, DataError
-from isthmus.serving.keys import PATTERN, Grants, Keyring, make, problems
+from isthmus.features.files import write_atomically
+from isthmus.serving.keys import PATTERN, Grants, Keyring, make, problems, required
 from isthmus.serving.limits import Limits
 from isthmus.serving.settings import ServerSettings
 from isthmus.serving.wire.errors import ForbiddenError
@@ -138,11 +140,13 @@ def test_keys_are_followed_while_the_server_runs(guarded: Server) -> None:
     guarded.keys.write_bytes(b"{")
     assert ask(guarded, "/get-online-features", BY_FEATURES).status_code == 401, "a broken file opens nothing"
     assert ask(guarded, "/get-online-features", BY_FEATURES, second).status_code == 200
-    # On loopback, no key and no file are the same: open.
     guarded.grant()
+    assert ask(guarded, "/get-online-features", BY_FEATURES).status_code == 401
+    # On purpose, on loopback.
+    write_atomically(guarded.keys, Keyring(open=True).dumps(), mode=0o600)
     assert ask(guarded, "/get-online-features", BY_FEATURES).status_code == 200
     guarded.keys.unlink()
-    assert ask(guarded, "/get-online-features", BY_FEATURES, second).status_code == 200
+    assert ask(guarded, "/get-online-features", BY_FEATURES, second).status_code == 401
 
 
 def test_a_key_file_that_was_broken_from_the_start_opens_nothing(tmp_path: Path, redis_url: str) -> None:
@@ -297,8 +301,94 @@ def test_a_key_file_that_cannot_be_looked_at_opens_nothing(guarded: Server) -> N
     guarded.keys.unlink()
 
 
+@pytest.mark.parametrize("lost", ["while it runs", "before it starts"])
+def test_who_once_had_keys_stays_closed(tmp_path: Path, redis_url: str, lost: str) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    keys = tmp_path / "keys.json"
+    if lost == "before it starts":
+        required(keys).touch()
+    with serving(tmp_path, redis_url) as server:
+        if lost == "while it runs":
+            assert server.lookup(**BY_FEATURES).status_code == 200, "there has never been a key"
+            key = server.grant(owner="read:*")["owner"]
+            assert ask(server, "/get-online-features", BY_FEATURES, key).status_code == 200
+            keys.unlink()
+            assert ask(server, "/get-online-features", BY_FEATURES, key).status_code == 401
+        closed = server.lookup(**BY_FEATURES)
+        assert (closed.status_code, closed.json()["error"]) == (401, "UnauthenticatedError")
+        assert "isthmus keys open" in closed.json()["remedy"]
+        assert server.http.get("/healthz").status_code == 200
+        key = server.grant(owner="read:*")["owner"]
+        assert ask(server, "/get-online-features", BY_FEATURES, key).status_code == 200
+
+
+def test_keys_can_be_required_from_the_start(tmp_path: Path, redis_url: str) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    with serving(tmp_path, redis_url, require_keys=True) as server:
+        assert server.lookup(**BY_FEATURES).status_code == 401
+        key = server.grant(owner="read:*")["owner"]
+        assert ask(server, "/get-online-features", BY_FEATURES, key).status_code == 200
+
+
+def test_a_key_file_that_others_may_write_changes_nothing(tmp_path: Path, redis_url: str) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    keys = tmp_path / "keys.json"
+    with serving(tmp_path, redis_url) as server:
+        first = server.grant(owner="read:*")["owner"]
+        assert ask(server, "/get-online-features", BY_FEATURES, first).status_code == 200
+        for spoil in (lambda: keys.chmod(0o620), lambda: keys.chmod(0o602), lambda: os.chown(keys, 12345, -1)):
+            second = server.grant(intruder="read:*")["intruder"]
+            assert ask(server, "/get-online-features", BY_FEATURES, second).status_code == 200
+            first = server.grant(owner="read:*")["owner"]
+            assert ask(server, "/get-online-features", BY_FEATURES, first).status_code == 200
+            other = f"Bearer {write_keys(tmp_path / 'other.json', intruder='read:*')['intruder']}"
+            keys.write_bytes((tmp_path / "other.json").read_bytes())
+            spoil()
+            assert ask(server, "/get-online-features", BY_FEATURES, other).status_code == 401
+            assert ask(server, "/get-online-features", BY_FEATURES, first).status_code == 200, "the last good state"
+            with pytest.raises(DataError, match=r"may be written by others \(mode 6\d\d\)|belongs to user 12345"):
+                Keyring.read(keys)
+
+
 def test_a_page_of_another_site_is_refused_where_there_is_no_key(tmp_path: Path, redis_url: str) -> None:
     (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
     with serving(tmp_path, redis_url) as server:
-        for site, status in (("cross-site", 403), ("same-origin", 200), ("none", 200)):
+        for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)):
             assert server.http.get("/models", headers={"sec-fetch-site": site}).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "status"),
+    [
+        ("127.0.0.1:{port}", None, 200), ("localhost:{port}", "http://localhost:{port}", 200),
+        ("[::1]:{port}", "http://[::1]:{port}", 200), ("api.localhost", None, 200), ("LOCALHOST.", None, 200),
+        ("shop.test", "http://shop.test", 200), ("127.1.2.3:{port}", "http://127.1.2.3:{port}", 200),
+        ("evil.example", None, 403), ("evil.example:{port}", "http://evil.example:{port}", 403),
+        ("127.0.0.1.evil.example", None, 403), ("localhost.evil.example", None, 403), ("", None, 403),
+        ("127.0.0.1:{port}", "http://evil.example", 403), ("127.0.0.1:{port}", "null", 403),
+        ("localhost:{port}", "http://localhost:1", 403), ("127.0.0.1:{port}", "http://localhost:{port}", 403),
+        ("10.0.0.1", None, 403), ("0.0.0.0:{port}", None, 403), ("127.0.0.1:{port}@evil.example", None, 403),
+    ],
+)  # fmt: skip
+def test_without_keys_a_name_for_this_machine_opens_nothing(
+    unguarded: Server, host: str, origin: str | None, status: int
+) -> None:
+    port = unguarded.http.base_url.port
+    headers = {"host": host.format(port=port), **({} if origin is None else {"origin": origin.format(port=port)})}
+    pushed = {"push_source_name": "route", "df": {
+        "carrier": ["UA"], "flight": [1], "event_timestamp": [NOW], "flights": [5]}}  # fmt: skip
+    answer = unguarded.http.post("/push", json=pushed, headers=headers)
+    assert answer.status_code == status, answer.text
+    if status == 403:
+        assert answer.json()["error"] == "ForbiddenError"
+        assert "isthmus keys create" in answer.json()["remedy"]
+    assert unguarded.http.get("/healthz", headers=headers).status_code == 200
+
+
+@pytest.fixture(scope="module")
+def unguarded(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterator[Server]:
+    """A server without keys that has a name."""
+    folder = tmp_path_factory.mktemp("unguarded")
+    (folder / "contract.json").write_bytes(CONTRACT.dumps())
+    with serving(folder, redis_url, hosts=("shop.test",)) as running:
+        yield running

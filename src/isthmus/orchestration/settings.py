@@ -170,6 +170,9 @@ class ServerTable(_Table):
         host: address.
         port: 0 for any free port.
         workers: processes.
+        require_keys: refuse every request while there is no API key, also on loopback.
+        hosts: names besides `localhost` under which programs of this machine call a server without keys, for example
+            that of a container.
         latency_objective_ms: the p99 of the API's answers, in milliseconds, above which a training gives way; by
             default that of `[profiles.serving]`, which also decides what is exported.
         limits: of a single request, and of all requests together.
@@ -178,6 +181,8 @@ class ServerTable(_Table):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 6570
     workers: Annotated[int, Field(ge=1, le=64)] = 1
+    require_keys: bool = False
+    hosts: tuple[str, ...] = ()
     latency_objective_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     limits: Limits = Limits()
 

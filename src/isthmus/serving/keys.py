@@ -1,6 +1,7 @@
 """API keys: who may do what. The server knows only their hashes."""
 
 import hmac
+import os
 import re
 import secrets
 from collections.abc import Sequence
@@ -72,10 +73,11 @@ EVERYTHING = Grants("", frozenset(f"{action}:*" for action in ACTIONS))
 
 
 class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The key file: every key that is valid."""
+    """The key file: every key that is valid; without any, `open` lets everybody on loopback in, on purpose."""
 
     format_version: int = _FORMAT
     keys: tuple[Key, ...] = ()
+    open: bool | msgspec.UnsetType = msgspec.UNSET
 
     def dumps(self) -> bytes:
         """The keys as a file."""
@@ -89,11 +91,27 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             DataError: the file cannot be read, or is no key file.
         """
         try:
-            return cls.loads(path.read_bytes(), str(path))
+            return cls.checked(path.read_bytes(), str(path))
         except FileNotFoundError:
             return cls()
         except OSError as error:
             raise DataError(str(path), f"cannot be read ({error.strerror})") from error
+
+    @classmethod
+    def checked(cls, text: bytes, where: str) -> "Keyring":
+        """The keys of a file that nobody else may write.
+
+        Raises:
+            DataError: others may write it, or it is no key file.
+        """
+        status = Path(where).stat()
+        if status.st_uid not in (0, os.geteuid()):
+            raise DataError(where, f"belongs to user {status.st_uid}", expected=f"user {os.geteuid()} or root",
+                            remedy=f"chown {os.geteuid()} it, if it is yours")  # fmt: skip
+        if status.st_mode & 0o022:
+            raise DataError(where, f"may be written by others (mode {status.st_mode & 0o777:o})", expected="mode 600",
+                            remedy="chmod 600 it, if its keys are still yours")  # fmt: skip
+        return cls.loads(text, where)
 
     @classmethod
     def loads(cls, text: bytes, where: str) -> "Keyring":
@@ -115,6 +133,11 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         digest = sha256(presented).hexdigest()
         matches = [key for key in self.keys if hmac.compare_digest(key.sha256, digest)]
         return matches[-1] if matches else None
+
+
+def required(keys: Path) -> Path:
+    """The file that says that there have been keys: without any, nothing is open as long as it is there."""
+    return keys.with_name("keys.required")
 
 
 def make(name: str, scopes: Sequence[str], at: int) -> tuple[Key, str]:

@@ -15,6 +15,8 @@ class Limits:
     """`[server.limits]` of isthmus.toml.
 
     Attributes:
+        head_bytes: length of a request's URL and header fields, and of its trailers.
+        head_fields: number of its header fields and trailers.
         body_bytes: length of a request's body.
         rows: rows of a request.
         values: rows times features of a request.
@@ -23,12 +25,18 @@ class Limits:
         requests_per_second: requests of an API key to a worker, on average; None for any number.
     """
 
+    head_bytes: _Count = 1 << 15
+    head_fields: _Count = 100
     body_bytes: _Count = 1 << 20
     rows: _Count = 10_000
     values: _Count = 1_000_000
     concurrency: _Count = 256
     deadline_seconds: Annotated[float, Gt(0), Le(60)] = 5.0
     requests_per_second: _Count | None = None
+
+    def head_words(self) -> str:
+        """The limits of a head, in words."""
+        return f"{self.head_bytes:,} bytes and {self.head_fields:,} fields at most"
 
     def require_values(self, where: str, rows: int, features: int) -> None:
         """Raises a TooLargeError if an answer would have too many values."""

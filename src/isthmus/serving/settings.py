@@ -32,6 +32,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         redis: URL of the online store, see `Address`.
         keys: path of the file of API keys; likewise. None for a server without keys: the API is open, so it listens on
             loopback only.
+        require_keys: refuse every request while there is no key, on loopback, too.
+        hosts: further names under which programs of this machine call a server without keys.
         host: address to listen on.
         port: port to listen on; 0 for any free one.
         workers: server processes that share the port.
@@ -47,6 +49,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     deployment: str
     redis: str
     keys: str | None = None
+    require_keys: bool = False
+    hosts: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = 6570
     workers: int = 1

@@ -11,7 +11,7 @@ from isthmus.features.files import write_atomically
 from isthmus.orchestration.api import keys
 from isthmus.orchestration.api.server import settings
 from isthmus.orchestration.project import Project
-from isthmus.serving.keys import PATTERN, Keyring
+from isthmus.serving.keys import PATTERN, Keyring, required
 from tests.commandline import run
 from tests.orchestration.shop import Shop
 
@@ -46,8 +46,15 @@ def test_a_key_from_its_making_to_its_end(shop: Shop) -> None:
     }
     assert Keyring.read(file).find(made["key"].encode()) is None
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert "open" in json.loads(run("keys", "revoke", "phone", "--json", cwd=shop.root).stdout)["note"]
+    left = run("keys", "open", cwd=shop.root)
+    assert (left.returncode, "API keys: phone are valid; expected none. Revoke them first" in left.stderr) == (2, True)
+    assert "isthmus keys open" in json.loads(run("keys", "revoke", "phone", "--json", cwd=shop.root).stdout)["note"]
     assert run("keys", "list", "--json", cwd=shop.root).stdout.strip() == "{}"
+    assert required(file).exists()
+    assert "loopback" in json.loads(run("keys", "open", "--json", cwd=shop.root).stdout)["open"]
+    assert Keyring.read(file) == Keyring(open=True)
+    run("keys", "create", "again", "--scope", "read:*", cwd=shop.root)
+    assert Keyring.read(file).open is not True
 
 
 def test_wrong_usage_is_one_sentence(shop: Shop) -> None:

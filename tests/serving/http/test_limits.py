@@ -129,6 +129,65 @@ def test_a_body_that_never_ends_is_given_up(connect: Connect, dribble: bytes | N
     assert (status, error["error"], error["expected"]) == (408, "TooSlowError", "all of it within 1 seconds")
 
 
+START = b"POST /get-online-features HTTP/1.1\r\nHost: x\r\n"
+CHUNKED = START + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("start", "part", "found"),
+    [
+        (b"GET /", b"a" * 4096, "bytes"),
+        (START + b"X-Long: ", b"a" * 65_536, "bytes"),
+        (START, b"X-%s: a\r\n" % (b"n" * 20), "fields"),
+        (CHUNKED + b"0\r\nX-Long: ", b"a" * 65_536, "bytes"),
+        (CHUNKED + b"0\r\n", b"X: a\r\n" * 100, ""),
+        (CHUNKED + b"2;x=", b"a" * 65_536, "bytes"),
+    ],
+    ids=["url", "field", "fields", "trailer", "trailers", "extension"],
+)
+def test_a_head_without_an_end_is_refused_before_it_is_kept(
+    small: Server, connect: Connect, start: bytes, part: bytes, found: str
+) -> None:
+    before = resident(small)
+    connection, sent = connect(start), 0
+    received = b""
+    connection.setblocking(False)
+    with suppress(BrokenPipeError, ConnectionResetError):
+        while sent < 20 << 20:
+            try:
+                sent += connection.send(part)
+            except BlockingIOError:
+                time.sleep(0.001)
+            with suppress(BlockingIOError):
+                received += connection.recv(65_536)
+                break
+    assert sent < 5 << 20, "what the system keeps for both sides"
+    assert resident(small) - before < 50 << 20
+    assert small.http.get("/healthz").status_code == 200
+    if found and received:
+        status, error = answer(received)
+        assert (status, error["error"]) == (431, "HeadTooLargeError")
+        assert found in error["found"]
+        assert "32,768 bytes and 100 fields at most" in error["expected"]
+
+
+def test_heads_and_trailers_within_the_limits_are_answered(connect: Connect) -> None:
+    fields = b"".join(b"X-%d: %s\r\n" % (n, b"a" * 300) for n in range(90))
+    body = json.dumps(ASKED).encode()
+    for _ in range(2):
+        received = connect(CHUNKED[:-2] + fields + b"\r\n%x\r\n%b\r\n0\r\nX-Sum: 1\r\n\r\n" % (len(body), body))
+        assert received.recv(65_536).startswith(b"HTTP/1.1 200")
+    # A body in many chunks has more bytes around it than a head may have.
+    small_chunks = b"".join(b"1;n=%d\r\n%c\r\n" % (10**15 + n, byte) for n, byte in enumerate(body.ljust(990)))
+    assert connect(CHUNKED + small_chunks + b"0\r\n\r\n").recv(65_536).startswith(b"HTTP/1.1 200")
+
+
+def resident(server: Server) -> int:
+    """Bytes of the process that are in memory."""
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) << 10
+
+
 def test_beyond_the_concurrency_there_is_no_queue(small: Server, connect: Connect) -> None:
     under_way = [connect(head(900) + b"{") for _ in range(SMALL.concurrency)]
     # A later connection is answered once the server has read those.

@@ -9,7 +9,7 @@ from isthmus.features import clock
 from isthmus.features.errors import ConfigurationError, RequestError
 from isthmus.features.files import write_atomically
 from isthmus.orchestration.project import Project
-from isthmus.serving.keys import Keyring, make, problems
+from isthmus.serving.keys import Keyring, make, problems, required
 
 
 def create(project: Project, name: str, scopes: Sequence[str]) -> dict[str, Any]:
@@ -30,6 +30,8 @@ def create(project: Project, name: str, scopes: Sequence[str]) -> dict[str, Any]
             raise RequestError(f"API key {name}", "is there already", remedy="revoke it first, or choose another name")
         key, secret = make(name, scopes, clock.now())
         ring = Keyring(keys=(*ring.keys, key))
+        # First: from here on, a key file that is lost opens nothing.
+        required(project.keys_file).touch()
         write_atomically(project.keys_file, ring.dumps(), mode=0o600)
     return {"name": key.name, "scopes": list(key.scopes), "key": secret}
 
@@ -54,8 +56,24 @@ def revoke(project: Project, name: str) -> dict[str, Any]:
         write_atomically(project.keys_file, Keyring(keys=left).dumps(), mode=0o600)
     report: dict[str, Any] = {"revoked": name, "left": len(left)}
     if not left:
-        report["note"] = "without any key, a server on loopback is open and any other refuses every request"
+        report["note"] = "without any key, every request is refused; `isthmus keys open` opens a server on loopback"
     return report
+
+
+def open_to_all(project: Project) -> dict[str, Any]:
+    """Lets every program of this machine ask a server on loopback, as before the first key.
+
+    Raises:
+        RequestError: there are keys left.
+        DataError: the key file is broken.
+    """
+    with _changing(project):
+        ring = Keyring.read(project.keys_file)
+        if ring.keys:
+            names = ", ".join(key.name for key in ring.keys)
+            raise RequestError("API keys", f"{names} are valid", expected="none", remedy="revoke them first")
+        write_atomically(project.keys_file, Keyring(open=True).dumps(), mode=0o600)
+    return {"open": "to every program of this machine, on loopback"}
 
 
 @contextmanager

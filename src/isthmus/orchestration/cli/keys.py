@@ -40,3 +40,11 @@ def revoke(name: KeyArgument, project: ProjectOption = None, as_json: JsonOption
     from isthmus.orchestration.api.keys import revoke as run
 
     present(run(open_project(project), name), as_json=as_json)
+
+
+@verbs.command("open")
+def open_(project: ProjectOption = None, as_json: JsonOption = False) -> None:
+    """Let every program of this machine ask a server on loopback again, once the last key is revoked."""
+    from isthmus.orchestration.api.keys import open_to_all as run
+
+    present(run(open_project(project)), as_json=as_json)

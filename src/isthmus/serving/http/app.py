@@ -236,7 +236,8 @@ def create(settings: ServerSettings | None = None) -> ASGIApp:
     limited = Limited(_Direct(app, [route for route in routes if "POST" in (route.methods or ())]), settings.limits)
     rate = settings.limits.requests_per_second
     keys = None if settings.keys is None else Path(settings.keys)
-    guarded = Guarded(limited, keys, unguarded=settings.loopback, rate=rate)
+    unguarded = settings.loopback and not settings.require_keys
+    guarded = Guarded(limited, keys, unguarded=unguarded, hosts=settings.hosts, rate=rate)
     return Observed(guarded, handlers.metrics, [route.path for route in routes])
 
 

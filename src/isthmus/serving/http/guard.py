@@ -1,8 +1,12 @@
 """What a request must pass before it is answered: the check of its API key, and the limits of the server."""
 
 import asyncio
+import ipaddress
+import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import orjson
@@ -11,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from isthmus.features.errors import IsthmusError
-from isthmus.serving.keys import EVERYTHING, Grants, Keyring
+from isthmus.serving.keys import EVERYTHING, Grants, Keyring, required
 from isthmus.serving.limits import Limits
 from isthmus.serving.waits import REFUSAL
 from isthmus.serving.watchedfile import WatchedFile
@@ -27,6 +31,8 @@ OPEN_FOLDER = "/docs/assets/"
 UNCOUNTED = frozenset({"/healthz", "/readyz", "/metrics"})
 """Answered also when the server is busy: that is when they are looked at."""
 
+_LOST = "create a key with `isthmus keys create`, restore the key file, or open the server with `isthmus keys open`"
+_HOST = re.compile(r"(\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(:[0-9]+)?")
 _REMEDY = "send `Authorization: Bearer KEY`, with a key that `isthmus keys create` has made"
 
 
@@ -34,14 +40,19 @@ class Guarded:
     """An ASGI application that demands API keys once there are any.
 
     It looks at the key file at each request, which costs two microseconds: a revoked key is refused from the next
-    request on, whatever else the server is loading. While there is no key, anyone may use an `unguarded` application,
-    and nobody another. `rate` limits the requests of a key per second.
+    request on, whatever else the server is loading. Where there has never been a key, programs of this machine may use
+    an `unguarded` application, and nobody another. `hosts` are the names besides those of loopback under which they may
+    call it; `rate` limits the requests of a key per second.
     """
 
-    def __init__(self, app: ASGIApp, file: Path | None, *, unguarded: bool, rate: int | None) -> None:
+    def __init__(
+        self, app: ASGIApp, file: Path | None, *, unguarded: bool, hosts: Sequence[str] = (), rate: int | None
+    ) -> None:
         self._app = app
-        self._file = None if file is None else WatchedFile(file, Keyring.loads)
+        self._file = None if file is None else WatchedFile(file, Keyring.checked)
         self._unguarded = unguarded
+        self._hosts = frozenset(hosts)
+        self._had_keys = False
         self._rate = rate
         self._buckets: dict[str, tuple[float, float]] = {}
 
@@ -62,21 +73,39 @@ class Guarded:
     def _grants(self, scope: Scope) -> Grants:
         """What a request may do; while the key file is broken, nobody can be identified."""
         ring = self._ring()
-        if self._unguarded and (ring is None or not ring.keys):
-            if _header(scope, b"sec-fetch-site") == b"cross-site":
-                # A browser on this machine, sent by a page from anywhere.
-                raise errors.ForbiddenError(
-                    "request", "comes from a page of another site", expected="a caller of its own, or an API key",
-                    remedy="create a key with `isthmus keys create`",
-                )  # fmt: skip
+        if ring is not None and ring.keys:
+            self._had_keys = True
+        elif self._unguarded and ((ring is not None and ring.open is True) or self._never_had_keys()):
+            self._require_local(scope)
             return EVERYTHING
+        else:
+            raise errors.UnauthenticatedError("API key", "no key is valid at this server", remedy=_LOST)
         presented = _bearer(scope)
         if presented is None:
             raise errors.UnauthenticatedError("API key", "there is none in the request", remedy=_REMEDY)
-        key = ring.find(presented) if ring is not None else None
+        key = ring.find(presented)
         if key is None:
             raise errors.UnauthenticatedError("API key", "is not known", remedy=_REMEDY)
         return Grants(key.name, frozenset(key.scopes))
+
+    def _never_had_keys(self) -> bool:
+        """Whoever once had keys stays closed: a lost file opens nothing."""
+        return not self._had_keys and (self._file is None or not required(self._file.path).exists())
+
+    def _require_local(self, scope: Scope) -> None:
+        """Refuses a browser on this machine that a page from elsewhere has sent, also by a name for this machine."""
+        named = [value for header, value in scope["headers"] if header == b"host"]
+        if foreign := [host for host in named if not _is_loopback(host) and _name(host) not in self._hosts]:
+            raise errors.ForbiddenError(
+                "request", f"is for host {foreign[0].decode('latin-1')[:100]!r}", expected="a name of this machine",
+                remedy="name it in `[server] hosts`, or create a key with `isthmus keys create`",
+            )  # fmt: skip
+        origin, site = _header(scope, b"origin"), _header(scope, b"sec-fetch-site")
+        if site not in (None, b"same-origin", b"none") or (origin and origin.partition(b"://")[2] not in named):
+            raise errors.ForbiddenError(
+                "request", "comes from a page of another site", expected="a caller of its own, or an API key",
+                remedy="create a key with `isthmus keys create`",
+            )  # fmt: skip
 
     def _ring(self) -> Keyring | None:
         if self._file is None:
@@ -192,6 +221,22 @@ def refused(error: IsthmusError, scope: Scope) -> Response:
 
 def _too_long(length: str, most: int) -> errors.TooLargeError:
     return errors.TooLargeError("body", length, expected=f"{most:,} at most", remedy="ask in several requests")
+
+
+def _name(host: bytes) -> str:
+    """The name in a `Host` field, without its port; empty if it is none."""
+    match = _HOST.fullmatch(host.decode("latin-1").lower())
+    return (match["address"] or match["name"]).removesuffix(".") if match else ""
+
+
+@lru_cache
+def _is_loopback(host: bytes) -> bool:
+    """Whether a `Host` field can only mean this machine: no name server answers for `localhost`."""
+    name = _name(host)
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost" or name.endswith(".localhost")
 
 
 def _bearer(scope: Scope) -> bytes | None:

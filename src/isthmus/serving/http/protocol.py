@@ -3,7 +3,8 @@
 A request has a deadline from the moment that its head is complete. The application does not see what comes before and
 after: a connection without a request, a head that dribbles in, the rest of a body whose request has been refused, an
 answer that nobody reads, requests that come faster than their answers. Each would stay for as long as it likes, and
-costs memory, and a file, of which a process has a limited number.
+costs memory, and a file, of which a process has a limited number. Nor does it see heads and trailers without an end:
+their bytes and their fields are counted before anything is kept.
 
 The head and the body of an answer, which uvicorn writes separately, leave in the same packet: each write wakes the
 client, and that is most of what a small answer costs.
@@ -16,8 +17,13 @@ import termios
 from collections.abc import Sized
 from typing import Any, cast
 
+import orjson
+import uvicorn
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from isthmus.serving.limits import Limits
+from isthmus.serving.wire.errors import HeadTooLargeError
 
 WAIT_SECONDS = 5.0
 """How long each of these may take; also how long uvicorn keeps a connection between two requests."""
@@ -29,12 +35,20 @@ LEAVING_SECONDS = 0.25
 """How long a server that ends waits for a request that was sent before its client could know."""
 
 
+class Configuration(uvicorn.Config):
+    """Uvicorn's, with our limits."""
+
+    limits = Limits()
+
+
 class Connection(HttpToolsProtocol):
     """One connection of a client."""
 
     _late: asyncio.TimerHandle | None = None
     _in_head = False
     _leaving = False
+    _over = ""
+    _fields = _size = _unparsed = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Starts to wait for the first request."""
@@ -44,8 +58,13 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Waits for the rest of a head, if any: most heads come complete."""
+        self._unparsed += len(data)
         super().data_received(data)
-        if self._in_head and self._late is None:
+        if self._unparsed > self._limits.head_bytes and not self.transport.is_closing():
+            # The parser keeps a field until it is complete, and a chunk's extension has no end either.
+            self._over = f"has more than {self._limits.head_bytes:,} bytes"
+            self.send_400_response(self._over)
+        elif self._in_head and self._late is None:
             self._expect()
 
     def on_message_begin(self) -> None:
@@ -53,10 +72,60 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._arrived()
         self._in_head = True
+        self._fields = self._size = self._unparsed = 0
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the URL."""
+        self._count(len(url), 0)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A field of the head, or a trailer, which nobody reads."""
+        self._count(len(name) + len(value), 1)
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        self._unparsed = 0
+        super().on_body(body)
+
+    def send_400_response(self, msg: str) -> None:
+        """The answer to what is no request, or has a head or trailers beyond the limits."""
+        if not self._over:
+            super().send_400_response(msg)
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            # Its answer may have begun.
+            self.transport.abort()
+            return
+        error = HeadTooLargeError("head or trailers", self._over, expected=self._limits.head_words())
+        content = orjson.dumps(error.as_dict())
+        self.transport.write(
+            b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(content), content)
+        )
+        self.transport.close()
+
+    def _count(self, size: int, fields: int) -> None:
+        """Counts what the parser has found; an exception ends the parsing, and leads to `send_400_response`."""
+        self._unparsed = 0
+        self._size += size
+        self._fields += fields
+        if self._size > self._limits.head_bytes:
+            self._over = f"has more than {self._limits.head_bytes:,} bytes"
+        elif self._fields > self._limits.head_fields:
+            self._over = f"has more than {self._limits.head_fields:,} fields"
+        if self._over:
+            raise ValueError(self._over)
+
+    @property
+    def _limits(self) -> Limits:
+        return cast("Configuration", self.config).limits
 
     def on_headers_complete(self) -> None:
         """From here on, the deadline of the request counts."""
-        self._in_head = False
+        self._in_head, self._unparsed = False, 0
         super().on_headers_complete()
         if self._leaving:
             self.cycle.keep_alive = False

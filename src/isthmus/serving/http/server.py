@@ -16,7 +16,7 @@ from uvicorn.supervisors import Multiprocess
 
 from isthmus.features.errors import ConfigurationError, IsthmusError, Problem
 from isthmus.serving import log
-from isthmus.serving.http.protocol import WAIT_SECONDS, Connection
+from isthmus.serving.http.protocol import WAIT_SECONDS, Configuration, Connection
 from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
 
 
@@ -39,7 +39,7 @@ def run(settings: ServerSettings) -> None:
     listener = _listen(settings)
     host, port = listener.getsockname()[:2]
     structlog.get_logger().info("listening", host=host, port=port, workers=settings.workers)
-    config = uvicorn.Config(
+    config = Configuration(
         "isthmus.serving.http.app:create",
         factory=True,
         workers=settings.workers,
@@ -54,6 +54,7 @@ def run(settings: ServerSettings) -> None:
         # Longer than any request may take: what is under way is answered, what hangs is abandoned.
         timeout_graceful_shutdown=math.ceil(settings.limits.deadline_seconds) + 1,
     )
+    config.limits = settings.limits
     if settings.workers == 1:
         _Server(config).run([listener])
     else:

@@ -58,6 +58,10 @@ class TooLargeError(RequestError):
     """The body is too long, or it asks for too many rows or values."""
 
 
+class HeadTooLargeError(RequestError):
+    """The head of the request or its trailers are too long, or have too many fields."""
+
+
 class TooManyError(RequestError):
     """The API key is used more often than it may be."""
 
@@ -85,6 +89,7 @@ _STATUS: tuple[tuple[type[IsthmusError], int], ...] = (
     (ContractMismatch, 409),
     (TooLargeError, 413),
     (TooManyError, 429),
+    (HeadTooLargeError, 431),
     (RequestError, 422),
     (DependencyError, 503),
 )
