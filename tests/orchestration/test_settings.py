@@ -80,7 +80,7 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
             "'localhost:6379'; expected \"embedded\", or a URL that begins with redis://, rediss://, "
             "unix://, redis+cluster:// or rediss+cluster://"
         ),
-        "stores.onlin": "is not a setting; expected one of offline, online",
+        "stores.onlin": "is not a setting; expected one of keep_contracts_hours, offline, online",
         "profiles.training.device": "'tpu'; expected 'cpu', 'cuda' or 'auto'",
         "profiles.training.batch": "0; expected greater than or equal to 1",
         "profiles.training.epochs": "'four'; expected a whole number",
@@ -96,7 +96,7 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         "server.limits.requests_per_second": "'many'; expected a whole number",
         "server.limits.row": (
             "is not a setting; expected one of "
-            "body_bytes, concurrency, deadline_seconds, requests_per_second, rows, values"
+            "body_bytes, concurrency, deadline_seconds, head_bytes, head_fields, requests_per_second, rows, values"
         ),
         "dev.log_level": "'loud'; expected 'debug', 'info', 'warning' or 'error'",
     }
@@ -226,7 +226,7 @@ def test_a_wrong_variable_is_named_as_one(tmp_path: Path, monkeypatch: pytest.Mo
     assert sorted(problems(tmp_path, SMALLEST)) == [
         "ISTHMUS_PROJECT__NOW: '2013-12-31T12:00:00'; expected a time with its zone, for example 2013-12-31T12:00:00Z",
         "ISTHMUS_SERVER__PORT: 'http'; expected a whole number",
-        "ISTHMUS_STORES__ONLIN: is not a setting; expected one of offline, online",
+        "ISTHMUS_STORES__ONLIN: is not a setting; expected one of keep_contracts_hours, offline, online",
     ]
 
 

@@ -3,7 +3,7 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -336,7 +336,10 @@ def test_a_key_file_that_others_may_write_changes_nothing(tmp_path: Path, redis_
     with serving(tmp_path, redis_url) as server:
         first = server.grant(owner="read:*")["owner"]
         assert ask(server, "/get-online-features", BY_FEATURES, first).status_code == 200
-        for spoil in (lambda: keys.chmod(0o620), lambda: keys.chmod(0o602), lambda: os.chown(keys, 12345, -1)):
+        spoils: list[Callable[[], None]] = [
+            lambda: keys.chmod(0o620), lambda: keys.chmod(0o602), lambda: os.chown(keys, 12345, -1)
+        ]  # fmt: skip
+        for spoil in spoils:
             second = server.grant(intruder="read:*")["intruder"]
             assert ask(server, "/get-online-features", BY_FEATURES, second).status_code == 200
             first = server.grant(owner="read:*")["owner"]

@@ -182,6 +182,7 @@ def contract_of(http: httpx.Client) -> str:
     return str(http.get("/readyz").json()["contract"])
 
 
+@pytest.mark.accept
 @pytest.mark.timeout(900)
 def test_definitions_change_and_change_back_and_nobody_is_refused(built: Shop, project: Open, tmp_path: Path) -> None:
     texts = changed(built.definitions.read_text())

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -401,14 +401,18 @@ def killed_builds(shop: Shop, project: Open, kills: int, longest: float) -> int:
     change_orders(shop, FIRST, FIRST + 60)
     command = [str(Path(sys.executable).with_name("isthmus")), "build", ORDERS_VIEW]
     chance, hit = random.Random(7), 0
-    for n in range(kills):
+    for n in count():
+        if n >= kills and hit:
+            break
+        assert n < kills + 10, "no build took long enough to be killed"
         ranged = ["--from", "2024-01-01", "--to", "2024-03-01", "--step", "6"] if n % 3 else []
         with subprocess.Popen(
             [*command, *ranged], cwd=shop.root, stderr=subprocess.PIPE, start_new_session=True
         ) as run:
             assert run.stderr
             run.stderr.readline()  # the first progress: the engine is up
-            until = time.monotonic() + chance.uniform(0, longest)
+            # Sooner after those that were through.
+            until = time.monotonic() + chance.uniform(0, longest) / 2 ** (n - hit)
             while time.monotonic() < until and run.poll() is None:
                 rows = stored(shop, project)[0]
                 assert len(rows) == len(old[0])

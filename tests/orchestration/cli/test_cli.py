@@ -419,7 +419,11 @@ def test_apply_reports_what_changed(built: Shop) -> None:
     assert done.stderr == ""
     report = strictly(done.stdout)
     assert report["changes"][0] == "view shelf_demand: its code changed"
+    assert (report["registered"], report["current"] != report["contract"]) == ([], True)
+    built.replace("SLOW = 61", "SLOW = 60")
+    report = strictly(run("apply", "--json", cwd=built.root).stdout)
     assert "FeatureView shelf_demand" in report["registered"]
+    assert report["current"] == report["contract"]
 
 
 # --- serve

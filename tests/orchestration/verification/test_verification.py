@@ -44,7 +44,7 @@ def test_verify_passes_on_every_key(built: Shop, project: Open) -> None:
         verdict = verify(project(built), every=True)
     assert verdict.compared == verify(project(built), all_keys=True).compared
     assert (verdict.passed, verdict.differing) == (True, 0)
-    assert verdict.compared == 60 * 5 + 60 * 4 + 50 * 9
+    assert verdict.compared == 60 * 7 + 60 * 6 + 50 * 11
     assert (built.state / "verdicts" / "late_order.json").exists()
     require_passed(verdict)
 
@@ -75,7 +75,8 @@ def test_times_bytes_and_truth_values_are_keys_from_raw_data_to_verdict(shop: Sh
     assert verdict.views["tickets"]["sums"].compared == rows
     with EmbeddedRedis(shop.state / "redis") as server, connect(server.url) as client:
         client.hdel(sorted(client.keys("shop:late_one,opened,token:*"))[0], "tickets")
-    assert failed(shop, project) == {f"tickets.{name}": 1 for name in ("sums", "status", "event_timestamp")}
+    names = ("sums", "status", "event_timestamp", "known_at", "content_hash")
+    assert failed(shop, project) == {f"tickets.{name}": 1 for name in names}
 
 
 def failed(shop: Shop, project: Open, *, all_keys: bool = True) -> dict[str, int]:
@@ -110,7 +111,18 @@ def test_verify_names_an_online_row_that_is_gone(built: Shop, project: Open) -> 
         client.hdel(sorted(client.keys("shop:product,store:*"))[0], "shelf_demand")
     found = failed(built, project)
     assert found["shelf_demand.status"] == 1
-    assert set(found) <= {f"shelf_demand.{name}" for name in ("status", "event_timestamp", "sold_1d", "distance")}
+    names = ("status", "event_timestamp", "known_at", "content_hash", "sold_1d", "distance")
+    assert set(found) <= {f"shelf_demand.{name}" for name in names}
+
+
+@pytest.mark.parametrize(("place", "name"), [(17, "known_at"), (25, "content_hash")])
+def test_verify_names_a_flipped_bit_of_what_no_lookup_shows(built: Shop, project: Open, place: int, name: str) -> None:
+    with EmbeddedRedis(built.state / "redis") as server, connect(server.url) as client:
+        key = sorted(client.keys("shop:product,store:*"))[0]
+        row = bytearray(client.hget(key, "shelf_demand") or b"")
+        row[place] ^= 1
+        client.hset(key, "shelf_demand", bytes(row))
+    assert failed(built, project) == {f"shelf_demand.{name}": 1}
 
 
 def alter_born(shop: Shop) -> tuple[str, str, int]:

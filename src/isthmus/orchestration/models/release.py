@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from isthmus.features import clock
+from isthmus.features.contract.generations import Generations
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.package.manifest import read_contract, read_package
 from isthmus.features.verdict import Verdict
@@ -91,9 +92,7 @@ def promote(project: Project) -> Released:
         ContractMismatch: nothing is applied, or what its model reads has changed since.
         DependencyError: another deployment is under way.
     """
-    # Not the contract of the definitions: neither promotion nor rollback waits for a new apply.
-    contracts = project.generations()
-    done = rollout.promote(project.deployment_file, contracts, at=clock.now(), public_key=project.public_key)
+    done = rollout.promote(project.deployment_file, _contracts(project), at=clock.now(), public_key=project.public_key)
     return _released(project, done)
 
 
@@ -104,9 +103,15 @@ def rollback(project: Project, to: str | None = None) -> Released:
 
     Errors: see `promote`; and a GateFailed if there is nothing to go back to.
     """
-    contracts = project.generations()
+    contracts = _contracts(project)
     done = rollout.rollback(project.deployment_file, contracts, at=clock.now(), to=to, public_key=project.public_key)
     return _released(project, done)
+
+
+def _contracts(project: Project) -> Generations:
+    """Those of the project. Not that of the definitions: neither promotion nor rollback waits for a new apply."""
+    project.last_applied()
+    return project.generations()
 
 
 def history(project: Project) -> list[dict[str, Any]]:

@@ -63,11 +63,20 @@ class OnlineSide:
 
     def ahead(self, history: ViewHistory, keys: pa.Table) -> Mask:
         """The mask of keys whose row was pushed after everything that the table holds."""
+        return self.stored(history, keys)[0]
+
+    def stored(self, history: ViewHistory, keys: pa.Table) -> tuple[Mask, Values, Values]:
+        """The mask `ahead` of keys, and the known times and content hashes of their rows, null without a valid row."""
         with answering(self.url):
             answer = self.store.read(history.view, key_values(history.view, keys), self.at)
         # A key without a row is not left out: training has something else.
         ahead: Mask = (answer.known > horizon(history, self.at)) & (answer.status != clock.Status.NOT_FOUND)
-        return ahead
+        valid = (answer.status == clock.Status.PRESENT) | (answer.status == clock.Status.NULL)
+        known, content = (
+            Values(np.where(valid, data, 0), valid)
+            for data in (answer.known, answer.columns.packed["content"].astype(np.int64))
+        )
+        return ahead, known, content
 
 
 def questions_at(keys: pa.Table, at: int) -> pa.Table:

@@ -15,7 +15,7 @@ from isthmus.features.offline.history import ViewHistory, status_column
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.publishing.publish import key_values
-from isthmus.features.types import String, UnixTimestamp
+from isthmus.features.types import Int64, String, UnixTimestamp
 from isthmus.features.values.columns import Values, from_arrow
 from isthmus.features.values.entitykey import KeyValue
 from isthmus.features.verdict import FeatureVerdict
@@ -25,14 +25,14 @@ from isthmus.serving.wire.encode import LABELS
 SAMPLE = 500
 """Keys per view that are compared unless all are asked for."""
 
-EVENT = RESERVED[0]
-"""Under this name a verdict says whether both sides speak of rows of one time."""
+EVENT, KNOWN, CONTENT = RESERVED
+"""Under these names a verdict says whether both sides speak of rows of the same times, with the same content hash."""
 
 
 def compare_view(
     offline: OfflineStore, history: ViewHistory, online: OnlineSide, *, all_keys: bool
 ) -> tuple[dict[str, FeatureVerdict], int]:
-    """Feature to its comparison, status and event time included; and how many keys were left out as pushed later.
+    """Feature to its comparison, status, times and content hash included; how many keys were left out as pushed later.
 
     `all_keys` compares every key that either side has, and checks the table's rows by their content hashes.
     """
@@ -46,12 +46,13 @@ def compare_view(
     features = [(view.name, column.name) for column in view.fields]
     served = _served(online.api.lookup(features, key_values(view, keys), len(keys)), history)
     # Read after the answer: a row that is pushed in between is left out, not reported as a difference.
-    ahead = online.ahead(history, keys)
+    ahead, served[KNOWN], served[CONTENT] = online.stored(history, keys)
     # Of a key that training does not have, the time is that of the row that is served.
     moments = (side[EVENT].tolist(UnixTimestamp) for side in (trained, served))
     times = [served_at if trained_at is None else trained_at for trained_at, served_at in zip(*moments, strict=True)]
     rows = ComparedRows.of(keys, [column.name for column in view.keys], times).take(~ahead)
-    types = {**{column.name: column.dtype for column in view.fields}, STATUS: String, EVENT: UnixTimestamp}
+    types = {column.name: column.dtype for column in view.fields}
+    types |= {STATUS: String, EVENT: UnixTimestamp, KNOWN: UnixTimestamp, CONTENT: Int64}
     sides = {name: (trained[name].take(~ahead), served[name].take(~ahead)) for name in types}
     return {name: rows.compare(*sides[name], dtype) for name, dtype in types.items()}, int(np.count_nonzero(ahead))
 
@@ -72,10 +73,11 @@ def _keys(history: ViewHistory, at: int, served: Mapping[str, Sequence[KeyValue]
 
 
 def _trained(keys: pa.Table, history: ViewHistory) -> dict[str, Values]:
-    """What training sees of keys: the features, the status, and the event time of rows that have not expired."""
+    """What training sees of keys: features and status; times and content hash of rows that have not expired."""
     view = history.view
-    # The event time is joined like a feature; it says which answers are null.
-    timed = replace(view, fields=(*view.fields, Column(EVENT, UnixTimestamp)))
+    # These are joined like features; they say which answers are null.
+    more = Column(EVENT, UnixTimestamp), Column(KNOWN, UnixTimestamp), Column(CONTENT, Int64)
+    timed = replace(view, fields=(*view.fields, *more))
     joined = point_in_time(keys, [replace(history, view=timed)])
     words = pc.cast(joined[status_column(view)], pa.string())
     empty = reduce(pc.and_, [joined[view.full_name(column.name)].is_null() for column in view.fields])
