@@ -25,6 +25,8 @@ class Status(IntEnum):
     """There is a valid row, but all its features are null."""
     EXPIRED = 2
     NOT_FOUND = 3
+    DAMAGED = 4
+    """There is a row, which cannot be read. Only lookups meet it: training refuses such rows."""
 
     @property
     def label(self) -> str:

@@ -87,6 +87,10 @@ class DataError(IsthmusError):
     """Data that does not match its declaration. Nothing was written."""
 
 
+class DamagedRowError(DataError):
+    """A row of the online store that is not what was written."""
+
+
 class ContractMismatch(IsthmusError):
     """Rows, tables or packages of another contract than the current one."""
 

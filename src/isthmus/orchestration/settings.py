@@ -25,6 +25,7 @@ from isthmus.features.package.signature import PASSWORD
 from isthmus.features.profiles import ServingProfile, TrainingProfile
 from isthmus.features.redis.address import SCHEMES
 from isthmus.serving.limits import Limits
+from isthmus.serving.settings import CHECK_SHARE
 
 FILE = "isthmus.toml"
 _ENVIRONMENT = "ISTHMUS_"
@@ -173,6 +174,8 @@ class ServerTable(_Table):
         require_keys: refuse every request while there is no API key, also on loopback.
         hosts: names besides `localhost` under which programs of this machine call a server without keys, for example
             that of a container.
+        check_share: of the requests whose rows' contents are compared with the hashes that they carry; a row that is
+            damaged otherwise than in its form is only found there.
         latency_objective_ms: the p99 of the API's answers, in milliseconds, above which a training gives way; by
             default that of `[profiles.serving]`, which also decides what is exported.
         limits: of a single request, and of all requests together.
@@ -183,6 +186,7 @@ class ServerTable(_Table):
     workers: Annotated[int, Field(ge=1, le=64)] = 1
     require_keys: bool = False
     hosts: tuple[str, ...] = ()
+    check_share: Annotated[float, Field(ge=0, le=1)] = CHECK_SHARE
     latency_objective_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     limits: Limits = Limits()
 

@@ -19,6 +19,9 @@ from isthmus.serving.limits import Limits
 
 VARIABLE = "ISTHMUS_SERVER"
 
+CHECK_SHARE = 1 / 16
+"""What costs a lookup 3 % of its time at most."""
+
 METRICS_FOLDER = "ISTHMUS_METRICS"
 """The variable with the folder in which workers that share a port share their counts."""
 
@@ -34,6 +37,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             loopback only.
         require_keys: refuse every request while there is no key, on loopback, too.
         hosts: further names under which programs of this machine call a server without keys.
+        check_share: of the requests whose rows' contents are compared with the hashes that they carry, 0 to 1.
         host: address to listen on.
         port: port to listen on; 0 for any free one.
         workers: server processes that share the port.
@@ -51,6 +55,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     keys: str | None = None
     require_keys: bool = False
     hosts: tuple[str, ...] = ()
+    check_share: float = CHECK_SHARE
     host: str = "127.0.0.1"
     port: int = 6570
     workers: int = 1

@@ -47,7 +47,7 @@ def small(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterator[
 
 
 def head(length: int, path: str = "/get-online-features") -> bytes:
-    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode()
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n".encode()
 
 
 Connect = Callable[[bytes], socket.socket]
@@ -129,7 +129,7 @@ def test_a_body_that_never_ends_is_given_up(connect: Connect, dribble: bytes | N
     assert (status, error["error"], error["expected"]) == (408, "TooSlowError", "all of it within 1 seconds")
 
 
-START = b"POST /get-online-features HTTP/1.1\r\nHost: x\r\n"
+START = b"POST /get-online-features HTTP/1.1\r\nHost: localhost\r\n"
 CHUNKED = START + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
@@ -191,7 +191,7 @@ def resident(server: Server) -> int:
 def test_beyond_the_concurrency_there_is_no_queue(small: Server, connect: Connect) -> None:
     under_way = [connect(head(900) + b"{") for _ in range(SMALL.concurrency)]
     # A later connection is answered once the server has read those.
-    assert connect(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").recv(65_536).startswith(b"HTTP/1.1 200")
+    assert connect(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").recv(65_536).startswith(b"HTTP/1.1 200")
     # Whoever waited for a place would be answered with 200.
     for _ in range(5):
         busy = small.lookup(**ASKED)
@@ -228,7 +228,7 @@ def test_a_key_has_its_share_of_requests(tmp_path: Path, redis_url: str) -> None
 
 
 def test_a_connection_that_does_not_get_on_is_closed(small: Server, connect: Connect) -> None:
-    kept = connect(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+    kept = connect(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert kept.recv(65_536).startswith(b"HTTP/1.1 200")
     dribbling = [kept, connect(b"POST /get-online-features HTTP/1.1\r\nHo"), connect(head(5000))]
     slow = [(connect(b""), b""), *((connection, b"x") for connection in dribbling)]
@@ -287,7 +287,7 @@ def test_requests_come_no_faster_than_they_are_answered(small: Server, connect: 
     before = _memory(small)
     connection = connect(b"")
     connection.setblocking(False)
-    start, asks = time.monotonic(), (b"GET /nowhere HTTP/1.1\r\nHost: x\r\n" + b"a:b\r\n" * 50 + b"\r\n") * 100
+    start, asks = time.monotonic(), (b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n" + b"a:b\r\n" * 50 + b"\r\n") * 100
     sent = 0
     while time.monotonic() - start < 3:
         with suppress(BlockingIOError):

@@ -59,7 +59,7 @@ def test_sigint_is_a_clean_end(tmp_path: Path) -> None:
 def test_requests_under_way_are_answered_before_the_end(tmp_path: Path, redis_url: str, workers: int) -> None:
     (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
     body = b'{"features": ["punctuality:flights"], "entities": {"carrier": ["B6"]}}'
-    head = f"POST /get-online-features HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    head = f"POST /get-online-features HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with serving(tmp_path, redis_url, workers=workers) as server, ExitStack() as opened:
         address = ("127.0.0.1", server.http.base_url.port or 0)
 
@@ -80,7 +80,7 @@ def test_requests_under_way_are_answered_before_the_end(tmp_path: Path, redis_ur
         def refused() -> bool:
             try:
                 with socket.create_connection(address, timeout=10) as late:
-                    late.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                    late.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
                     return False
             except OSError:
                 return True
@@ -104,7 +104,7 @@ def test_what_hangs_does_not_hold_up_the_end(tmp_path: Path, redis_url: str) -> 
     (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
     with serving(tmp_path, redis_url, limits=Limits(deadline_seconds=1)) as server:
         with socket.create_connection(("127.0.0.1", server.http.base_url.port or 0), timeout=10) as connection:
-            connection.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+            connection.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n")
             time.sleep(0.1)
             server.process.send_signal(signal.SIGTERM)
             assert connection.recv(65_536).startswith(b"HTTP/1.1 408")

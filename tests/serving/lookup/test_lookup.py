@@ -1,15 +1,19 @@
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import orjson
+import pyarrow as pa
 import pytest
 
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.types import String
+from isthmus.features.values.entitykey import entity_keys
 from isthmus.serving.wire.formats import Format
 from tests.serving.support import (
+    CARRIER,
     CONTRACT,
     FLIGHT,
     HOUR,
@@ -18,8 +22,11 @@ from tests.serving.support import (
     ROUTE,
     Server,
     contract_of,
+    fill,
+    make_package,
     serving,
     view,
+    wait,
     write,
 )
 
@@ -289,3 +296,82 @@ def test_a_time_that_no_date_has_does_not_cost_the_answer(tmp_path: Path) -> Non
         assert answer.status_code == 200
         assert answer.json()["results"][2]["values"] == [3, 4]
         assert answer.json()["results"][2]["event_timestamps"][0] == "0001-01-01T00:00:00Z"
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, str]]:
+    """A server that looks at the content of every row, over a Redis of its own."""
+    folder = tmp_path_factory.mktemp("strict")
+    (folder / "contract.json").write_bytes(CONTRACT.dumps())
+    with EmbeddedRedis(folder / "redis") as redis:
+        fill(redis.url)
+        with serving(folder, redis.url, check_share=1.0) as running:
+            running.deploy(make_package(folder / "package"))
+            wait(lambda: running.http.get("/readyz").json().get("model") == "late", "the model")
+            yield running, redis.url
+
+
+@pytest.mark.parametrize("accept", ["application/json", Format.VALUES.value, Format.ARROW.value])
+def test_a_damaged_row_fails_its_own_key_alone(strict: tuple[Server, str], accept: str) -> None:
+    server, url = strict
+    asked = {"features": [f"everything:{name}" for name in "abcdefgh"], "entities": {"flight": [1, 2, 2**62 + 1]}}
+    (name,) = entity_keys("flights", [FLIGHT], {"flight": [2]})
+
+    def look() -> tuple[list[list[Any]], list[str], str]:
+        answer = server.http.post("/get-online-features", json=asked, headers={"accept": accept})
+        assert answer.status_code == 200, answer.text
+        if accept == Format.ARROW.value:
+            table = pa.ipc.open_stream(answer.content).read_all()
+            values = [[str(row[name]) for row in table.to_pylist()] for name in "abcdefgh"]
+            return values, table["everything__status"].to_pylist(), ""
+        body = answer.json()
+        problems = " ".join(body["metadata"].get("problems", []))
+        if accept == "application/json":
+            return [r["values"] for r in body["results"][1:]], body["results"][1]["statuses"], problems
+        return body["values"][1:], body["statuses"]["everything"], problems
+
+    with connect(url) as client:
+        whole = client.hget(name, "everything")
+        assert whole is not None
+        before, statuses, problems = look()
+        assert (statuses[1], problems) == ("PRESENT", "") or accept == "application/json"
+        # Its times are not part of its content.
+        places = [*range(9), *range(25, len(whole))]
+        try:
+            for damaged in (*(flipped(whole, place) for place in places), whole[:-1], whole + b"x", b"", b"x" * 40):
+                client.hset(name, "everything", damaged)
+                values, found, problems = look()
+                assert found[1] == "INVALID", damaged
+                assert [[v for n, v in enumerate(column) if n != 1] for column in values] == [
+                    [v for n, v in enumerate(column) if n != 1] for column in before
+                ]
+                assert {column[1] for column in values} <= {None, "None"}
+                if accept != Format.ARROW.value:
+                    assert problems == "view everything: the stored rows of keys 1 are damaged"
+            assert server.lookup(features=["everything:a"], entities={"flight": [2]}).json()["results"][1] == {
+                "values": [None], "statuses": ["INVALID"], "event_timestamps": ["1970-01-01T00:00:00Z"],
+            }  # fmt: skip
+        finally:
+            client.hset(name, "everything", whole)
+
+
+def flipped(row: bytes, place: int) -> bytes:
+    return row[:place] + bytes([row[place] ^ 0x10]) + row[place + 1 :]
+
+
+def test_nothing_is_predicted_of_a_damaged_row(strict: tuple[Server, str]) -> None:
+    server, url = strict
+    (name,) = entity_keys("flights", [CARRIER], {"carrier": ["UA"]})
+    asked = {"entities": {"carrier": ["B6", "UA"]}, "request": {"distance": [1.0, 2.0]}}
+    assert server.predict(**asked).status_code == 200
+    with connect(url) as client:
+        whole = client.hget(name, "punctuality")
+        assert whole is not None
+        client.hset(name, "punctuality", flipped(whole, len(whole) - 1))
+        try:
+            refused = server.predict(**asked)
+        finally:
+            client.hset(name, "punctuality", whole)
+    assert (refused.status_code, refused.json()["error"]) == (500, "DamagedRowError")
+    assert "view punctuality: the stored rows of keys 1 are damaged" in refused.json()["found"]
+    assert "isthmus materialize --full" in refused.json()["remedy"]

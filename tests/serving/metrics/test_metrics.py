@@ -295,7 +295,7 @@ def test_a_client_that_leaves_is_no_request_in_flight(watched: Server) -> None:
     assert port
     before = scrape(watched.http)
     with socket.create_connection((host, port)) as client:
-        client.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        client.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
         wait(lambda: value(scrape(watched.http), "isthmus_requests_in_flight") == 1, "the request to count")
     wait(lambda: value(scrape(watched.http), "isthmus_requests_in_flight") == 0, "it to count no more")
     found = difference(watched.http, before)

@@ -20,7 +20,14 @@ from isthmus.features.online import record
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 
 _STATUSES = np.array(
-    [FieldStatus.PRESENT, FieldStatus.NULL_VALUE, FieldStatus.OUTSIDE_MAX_AGE, FieldStatus.NOT_FOUND], np.uint8
+    [
+        FieldStatus.PRESENT,
+        FieldStatus.NULL_VALUE,
+        FieldStatus.OUTSIDE_MAX_AGE,
+        FieldStatus.NOT_FOUND,
+        FieldStatus.INVALID,
+    ],
+    np.uint8,
 )
 """Feast's code for each code of `Status`."""
 

@@ -11,7 +11,7 @@ from isthmus.features.contract.contract import Column, Contract, ViewContract
 from isthmus.features.online import record
 from isthmus.features.redis.pipeline import Client, ask
 from isthmus.features.redis.routing import Command
-from isthmus.features.values.columns import Ints
+from isthmus.features.values.columns import Ints, Mask
 from isthmus.features.values.entitykey import KeyValue, entity_keys
 from isthmus.features.values.rows import Block, Columns, RowCodec
 from isthmus.features.values.stamp import Stamp
@@ -77,18 +77,24 @@ class LookupPlan:
         return commands
 
     def decode(
-        self, replies: Sequence[Sequence[bytes | None]], rows: int, at: int, stamps: Mapping[str, Stamp]
-    ) -> dict[str, ViewAnswer]:
+        self, replies: Sequence[Sequence[bytes | None]], rows: int, at: int, stamps: Mapping[str, Stamp],
+        check: bool | None = None,
+    ) -> dict[str, ViewAnswer]:  # fmt: skip
         """View name to its answer, from the replies to `commands` for `rows` entity rows.
 
-        The stamps must be read before the rows, so that a row whose times are its own is newer than the stamp.
+        The stamps must be read before the rows, so that a row whose times are its own is newer than the stamp. Damaged
+        rows are refused, or with `check` answered by their status; if it is true, contents are compared with hashes.
         """
         answers = {}
         for group, views in enumerate(self._groups):
             part = replies[group * rows : (group + 1) * rows]
             for position, view in enumerate(views):
                 packed = [reply[position] for reply in part]
-                answers[view.name] = _answer(view, self.codecs[view.name], packed, at, stamps.get(view.name))
+                codec = self.codecs[view.name]
+                block, damaged = (
+                    (codec.decode(packed), None) if check is None else codec.decode_whole(packed, check=check)
+                )
+                answers[view.name] = _answer(view, block, damaged, at, stamps.get(view.name))
         return answers
 
     def read(self, client: Client, keys: Mapping[str, Sequence[KeyValue]], at: int) -> dict[str, ViewAnswer]:
@@ -111,17 +117,14 @@ def _bounds(times: Ints) -> tuple[int, int]:
     return min(few), max(few)
 
 
-def _answer(
-    view: ViewContract, codec: RowCodec, packed: Sequence[bytes | None], at: int, stamp: Stamp | None
-) -> ViewAnswer:
+def _answer(view: ViewContract, block: Block, damaged: Mask | None, at: int, stamp: Stamp | None) -> ViewAnswer:
     """Applies the time rule to stored rows: the future is not there yet, the past expires."""
-    block = codec.decode(packed)
     if stamp is not None:
         event, known = stamp.apply(block.event, block.known)
         block = Block(block.present, event * block.present, known * block.present, block.columns)
     if block.columns.complete and _all_present(view, block, at):
         # What most lookups meet, with a third of the work.
-        return ViewAnswer(block.columns, np.zeros(len(packed), np.uint8), block.event, block.known, complete=True)
+        return ViewAnswer(block.columns, np.zeros(len(block.event), np.uint8), block.event, block.known, complete=True)
     visible = block.present & (block.event <= at) & (block.known <= at)
     status = np.where(visible, _PRESENT, _NOT_FOUND)
     if view.ttl is not None:
@@ -131,4 +134,6 @@ def _answer(
     if np.count_nonzero(present) != np.count_nonzero(block.present):
         columns = columns.only(present)
     status[present & ~columns.filled] = Status.NULL
+    if damaged is not None:
+        status[damaged] = Status.DAMAGED
     return ViewAnswer(columns, status, block.event, block.known)

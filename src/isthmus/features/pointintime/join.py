@@ -29,7 +29,7 @@ PASS = 1 << 20
 BATCH = 1 << 16
 """Rows of a result batch; the last batch of a pass may have fewer."""
 
-_LABELS = pa.array([status.label for status in Status])
+_LABELS = pa.array([status.label for status in Status if status != Status.DAMAGED])
 _LABEL = pa.dictionary(pa.int8(), pa.string())
 _TIME = ARROW["UnixTimestamp"]
 _EARLIEST, _LATEST = -(1 << 63), (1 << 63) - 1

@@ -26,7 +26,7 @@ import numpy as np
 
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.contract.diff import view_differences
-from isthmus.features.errors import ContractMismatch, DataError
+from isthmus.features.errors import ContractMismatch, DamagedRowError, DataError
 from isthmus.features.types import DataType
 from isthmus.features.values.columns import Ints, Mask, Values, other_size
 from isthmus.features.values.variable import pack, unpack
@@ -235,23 +235,59 @@ class RowCodec:
             ContractMismatch: a row was written under another contract of the view.
             DataError: a row is damaged.
         """
+        block = self._decode(rows)
+        return self.refuse(rows) if block is None else block
+
+    def decode_whole(self, rows: Sequence[bytes | None], *, check: bool) -> tuple[Block, Mask | None]:
+        """The rows of n keys without those that are damaged, and the mask of these, shape (n,), if there are any.
+
+        `check` compares the content of each row with the hash that it carries; otherwise only its form counts.
+
+        Raises:
+            ContractMismatch: all rows were written under another contract of the view.
+        """
+        block = self._decode(rows)
+        if block is not None and not check:
+            return block, None
+        if block is None:
+            damaged = np.array([row is not None and self._decode([row]) is None for row in rows])
+            if np.count_nonzero(damaged) == len(rows) - rows.count(None) and self._foreign(rows):
+                self.refuse(rows)
+        else:
+            damaged = ~self.intact(rows, block)
+            if not damaged.any():
+                return block, None
+        whole = [None if bad else row for row, bad in zip(rows, damaged.tolist(), strict=True)]
+        block = self._decode(whole)
+        assert block is not None  # noqa: S101 - each row alone is readable
+        return block, damaged
+
+    def _foreign(self, rows: Sequence[bytes | None]) -> bool:
+        """Whether every row is one of another contract."""
+        return all(
+            row is None or (len(row) >= HEADER.size and row[0] == VERSION and row[1:9] != self.view.prefix)
+            for row in rows
+        )
+
+    def _decode(self, rows: Sequence[bytes | None]) -> Block | None:
+        """None if a row is damaged, or of another contract."""
         missing = rows.count(None)
         filled: Any = rows
         if missing:
             filled = [self._absent if row is None else row for row in rows]
         fixed = b"".join([row[: self.width] for row in filled] if self._variable else filled)
         if len(fixed) != len(rows) * self.width:
-            self.refuse(rows)
+            return None
         packed = np.frombuffer(fixed, self._dtype)
         present = (packed["version"] == VERSION) & (packed["prefix"] == self._prefix)
         if np.count_nonzero(present) != len(rows) - missing:
-            self.refuse(rows)
+            return None
         if self._variable:
             # Every end is checked, even that of a null: the next value starts there.
             ends = packed["ends"]
             sizes = np.fromiter(map(len, filled), np.int64, len(filled)) - self.width
             if (ends[:, 1:] < ends[:, :-1]).any() or (ends[:, -1] != sizes).any():
-                self.refuse(rows)
+                return None
         return Block(present, packed["event"], packed["known"], Columns(self, rows, packed))
 
     def _pack(self, columns: Mapping[str, Values], rows: int) -> tuple[np.ndarray[Any, Any], list[bytes]]:
@@ -305,13 +341,14 @@ class RowCodec:
             if len(row) < HEADER.size or row[0] != VERSION:
                 expected = f"version {VERSION:02x}, {HEADER.size} bytes at least"
                 value = f"a value of {len(row)} bytes, version {row[:1].hex()}"
-                raise DataError(where, value, expected=expected, remedy=remedy)
+                raise DamagedRowError(where, value, expected=expected, remedy=remedy)
             if row[1:9] != self.view.prefix:
                 known = self._earlier.get(row[1:9])
                 since = f" ({view_differences(known, self.view)})" if known else ""
                 origin = f"written under contract {row[1:9].hex()}{since}"
                 raise ContractMismatch(where, origin, expected=self.view.prefix.hex(), remedy=remedy)
-        raise DataError(where, "a row is damaged", expected=f"{self.width} bytes and what they announce", remedy=remedy)
+        expected = f"{self.width} bytes and what they announce"
+        raise DamagedRowError(where, "a row is damaged", expected=expected, remedy=remedy)
 
 
 def mix(state: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:

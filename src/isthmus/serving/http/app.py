@@ -3,11 +3,12 @@
 import asyncio
 import gc
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import orjson
@@ -20,9 +21,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from isthmus.features import clock
-from isthmus.features.errors import IsthmusError, RequestError
+from isthmus.features.contract.contract import Column
+from isthmus.features.errors import DamagedRowError, IsthmusError, RequestError
 from isthmus.features.latency import WRITE_SECONDS, LatencyWriter
 from isthmus.features.online.plan import ViewAnswer
+from isthmus.features.values.columns import Values
 from isthmus.serving import log
 from isthmus.serving.http import push, status, statuspage
 from isthmus.serving.http.guard import Guarded, Limited, granted, refused
@@ -63,7 +66,7 @@ class Handlers:
         self._settings = settings
         self._now = settings.now
         self._limits = settings.limits
-        self._store = Store(settings.redis, settings.limits)
+        self._store = Store(settings.redis, settings.limits, settings.check_share)
         self._watch = Watch(Path(settings.contract), Path(settings.deployment), settings.public_key, settings.batch)
         folder = os.environ.get(METRICS_FOLDER) if settings.workers > 1 else None
         objective = settings.latency_objective_ms
@@ -126,27 +129,36 @@ class Handlers:
         lookup.require_no_clash(keys)
         rows = decode.rows("entities", {**fields, **keys}, self._limits.rows)
         self._limits.require_values("entities and features", rows, len(lookup.names))
+        absent = [None] * rows if lookup.computes else []
+        inputs = {
+            name: decode.values(fields.get(name, absent), column, "entities") for name, column in lookup.request.items()
+        }
+        asked = _Asked(lookup, keys, inputs, rows, state.join_keys, answer_format)
+        try:
+            answer = await self._encoded(asked)
+        except DamagedRowError:
+            # Found while values were read: now each row is looked at, and the others are answered.
+            answer = await self._encoded(asked, check=True)
+        return _answer(answer, state.contract.hash, answer_format.value)
+
+    async def _encoded(self, asked: "_Asked", *, check: bool = False) -> bytes:
+        """The body of the answer to a lookup; `check` looks at the content of every row."""
+        lookup, keys, rows = asked.lookup, asked.keys, asked.rows
         answers: Mapping[str, ViewAnswer] = {}
         if lookup.plan.views:
-            answers = await self._store.read(lookup.plan, keys, rows, self._at())
+            answers = await self._store.read(lookup.plan, keys, rows, self._at(), check=check)
             self.metrics.read(answers, lookup.bits)
         large = rows * len(lookup.names) > VALUES
         computed: TransformOutputs = {}
         if lookup.computes:
-            absent = [None] * rows
-            inputs = {
-                name: decode.values(fields.get(name, absent), column, "entities")
-                for name, column in lookup.request.items()
-            }
-            computed = await offload(large, lookup.compute, inputs, answers)
-        match answer_format:
+            computed = await offload(large, lookup.compute, asked.inputs, answers)
+        match asked.format:
             case Format.JSON:
-                answer = await offload(large, lookup.encode, keys, rows, answers, computed)
+                return await offload(large, lookup.encode, keys, rows, answers, computed)
             case Format.VALUES:
-                answer = await offload(large, compact.values, lookup, keys, answers, computed)
+                return await offload(large, compact.values, lookup, keys, answers, computed)
             case Format.ARROW:
-                answer = await offload(large, compact.arrow, lookup, state.join_keys, keys, answers, computed)
-        return _answer(answer, state.contract.hash, answer_format.value)
+                return await offload(large, compact.arrow, lookup, asked.join_keys, keys, answers, computed)
 
     async def push(self, request: Request) -> Response:
         """Feast's push of rows to the online store."""
@@ -239,6 +251,18 @@ def create(settings: ServerSettings | None = None) -> ASGIApp:
     unguarded = settings.loopback and not settings.require_keys
     guarded = Guarded(limited, keys, unguarded=unguarded, hosts=settings.hosts, rate=rate)
     return Observed(guarded, handlers.metrics, [route.path for route in routes])
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A lookup whose request has been read."""
+
+    lookup: Lookup
+    keys: Mapping[str, Sequence[Any]]
+    inputs: Mapping[str, Values]
+    rows: int
+    join_keys: Mapping[str, Column]
+    format: Format
 
 
 class _Direct:

@@ -10,12 +10,13 @@ from typing import Any
 
 import structlog
 
-from isthmus.features.errors import IsthmusError
+from isthmus.features.errors import DamagedRowError, IsthmusError
 from isthmus.features.online.plan import ViewAnswer
 from isthmus.features.values.columns import Values
 from isthmus.serving.http.shadow import Shadow
 from isthmus.serving.limits import Limits
 from isthmus.serving.log import place
+from isthmus.serving.lookup.lookup import damage
 from isthmus.serving.metrics.metrics import Metrics
 from isthmus.serving.predict.batches import Outputs
 from isthmus.serving.predict.predictor import Predictor
@@ -100,6 +101,9 @@ class Predictions:
         answers: Mapping[str, ViewAnswer] = {}
         if predictor.plan.views:
             answers = await self._store.read(predictor.plan, keys, rows, self._now())
+            if problems := damage(answers):
+                # No prediction is made of a value that may be another.
+                raise DamagedRowError("online rows", "; ".join(problems), remedy="run `isthmus materialize --full`")
             self._metrics.read(answers, predictor.bits)
         columns = predictor.inputs(fields, answers)
         began = time.perf_counter()

@@ -19,7 +19,7 @@ from isthmus.features.contract.contract import RESERVED, SEPARATOR, STATUS, Colu
 from isthmus.features.online.plan import ViewAnswer
 from isthmus.features.types import DataType, String, UnixTimestamp
 from isthmus.features.values.columns import ARROW, Values, from_python
-from isthmus.serving.lookup.lookup import Lookup, TransformOutputs
+from isthmus.serving.lookup.lookup import Lookup, TransformOutputs, damage
 from isthmus.serving.wire.encode import LABELS, OPTIONS, json_columns, labels
 
 CONTRACT = "isthmus-contract"
@@ -46,7 +46,7 @@ def arrow(
     for view, answer in answers.items():
         codes = pa.Array.from_buffers(pa.int8(), len(answer.status), [None, pa.py_buffer(answer.status.tobytes())])
         columns[f"{view}{SEPARATOR}{STATUS}"] = pa.DictionaryArray.from_arrays(codes, _WORDS)
-        known = Values(answer.event, answer.status != Status.NOT_FOUND)
+        known = Values(answer.event, answer.status < Status.NOT_FOUND)
         columns[f"{view}{SEPARATOR}{_EVENT}"] = _array(known, UnixTimestamp)
     batch = pa.RecordBatch.from_arrays(
         list(columns.values()), names=list(columns), metadata={CONTRACT: lookup.contract.hash}
@@ -68,9 +68,12 @@ def values(
             columns[place] = column
     for place, _, dtype, data, null in lookup.computed(computed):
         (columns[place],) = json_columns(dtype, data, null)
+    metadata: dict[str, Any] = {"feature_names": [*keys, *lookup.names], "contract": lookup.contract.hash}
+    if problems := damage(answers):
+        metadata["problems"] = problems
     return orjson.dumps(
         {
-            "metadata": {"feature_names": [*keys, *lookup.names], "contract": lookup.contract.hash},
+            "metadata": metadata,
             "values": lookup.encode_keys(keys) + columns,
             "statuses": {view: labels(answer.status) for view, answer in answers.items()},
         },

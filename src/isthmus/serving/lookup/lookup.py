@@ -31,6 +31,9 @@ TransformOutputs = Mapping[str, Mapping[str, Values]]
 
 _PRESENT, _NULL, _NOT_FOUND = (np.uint8(code) for code in (Status.PRESENT, Status.NULL, Status.NOT_FOUND))
 
+_PLACES = 10
+"""Damaged rows that an answer names."""
+
 _ORDERS = 16
 """Sets and orders of join keys whose metadata are cached."""
 
@@ -146,7 +149,10 @@ class Lookup:
             )
         encoded = [orjson.dumps(column)[1:-1] + end for column in self.encode_keys(keys)]
         listed = b',{"values":['.join(encoded + columns)
-        return b'{"metadata":' + self._metadata(tuple(keys)) + b',"results":[{"values":[' + listed + b"]}"
+        metadata = self._metadata(tuple(keys))
+        if problems := damage(answers):
+            metadata = metadata[:-1] + b',"problems":' + orjson.dumps(problems) + b"}"
+        return b'{"metadata":' + metadata + b',"results":[{"values":[' + listed + b"]}"
 
     def require_no_clash(self, keys: Mapping[str, Sequence[Any]]) -> None:
         """Raises a RequestError for a join key that the lookup does not need and that is named like a feature."""
@@ -178,13 +184,28 @@ class Lookup:
             yield place, transform, dtype, values.data[None], None if values.valid.all() else ~values.valid[None]
 
 
+def damage(answers: Mapping[str, ViewAnswer]) -> list[str]:
+    """The views with damaged rows, each with the first places of these in the request."""
+    problems = []
+    for view, answer in answers.items():
+        if answer.complete:
+            continue
+        places = np.flatnonzero(answer.status == Status.DAMAGED).tolist()
+        if places:
+            more = f" and {len(places) - _PLACES:,} more" if len(places) > _PLACES else ""
+            problems.append(
+                f"view {view}: the stored rows of keys {', '.join(map(str, places[:_PLACES]))}{more} are damaged"
+            )
+    return problems
+
+
 class _Shared:
     def __init__(self, answer: ViewAnswer, present: bytes) -> None:
         self._status = answer.status
         self._present = present
         event = np.ascontiguousarray(answer.event)
         if not answer.complete:
-            event = np.where(answer.status == _NOT_FOUND, 0, event)
+            event = np.where(answer.status >= _NOT_FOUND, 0, event)
         try:
             self._times = orjson.dumps(event.view("<M8[us]"), option=OPTIONS)
         except TypeError:

@@ -37,7 +37,7 @@ _ANSWERS = ("/get-online-features", "/predict")
 _NEWEST = "isthmus_view_newest_known_microseconds"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
-_NOT_THERE = (int(Status.EXPIRED), int(Status.NOT_FOUND))
+_NOT_THERE = (int(Status.EXPIRED), int(Status.NOT_FOUND), int(Status.DAMAGED))
 
 
 class Metrics:
@@ -238,7 +238,7 @@ class _View:
         # `argmax`, because `max` takes four times as long for a few rows.
         if answer.known.item(answer.known.argmax()) > self._newest.value:
             # Perhaps a row from the future, which was not served.
-            served = answer.known[answer.status != Status.NOT_FOUND]
+            served = answer.known[answer.status < Status.NOT_FOUND]
             self._newest.value = max(self._newest.value, float(served.max(initial=0)))
 
 

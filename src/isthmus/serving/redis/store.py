@@ -5,6 +5,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
+import structlog
+
+from isthmus.features.clock import Status
 from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.features.online import record
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
@@ -27,27 +31,37 @@ TIMEOUT_SECONDS = 2.0
 class Store:
     """The Redis of a server process; what does not answer in time, or refuses, is a DependencyError.
 
-    The settings have checked its URL. It has half of the time that the limits give a request, at most.
+    The settings have checked its URL. It has half of the time that the limits give a request, at most. Of a share of
+    the requests, `check_share`, the contents of all rows are compared with the hashes that they carry.
     """
 
-    def __init__(self, url: str, limits: Limits) -> None:
+    def __init__(self, url: str, limits: Limits, check_share: float = 0.0) -> None:
         self._url = url
         self._seconds = min(TIMEOUT_SECONDS, limits.deadline_seconds / 2)
         address = Address.of(url)
         self._redis = Cluster(address) if address.cluster else Node(url)
         self._stamps = Stamps(self._redis)
+        self._share, self._due = check_share, 0.0
 
     async def read(
-        self, plan: LookupPlan, keys: Mapping[str, Sequence[Any]], rows: int, at: int
+        self, plan: LookupPlan, keys: Mapping[str, Sequence[Any]], rows: int, at: int, *, check: bool = False
     ) -> dict[str, ViewAnswer]:
-        """The answers of a plan's views for `rows` rows of keys at time `at`."""
+        """The answers of a plan's views for `rows` rows of keys at time `at`; `check` compares contents in any case."""
         commands = await offload(rows > KEYS, plan.commands, keys)
         with Waiting(), answering(self._url):
             async with asyncio.timeout(self._seconds):
                 stamps = await self._stamps.of(plan.contract)
                 replies = await self._redis.ask(commands)
         size = rows * sum(len(view.fields) for view in plan.views)
-        return await offload(size > VALUES, plan.decode, replies, rows, at, stamps)
+        self._due += self._share
+        if self._due >= 1:
+            self._due -= 1
+            check = True
+        answers = await offload(size > VALUES, plan.decode, replies, rows, at, stamps, check)
+        for view, answer in answers.items():
+            if not answer.complete and (damaged := np.count_nonzero(answer.status == Status.DAMAGED)):
+                structlog.get_logger().warning("damaged rows", view=view, rows=int(damaged))
+        return answers
 
     async def write(self, project: str, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes]) -> int:
         """Writes pushed rows under their entity keys; returns how many replaced what was stored."""

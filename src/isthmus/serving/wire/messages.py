@@ -6,7 +6,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from isthmus.features.status import Status
 
-FieldStatus = Literal["PRESENT", "NULL_VALUE", "NOT_FOUND", "OUTSIDE_MAX_AGE"]
+FieldStatus = Literal["PRESENT", "NULL_VALUE", "NOT_FOUND", "OUTSIDE_MAX_AGE", "INVALID"]
 
 Scalar = bool | int | float | str
 
@@ -45,10 +45,14 @@ class LookupRequest(Struct, forbid_unknown_fields=True):
 
 
 class Metadata(Struct):
-    """The names of the result columns, and the contract that they were read under."""
+    """The names of the result columns, and the contract that they were read under.
+
+    `problems` says which stored rows are damaged: their status is INVALID, and all their values are null.
+    """
 
     feature_names: list[str]
     contract: str
+    problems: list[str] | UnsetType = UNSET
 
 
 class FeatureVector(Struct):
