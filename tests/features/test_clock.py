@@ -64,7 +64,7 @@ def test_exactly_ttl_old_is_valid() -> None:
 
 
 def test_labels() -> None:
-    assert [status.label for status in Status] == ["present", "null", "expired", "not_found"]
+    assert [status.label for status in Status] == ["present", "null", "expired", "not_found", "damaged"]
 
 
 @given(st.integers(FIRST, LAST))

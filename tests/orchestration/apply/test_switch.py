@@ -392,6 +392,7 @@ def test_contracts_are_forgotten_when_their_time_is_over_and_no_model_needs_them
             assert (answer.status_code, answer.headers["isthmus-contract"]) == (200, first.hash)
             assert contract_of(http) == second
             opened.deployment_file.unlink()
+            wait(lambda: not http.get("/models").json()["models"], "the model to be gone")
             materialize(project(built))
             assert (slot in fields(), b"shelf_demand" in fields()) == (True, False)
             assert project(built).generations().retired == ()

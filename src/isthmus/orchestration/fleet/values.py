@@ -110,6 +110,9 @@ def _server_settings(project: Project) -> str:
         "deployment": f"{_STATE}/{project.deployment_file.name}",
         "redis": _REDIS,
         "keys": f"{_KEYS}/keys.json",
+        "require_keys": server.require_keys,
+        "hosts": server.hosts,
+        "check_share": server.check_share,
         "host": "0.0.0.0",  # noqa: S104 - of a container, with keys
         "port": server.port,
         "workers": server.workers,
