@@ -1,4 +1,6 @@
+import asyncio
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
@@ -12,6 +14,7 @@ from isthmus.features.contract.generations import Generations, Retired
 from isthmus.features.files import write_atomically
 from isthmus.features.package.manifest import package_digest
 from isthmus.features.types import Int64
+from isthmus.serving.watch import Watch
 from tests.serving.support import (
     CONTRACT,
     EVERYTHING,
@@ -87,6 +90,29 @@ def test_contract_and_deployment_are_taken_up_while_the_server_runs(tmp_path: Pa
 
         server.deployment.unlink()
         wait(lambda: server.predict(entities={"carrier": ["B6"]}).status_code == 503, "the model to be gone")
+
+
+def test_a_change_is_taken_up_at_once(tmp_path: Path) -> None:
+    watch = Watch(tmp_path / "contract.json", tmp_path / "deployment.json")
+    contracts = [CONTRACT, OTHER]
+
+    async def took() -> list[float]:
+        following = asyncio.create_task(watch.run())
+        seconds = []
+        for turn in range(6):
+            # It sleeps from here: whatever its pause is, all of it passes.
+            await asyncio.sleep(0)
+            write_atomically(tmp_path / "contract.json", contracts[turn % 2].dumps())
+            began, before = time.perf_counter(), watch.state
+            async with asyncio.timeout(15):
+                while watch.state is before:
+                    await asyncio.sleep(0.001)
+            seconds.append(time.perf_counter() - began)
+        following.cancel()
+        return seconds
+
+    # The fastest: a busy machine may hold up any but not all of them.
+    assert min(asyncio.run(took())) < 0.05
 
 
 def test_no_request_fails_while_packages_are_swapped(tmp_path: Path, redis_url: str) -> None:

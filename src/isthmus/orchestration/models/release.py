@@ -23,7 +23,7 @@ from isthmus.serving.rollout import rollout
 from isthmus.serving.rollout.rollout import Rollout, happened
 
 SWITCH_SECONDS = 5.0
-"""How long to wait for a running server, which looks for a new deployment twice a second."""
+"""How long to wait for a running server, which looks for a new deployment and loads it."""
 _PAUSE_SECONDS = 0.02
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the address to reach a server that listens on all
 
