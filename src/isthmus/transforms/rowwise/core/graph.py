@@ -17,7 +17,7 @@ OPSET, ML_OPSET, IR_VERSION = 20, 2, 9
 """The first opset with text functions, and the first with vocabularies."""
 
 _FRACTIONAL = (TensorProto.FLOAT, TensorProto.DOUBLE)
-_SIGNLESS = frozenset({"Abs", "Exp"})
+_SIGNLESS = frozenset({"Abs"})
 """What gives no -0.0."""
 _FOLDED: dict[str, Callable[..., "np.ndarray[Any, Any]"]] = {
     "Neg": np.negative, "Abs": np.abs, "IsNaN": np.isnan, "Equal": np.equal, "Less": np.less,
@@ -138,14 +138,17 @@ class Graph:
         )
         return names
 
-    def together(self, function: Stacked, argument: str, number: int) -> str:
+    def together(self, function: Stacked, argument: str, number: int = 0, *, signless: bool = False) -> str:
         """A call of a function of many nodes, computed together with all calls at the same depth.
 
-        `number` is a parameter that goes with this argument.
+        `number` is a parameter that goes with this argument; `signless` says that nothing it gives is -0.0.
         """
         if function not in self._together:
             self._together.append(function)
-        return self.add(_TOGETHER, self.row(argument), function=self._together.index(function), number=number)
+        name = self.add(_TOGETHER, self.row(argument), function=self._together.index(function), number=number)
+        if signless:
+            self._positive.add(name)
+        return name
 
     def constant(self, value: Any, kind: SqlType) -> str:
         """A tensor with the shape of the value."""

@@ -10,6 +10,8 @@ from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
 from isthmus.transforms.rowwise.core.graph import Graph, Stacked, Value
 from isthmus.transforms.rowwise.core.rules import rule
 from isthmus.transforms.rowwise.core.types import BOOLEAN, DOUBLE, LONG, VOID
+from isthmus.transforms.rowwise.functions import exponentials
+from isthmus.transforms.rowwise.functions.exponentials import number, polynomial
 
 Real = Callable[[Graph, str], str]
 """A function from a tensor of doubles to a tensor of doubles."""
@@ -21,11 +23,6 @@ def doubles(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
         if not (value.kind.numeric or value.kind == VOID):
             raise NotCompilableError(node, f"takes numbers, not {value.kind}", "a cast to double")
     return [casts.widened(graph, value, DOUBLE) for value in values]
-
-
-def number(graph: Graph, value: float) -> str:
-    """A constant double."""
-    return graph.constant(value, DOUBLE)
 
 
 def _real(
@@ -49,8 +46,16 @@ def _not_above(bound: float) -> Real:
     return lambda graph, x: graph.add("LessOrEqual", x, number(graph, bound))
 
 
-def _log(base: int) -> Real:
-    return lambda graph, x: graph.add("Div", graph.add("Log", x), number(graph, math.log(base)))
+def _exp(graph: Graph, x: str) -> str:
+    return graph.together(exponentials.exp, x, signless=True)
+
+
+def _log(graph: Graph, x: str) -> str:
+    return graph.together(exponentials.log, x)
+
+
+def _log_to(base: int) -> Real:
+    return lambda graph, x: graph.add("Div", _log(graph, x), number(graph, math.log(base)))
 
 
 def _log1p(graph: Graph, x: str) -> str:
@@ -60,22 +65,13 @@ def _log1p(graph: Graph, x: str) -> str:
     back = graph.add("Sub", plus, unit)
     tiny = graph.add("Equal", back, number(graph, 0.0))
     safe = graph.add("Where", tiny, unit, back)
-    factor = graph.add("Div", graph.add("Log", plus), safe)
+    factor = graph.add("Div", _log(graph, plus), safe)
     whole = graph.add("IsInf", x)
     return _but_zero(graph, graph.add("Mul", factor, x), x, graph.add("Or", tiny, whole))
 
 
-def expm1(graph: Graph, x: str) -> str:
-    """Kahan's: (u - 1) x / log(u) for u = exp(x), unless u is 1, or x is far below 0."""
-    unit, zero = number(graph, 1.0), number(graph, 0.0)
-    u = graph.add("Exp", x)
-    less = graph.add("Sub", u, unit)
-    log = graph.add("Log", u)
-    tiny = graph.add("Equal", less, zero)
-    far = graph.add("Greater", graph.add("Abs", x), number(graph, 30.0))
-    safe = graph.add("Where", graph.add("Or", tiny, far), unit, log)
-    near = graph.add("Mul", graph.add("Div", less, safe), x)
-    return _but_zero(graph, graph.add("Where", far, less, near), x, tiny)
+def _expm1(graph: Graph, x: str) -> str:
+    return _but_zero(graph, graph.together(exponentials.expm1, x), x)
 
 
 _NEARLY_ALL = 709.0
@@ -84,7 +80,7 @@ _NEARLY_ALL = 709.0
 
 def _sinh(graph: Graph, x: str) -> str:
     size = graph.add("Abs", x)
-    e = expm1(graph, size)
+    e = _expm1(graph, size)
     unit, half = number(graph, 1.0), number(graph, 0.5)
     near = graph.add("Mul", half, graph.add("Add", e, graph.add("Div", e, graph.add("Add", e, unit))))
     return _signed_like(graph, _half_exp_or(graph, size, near), x)
@@ -92,14 +88,14 @@ def _sinh(graph: Graph, x: str) -> str:
 
 def _cosh(graph: Graph, x: str) -> str:
     size, half = graph.add("Abs", x), number(graph, 0.5)
-    e = graph.add("Exp", size)
+    e = _exp(graph, size)
     return _half_exp_or(graph, size, graph.add("Add", graph.add("Mul", half, e), graph.add("Div", half, e)))
 
 
 def _half_exp_or(graph: Graph, size: str, near: str) -> str:
     """`result`, but half of e^x by way of its root where e^x may overflow."""
     half = number(graph, 0.5)
-    root = graph.add("Exp", graph.add("Mul", half, size))
+    root = _exp(graph, graph.add("Mul", half, size))
     far = graph.add("Mul", graph.add("Mul", half, root), root)
     return graph.add("Where", graph.add("Greater", size, number(graph, _NEARLY_ALL)), far, near)
 
@@ -148,14 +144,6 @@ def _together(function: Stacked, number: int = 0) -> Real:
 
 atan = _together(_atan)
 """The angle of a slope."""
-
-
-def polynomial(graph: Graph, x: str, coefficients: Sequence[str]) -> str:
-    """By Horner's rule, the coefficient of the highest power first."""
-    result = coefficients[0]
-    for coefficient in coefficients[1:]:
-        result = graph.add("Add", graph.add("Mul", result, x), coefficient)
-    return result
 
 
 def _rational(graph: Graph, z: str, over: Sequence[float], under: Sequence[float]) -> str:
@@ -245,12 +233,13 @@ _PI = (3.1415926534682512, 1.2154201012607932e-10, 4.044532497591901e-21)
 """Pi in three parts, the first two of 33 bits."""
 _FAR = 2.0**20
 """Above this the runtime's kernel is as good as the polynomial."""
+_PADDING = 16
 
 
 def _circular(graph: Graph, x: str, turns: Sequence[int]) -> str:
     """Sine (turn 0) or cosine (turn 1, a quarter turn more) of angles (k, n), after reduction by half turns.
 
-    Kernels of runtimes lose the last bits near a zero of the function, and which bits depends on the batch size.
+    Kernels of runtimes lose the last bits near a zero of the function.
     """
     unit = number(graph, 1.0)
     column = np.array(turns)[:, None]
@@ -270,17 +259,28 @@ def _circular(graph: Graph, x: str, turns: Sequence[int]) -> str:
     sine = graph.add("Mul", r, graph.add("Add", unit, graph.add("Mul", z, series)))
     odd = graph.add("BitwiseAnd", graph.cast(half_turns, LONG), graph.constant(1, LONG))
     result = graph.add("Mul", sine, graph.add("Gather", graph.constant([1.0, -1.0], DOUBLE), odd))
-    kernels = [graph.add(kernel, x) for turn, kernel in enumerate(("Sin", "Cos")) if turn in turns]
+    far = graph.add("GreaterOrEqual", graph.add("Abs", x), number(graph, _FAR))
+    return graph.add("Where", far, _by_kernel(graph, x, turns), result)
+
+
+def _by_kernel(graph: Graph, x: str, turns: Sequence[int]) -> str:
+    """Sine or cosine by the runtime's kernel, which computes the last few numbers of a tensor by another formula.
+
+    So zeros follow, as many as no processor computes at once.
+    """
+    column = np.array(turns)[:, None]
+    padded = graph.add("Concat", x, graph.constant(np.zeros((len(turns), _PADDING)), DOUBLE), axis=1)
+    kernels = [graph.add(kernel, padded) for turn, kernel in enumerate(("Sin", "Cos")) if turn in turns]
     if len(kernels) == 2:
         kernels = [graph.add("Where", graph.constant(column, BOOLEAN), kernels[1], kernels[0])]
-    far = graph.add("GreaterOrEqual", graph.add("Abs", x), number(graph, _FAR))
-    return graph.add("Where", far, kernels[0], result)
+    begin, end = (graph.constant(places, LONG) for places in ([0, 0], [len(turns), -_PADDING]))
+    return graph.add("Slice", kernels[0], begin, end)
 
 
 def _tanh(graph: Graph, x: str) -> str:
     """Of e = e^2x - 1: e / (e + 2), from 0.55 on 1 - 2 / (e + 2), where an error of e counts for less."""
     size, two = graph.add("Abs", x), number(graph, 2.0)
-    e = expm1(graph, graph.add("Mul", two, size))
+    e = _expm1(graph, graph.add("Mul", two, size))
     under = graph.add("Add", e, two)
     far = graph.add("Sub", number(graph, 1.0), graph.add("Div", two, under))
     steep = graph.add("Less", size, number(graph, 0.55))
@@ -290,11 +290,11 @@ def _tanh(graph: Graph, x: str) -> str:
 _sin, _cos = _together(_circular, 0), _together(_circular, 1)
 _real("sqrt", _kernel("Sqrt"))
 _real("cbrt", _cbrt)
-_real("exp", _kernel("Exp"))
-_real("expm1", expm1)
-_real("ln", _kernel("Log"), _not_above(0.0))
-_real("log10", _log(10), _not_above(0.0))
-_real("log2", _log(2), _not_above(0.0))
+_real("exp", _exp)
+_real("expm1", _expm1)
+_real("ln", _log, _not_above(0.0))
+_real("log10", _log_to(10), _not_above(0.0))
+_real("log2", _log_to(2), _not_above(0.0))
 _real("log1p", _log1p, _not_above(-1.0))
 _real("sin", _sin)
 _real("cos", _cos)
@@ -324,6 +324,7 @@ def _pow(graph: Graph, x: str, y: str) -> str:
     if graph.is_number(y) and math.isfinite(graph.number(y)):
         # A kernel multiplies for a square or a cube of many rows, and not of unit. Java multiplies for a square.
         return graph.add("Mul", x, x) if graph.number(y) == 2 else graph.add("Pow", x, graph.row(y))
+    y = graph.row(y)
     unit = number(graph, 1.0)
     edge = graph.add("And", graph.add("Equal", graph.add("Abs", x), unit), graph.add("IsInf", y))
     nan = graph.add("Or", edge, graph.add("IsNaN", y))
@@ -351,7 +352,7 @@ _real("pow", _pow, sides=2)
 def _logarithm(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     """To base e, or to the base in the first argument."""
     sides = doubles(graph, node, values)
-    logs = [graph.add("Log", side.data) for side in sides]
+    logs = [_log(graph, side.data) for side in sides]
     null = graph.either(*(_not_above(0.0)(graph, side.data) for side in sides))
     data = graph.add("Div", logs[1], logs[0]) if len(logs) == 2 else logs[0]
     return graph.result(DOUBLE, data, sides, null=null)

@@ -9,7 +9,7 @@ from isthmus.transforms.rowwise.core.graph import Graph, Value
 from isthmus.transforms.rowwise.core.rules import rule
 from isthmus.transforms.rowwise.core.types import BOOLEAN, DOUBLE, FLOAT, LONG
 from isthmus.transforms.rowwise.functions.arithmetic import numbers
-from isthmus.transforms.rowwise.functions.mathematics import number
+from isthmus.transforms.rowwise.functions.exponentials import number
 
 
 @rule("floor", 1, operator="Floor")
