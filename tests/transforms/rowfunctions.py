@@ -270,9 +270,9 @@ refuses a row, for a division by zero or an overflow, the graph says so in a mas
 `coalesce`, `&` or a null, is not refused either.
 
 The bits of a row depend on no other row: they are the same alone and among seven or four hundred, on the server, in
-training and in a package on ONNX Runtime. Exponentials, logarithms, hyperbolic and circular functions are made of single
-operations of IEEE 754, so that other runtimes and machines that keep to it agree, too; `pow` with a fraction, and sine
-and cosine beyond 2**20, are the runtime's own, and may differ in the last bits elsewhere.
+training and in a package on ONNX Runtime. Exponentials, logarithms, hyperbolic and circular functions are made of
+single operations of IEEE 754, so that other runtimes and machines that keep to it agree, too; `pow` with a fraction,
+and sine and cosine beyond 2**20, are the runtime's own, and may differ in the last bits elsewhere.
 
 Times are in UTC. Texts are compared, searched and concatenated, not ordered or measured; `lower` and `upper` refuse a
 text that is not ASCII, since runtimes do not agree on other letters: the API and a training set refuse the row, and a
