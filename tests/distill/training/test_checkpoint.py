@@ -189,6 +189,7 @@ def test_all_of_a_module_and_its_optimizer_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.thorough
 def test_killed_at_any_step_the_weights_are_the_same_to_the_bit(tmp_path: Path) -> None:
     steps, chance = 40, random.Random(KILLS)
     kills = sorted(chance.sample(range(1, steps - 4), KILLS))

@@ -92,6 +92,7 @@ def _watched(url: str, allowed: list[dict[int, list[Row]]]) -> Iterator[list[str
 
 @pytest.mark.accept
 @pytest.mark.timeout(900)
+@pytest.mark.thorough
 def test_killed_at_any_moment(tmp_path: Path, url: str) -> None:
     chance = random.Random(7)
     offline = OfflineStore(tmp_path / "tables")

@@ -184,6 +184,7 @@ def contract_of(http: httpx.Client) -> str:
 
 @pytest.mark.accept
 @pytest.mark.timeout(900)
+@pytest.mark.thorough
 def test_definitions_change_and_change_back_and_nobody_is_refused(built: Shop, project: Open, tmp_path: Path) -> None:
     texts = changed(built.definitions.read_text())
     opened = project(built)
@@ -418,6 +419,7 @@ while True:
 """
 
 
+@pytest.mark.thorough
 def test_a_switch_that_is_killed_leaves_every_contract_that_has_rows(built: Shop, project: Open) -> None:
     built.replace(*CHANGED)
     apply(project(built))

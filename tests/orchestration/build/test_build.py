@@ -432,5 +432,6 @@ def killed_builds(shop: Shop, project: Open, kills: int, longest: float) -> int:
     return hit
 
 
+@pytest.mark.thorough
 def test_a_build_that_is_killed_leaves_old_or_new_rows(reaching: Shop, project: Open) -> None:
     assert killed_builds(reaching, project, KILLS, longest=2.0) > 0

@@ -107,6 +107,7 @@ def differing(graph: RowGraph, columns: Mapping[str, Values]) -> tuple[int, int]
     )
 
 
+@pytest.mark.thorough
 def test_a_row_has_the_same_bits_alone_and_among_seven_and_four_hundred() -> None:
     columns = rows(ROWS)
     wrong = {name: found for name, graph in graphs() if any(found := differing(graph, columns))}

@@ -163,6 +163,7 @@ def test_expressions_of_expressions(seed: int) -> None:
 
 
 @pytest.mark.timeout(60 + EXPRESSIONS)
+@pytest.mark.thorough
 def test_very_many_expressions_of_expressions() -> None:
     wrong = []
     for seed in range(SEED, SEED + EXPRESSIONS, PORTION):

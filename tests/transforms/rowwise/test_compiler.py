@@ -81,6 +81,7 @@ PORTION, DEPTH = 50, 4
 
 
 @pytest.mark.timeout(60 + EXPRESSIONS)
+@pytest.mark.thorough
 def test_very_many_expressions_of_expressions(spark: "SparkSession") -> None:
     wrong = []
     for seed in range(SEED, SEED + EXPRESSIONS, PORTION):

@@ -146,6 +146,7 @@ def check(spark: "SparkSession", folder: Path, cases: tuple[pa.Table, list[ViewH
     assert statuses == {"present", "expired", "not_found", "null"}
 
 
+@pytest.mark.thorough
 def test_the_join_is_the_time_rule_on_sail(
     sail: "SparkSession", tmp_path: Path, cases: tuple[pa.Table, list[ViewHistory], pa.Table]
 ) -> None:
@@ -154,6 +155,7 @@ def test_the_join_is_the_time_rule_on_sail(
 
 @pytest.mark.accept
 @pytest.mark.spark
+@pytest.mark.thorough
 def test_the_join_is_the_time_rule_on_apache_spark(
     tmp_path: Path, cases: tuple[pa.Table, list[ViewHistory], pa.Table]
 ) -> None:
@@ -163,6 +165,7 @@ def test_the_join_is_the_time_rule_on_apache_spark(
 
 @pytest.mark.accept
 @pytest.mark.spark
+@pytest.mark.thorough
 def test_the_join_is_the_time_rule_on_a_spark_connect_server(
     tmp_path: Path, cases: tuple[pa.Table, list[ViewHistory], pa.Table]
 ) -> None:
