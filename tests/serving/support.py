@@ -137,20 +137,22 @@ def make_package(
     weight: float = 1.0,
     shift: float = 0.0,
     picky: bool = False,
+    blank: bool = False,
     ballast: int = 0,
     program: bytes = b"",
     service: str = "late",
 ) -> Path:
     """A package whose model is sigmoid(weight * the sum of the numbers, null as 0), + 1 inside for carrier UA.
 
-    A picky one cannot be run over an infinite number. One with ballast multiplies by that many square matrices of zeros
-    on its way, and adds the result. A program is what it has for ExecuTorch, which a server never opens.
+    A picky one cannot be run over an infinite number, and a blank one answers it with NaN. One with ballast multiplies
+    by that many square matrices of zeros on its way, and adds the result. A program is what it has for ExecuTorch, which a
+    server never opens.
     """
     folder.mkdir(parents=True)
     numbers = [name for name, dtype in inputs if dtype is not String]
     texts = [name for name, dtype in inputs if dtype is String]
     file = folder / "model.int8.ort"
-    _save_model(file, len(numbers), len(texts), weight, picky=picky, ballast=ballast)
+    _save_model(file, len(numbers), len(texts), weight, picky=picky, blank=blank, ballast=ballast)
     files: list[tuple[Path, Literal["fp32", "int8"], Literal["ort", "pte"]]] = [(file, "int8", "ort")]
     if program:
         (folder / "model.fp32.pte").write_bytes(program)
@@ -205,7 +207,7 @@ def _sum(file: Path) -> str:
     return sha256(file.read_bytes()).hexdigest()
 
 
-def _save_model(file: Path, numbers: int, texts: int, weight: float, *, picky: bool, ballast: int) -> None:
+def _save_model(file: Path, numbers: int, texts: int, weight: float, *, picky: bool, blank: bool, ballast: int) -> None:
     tensors = [helper.make_tensor_value_info("numeric", TensorProto.FLOAT, ["n", numbers])]
     nodes = [
         helper.make_node("IsNaN", ["numeric"], ["missing"]),
@@ -236,6 +238,10 @@ def _save_model(file: Path, numbers: int, texts: int, weight: float, *, picky: b
             helper.make_node("Add", [total, "added"], ["accepted"]),
         ]
         total = "accepted"
+    if blank:
+        nodes.append(helper.make_node("Mul", [total, "zero"], ["nothing of it"]))
+        nodes.append(helper.make_node("Add", [total, "nothing of it"], ["finite"]))
+        total = "finite"
     weights = []
     if ballast:
         weights = [

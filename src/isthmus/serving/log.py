@@ -41,7 +41,7 @@ def request(line: Mapping[str, Any]) -> None:
     sys.stderr.buffer.flush()
 
 
-def place(error: Exception) -> str:
+def place(error: BaseException) -> str:
     """Where an error was raised, without the stack that led there."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:

@@ -337,6 +337,59 @@ def test_a_canary_that_hangs_is_given_up_without_a_lost_request(packages: list[P
     )
 
 
+def test_a_passing_error_of_the_store_is_not_the_canarys(packages: list[Path], folder: Path) -> None:
+    """The deployed model reads no view, and answers without Redis."""
+    with serving(folder, "redis://127.0.0.1:1") as server:
+        server.deploy(packages[1])
+        server.deploy(make_package(folder / "reads a view"), share=0.9)
+        wait(lambda: bool(candidate(server)), "the canary")
+        assert set(answered(server).values()) == {package_digest(packages[1])}
+        found = candidate(server)
+        assert (found["refused"], found["tried"]["requests"]) == (None, 0)
+
+
+def test_what_fails_with_both_models_is_counted_for_neither(redis_url: str, folder: Path) -> None:
+    with serving(folder, redis_url) as server:
+        server.deploy(make_package(folder / "first", picky=True))
+        server.deploy(make_package(folder / "second", weight=2.0, picky=True), share=0.5)
+        wait(lambda: bool(candidate(server)), "the canary")
+        by_canary = 0
+        for carrier in CARRIERS[:20]:
+            asked: dict[str, Any] = {"entities": {"carrier": [carrier]}}
+            assert server.predict(**asked, request={"distance": ["Infinity"]}).status_code == 500
+            answer = server.predict(**asked, request={"distance": [1]}).json()
+            by_canary += answer["package"] != server.http.get("/models").json()["models"][0]["package"]
+        found = candidate(server)
+        assert (found["refused"], found["tried"]["failures"]) == (None, 0)
+        assert found["deployed"]["failures"] == 20 - by_canary > 0, "those that were its own alone"
+
+
+def test_an_answer_without_a_number_is_a_failure_where_the_deployed_model_has_one(
+    packages: list[Path], folder: Path
+) -> None:
+    both = make_package(folder / "both", inputs=INPUTS, weight=3.0, blank=True)
+    blank = make_package(folder / "blank", inputs=INPUTS, weight=2.0, blank=True)
+
+    def ask(server: Server) -> list[tuple[str, Any]]:
+        found = []
+        for carrier in CARRIERS[:20]:
+            answer = server.predict(request={"distance": ["Infinity"], "carrier": [carrier]}).json()
+            found.append((answer["package"], answer["predictions"][0]))
+        return found
+
+    with serving(folder, "redis://127.0.0.1:1") as server:
+        server.deploy(both)
+        server.deploy(blank, share=0.9)
+        wait(lambda: bool(candidate(server)), "the canary")
+        assert {number for _, number in ask(server)} == {"NaN"}
+        assert candidate(server)["refused"] is None, "neither has a number"
+        server.deploy(packages[1])
+        server.deploy(blank, share=0.9)
+        wait(lambda: candidate(server).get("tried", {}).get("requests") == 0, "the canary beside another model")
+        assert set(ask(server)) == {(package_digest(packages[1]), 1.0)}
+        assert f"{FAILURES} of {FAILURES} of its predictions failed" in candidate(server)["refused"]
+
+
 def test_a_candidate_of_an_outdated_contract_is_given_up(redis_url: str, folder: Path) -> None:
     changed = contract_of(PUNCTUALITY, EVERYTHING, request=())
     with serving(folder, redis_url) as server:

@@ -3,14 +3,15 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import structlog
 
-from isthmus.features.errors import DamagedRowError, IsthmusError
+from isthmus.features.errors import DamagedRowError, IsthmusError, RequestError
 from isthmus.features.online.plan import ViewAnswer
 from isthmus.features.values.columns import Values
 from isthmus.serving.http.shadow import Shadow
@@ -26,6 +27,8 @@ from isthmus.serving.state import State
 from isthmus.serving.threads import BYTES, VALUES, offload
 from isthmus.serving.wire.messages import CandidateState, PredictRequest, RoleCounts
 
+T = TypeVar("T")
+
 _Inputs = tuple[dict[str, list[Any]], dict[str, Values], int]
 """Join keys, request fields and the number of rows."""
 
@@ -37,6 +40,15 @@ class PredictCall:
     state: State
     message: PredictRequest
     body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """The request fields, the answers of the views, and the number of rows."""
+
+    fields: Mapping[str, Values]
+    answers: Mapping[str, ViewAnswer]
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,42 +73,82 @@ class Predictions:
         deployed, run, candidate = state.predictor(), state.candidate_run, state.candidate
         inputs = await self._read(deployed, request)
         if run is None:
-            return await _encoded(deployed, await self._predicted(deployed, inputs))
-        keys, _, rows = inputs
-        failed = False
-        if candidate is not None and run.picks(deployed.plan.keys, keys, request.body):
-            try:
-                # The rest of the time is for the deployed model, if the candidate hangs.
-                async with asyncio.timeout(self._limits.deadline_seconds / 2):
-                    predicted = await self._predicted(candidate, await self._read(candidate, request))
-            except Exception as error:  # noqa: BLE001 - whatever it is, the deployed model answers
-                failed = True
-                structlog.get_logger().warning("candidate failed", exception=type(error).__name__, at=place(error))
-            else:
-                self._count(run, "canary", rows, predicted.seconds)
-                return await _encoded(candidate, predicted)
+            return await _encoded(deployed, await self._run(deployed, await self._stored(deployed, inputs)))
+        if candidate is not None and run.picks(deployed.plan.keys, inputs[0], request.body):
+            return await _encoded(*await self._tried(run, candidate, deployed, request))
+        stored = await self._stored(deployed, inputs)
         try:
-            predicted = await self._predicted(deployed, inputs)
+            predicted = await self._run(deployed, stored)
         except IsthmusError:
-            # The request or the store is to blame, and neither model.
+            # The request is to blame, and not the model.
             raise
         except Exception:
-            self._count(run, "deployed", rows, None)
+            self._count(run, "deployed", stored.rows, None)
             raise
-        if failed:
-            self._count(run, "canary", rows, None)
-        else:
-            self._count(run, "deployed", rows, predicted.seconds)
+        self._count(run, "deployed", stored.rows, predicted.seconds)
         answer = await _encoded(deployed, predicted)
         if candidate is not None and run.role == "shadow":
             self.shadow.enqueue(run, partial(self._shadow_outputs, run, candidate, request), predicted.outputs)
         return answer
 
+    async def _tried(
+        self, run: CandidateRun, tried: Predictor, standby: Predictor, request: PredictCall
+    ) -> tuple[Predictor, _Predicted]:
+        """The answer of a model on trial; that of the standby where it has none, which then counts as a failure.
+
+        Nothing is counted where the standby has no answer either, or the store kept the model from answering.
+        """
+        try:
+            inputs = await self._read(tried, request)
+        except RequestError as error:
+            predicted = await self._predicted(standby, request)
+            self._fail(run, len(predicted.outputs), error)
+            return standby, predicted
+        try:
+            stored = await self._stored(tried, inputs)
+        except Exception:  # noqa: BLE001 - whatever it is, the standby may read other views, or at a better time
+            return standby, await self._predicted(standby, request)
+        attempt = _started(self._run(tried, stored))
+        try:
+            # The rest of the time is for the standby, if this model hangs.
+            await asyncio.wait({attempt}, timeout=self._limits.deadline_seconds / 2)
+            outcome = _outcome(attempt)
+            if outcome is None or np.isnan(outcome.outputs).any():
+                instead = await self._instead(attempt, standby, request)
+                if instead is not None:
+                    self._fail(run, stored.rows, attempt.exception() if attempt.done() else None)
+                    return standby, instead
+            predicted = await attempt
+        finally:
+            attempt.cancel()
+        self._count(run, "canary", stored.rows, predicted.seconds)
+        return tried, predicted
+
+    async def _instead(
+        self, attempt: asyncio.Future[_Predicted], standby: Predictor, request: PredictCall
+    ) -> _Predicted | None:
+        """The answer of the standby; None if the attempt, which was late or is not all numbers, has one as good."""
+        second = _started(self._predicted(standby, request))
+        try:
+            await asyncio.wait({attempt, second}, return_when=asyncio.FIRST_COMPLETED)
+            late = _outcome(attempt)
+            if late is not None and not np.isnan(late.outputs).any():
+                return None
+            instead = await second
+        except Exception:
+            if attempt.done() and attempt.exception() is not None:
+                raise
+            return None
+        finally:
+            second.cancel()
+        outcome = _outcome(attempt)
+        return instead if outcome is None or _lost(outcome.outputs, instead.outputs) else None
+
     async def _read(self, predictor: Predictor, request: PredictCall) -> _Inputs:
         message, large = request.message, len(request.body) > BYTES
         return await offload(large, predictor.read, message.entities, message.request, self._limits)
 
-    async def _predicted(self, predictor: Predictor, inputs: _Inputs) -> _Predicted:
+    async def _stored(self, predictor: Predictor, inputs: _Inputs) -> _Stored:
         keys, fields, rows = inputs
         answers: Mapping[str, ViewAnswer] = {}
         if predictor.plan.views:
@@ -105,13 +157,19 @@ class Predictions:
                 # No prediction is made of a value that may be another.
                 raise DamagedRowError("online rows", "; ".join(problems), remedy="run `isthmus materialize --full`")
             self._metrics.read(answers, predictor.bits)
-        columns = predictor.inputs(fields, answers)
+        return _Stored(fields, answers, rows)
+
+    async def _run(self, predictor: Predictor, stored: _Stored) -> _Predicted:
+        columns = predictor.inputs(stored.fields, stored.answers)
         began = time.perf_counter()
-        with self._metrics.run(predictor.model.deployment.model, rows):
-            outputs = await predictor.batches.predict(columns, rows)
+        with self._metrics.run(predictor.model.deployment.model, stored.rows):
+            outputs = await predictor.batches.predict(columns, stored.rows)
         seconds = time.perf_counter() - began
         predictor.require(outputs, columns)
-        return _Predicted(outputs, answers, seconds)
+        return _Predicted(outputs, stored.answers, seconds)
+
+    async def _predicted(self, predictor: Predictor, request: PredictCall) -> _Predicted:
+        return await self._run(predictor, await self._stored(predictor, await self._read(predictor, request)))
 
     async def _shadow_outputs(self, run: CandidateRun, candidate: Predictor, request: PredictCall) -> Outputs:
         """The outputs of a shadow, computed in a thread: requests do not wait for it."""
@@ -131,6 +189,12 @@ class Predictions:
         run.counts.count(rows, seconds)
         self._metrics.time_candidate(run, seconds, "shadow")
         return outputs
+
+    def _fail(self, run: CandidateRun, rows: int, error: BaseException | None) -> None:
+        """Counts a failure of a model on trial; without an error it was late, or its answer was no number."""
+        self._count(run, "canary", rows, None)
+        found = {} if error is None else {"exception": type(error).__name__, "at": place(error)}
+        structlog.get_logger().warning("candidate failed", **found)
 
     def _count(self, run: CandidateRun, role: str, rows: int, seconds: float | None) -> None:
         counts = run.deployed if role == "deployed" else run.counts
@@ -161,6 +225,23 @@ def candidate_state(run: CandidateRun) -> CandidateState:
         dropped=run.dropped,
         refused=run.refused,
     )
+
+
+def _started(work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+    task = asyncio.ensure_future(work)
+    # Nobody may wait for it any more when it fails, and asyncio would log that with all frames.
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
+
+
+def _outcome(attempt: asyncio.Future[_Predicted]) -> _Predicted | None:
+    """What an attempt has come to; None if it goes on, or has failed."""
+    return attempt.result() if attempt.done() and attempt.exception() is None else None
+
+
+def _lost(outputs: Outputs, standby: Outputs) -> bool:
+    """Whether there is no number where the standby has a number."""
+    return bool((np.isnan(outputs) & ~np.isnan(standby)).any())
 
 
 async def _encoded(predictor: Predictor, predicted: _Predicted) -> tuple[bytes, str]:
