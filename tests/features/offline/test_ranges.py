@@ -286,14 +286,19 @@ def test_of_two_writers_the_second_is_refused(store: OfflineStore) -> None:
 FULL = """
 import resource, signal, sys
 from isthmus.features.errors import DataError
+from isthmus.features.offline.log import Materialization, MaterializationLog
 from isthmus.features.offline.store import OfflineStore
 from tests.features.offline.test_ranges import VIEW, Days, put, rows_of
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
-try:
-    put(OfflineStore(sys.argv[1]), rows_of(range(6), 2.0), Days(0, 3))
-except DataError as error:
-    print(error)
+for write in (
+    lambda: put(OfflineStore(sys.argv[1]), rows_of(range(6), 2.0), Days(0, 3)),
+    lambda: MaterializationLog(sys.argv[1]).append(Materialization(VIEW.name, VIEW.hash, 0, "", 0, 0, 0, 0)),
+):
+    try:
+        write()
+    except DataError as error:
+        print(error)
 """
 
 
@@ -304,8 +309,9 @@ def test_a_full_disk_leaves_the_table_as_it_was(store: OfflineStore) -> None:
         done = subprocess.run([sys.executable, "-c", textwrap.dedent(FULL), store.root, str(size)], cwd=ROOT,
                               capture_output=True, text=True, check=False, timeout=60)  # fmt: skip
         assert "offline table of traffic" in done.stdout, (size, done.stdout, done.stderr)
-        assert "cannot be written (" in done.stdout
-        assert "are as they were" in done.stdout
+        assert "log of materializations" in done.stdout
+        assert done.stdout.count("cannot be written (") == 2
+        assert done.stdout.count("are as they were") == 2
         assert read(store)[1] == expected[1]
         assert same_bits(read(store)[0], expected[0])
     assert put(store, rows_of(range(6), 2.0), Days(0, 3)).changed

@@ -173,3 +173,8 @@ def test_a_redis_that_has_no_room_for_a_connection_says_so_without_tls(server: S
     server.admin.config_set("maxclients", 1)
     _refused(server.url(), "has as many connections as it may have", remedy="maxclients", passes=True)
     _refused(server.url().replace("redis:", "rediss:"), "does not speak the TLS", remedy="rediss://", passes=False)
+
+
+def test_a_file_that_cannot_be_read_is_not_blamed_on_redis(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), answering("redis://127.0.0.1"):
+        (tmp_path / "missing").read_bytes()

@@ -59,7 +59,10 @@ class MaterializationLog:
         try:
             write_deltalake(self._path, pa.Table.from_pylist([asdict(entry)], _SCHEMA), mode="append")
         except (DeltaError, OSError) as error:
-            raise self._damaged(error) from error
+            raise DataError(
+                "log of materializations", f"{self._path} cannot be written ({first_line(error)})",
+                remedy="its entries are as they were: mend that, then run `isthmus materialize` again",
+            ) from error  # fmt: skip
 
     def contracts(self) -> set[str]:
         """The hashes of all views' contracts under which rows became readable; DataError if the log is damaged."""
@@ -86,6 +89,6 @@ class MaterializationLog:
 
     def _damaged(self, error: Exception) -> DataError:
         return DataError(
-            "log of materializations", f"{self._path} cannot be read or written ({first_line(error)})",
+            "log of materializations", f"{self._path} cannot be read ({first_line(error)})",
             remedy="remove that folder: what became readable before is then not known any more",
         )  # fmt: skip

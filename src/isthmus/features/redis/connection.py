@@ -49,6 +49,8 @@ def answering(url: str, setting: str = SETTING) -> Iterator[None]:
     try:
         yield
     except (redis.RedisError, RedisClusterException, OSError) as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            raise  # about a file, not about a connection
         embedded = _embedded(setting)
         start = f"start it{',' if embedded else ' or'} correct {setting}{embedded}"
         refused = refusal(error) or Refusal(f"does not answer ({words(error)})", start, passes=True)
