@@ -46,6 +46,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         public_key: whose owner must have signed every package that is deployed, as PEM; None if nobody must.
         latency: folder where it writes its latency for a training beside it; None to write nothing.
         latency_objective_ms: the objective for the p99 of its answers.
+        freshness_objective_seconds: view name to the age that its newest row may have.
         now: the present time in microseconds since 1970 UTC for projects that replay history; None for the clock.
     """
 
@@ -64,6 +65,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     public_key: str | None = None
     latency: str | None = None
     latency_objective_ms: float = OBJECTIVE_MS
+    freshness_objective_seconds: dict[str, float] = {}
     now: int | None = None
 
     def __post_init__(self) -> None:

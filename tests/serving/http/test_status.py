@@ -7,11 +7,10 @@ import msgspec
 import pytest
 
 from isthmus.features import status
-from isthmus.features.online.record import Published, records
+from isthmus.features.online.record import NEVER, Published, records
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.status import ModelStatus, RunStatus, Status, ViewStatus
-from isthmus.serving.http import status as status_of
 from isthmus.serving.http import statuspage
 from isthmus.serving.metrics.counters import Tally
 from isthmus.serving.wire.messages import StatusAnswer
@@ -105,7 +104,7 @@ def test_what_has_no_times_has_no_age(own: tuple[Server, str]) -> None:
 def test_a_table_of_the_future_has_no_age_yet(own: tuple[Server, str]) -> None:
     server, url = own
     record = Published(
-        contract=PUNCTUALITY.hash, version=1, fingerprint="f", built=1, at=NOW, horizon=status_of.NEVER, servers={}
+        contract=PUNCTUALITY.hash, version=1, fingerprint="f", built=1, at=NOW, horizon=NEVER, servers={}
     )
     with connect(url) as client:
         client.hset(records(CONTRACT.project).decode(), "punctuality", msgspec.json.encode(record))

@@ -13,6 +13,9 @@ import msgspec
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.values.stamp import Stamp
 
+NEVER = -(1 << 63)
+"""The horizon of a table without a known row."""
+
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
     """The record of a view.

@@ -70,7 +70,10 @@ class Handlers:
         self._watch = Watch(Path(settings.contract), Path(settings.deployment), settings.public_key, settings.batch)
         folder = os.environ.get(METRICS_FOLDER) if settings.workers > 1 else None
         objective = settings.latency_objective_ms
-        self.metrics = Metrics(lambda: self._watch.state, self._at, Path(folder) if folder else None, objective)
+        self.metrics = Metrics(
+            lambda: self._watch.state, self._at, Path(folder) if folder else None, objective,
+            settings.freshness_objective_seconds,
+        )  # fmt: skip
         latency = settings.latency
         self._latency = None if latency is None else LatencyWriter(Path(latency), objective, self.metrics.bounds)
         self._predictions = Predictions(self._store, settings.limits, self.metrics, self._at)
@@ -209,7 +212,13 @@ class Handlers:
         return _answer(msgspec.json.encode(answer), contract.hash)
 
     async def exposition(self, request: Request) -> Response:
-        """The metrics, in the format that Prometheus asks for."""
+        """The metrics, in the format that Prometheus asks for; while Redis is away, with what it said last."""
+        gauges = self.metrics.gauges
+        try:
+            gauges.rows = await self._store.rows(self._watch.state.contract, self._at())
+            gauges.ready = True
+        except IsthmusError:
+            gauges.ready = False
         body, kind = self.metrics.exposition(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": kind})
 

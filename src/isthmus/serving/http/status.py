@@ -7,18 +7,15 @@ from msgspec import UNSET
 
 from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import ContractMismatch, DataError, DependencyError
-from isthmus.features.online.record import Published
+from isthmus.features.online.record import NEVER
 from isthmus.features.status import Status
 from isthmus.serving.deployment.history import Event
 from isthmus.serving.metrics.metrics import Metrics
-from isthmus.serving.redis.store import Store
+from isthmus.serving.redis.store import Store, ViewRows
 from isthmus.serving.rollout.rollout import happened
 from isthmus.serving.settings import ServerSettings
 from isthmus.serving.state import State
 from isthmus.serving.wire.messages import HistoryState, ModelState, PublishedState, StatusAnswer
-
-NEVER = -(1 << 63)
-"""The horizon of a table without a known row."""
 
 HISTORY = 20
 """Latest events in the answer."""
@@ -29,9 +26,9 @@ async def status(
 ) -> StatusAnswer:
     """The complete status. What cannot be read is listed in `problems`, and hides nothing else."""
     contract, problems = state.contract, []
-    records: dict[str, Published | None] = {}
+    rows: dict[str, ViewRows] = {}
     try:
-        records = await store.records(contract)
+        rows = await store.rows(contract, now)
     except DependencyError as error:
         problems.append(str(error))
     file = Path(settings.deployment)
@@ -40,7 +37,7 @@ async def status(
         name=contract.project,
         contract=contract.hash,
         now=now,
-        views={name: _published(contract, name, records.get(name), now) for name in contract.views} if records else {},
+        views={name: _published(contract, name, view, settings, now) for name, view in rows.items()},
         models=models,
         refused=state.refused,
         latency=metrics.latency(),
@@ -65,20 +62,26 @@ def _read(deployment: Path, problems: list[str]) -> tuple[list[Event], Status | 
     return events, project
 
 
-def _published(contract: Contract, name: str, record: Published | None, now: int) -> PublishedState:
-    view = contract.views[name]
+def _published(contract: Contract, name: str, rows: ViewRows, settings: ServerSettings, now: int) -> PublishedState:
+    view, record = contract.views[name], rows.record
     ttl = None if view.ttl is None else view.ttl / 1e6
+    objective = settings.freshness_objective_seconds.get(name)
     if record is None:
-        return PublishedState(ttl_seconds=ttl, refused="nothing has been materialized")
+        return PublishedState(
+            ttl_seconds=ttl, freshness_objective_seconds=objective, refused="nothing has been materialized"
+        )
     mismatch = ContractMismatch(f"view {name}", "was materialized under another contract",
                                 remedy="run `isthmus materialize`")  # fmt: skip
     # No row of the table was known yet.
     known = None if record.horizon == NEVER else record.horizon
+    newest = rows.newest(view)
     return PublishedState(
         materialized_at=record.at,
         known_until=known,
         age_seconds=None if known is None else (now - known) / 1e6,
         ttl_seconds=ttl,
+        freshness_seconds=None if newest is None else (now - newest) / 1e6,
+        freshness_objective_seconds=objective,
         pending=record.pending,
         refused=None if record.contract == view.hash else str(mismatch),
     )

@@ -70,22 +70,30 @@ def _served(model: ModelState) -> Text:
 
 
 def _online(views: Mapping[str, PublishedState]) -> Block:
-    columns = ["view", "materialized", "rows known until", "age", "holds for", "state"]
+    columns = ["view", "materialized", "rows known until", "age", "objective", "holds for", "state"]
     rows: list[list[Text]] = []
     for name, view in views.items():
         # A view without event times is valid from the beginning of the clock: its age would raise false alarms.
         timeless = view.known_until == 0
         expired = None not in (view.age_seconds, view.ttl_seconds) and (view.age_seconds or 0) > (view.ttl_seconds or 0)
-        state = bad(view.refused) if view.refused else bad("expired") if expired else good("readable")
+        state = bad(view.refused) if view.refused else bad("expired") if expired else _freshness(view)
         rows.append([
             name,
             minute(view.materialized_at),
             "no times" if timeless else minute(view.known_until),
             "-" if timeless else _duration(view.age_seconds),
+            _duration(view.freshness_objective_seconds),
             "ever" if view.ttl_seconds is None else _duration(view.ttl_seconds),
             (state, ", being written" if view.pending else ""),
         ])  # fmt: skip
     return _table(columns, rows, "Nothing is known of it.")
+
+
+def _freshness(view: PublishedState) -> Text:
+    age, objective = view.freshness_seconds, view.freshness_objective_seconds
+    if age is None or objective is None or age <= objective:
+        return good("readable")
+    return bad(f"stale: {_duration(age)}, and the objective is {_duration(objective)}")
 
 
 def _latency(routes: Mapping[str, LatencyState]) -> Block:

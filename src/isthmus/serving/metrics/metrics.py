@@ -7,34 +7,30 @@ errors are the classes of our tree. The counters of a request are looked up once
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.openmetrics import exposition as openmetrics
-from prometheus_client.registry import Collector
 from starlette.types import Scope
 
 from isthmus.features.clock import Status
 from isthmus.features.online.plan import ViewAnswer
 from isthmus.features.profiles import OBJECTIVE_MS
 from isthmus.serving.metrics.counters import BUCKETS, Tally
+from isthmus.serving.metrics.gauges import NEWEST, NO_OBJECTIVES, Gauges
 from isthmus.serving.rollout.candidate import CandidateRun
 from isthmus.serving.state import State
 from isthmus.serving.waits import REFUSAL, waits
 from isthmus.serving.wire.encode import LABELS
-from isthmus.serving.wire.errors import NotReadyError
 from isthmus.serving.wire.messages import LatencyState
 
 WRITE_SECONDS = 1.0
 """How much of a worker's counts is lost if it is killed, and how far its numbers lag behind elsewhere."""
 
 _ANSWERS = ("/get-online-features", "/predict")
-_NEWEST = "isthmus_view_newest_known_microseconds"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 _NOT_THERE = (int(Status.EXPIRED), int(Status.NOT_FOUND), int(Status.DAMAGED))
@@ -48,15 +44,16 @@ class Metrics:
 
     def __init__(
         self, state: Callable[[], State], now: Callable[[], int], folder: Path | None = None,
-        objective_ms: float = OBJECTIVE_MS,
+        objective_ms: float = OBJECTIVE_MS, freshness_objectives: Mapping[str, float] = NO_OBJECTIVES,
     ) -> None:  # fmt: skip
         self._tally = Tally(folder)
         self.bounds = tuple(sorted({*BUCKETS, objective_ms / 1000}))
         self._series = _Series(self._tally, self.bounds)
         self._in_flight = self._series.in_flight.number()
         self._first_answer = self._series.first_answer.number()
+        self.gauges = Gauges(self._tally, state, now, objective_ms / 1000, freshness_objectives)
         self._exposed = CollectorRegistry()
-        self._exposed.register(_Exposed(self._tally, state, now))
+        self._exposed.register(self.gauges)
         self._outcomes: dict[tuple[str, str, int], _Outcome] = {}
         self._views: dict[str, _View] = {}
         self._models: dict[str, _Runs] = {}
@@ -97,10 +94,13 @@ class Metrics:
     def read(self, answers: Mapping[str, ViewAnswer], bits: Mapping[str, bytes]) -> None:
         """Counts the answers of views."""
         for name, answer in answers.items():
-            view = self._views.get(name)
-            if view is None:
-                view = self._views[name] = _View(self._series, name)
-            view.count(answer, bits[name])
+            self._view(name).count(answer, bits[name])
+
+    def _view(self, name: str) -> "_View":
+        view = self._views.get(name)
+        if view is None:
+            view = self._views[name] = _View(self._series, name)
+        return view
 
     @contextmanager
     def run(self, model: str, rows: int) -> Iterator[None]:
@@ -141,6 +141,9 @@ class Metrics:
         """All metrics as text, and its content type: OpenMetrics if `accept` names it, else Prometheus's own format."""
         # The request for the metrics is no work in progress; other workers would show it long after its answer.
         self._in_flight.value -= 1
+        for name in self.gauges.views():
+            # A counter that begins at its first event hides that event from Prometheus.
+            self._view(name)
         try:
             if "application/openmetrics-text" in accept:
                 body: bytes = openmetrics.generate_latest(self._exposed)  # type: ignore[no-untyped-call]
@@ -180,9 +183,9 @@ class _Series:
             "Values that a view answered, one per row and feature asked for, by the status of the value.",
             "view", "status",
         )  # fmt: skip
-        # Turned into an age when it is read: an age stored here would stop growing without traffic, and the smallest of
-        # several workers' ages would be that of the idlest.
-        self.newest = tally.gauge(_NEWEST, "Newest known time served.", "view", merge="max")
+        # A time: an age would stop growing without traffic. Of the living: what the dead have served may have been
+        # removed since.
+        self.newest = tally.gauge(NEWEST, "Newest known time served.", "view", merge="livemax")
         self.model_seconds = tally.histogram(
             "isthmus_model_duration_seconds", "A run of a model over its rows.", "model"
         )
@@ -247,43 +250,6 @@ class _Runs:
         self.seconds = series.model_seconds.seconds(model)
         self.rows = series.model_rows.number(model)
         self.failures = series.failures.number(model)
-
-
-@dataclass(eq=False)
-class _Exposed(Collector):
-    """The counted metrics, and those that are computed when they are read."""
-
-    _counted: Tally
-    _state: Callable[[], State]
-    _now: Callable[[], int]
-
-    def collect(self) -> Iterable[Metric]:
-        families = {family.name: family for family in self._counted.collect()}
-        newest = families.pop(_NEWEST, None)
-        state = self._state()
-        try:
-            contract = state.contract
-        except NotReadyError:
-            return [families[name] for name in sorted(families)]
-        freshness = GaugeMetricFamily(
-            "isthmus_view_freshness_seconds",
-            "Age of the newest row of a view that was served since the server started: the present time, which is that "
-            "of the settings if they fix one, less the time the row was known. A view nobody asked for has none.",
-            labels=["view"],
-        )
-        for sample in newest.samples if newest else ():
-            if sample.value and sample.labels["view"] in contract.views:
-                freshness.add_metric([sample.labels["view"]], (self._now() - sample.value) / 1e6)
-        deployment = state.model.deployment if state.model else None
-        info = {
-            "project": contract.project,
-            "contract": contract.hash,
-            "model": deployment.model if deployment else "",
-            "package": deployment.digest if deployment else "",
-        }
-        families[freshness.name] = freshness
-        families["isthmus_contract"] = InfoMetricFamily("isthmus_contract", "What is served.", info)
-        return [families[name] for name in sorted(families)]
 
 
 def _age_of_the_process() -> float:

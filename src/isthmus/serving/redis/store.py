@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from isthmus.features.clock import Status
 from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.features.online import record
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
-from isthmus.features.online.record import Published
+from isthmus.features.online.record import NEVER, Published
 from isthmus.features.online.scripts import ANNOUNCE, WRITE, PushStep, announced, push_steps, suspects
 from isthmus.features.redis.address import Address
 from isthmus.features.redis.connection import answering
@@ -26,6 +27,25 @@ from isthmus.serving.threads import VALUES, offload
 from isthmus.serving.waits import Waiting
 
 TIMEOUT_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ViewRows:
+    """What Redis has of a view: the record of its table, and when the latest row that was pushed since became known.
+
+    Of more pushed rows than Redis remembers one by one, the time is not known.
+    """
+
+    record: Published | None
+    pushed: int | None
+
+    def newest(self, view: ViewContract) -> int | None:
+        """When the newest row of the view became known, microseconds since 1970 UTC; None without rows or times."""
+        if self.record is None or self.record.contract != view.hash:
+            return None
+        newest = max(self.record.horizon, NEVER if self.pushed is None else self.pushed)
+        # A view without event times is valid from the beginning of the clock: an age would raise false alarms.
+        return None if newest in (NEVER, 0) else newest
 
 
 class Store:
@@ -85,11 +105,18 @@ class Store:
                 _, written, _ = end.value
         return int(written)
 
-    async def records(self, contract: Contract) -> dict[str, Published | None]:
-        """The record of each view."""
+    async def rows(self, contract: Contract, now: int) -> dict[str, ViewRows]:
+        """What there is of each view, by a present time in microseconds."""
+        views = contract.views.values()
+        latest = (b"%d" % now, b"-inf", b"WITHSCORES", b"LIMIT", b"0", b"1")
+        names = [suspects(contract.project, view.online_name) for view in views]
+        pushed = [(b"ZREVRANGEBYSCORE", name, *latest) for name in names]
         async with self._bounded():
-            (reply,) = await self._redis.ask([record.query(contract.project, contract.views.values())])
-        return dict(zip(contract.views, map(record.decode, reply), strict=True))
+            reply, *times = await self._redis.ask([record.query(contract.project, views), *pushed])
+        return {
+            view.name: ViewRows(record.decode(text), int(float(time[1])) if time else None)
+            for view, text, time in zip(views, reply, times, strict=True)
+        }
 
     async def ping(self, contract: Contract) -> None:
         """Asks Redis whether it would answer lookups."""

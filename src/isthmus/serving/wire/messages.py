@@ -230,6 +230,8 @@ class PublishedState(Struct):
     known_until: int | None = None
     age_seconds: Annotated[float | None, Meta(description="From `known_until` to the server's present.")] = None
     ttl_seconds: Annotated[float | None, Meta(description="How long a value holds; null for ever.")] = None
+    freshness_seconds: Annotated[float | None, Meta(description="Age of the newest row, pushed rows included.")] = None
+    freshness_objective_seconds: Annotated[float | None, Meta(description="The age that it may have.")] = None
     pending: Annotated[bool, Meta(description="Rows are being written, or whoever wrote them was killed.")] = False
     refused: str | None = None
 

@@ -1,0 +1,120 @@
+"""What a server exposes: what it has counted, and the gauges that are computed when somebody reads them."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from isthmus.features.contract.contract import Contract
+from isthmus.serving.metrics.counters import Tally
+from isthmus.serving.redis.store import ViewRows
+from isthmus.serving.state import State
+from isthmus.serving.wire.errors import NotReadyError
+
+NEWEST = "isthmus_view_newest_known_microseconds"
+"""The gauge of the newest row that the workers have served, which is not exposed under this name."""
+
+NO_OBJECTIVES: Mapping[str, float] = MappingProxyType({})
+
+
+@dataclass(eq=False)
+class Gauges(Collector):
+    """The collector of a server process.
+
+    Attributes:
+        latency_objective: for the p99 of answers, in seconds.
+        freshness_objectives: view name to the age that its newest row may have, in seconds.
+        rows: what the online store had of each view when it was read last.
+        ready: whether it answered then.
+    """
+
+    _counted: Tally
+    _state: Callable[[], State]
+    _now: Callable[[], int]
+    latency_objective: float
+    freshness_objectives: Mapping[str, float]
+    rows: Mapping[str, ViewRows] = field(default_factory=dict)
+    ready: bool = False
+
+    def views(self) -> Collection[str]:
+        """The names of the deployed views."""
+        contract = self._contract()
+        return () if contract is None else contract.views
+
+    def collect(self) -> Iterable[Metric]:
+        """Every metric, by name."""
+        families = {family.name: family for family in self._counted.collect()}
+        served = families.pop(NEWEST, None)
+        newest = (
+            {sample.labels["view"]: int(sample.value) for sample in served.samples if sample.value} if served else {}
+        )
+        for family in self._computed(newest):
+            families[family.name] = family
+        return [families[name] for name in sorted(families)]
+
+    def _computed(self, served: Mapping[str, int]) -> Iterator[Metric]:
+        contract = self._contract()
+        yield GaugeMetricFamily(
+            "isthmus_ready", "Whether lookups can be answered: there is a contract, and the online store answers.",
+            value=contract is not None and self.ready,
+        )  # fmt: skip
+        yield GaugeMetricFamily(
+            "isthmus_latency_objective_seconds", "The objective for the p99 of answers.", value=self.latency_objective
+        )
+        if contract is None:
+            return
+        yield from self._freshness(contract, served)
+        yield from self._deployed(contract)
+
+    def _freshness(self, contract: Contract, served: Mapping[str, int]) -> Iterator[Metric]:
+        newest = GaugeMetricFamily(
+            "isthmus_view_newest_known_timestamp_seconds",
+            "When the newest row of a view became known: in its table, by a push, or in an answer of this server.",
+            labels=["view"],
+        )
+        age = GaugeMetricFamily(
+            "isthmus_view_freshness_seconds",
+            "Age of the newest row of a view: the present time, which is that of the settings if they fix one, less "
+            "the time the row was known. A view without rows, or without times, has none.",
+            labels=["view"],
+        )
+        objective = GaugeMetricFamily(
+            "isthmus_view_freshness_objective_seconds", "The age that the newest row of a view may have.",
+            labels=["view"],
+        )  # fmt: skip
+        for name, view in contract.views.items():
+            stored = self.rows[name].newest(view) if name in self.rows else None
+            known = max((time for time in (stored, served.get(name)) if time is not None), default=None)
+            if known is not None:
+                newest.add_metric([name], known / 1e6)
+                age.add_metric([name], (self._now() - known) / 1e6)
+            if name in self.freshness_objectives:
+                objective.add_metric([name], self.freshness_objectives[name])
+        yield from (newest, age, objective)
+
+    def _deployed(self, contract: Contract) -> Iterator[Metric]:
+        state = self._state()
+        deployment = state.model.deployment if state.model else None
+        info = {
+            "project": contract.project,
+            "contract": contract.hash,
+            "model": deployment.model if deployment else "",
+            "package": deployment.digest if deployment else "",
+        }
+        yield InfoMetricFamily("isthmus_contract", "What is served.", info)
+        if state.candidate_run is not None:
+            given_up = GaugeMetricFamily(
+                "isthmus_candidate_given_up", "Whether the candidate beside a model was given up; /models says why.",
+                labels=["model"],
+            )  # fmt: skip
+            refused = state.candidate_run.refused is not None
+            given_up.add_metric([state.candidate_run.candidate.deployment.model], refused)
+            yield given_up
+
+    def _contract(self) -> Contract | None:
+        try:
+            return self._state().contract
+        except NotReadyError:
+            return None
