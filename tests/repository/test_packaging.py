@@ -38,9 +38,14 @@ def test_the_wheel_holds_every_module_once_under_one_name(built: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["isthmus/serving/grafana/isthmus.json", "isthmus/orchestration/planning/devices.toml"]
+    "name",
+    [
+        "isthmus/serving/grafana/isthmus.json",
+        "isthmus/serving/prometheus/alerts.yaml",
+        "isthmus/orchestration/planning/devices.toml",
+    ],
 )
-def test_the_wheel_holds_the_dashboard_and_the_catalogue(built: Path, name: str) -> None:
+def test_the_wheel_holds_the_dashboard_the_alerts_and_the_catalogue(built: Path, name: str) -> None:
     (wheel,) = built.glob("*.whl")
     assert zipfile.ZipFile(wheel).read(name) == (ROOT / "src" / name).read_bytes()
 

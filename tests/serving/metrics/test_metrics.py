@@ -1,15 +1,12 @@
 """What the server counts: against naive counts, over real traffic, from several workers, and what Grafana asks for."""
 
 import dataclasses
-import json
 import os
-import re
 import signal
 import socket
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +40,6 @@ from tests.serving.support import (
     Server,
     contract_of,
     free_port,
-    make_package,
     serving,
     wait,
 )
@@ -162,18 +158,6 @@ def test_freshness_ages_without_traffic_and_ends_with_its_view() -> None:
     assert not [name for name, _ in of_metrics(metrics) if name == "isthmus_view_freshness_seconds"]
     state = State()
     assert not [name for name, _ in of_metrics(metrics) if name == "isthmus_contract_info"]
-
-
-@pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterator[Server]:
-    """A server of this module's own, whose model fails for an infinite number."""
-    folder = tmp_path_factory.mktemp("watched")
-    (folder / "contract.json").write_bytes(CONTRACT.dumps())
-    package = make_package(folder / "package", picky=True)
-    with serving(folder, redis_url) as running:
-        running.deploy(package)
-        wait(lambda: running.http.get("/readyz").json().get("model") == "late", "the model")
-        yield running
 
 
 def difference(http: httpx.Client, before: Samples) -> Samples:
@@ -441,41 +425,3 @@ def counted(file: Path) -> Samples:
     """What one worker has counted, of one type."""
     there = [str(file)] if file.exists() else []
     return samples_of(MultiProcessCollector.merge(there))  # type: ignore[no-untyped-call]
-
-
-def test_the_dashboard_asks_for_what_there_is_and_for_all_of_it(watched: Server) -> None:
-    assert watched.lookup(**LOOKUP).status_code == 200
-    watched.deploy(make_package(watched.contract.parent / "shadow", weight=-1.0), share=0.0)
-    wait(lambda: "candidate" in watched.http.get("/models").json()["models"][0], "the shadow")
-    assert watched.predict(**PREDICT).status_code == 200
-    assert watched.http.get("/invented").status_code == 404
-    families = list(parse_text(watched.http.get("/metrics").text))
-    exposed = {sample.name for family in families for sample in family.samples}
-    assert all(name.startswith("isthmus_") for name in exposed)
-    labels: dict[str, set[str]] = {}
-    for family in families:
-        for sample in family.samples:
-            labels.setdefault(sample.name, set()).update(sample.labels)
-
-    dashboard = json.loads((files("isthmus.serving") / "grafana" / "isthmus.json").read_text())
-    source, *others = dashboard["templating"]["list"]
-    assert (source["name"], source["type"], source["query"]) == ("datasource", "datasource", "prometheus")
-    panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
-    expressions = [target["expr"] for panel in panels for target in panel["targets"]]
-    for used in [*panels, *others, *(target for panel in panels for target in panel["targets"])]:
-        assert used["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
-    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
-    assert len({panel["title"] for panel in panels}) == len(panels)
-
-    asked = {name for text in expressions for name in re.findall(r"\bisthmus_\w+", text)}
-    assert asked - exposed == set()
-    # A histogram is asked for by one of its parts.
-    kinds = {family.name: family.type for family in families}
-    stems = {name: re.sub(r"_(bucket|count|sum)$", "", name) for name in exposed}
-    histograms = {name for name, stem in stems.items() if kinds.get(stem) == "histogram"}
-    assert exposed - histograms - asked == set()
-    assert {stems[name] for name in histograms} == {stems[name] for name in asked & histograms}
-    for text in expressions:
-        known = {"le", "instance"}.union(*(labels[name] for name in re.findall(r"\bisthmus_\w+", text)))
-        for group in re.findall(r"by \(([^)]*)\)", text):
-            assert set(group.split(", ")) <= known, text
