@@ -5,15 +5,15 @@ from pathlib import Path
 import numpy as np
 
 from isthmus.features.package.golden import read_golden
-from isthmus.features.package.manifest import read_package
+from isthmus.features.package.manifest import open_package
 from isthmus.orchestration.runtimes.web import WebRuntime
 
 
 def differing(package: Path) -> int:
     """In how many values of the golden cases its bits are others."""
-    manifest = read_package(package)
-    golden, variant = read_golden(package, manifest), manifest.variant("int8")
-    answers = WebRuntime().ask(package, manifest, variant, golden)
+    opened = open_package(package)
+    golden, variant = read_golden(opened), opened.manifest.variant("int8")
+    answers = WebRuntime().ask(opened, variant, golden)
     return sum(
         int(np.count_nonzero(theirs[name].view(np.int32) != kept.array.view(np.int32)))
         for case, theirs in zip(golden.cases, answers, strict=True)

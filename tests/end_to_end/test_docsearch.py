@@ -21,10 +21,10 @@ from transformers import BertConfig, BertModel, BertTokenizer
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.onnx.runtime import predict, session
 from isthmus.features.package.golden import read_golden
-from isthmus.features.package.manifest import package_digest, read_package
+from isthmus.features.package.manifest import open_package, package_digest, read_package
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.build.build import build
-from isthmus.orchestration.models.models import check_last_package, distill, export
+from isthmus.orchestration.models.models import check_package, distill, export
 from isthmus.orchestration.models.site import site
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.set import training_set
@@ -216,7 +216,7 @@ def test_the_package_holds_all_that_a_device_needs(package: Path, folder: Path) 
     tokenizer.no_padding()
     pairs = json.loads((package / "tokens.json").read_bytes())["pairs"]
     assert [tokenizer.encode(pair["text"]).ids for pair in pairs] == [pair["input_ids"] for pair in pairs]
-    golden = read_golden(package, manifest)
+    golden = read_golden(open_package(package))
     assert [case.feeds["input_ids"].tolist()[0] for case in golden.cases[1:]] == [
         pair["input_ids"] for pair in pairs[16:]
     ]
@@ -225,7 +225,7 @@ def test_the_package_holds_all_that_a_device_needs(package: Path, folder: Path) 
         assert str(EXAMPLE).encode() not in file.read_bytes()
         assert b"site-packages" not in file.read_bytes()
     assert differing(package) == 0
-    compared = check_last_package(project, project.definitions.distillations["docsearch"])
+    compared = check_package(project, project.definitions.distillations["docsearch"], open_package(package))
     assert {one.differing for one in compared.values()} == {0}
     assert {one.compared for one in compared.values()} == {256 + 16 + len(golden.cases) - 1}
     assert export(project).digest == package_digest(package)

@@ -26,7 +26,7 @@ from isthmus.distill.types import Array
 from isthmus.features.errors import DataError
 from isthmus.features.files import read_pointer
 from isthmus.features.package.golden import read_golden
-from isthmus.features.package.manifest import read_package
+from isthmus.features.package.manifest import open_package, read_package
 from isthmus.features.profiles import TrainingProfile
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.build.build import build
@@ -114,7 +114,7 @@ def test_one_golden_frame_shows_a_photograph_and_noise(distilled: DistillationRe
     package = read_pointer(folder / ".isthmus" / "packages" / "effects.latest")
     manifest = read_package(package)
     assert manifest.model == distilled.id
-    (case,) = read_golden(package, manifest).cases
+    (case,) = read_golden(open_package(package)).cases
     frame = case.feeds["frame"]
     # What is fed, and what six files answer: base64 of the floats of a frame each.
     assert len(case.outputs) == 6

@@ -16,7 +16,7 @@ from isthmus.features.contract.contract import Contract
 from isthmus.features.contract.diff import service_differences
 from isthmus.features.errors import DataError
 from isthmus.features.files import read_pointer
-from isthmus.features.package.manifest import read_contract, read_package
+from isthmus.features.package.manifest import open_package, read_contract, read_package
 from isthmus.features.pointintime.join import BATCH
 from isthmus.features.profiles import FASTEST, ServingProfile
 from isthmus.orchestration.project import Project
@@ -269,8 +269,8 @@ def outdated(package: Path, contract: Contract) -> list[str]:
     Raises:
         PackageError: the package is damaged.
     """
-    manifest = read_package(package)
-    return service_differences(read_contract(package, manifest), contract, manifest.service)
+    found = open_package(package)
+    return service_differences(read_contract(found), contract, found.manifest.service)
 
 
 def verdict_file(project: Project, declared: Distillation | None) -> Path:

@@ -38,7 +38,7 @@ from isthmus.distill.types import Index
 from isthmus.features.errors import ContractMismatch, DataError, DependencyError, GateFailed, PackageError
 from isthmus.features.package.checksums import SUMS
 from isthmus.features.package.golden import TensorBytes, read_golden
-from isthmus.features.package.manifest import Feeds, feeds, package_digest, read_package
+from isthmus.features.package.manifest import Feeds, feeds, open_package, package_digest, read_package
 from isthmus.features.verdict import FeatureVerdict
 from isthmus.transforms.preparation.fit import FittedNumber, FittedText, Preparation
 from isthmus.transforms.preparation.steps import Embed, described
@@ -86,13 +86,13 @@ def test_the_same_student_gives_the_same_bytes(
 
 def test_golden_rows_hold_the_edges(exported: ExportReport) -> None:
     manifest = read_package(exported.path)
-    usual, extremes = read_golden(exported.path, manifest).cases
+    usual, extremes = read_golden(open_package(exported.path)).cases
     assert (len(usual.rows), len(extremes.rows)) == (16, 5)
     assert (None,) * len(STUDENT) in extremes.rows
     assert any(value == float(np.finfo(np.float32).max) for row in extremes.rows for value in row)
     assert "\x7fnever in training" in extremes.feeds["categories"]
     for case in (usual, extremes):
-        fed = feeds(STUDENT, read_golden(exported.path, manifest).columns(case, STUDENT))
+        fed = feeds(STUDENT, read_golden(open_package(exported.path)).columns(case, STUDENT))
         for name, tensor in case.feeds.items():
             np.testing.assert_array_equal(fed[name], tensor)
         for variant in manifest.variants:
@@ -127,7 +127,7 @@ def test_the_code_for_phones_is_code(exported: ExportReport, name: str, grammar:
 def test_the_package_answers_as_the_student(
     exported: ExportReport, trained: DistillationReport, table: pa.Table, tmp_path: Path
 ) -> None:
-    result = check_package(material(table), exported.path, trained.path, rows=500)
+    result = check_package(material(table), open_package(exported.path), trained.path, rows=500)
     assert set(result) == {f"model.{precision}.{form}" for precision in ("fp32", "int8") for form in ("onnx", "ort")}
     assert {(one.compared, one.differing) for one in result.values()} == {(500 + 21, 0)}
     for variant in read_package(exported.path).variants:
@@ -135,15 +135,16 @@ def test_the_package_answers_as_the_student(
         assert result[variant.file].worst <= (1e-5 if variant.precision == "fp32" else variant.tolerance)
     other = run(tmp_path, table, seed=1)
     with pytest.raises(PackageError, match="made from student"):
-        check_package(material(table, seed=1), exported.path, other.path, rows=5)
+        check_package(material(table, seed=1), open_package(exported.path), other.path, rows=5)
     # A student swapped behind the same record is what the comparison is for.
     shutil.copy(trained.path / "report.json", other.path)
-    wrong = check_package(material(table), exported.path, other.path, rows=500)
+    wrong = check_package(material(table), open_package(exported.path), other.path, rows=500)
     assert all(one.differing > 0 for one in wrong.values())
     # Nor does it help to say that it may differ by more.
     lax = Path(shutil.copytree(exported.path, tmp_path / "lax"))
     rewritten("manifest.json", lambda m: [one.update(tolerance=1e9) for one in m["variants"]])(lax)
-    assert all(one.differing > 0 for one in check_package(material(table), lax, other.path, rows=500).values())
+    lenient = check_package(material(table), open_package(lax), other.path, rows=500)
+    assert all(one.differing > 0 for one in lenient.values())
     first = wrong["model.fp32.onnx"].examples[0]
     assert first.key.startswith("row ")
     assert first.event_timestamp is not None
@@ -171,7 +172,7 @@ def test_weights_beside_a_model_are_those_of_the_package(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def checked(package: Path) -> Mapping[str, FeatureVerdict]:
-        return check_package(material(table), package, trained.path, rows=50)
+        return check_package(material(table), open_package(package), trained.path, rows=50)
 
     package, elsewhere = Path(shutil.copytree(exported.path, tmp_path / "package")), tmp_path / "elsewhere"
     weights = outside(package, "weights.bin")
@@ -238,7 +239,7 @@ def test_answers_of_no_rows_are_compared_and_of_other_rows_differ(table: pa.Tabl
     package = make_package(trained.path, table, tmp_path, replace(SERVING, latency_objective_ms=1000), **own).path
 
     def differing() -> dict[str, int]:
-        found = check_package(material(table, **own), package, trained.path, rows=20)
+        found = check_package(material(table, **own), open_package(package), trained.path, rows=20)
         return {file: one.differing for file, one in found.items() if one.differing}
 
     assert differing() == {}

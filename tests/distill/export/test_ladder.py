@@ -15,7 +15,7 @@ from isthmus.distill.onnx.runtime import ort_format
 from isthmus.features.errors import DependencyError, GateFailed, PackageError
 from isthmus.features.package.golden import Golden
 from isthmus.features.package.inspect import OnnxRuntime, Runtime
-from isthmus.features.package.manifest import Manifest, Variant, read_package
+from isthmus.features.package.manifest import Package, Variant, open_package, read_package
 from isthmus.features.package.replay import Answers
 from tests.distill.packages import resum, rewritten
 from tests.distill.support import material, run
@@ -30,7 +30,7 @@ def package(exported: ExportReport, tmp_path: Path) -> Path:
 
 
 def test_every_rung_holds(exported: ExportReport, trained: DistillationReport, table: pa.Table) -> None:
-    found = climb(material(table), exported.path, trained.path, ORT)
+    found = climb(material(table), open_package(exported.path), trained.path, ORT)
     assert [rung.form for rung in found.rungs] == ["student", "exported program", *FILES]
     # The graph of a table is written node by node.
     assert [rung.holds for rung in found.rungs] == [True, None, *[True] * 4]
@@ -51,7 +51,7 @@ def test_the_first_rung_that_breaks_is_named(package: Path, trained: Distillatio
     # What a fault between ONNX and ORT format would do: everything before it holds.
     (package / "model.fp32.ort").write_bytes(ort_format(model.SerializeToString()))
     resum(package)
-    found = climb(material(table), package, trained.path, ORT)
+    found = climb(material(table), open_package(package), trained.path, ORT)
     holding = {rung.form: rung.holds for rung in found.rungs if rung.runtime != "torch"}
     assert holding == dict.fromkeys(FILES, True) | {"model.fp32.ort": False}
     assert found.broken is not None
@@ -64,8 +64,8 @@ def test_the_first_rung_that_breaks_is_named(package: Path, trained: Distillatio
 class Lossy(OnnxRuntime):
     """Loses a number."""
 
-    def ask(self, folder: Path, manifest: Manifest, variant: Variant, golden: Golden) -> Sequence[Answers]:
-        found = super().ask(folder, manifest, variant, golden)
+    def ask(self, package: Package, variant: Variant, golden: Golden) -> Sequence[Answers]:
+        found = super().ask(package, variant, golden)
         return [{name: np.where(np.arange(len(array)) == 0, np.nan, array) for name, array in one.items()}
                 for one in found]  # fmt: skip
 
@@ -85,7 +85,7 @@ def test_runtimes_come_one_after_the_other(
     exported: ExportReport, trained: DistillationReport, table: pa.Table
 ) -> None:
     runtimes = {**ORT, "web": missing, "old": Unusable, "lossy": Lossy}
-    found = climb(material(table), exported.path, trained.path, runtimes)
+    found = climb(material(table), open_package(exported.path), trained.path, runtimes)
     states = [(rung.runtime, rung.holds) for rung in found.rungs]
     ours, lossy = [("ONNX Runtime", True)] * 4, [("lossy", False)] * 4
     old = [("old", None)] * 4
@@ -99,7 +99,7 @@ def test_runtimes_come_one_after_the_other(
 def test_a_file_that_no_runtime_takes_breaks(package: Path, trained: DistillationReport, table: pa.Table) -> None:
     (package / "model.int8.onnx").write_bytes(b"no graph")
     resum(package)
-    broken = climb(material(table), package, trained.path, ORT).broken
+    broken = climb(material(table), open_package(package), trained.path, ORT).broken
     assert broken is not None
     assert (broken.form, broken.worst) == ("model.int8.onnx", None)
     assert "refuses it" in broken.outcome
@@ -110,7 +110,7 @@ def test_a_package_of_others_has_no_ladder(
 ) -> None:
     other = run(tmp_path / "other", table, seed=1)
     with pytest.raises(PackageError, match="made from student"):
-        climb(material(table, seed=1), package, other.path, ORT)
+        climb(material(table, seed=1), open_package(package), other.path, ORT)
     rewritten("golden.json", lambda golden: golden["cases"].reverse())(package)
     with pytest.raises(PackageError, match="is of other rows"):
-        climb(material(table), package, trained.path, ORT)
+        climb(material(table), open_package(package), trained.path, ORT)

@@ -11,7 +11,7 @@ from isthmus.distill.export.export import ExportReport
 from isthmus.features.errors import PackageError
 from isthmus.features.package.checksums import SUMS
 from isthmus.features.package.golden import read_golden
-from isthmus.features.package.manifest import package_digest, read_package
+from isthmus.features.package.manifest import open_package, package_digest, read_package
 
 
 @pytest.fixture
@@ -115,15 +115,14 @@ GOLDEN_DAMAGE: dict[Callable[[dict[str, Any]], object], str] = {
 
 
 def test_golden_rows_that_do_not_fit(package: Path) -> None:
-    manifest = read_package(package)
     whole = (package / "golden.json").read_bytes()
     for change, message in GOLDEN_DAMAGE.items():
         golden = json.loads(whole)
         change(golden)
         rewrite(package, "golden.json", lambda _: json.dumps(golden).encode())  # noqa: B023 - called at once
-        read_package(package)
+        opened = open_package(package)
         with pytest.raises(PackageError, match=message):
-            read_golden(package, manifest)
+            read_golden(opened)
     (package / SUMS).unlink()
     with pytest.raises(PackageError, match="cannot be read"):
         package_digest(package)

@@ -1,7 +1,7 @@
 """INT8 graphs that every runtime answers to the bit: against slow references, and in a browser's runtime."""
 
+import hashlib
 import math
-import shutil
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
@@ -20,9 +20,9 @@ from isthmus.distill.onnx.quantize import quantize
 from isthmus.distill.onnx.runtime import ask, described, ort_format, session
 from isthmus.distill.restore import create_task
 from isthmus.features.errors import ConfigurationError, DataError
-from isthmus.features.package.checksums import GOLDEN
+from isthmus.features.package.checksums import Files
 from isthmus.features.package.golden import Case, Golden, TensorBytes
-from isthmus.features.package.manifest import read_package
+from isthmus.features.package.manifest import Package, open_package, read_package
 from isthmus.orchestration.runtimes.web import WebRuntime
 from tests.distill.support import material
 
@@ -301,27 +301,26 @@ def test_a_browser_answers_images_in_int8_to_the_bit(exported: ExportReport, tmp
     tensors = [tuple(map(described, of)) for of in (model.graph.input, model.graph.output)]
     manifest = msgspec.structs.replace(read_package(exported.path), tensors=tensors[0], outputs=tensors[1])
     golden = Golden((), (Case({"x": TensorBytes.of(fed["x"])}, {}),))
-    (tmp_path / GOLDEN).write_bytes(msgspec.json.encode(golden))
-    (tmp_path / variant.file).write_bytes(ort_format(quantized))
+    served = ort_format(quantized)
+    (tmp_path / variant.file).write_bytes(served)
+    files = Files(tmp_path, "", {variant.file: hashlib.sha256(served).hexdigest()}, {})
     ours = ask(session(quantized, 1), fed)["y"]
-    (theirs,) = WebRuntime().ask(tmp_path, manifest, variant, golden)
+    (theirs,) = WebRuntime().ask(Package(files, manifest), variant, golden)
     assert len(np.unique(ours)) > 1000
     np.testing.assert_array_equal(theirs["y"].view(np.int32), ours.view(np.int32))
 
 
-def test_a_browser_answers_int8_to_the_bit(exported: ExportReport, table: pa.Table, tmp_path: Path) -> None:
+def test_a_browser_answers_int8_to_the_bit(exported: ExportReport, table: pa.Table) -> None:
     """Rows of the training set, and others drawn column by column."""
     draw, task = np.random.default_rng(3), create_task(material(table))
     fed = task.feeds(np.arange(table.num_rows))
     drawn = {name: draw.permuted(np.concatenate([array, array]), axis=0) for name, array in fed.items()}
     drawn["numeric"] *= draw.normal(1, 2, drawn["numeric"].shape).astype(np.float32)
-    manifest = read_package(exported.path)
+    package = open_package(exported.path)
     golden = Golden((), tuple(Case({name: TensorBytes.of(of[name]) for name in of}, {}) for of in (fed, drawn)))
-    (tmp_path / GOLDEN).write_bytes(msgspec.json.encode(golden))
-    variant = manifest.variant("int8")
-    shutil.copy(exported.path / variant.file, tmp_path)
-    opened = session((tmp_path / variant.file).read_bytes(), 1)
-    for of, theirs in zip((fed, drawn), WebRuntime().ask(tmp_path, manifest, variant, golden), strict=True):
+    variant = package.manifest.variant("int8")
+    opened = session(package.files.read(variant.file), 1)
+    for of, theirs in zip((fed, drawn), WebRuntime().ask(package, variant, golden), strict=True):
         ours = ask(opened, of)["probability"]
         assert len(np.unique(ours)) > 1000
         np.testing.assert_array_equal(theirs["probability"].view(np.int32), ours.view(np.int32))

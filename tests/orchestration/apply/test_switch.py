@@ -27,7 +27,7 @@ from isthmus.features.errors import DataError, DependencyError
 from isthmus.features.files import write_atomically
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import OnlineStore
-from isthmus.features.package.manifest import read_package
+from isthmus.features.package.manifest import open_package
 from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.publishing.publish import publish
 from isthmus.features.redis.connection import connect
@@ -155,7 +155,7 @@ def deployed(project: Project, folder: Path, contract: Contract) -> None:
     package = make_package(
         folder, contract, inputs=[("shelf_demand__sold_1d", Int64)], weight=0.1, service="late_order_device"
     )
-    deployment = unapproved(package, read_package(package), project.settings.profiles.serving, project.now(), None)
+    deployment = unapproved(open_package(package), project.settings.profiles.serving, project.now(), None)
     write_atomically(project.deployment_file, deployment.dumps())
 
 

@@ -28,7 +28,7 @@ from isthmus.features.errors import ConfigurationError, DependencyError, GateFai
 from isthmus.features.package.golden import read_golden
 from isthmus.features.package.inspect import Inspection, OnnxRuntime, inspect
 from isthmus.features.package.manifest import Tensor as Described
-from isthmus.features.package.manifest import read_package
+from isthmus.features.package.manifest import open_package, read_package
 from isthmus.orchestration.runtimes.executorch import ExecuTorchRuntime
 from isthmus.orchestration.runtimes.web import WebRuntime
 from tests.distill import kinds
@@ -83,10 +83,10 @@ def test_programs_are_two_more_model_files(exported: ExportReport, trained: Dist
     assert (quantized.file, quantized.most, quantized.tolerance) == (QUANTIZED, {"N": 1}, 0.05)
     assert 1e-4 < quantized.worst <= quantized.tolerance
     assert quantized.quality["accuracy"] == pytest.approx(program.quality["accuracy"], abs=0.05)
-    for case in read_golden(exported.path, manifest).cases:
+    for case in read_golden(open_package(exported.path)).cases:
         theirs, ours = (case.outputs[file]["logits"].array for file in (FILE, "model.fp32.onnx"))
         np.testing.assert_allclose(theirs, ours, atol=1e-5)
-    compared = check_package(material(training_set(ROWS), **OWN), exported.path, trained.path, rows=50)
+    compared = check_package(material(training_set(ROWS), **OWN), open_package(exported.path), trained.path, rows=50)
     assert {(one.compared, one.differing) for one in compared.values()} == {(50 + 16, 0)}
     assert {FILE, QUANTIZED} <= compared.keys()
 
@@ -125,7 +125,7 @@ def test_it_is_verified_in_its_runtime_and_named_in_others(exported: ExportRepor
 @pytest.mark.accept
 def test_every_rung_to_a_phone_holds(exported: ExportReport, trained: DistillationReport) -> None:
     runtimes = {"ONNX Runtime": OnnxRuntime, "onnxruntime-web": WebRuntime, "ExecuTorch": ExecuTorchRuntime}
-    ladder = climb(material(training_set(ROWS), **OWN), exported.path, trained.path, runtimes)
+    ladder = climb(material(training_set(ROWS), **OWN), open_package(exported.path), trained.path, runtimes)
     rungs = {(rung.form, rung.runtime): rung for rung in ladder.rungs}
     assert list(rungs)[:2] == [("student", "torch"), ("exported program", "torch")]
     assert {rung.holds for rung in ladder.rungs} == {True}

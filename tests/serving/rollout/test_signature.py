@@ -2,19 +2,29 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from isthmus.features.errors import ConfigurationError, PackageError
 from isthmus.features.files import write_atomically
-from isthmus.features.package.manifest import package_digest, read_package
+from isthmus.features.package.checksums import summed
+from isthmus.features.package.manifest import open_package, package_digest, read_package
 from isthmus.features.package.signature import PASSWORD, Signer, key_name, read_public_key, require_signature
 from isthmus.features.profiles import ServingProfile
-from isthmus.serving.deployment.deployment import Deployment
+from isthmus.features.types import Int64
+from isthmus.features.values.columns import from_python
+from isthmus.serving.deployment.deployment import Deployment, unapproved
 from isthmus.serving.predict.model import Model
 from isthmus.serving.rollout.rollout import deploy
 from isthmus.serving.settings import ServerSettings, command
@@ -39,9 +49,9 @@ def test_signing_changes_neither_sums_nor_digest(tmp_path: Path) -> None:
     Signer(private).sign(package)
     assert (read_package(package), package_digest(package)) == (before, digest)
     assert (package / "model.sig").read_bytes() != first
-    require_signature(package, read_public_key(public))
+    require_signature(summed(package), read_public_key(public))
     moved = package.rename(tmp_path / "under another name")
-    require_signature(moved, read_public_key(public))
+    require_signature(summed(moved), read_public_key(public))
     assert [entry.name for entry in tmp_path.glob("*.partial")] == []
 
 
@@ -84,6 +94,78 @@ def test_an_altered_package_is_not_served(tmp_path: Path) -> None:
         deployed(other, read_public_key(public))
 
 
+class Opening:
+    """Does something when a file of a folder is about to be opened for a certain time."""
+
+    def __init__(self) -> None:
+        self.left = 0
+        self._folder: Path | None = None
+        self._do: Callable[[], object] = int
+        sys.addaudithook(self._audit)
+
+    @contextmanager
+    def doing(self, do: Callable[[], object], folder: Path, number: int) -> Iterator[None]:
+        self.left, self._folder, self._do = number, folder, do
+        try:
+            yield
+        finally:
+            self._folder = None
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event != "open" or self._folder is None or isinstance(arguments[0], int):
+            return
+        if Path(os.fsdecode(arguments[0])).parent == self._folder:
+            self.left -= 1
+            if not self.left:
+                self._do()
+
+
+OPENING = Opening()
+
+
+def test_what_was_verified_is_what_is_served(tmp_path: Path) -> None:
+    """Whenever somebody swaps the files, what answers is the signed model, or none."""
+    inputs = [("punctuality__flights", Int64)]
+    (private, public), folder = pair(tmp_path, "mine"), tmp_path / "package"
+    signed = make_package(tmp_path / "signed", inputs=inputs)
+    forged = make_package(tmp_path / "forged", inputs=inputs, weight=-1.0)
+    Signer(private).sign(signed)
+    shutil.copytree(signed, folder)
+    key, row = read_public_key(public), {"punctuality__flights": from_python([1], Int64)}
+    profile = ServingProfile()
+    deployment = unapproved(open_package(folder), profile, NOW, key)
+
+    def swap(package: Path) -> None:
+        shutil.rmtree(folder)
+        shutil.copytree(package, folder)
+
+    refused = 0
+    for number in count(1):
+        swap(signed)
+        with OPENING.doing(lambda: swap(forged), folder, number):
+            try:
+                model = Model(deployment, key)
+            except PackageError:
+                refused += 1
+                continue
+            assert np.all(model.predict(row) > 0.5), f"swapped at opening {number}, the forged model answers"
+            if OPENING.left > 0:
+                break
+    assert refused > 3
+
+
+def test_a_model_does_not_hold_the_bytes_of_its_file(tmp_path: Path) -> None:
+    package = make_package(tmp_path / "package", ballast=2)
+    deployment = unapproved(open_package(package), ServingProfile(), NOW, None)
+    tracemalloc.start()
+    try:
+        model = Model(deployment)
+        assert tracemalloc.get_traced_memory()[0] < (package / "model.int8.ort").stat().st_size / 2
+    finally:
+        tracemalloc.stop()
+    assert model.seconds > 0
+
+
 def test_a_server_takes_up_signed_packages_alone(tmp_path: Path, redis_url: str) -> None:
     private, public = pair(tmp_path, "mine")
     signed, unsigned = make_package(tmp_path / "signed"), make_package(tmp_path / "unsigned", weight=-1.0)
@@ -110,7 +192,7 @@ def test_no_message_shows_the_password(tmp_path: Path) -> None:
     bare, _ = pair(tmp_path, "bare")
     package = make_package(tmp_path / "package")
     Signer(private, "open sesame").sign(package)
-    require_signature(package, read_public_key(public))
+    require_signature(summed(package), read_public_key(public))
     for key, password, words in (
         (private, None, f"has a password; expected it in {PASSWORD}"),
         (private, "open barley", f"is no private key that {PASSWORD} opens"),

@@ -23,7 +23,7 @@ from isthmus.distill.types import Array
 from isthmus.features.errors import DependencyError
 from isthmus.features.package.checksums import LARGEST
 from isthmus.features.package.golden import TensorBytes
-from isthmus.features.package.manifest import Feeds, Manifest, Tensor, Variant
+from isthmus.features.package.manifest import Feeds, Package, Tensor, Variant
 from isthmus.features.package.replay import SECONDS, refused
 from isthmus.features.package.sandbox import confine
 
@@ -57,15 +57,16 @@ class Refused(Exception):
 
 
 @contextmanager
-def opened(folder: Path, manifest: Manifest, variant: Variant) -> Iterator["Program"]:
+def opened(package: Package, variant: Variant) -> Iterator["Program"]:
     """A program of a package.
 
     Raises:
         DependencyError: ExecuTorch is not installed.
         PackageError: it refuses the file, or does not answer.
     """
+    manifest, model = package.manifest, package.files.read(variant.file)
     try:
-        with Program((folder / variant.file).read_bytes(), manifest.tensors, manifest.outputs, variant.most) as program:
+        with Program(model, manifest.tensors, manifest.outputs, variant.most) as program:
             yield program
     except Refused as error:
         raise refused(manifest, variant, NAME, error) from error

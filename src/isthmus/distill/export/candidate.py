@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 
 import numpy as np
 import onnxruntime
@@ -15,7 +14,7 @@ from isthmus.distill.onnx.runtime import Run, ask, predict, session
 from isthmus.distill.tasks.task import Case, Task, graph_answers
 from isthmus.distill.types import Answers, Array, Index, in_batches, spread
 from isthmus.features.errors import ConfigurationError, PackageError, Problem
-from isthmus.features.package.manifest import Feeds, Manifest
+from isthmus.features.package.manifest import Feeds, Package
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,9 +90,9 @@ def difference(expected: Answers, outputs: Answers) -> float:
     return float(np.max(differences))
 
 
-def require_student(package: Path, manifest: Manifest, student: str) -> None:
+def require_student(package: Package, student: str) -> None:
     """Raises a PackageError, with both identities, if a package is of another student."""
-    if manifest.model != student:
+    if (made := package.manifest.model) != student:
         raise PackageError(
-            str(package), f"made from student {manifest.model}", expected=student, remedy="export the student again"
+            str(package.files.folder), f"made from student {made}", expected=student, remedy="export the student again"
         )

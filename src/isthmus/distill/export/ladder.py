@@ -18,7 +18,7 @@ from isthmus.features.errors import DependencyError, GateFailed, PackageError
 from isthmus.features.package.checksums import GOLDEN
 from isthmus.features.package.golden import TensorBytes, read_golden
 from isthmus.features.package.inspect import Runtime
-from isthmus.features.package.manifest import Manifest, read_package
+from isthmus.features.package.manifest import Manifest, Package
 from isthmus.features.package.replay import Answers
 
 
@@ -74,20 +74,20 @@ class Ladder:
 
 
 def climb(
-    material: Material, package: Path, model_folder: Path, runtimes: Mapping[str, Callable[[], Runtime]]
+    material: Material, package: Package, model_folder: Path, runtimes: Mapping[str, Callable[[], Runtime]]
 ) -> Ladder:
     """Feeds the golden cases to each form of a student, and compares the answers with the student in torch.
 
     The runtimes are created in their order, each when its turn comes.
 
     Raises:
-        PackageError: the package is damaged, or of another student.
+        PackageError: the package is of another student.
         ContractMismatch: the student was trained with something else.
         DataError: the student cannot be read.
     """
-    manifest, trained = read_package(package), restored(material, model_folder)
-    golden, cases = read_golden(package, manifest), trained.task.cases(trained.student)
-    require_student(package, manifest, trained.id)
+    manifest, trained = package.manifest, restored(material, model_folder)
+    golden, cases = read_golden(package), trained.task.cases(trained.student)
+    require_student(package, trained.id)
     feeds = [{name: TensorBytes.of(array) for name, array in case.feeds.items()} for case in cases]
     if [dict(case.tensors) for case in golden.cases] != feeds:
         raise PackageError(
@@ -105,9 +105,9 @@ def climb(
         # In the order of conversion: INT8 in ONNX comes before any file in another format.
         files = sorted(runtime.files(manifest), key=lambda file: (file.format != "onnx", file.precision))
         for file in files:
-            ask = partial(runtime.ask, package, manifest, file, golden)
+            ask = partial(runtime.ask, package, file, golden)
             rungs.append(_rung(file.file, name, trained.task.tolerance[file.precision], cases, ask))
-    return Ladder(package, rungs)
+    return Ladder(package.files.folder, rungs)
 
 
 def _rung(

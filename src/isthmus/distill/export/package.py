@@ -12,7 +12,7 @@ import msgspec
 from isthmus.features.files import publish
 from isthmus.features.package.checksums import CONTRACT, GOLDEN, MANIFEST, README, SUMS
 from isthmus.features.package.golden import Golden, read_golden
-from isthmus.features.package.manifest import Manifest, Variant, read_package
+from isthmus.features.package.manifest import Manifest, Variant, open_package
 from isthmus.features.request.layout import VALID, input_name
 
 _NOT_IN_SWIFT = ("bool", "double")
@@ -46,7 +46,7 @@ def write_package(packages: Path, name: str, files: Mapping[str, bytes]) -> Path
             (folder / file).write_bytes(content)
 
     publish(target, write)
-    read_golden(target, read_package(target))
+    read_golden(open_package(target))
     return target
 
 

@@ -16,14 +16,14 @@ from isthmus.distill.tasks.task import Material
 from isthmus.distill.types import Answers, Array, in_batches, spread
 from isthmus.features.package import replay
 from isthmus.features.package.golden import read_golden
-from isthmus.features.package.manifest import Manifest, Variant, feeds, read_package
+from isthmus.features.package.manifest import Package, Variant, feeds
 from isthmus.features.types import Float64
 from isthmus.features.values.columns import Values, micros
 from isthmus.features.verdict import FeatureVerdict, compare
 
 
 def check_package(
-    material: Material, package: Path, model_folder: Path, keys: Sequence[str] = (), rows: int | None = None
+    material: Material, package: Package, model_folder: Path, keys: Sequence[str] = (), rows: int | None = None
 ) -> dict[str, FeatureVerdict]:
     """Compares each model file of a package with the student in torch, and with its own golden cases.
 
@@ -33,13 +33,13 @@ def check_package(
     the columns in `keys`.
 
     Raises:
-        PackageError: the package is damaged, is of another student, or a model file refers to files outside.
+        PackageError: the package is of another student, or a model file refers to files outside.
         ContractMismatch: the student was trained with something else.
         DataError: the student cannot be read.
     """
-    manifest, trained = read_package(package), restored(material, model_folder)
-    require_student(package, manifest, trained.id)
-    task, golden, table = trained.task, read_golden(package, manifest), material.table
+    manifest, trained = package.manifest, restored(material, model_folder)
+    require_student(package, trained.id)
+    task, golden, table = trained.task, read_golden(package), material.table
     sample = spread(table.num_rows, task.compared if rows is None else rows)
     labels = table.take(sample).select(list(keys)).to_pylist() if keys else [f"row {n}" for n in range(len(sample))]
     names, times = [*map(str, labels)], micros(table["event_timestamp"].take(sample)).tolist()
@@ -53,7 +53,7 @@ def check_package(
     verdicts = {}
     for variant in manifest.variants:
         places, moments = list(names), list(times)
-        with _running(package, manifest, variant) as run:
+        with _running(package, variant) as run:
             sides = [_worst(expected, run(tensors)) for expected, tensors in cases]
             replies = [run(tensors) for _, tensors in recorded]
         for number, ((case, _), answer) in enumerate(zip(recorded, replies, strict=True)):
@@ -68,13 +68,12 @@ def check_package(
 
 
 @contextmanager
-def _running(package: Path, manifest: Manifest, variant: Variant) -> Iterator[Run]:
+def _running(package: Package, variant: Variant) -> Iterator[Run]:
     if variant.format == "pte":
-        with opened(package, manifest, variant) as program:
+        with opened(package, variant) as program:
             yield program.ask
     else:
-        # By its path: a model from memory would look for external weights in the working folder.
-        yield partial(ask, replay.open_session(package, manifest, variant, 1))
+        yield partial(ask, replay.open_session(package, variant, 1))
 
 
 def _worst(expected: Answers, outputs: Answers) -> tuple[Array, Array]:

@@ -2,6 +2,10 @@
 
 import hashlib
 import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 
 from isthmus.features.errors import PackageError
@@ -14,7 +18,7 @@ SIGNATURE = "model.sig"
 LARGEST = 2**31
 """Bytes of a file: the limit of the ONNX format. Anything larger is meant to choke a reader."""
 
-_LARGEST_OF = {SUMS: 2**20, MANIFEST: 2**24, CONTRACT: 2**24, GOLDEN: 2**28}
+_LARGEST_OF = {SUMS: 2**20, MANIFEST: 2**24, CONTRACT: 2**24, SIGNATURE: 2**24, GOLDEN: 2**28}
 """Bytes of the files that are read at once, which takes several times as much memory."""
 
 _SHOWN = 60
@@ -31,8 +35,34 @@ def damaged(where: Path | str, problem: str, expected: str = "") -> PackageError
     return PackageError(str(where), problem, expected=expected, remedy=REMEDY)
 
 
-def summed(path: Path) -> tuple[dict[str, str], dict[str, int]]:
-    """The SHA-256 sums of a package's files, and their bytes, after every file was compared with its sum.
+@dataclass(frozen=True)
+class Files:
+    """The files of a package.
+
+    Attributes:
+        digest: the identity of the package: the SHA-256 of its sums.
+        sums: the SHA-256 of each file but the sums and the signature.
+        sizes: the bytes of each file.
+    """
+
+    folder: Path
+    digest: str
+    sums: Mapping[str, str]
+    sizes: Mapping[str, int]
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a file, which are compared with its sum again.
+
+        Raises:
+            PackageError: somebody has replaced or altered the file since the package was opened.
+        """
+        data = read_file(self.folder / name)
+        _require_sum(self.folder / name, hashlib.sha256(data).hexdigest(), self.sums[name])
+        return data
+
+
+def summed(path: Path) -> Files:
+    """The files of a package, after every file was compared with its sum.
 
     No file is opened before it is known to be a plain file of the folder: a link, a pipe or a file of any size may be
     in its place.
@@ -43,16 +73,54 @@ def summed(path: Path) -> tuple[dict[str, str], dict[str, int]]:
     sizes = _sizes(path)
     if SUMS not in sizes:
         raise _unreadable(path)
-    sums = _read_sums(path / SUMS)
+    text = read_file(path / SUMS)
+    sums = _read_sums(path / SUMS, text)
     for name in sizes:
         if name not in sums and name not in (SUMS, SIGNATURE):
             raise damaged(path / name, f"not listed in {SUMS}", "no file but those listed")
     for name, expected in sums.items():
         if name not in sizes:
             raise damaged(path / name, "missing", f"a file with SHA-256 {expected}")
-        if (actual := _sum(path / name)) != expected:
-            raise damaged(path / name, f"SHA-256 {actual}", expected)
-    return sums, sizes
+        with _opened(path / name) as opened:
+            _require_sum(path / name, hashlib.file_digest(opened, "sha256").hexdigest(), expected)
+    return Files(path, hashlib.sha256(text).hexdigest(), sums, sizes)
+
+
+def read_file(file: Path) -> bytes:
+    """The bytes of a plain file of a package.
+
+    Raises:
+        PackageError: it is no such file, too large, or cannot be read.
+    """
+    with _opened(file) as opened:
+        return opened.read()
+
+
+def _opened(file: Path) -> BufferedReader:
+    # What is in its place now may be another file than when the folder was listed.
+    try:
+        handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise damaged(file, f"cannot be read ({error.strerror})") from error
+    opened = os.fdopen(handle, "rb")
+    try:
+        _require_plain(file, os.fstat(handle))
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def _require_plain(file: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise damaged(file, "not a plain file", "files only")
+    if status.st_size > (most := _LARGEST_OF.get(file.name, LARGEST)):
+        raise damaged(file, f"{status.st_size:,} bytes", f"at most {most:,}")
+
+
+def _require_sum(file: Path, actual: str, expected: str) -> None:
+    if actual != expected:
+        raise damaged(file, f"SHA-256 {actual}", expected)
 
 
 def _unreadable(path: Path) -> PackageError:
@@ -63,31 +131,18 @@ def _sizes(path: Path) -> dict[str, int]:
     """Bytes of each file of a folder that holds nothing but files."""
     try:
         with os.scandir(path) as entries:
-            files = sorted(entries, key=lambda entry: entry.name)
-            for entry in files:
-                if not entry.is_file(follow_symlinks=False):
-                    raise damaged(entry.path, "not a plain file", "files only")
-            sizes = {entry.name: entry.stat(follow_symlinks=False).st_size for entry in files}
+            found = {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
     except (OSError, ValueError) as error:  # a path with a NUL is no OSError
         raise _unreadable(path) from error
-    for name, size in sizes.items():
-        if size > (most := _LARGEST_OF.get(name, LARGEST)):
-            raise damaged(path / name, f"{size:,} bytes", f"at most {most:,}")
-    return sizes
+    for name, status in sorted(found.items()):
+        _require_plain(path / name, status)
+    return {name: status.st_size for name, status in found.items()}
 
 
-def _sum(file: Path) -> str:
+def _read_sums(file: Path, data: bytes) -> dict[str, str]:
     try:
-        with file.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError as error:
-        raise damaged(file, f"cannot be read ({error.strerror})") from error
-
-
-def _read_sums(file: Path) -> dict[str, str]:
-    try:
-        text = file.read_bytes().decode()
-    except (OSError, UnicodeDecodeError) as error:
+        text = data.decode()
+    except UnicodeDecodeError as error:
         raise _unreadable(file.parent) from error
     if not text.endswith("\n"):
         raise damaged(file, "ends within a line", "whole lines")

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from isthmus.features.package.checksums import GOLDEN, damaged
-from isthmus.features.package.manifest import Feeds, Manifest, ModelInput, Tensor
+from isthmus.features.package.manifest import Feeds, Manifest, ModelInput, Package, Tensor
 from isthmus.features.types import Bool, DataType, String
 from isthmus.features.values.columns import Values, from_python
 
@@ -134,19 +134,19 @@ def _holds(dtype: DataType, value: bool | int | float | str) -> bool:
     return type(value) is int and np.iinfo(dtype.numpy).min <= value <= np.iinfo(dtype.numpy).max
 
 
-def read_golden(path: Path, manifest: Manifest) -> Golden:
-    """The golden cases of a package whose sums hold.
+def read_golden(package: Package) -> Golden:
+    """The golden cases of a package.
 
     Raises:
         PackageError: they are damaged, or do not fit the manifest.
     """
-    file = path / GOLDEN
+    manifest, file, data = package.manifest, package.files.folder / GOLDEN, package.files.read(GOLDEN)
     try:
-        golden = msgspec.json.decode(file.read_bytes(), type=Golden)
+        golden = msgspec.json.decode(data, type=Golden)
         for case in golden.cases:
             for tensor in chain(case.tensors.values(), *(outputs.values() for outputs in case.outputs.values())):
                 tensor.array  # noqa: B018 - raises if its elements do not fit
-    except (OSError, ValueError, RecursionError) as error:  # ValueError includes msgspec's errors
+    except (ValueError, RecursionError) as error:  # ValueError includes msgspec's errors
         raise damaged(file, str(error), "golden cases") from error
     if any(len(row) != len(golden.inputs) for case in golden.cases for row in case.rows):
         raise damaged(file, "rows of unequal length", "a value per input")

@@ -15,7 +15,7 @@ from isthmus.features.errors import PackageError
 from isthmus.features.package import replay
 from isthmus.features.package.checksums import CONTRACT, GOLDEN, SIGNATURE, damaged
 from isthmus.features.package.golden import Golden, read_golden
-from isthmus.features.package.manifest import Manifest, Variant, package_digest, read_contract, read_package
+from isthmus.features.package.manifest import Manifest, Package, Variant, open_package, read_contract
 from isthmus.features.package.signature import key_name, require_signature
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class Runtime(Protocol):
     def files(self, manifest: Manifest) -> Sequence[Variant]:
         """The model files that it can run."""
 
-    def ask(self, folder: Path, manifest: Manifest, variant: Variant, golden: Golden) -> Sequence[replay.Answers]:
+    def ask(self, package: Package, variant: Variant, golden: Golden) -> Sequence[replay.Answers]:
         """A file's outputs for the golden cases.
 
         Raises:
@@ -49,10 +49,10 @@ class OnnxRuntime:
         """The files in ONNX and ORT format."""
         return [variant for variant in manifest.variants if variant.format != "pte"]
 
-    def ask(self, folder: Path, manifest: Manifest, variant: Variant, golden: Golden) -> Sequence[replay.Answers]:
+    def ask(self, package: Package, variant: Variant, golden: Golden) -> Sequence[replay.Answers]:
         """A file's outputs for the golden cases."""
-        session = replay.open_session(folder, manifest, variant, 1)
-        return replay.answers(session, manifest, variant, [case.feeds for case in golden.cases])
+        session = replay.open_session(package, variant, 1)
+        return replay.answers(session, package.manifest, variant, [case.feeds for case in golden.cases])
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,11 @@ class Inspection:
         }
 
 
-def inspect(package: Path, *, key: str | None = None, runtime: Runtime | None = None) -> Inspection:
+def inspect(path: Path, *, key: str | None = None, runtime: Runtime | None = None) -> Inspection:
     """Runs every check of a package.
 
     Args:
-        package: its folder.
+        path: its folder.
         key: a public key in PEM, whose owner must have signed it.
         runtime: runs the model files; by default ONNX Runtime in this process.
 
@@ -122,69 +122,71 @@ def inspect(package: Path, *, key: str | None = None, runtime: Runtime | None = 
         checks.append(Check(subject, finding))
         return answer
 
-    manifest = check("files and manifest", lambda: _manifest(package))
-    if manifest is None:
-        return Inspection(package, "", checks, worst)
+    package = check("files and manifest", lambda: _opened(path))
+    if package is None:
+        return Inspection(path, "", checks, worst)
+    inspection = Inspection(path, package.files.digest, checks, worst)
     check(SIGNATURE, lambda: _signature(package, key))
     if checks[-1].error is not None:
         # No runtime opens files of somebody who is not trusted.
-        return Inspection(package, package_digest(package), checks, worst)
-    check(CONTRACT, lambda: _contract(package, manifest))
-    golden = check(GOLDEN, lambda: _golden(package, manifest))
+        return inspection
+    check(CONTRACT, lambda: _contract(package))
+    golden = check(GOLDEN, lambda: _golden(package))
     if golden is not None:
-        files = runner.files(manifest)
+        files = runner.files(package.manifest)
         if not files:
-            check("model files", lambda: _no_files(package, manifest, runner))
-        for variant in manifest.variants:
+            check("model files", lambda: _no_files(package, runner))
+        for variant in package.manifest.variants:
             if variant not in files:
                 checks.append(Check(variant.file, f"not asked: in {variant.format} format, and not for {runner.name}"))
                 continue
-            difference = check(variant.file, partial(_model, package, manifest, variant, golden, runner))
+            difference = check(variant.file, partial(_model, package, variant, golden, runner))
             if difference is not None:
                 worst[variant.file] = difference
-    return Inspection(package, package_digest(package), checks, worst)
+    return inspection
 
 
-def _manifest(package: Path) -> tuple[Manifest, str]:
-    manifest = read_package(package)
-    return manifest, f"as their sums say: {manifest.name}, student {manifest.model}"
+def _opened(path: Path) -> tuple[Package, str]:
+    package = open_package(path)
+    return package, f"as their sums say: {package.manifest.name}, student {package.manifest.model}"
 
 
-def _signature(package: Path, key: str | None) -> tuple[None, str]:
+def _signature(package: Package, key: str | None) -> tuple[None, str]:
     if key is None:
-        return None, "there is one, and no key to check it" if (package / SIGNATURE).exists() else "not asked for"
-    require_signature(package, key)
+        return None, "there is one, and no key to check it" if SIGNATURE in package.files.sizes else "not asked for"
+    require_signature(package.files, key)
     return None, f"by key {key_name(key)}"
 
 
-def _contract(package: Path, manifest: Manifest) -> tuple[Contract, str]:
-    contract = read_contract(package, manifest)
+def _contract(package: Package) -> tuple[Contract, str]:
+    contract, manifest = read_contract(package), package.manifest
     columns = (*contract.inputs(manifest.service), *contract.raw_inputs(manifest.service))
     known = {column.name: column.dtype for column in columns}
     for item in manifest.model_inputs:
         if (declared := known.get(item.name)) != item.dtype:
             problem = f"{item.name} is {declared}" if declared else f"has no {item.name}"
-            raise damaged(package / CONTRACT, problem, f"{item.name} of type {item.dtype}, as in the manifest")
+            expected = f"{item.name} of type {item.dtype}, as in the manifest"
+            raise damaged(package.files.folder / CONTRACT, problem, expected)
     return contract, f"{contract.hash[:12]}, with service {manifest.service}"
 
 
-def _golden(package: Path, manifest: Manifest) -> tuple[Golden, str]:
-    golden = read_golden(package, manifest)
+def _golden(package: Package) -> tuple[Golden, str]:
+    golden, manifest = read_golden(package), package.manifest
     rows = replay.require_fed(f"package {manifest.name}: {GOLDEN}", golden, manifest)
     source = f"{rows} rows make their tensors to the bit" if manifest.inputs else "of tensors"
     count = len(golden.cases)
     return golden, f"{count} case{'' if count == 1 else 's'}, {source}"
 
 
-def _no_files(package: Path, manifest: Manifest, runtime: Runtime) -> tuple[None, str]:
-    files = ", ".join(variant.file for variant in manifest.variants)
+def _no_files(package: Package, runtime: Runtime) -> tuple[None, str]:
+    files = ", ".join(variant.file for variant in package.manifest.variants)
     raise PackageError(
-        str(package), f"no model file for {runtime.name}: there is {files}", expected="at least one",
+        str(package.files.folder), f"no model file for {runtime.name}: there is {files}", expected="at least one",
         remedy="ask the runtime that its files are for, or export it for this one, too",
     )  # fmt: skip
 
 
-def _model(package: Path, manifest: Manifest, variant: Variant, golden: Golden, runtime: Runtime) -> tuple[float, str]:
-    outputs = runtime.ask(package, manifest, variant, golden)
-    worst = replay.require_reproduced(golden, manifest, variant, outputs, runtime.tolerance)
+def _model(package: Package, variant: Variant, golden: Golden, runtime: Runtime) -> tuple[float, str]:
+    outputs = runtime.ask(package, variant, golden)
+    worst = replay.require_reproduced(golden, package.manifest, variant, outputs, runtime.tolerance)
     return worst, f"answers within {worst:.3g} of what is recorded" if worst else "answers as recorded"

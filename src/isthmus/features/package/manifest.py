@@ -16,7 +16,7 @@ import numpy as np
 
 from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import ContractMismatch, DataError, PackageError, one_of
-from isthmus.features.package.checksums import CONTRACT, GOLDEN, MANIFEST, README, SUMS, damaged, summed
+from isthmus.features.package.checksums import CONTRACT, GOLDEN, MANIFEST, README, SUMS, Files, damaged, summed
 from isthmus.features.request.layout import Layout, input_name
 from isthmus.features.types import INPUTS, TYPES, DataType, String
 from isthmus.features.values.columns import Values
@@ -188,34 +188,48 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         raise damaged(f"package {self.name}", f"no {precision} model in {format} format")
 
 
-def read_package(path: Path) -> Manifest:
-    """The manifest of a package, after every file of the folder was compared with its SHA-256 sum.
+@dataclass(frozen=True)
+class Package:
+    """A package whose files matched their sums when it was opened.
+
+    Who opens it reads them from `files`: a file that somebody replaces afterwards is refused.
+    """
+
+    files: Files
+    manifest: Manifest
+
+
+def open_package(path: Path) -> Package:
+    """The package in a folder, after every file was compared with its SHA-256 sum.
 
     Raises:
         PackageError: the file that is missing, altered, not listed, outside the folder or not understood.
     """
-    sums, sizes = summed(path)
+    files = summed(path)
     for name in (MANIFEST, CONTRACT, GOLDEN):
-        if name not in sums:
+        if name not in files.sums:
             raise damaged(path / name, "missing", f"listed in {SUMS}")
     try:
-        msgspec.json.decode((path / CONTRACT).read_bytes(), type=dict[str, Any])
+        msgspec.json.decode(files.read(CONTRACT), type=dict[str, Any])
     except (ValueError, RecursionError) as error:
         raise damaged(path / CONTRACT, str(error), "a contract") from error
-    return _read_manifest(path / MANIFEST, sums, sizes)
+    return Package(files, _read_manifest(files))
 
 
-def read_contract(path: Path, manifest: Manifest) -> Contract:
-    """The contract of a package whose sums hold.
+def read_package(path: Path) -> Manifest:
+    """The manifest of the package in a folder; errors: see `open_package`."""
+    return open_package(path).manifest
+
+
+def read_contract(package: Package) -> Contract:
+    """The contract of a package.
 
     Raises:
         PackageError: it cannot be read, differs from the manifest's, or lacks the package's service.
     """
-    file = path / CONTRACT
+    manifest, file = package.manifest, package.files.folder / CONTRACT
     try:
-        contract = Contract.loads(file.read_bytes(), str(file))
-    except OSError as error:
-        raise damaged(file, str(error), "a contract") from error
+        contract = Contract.loads(package.files.read(CONTRACT), str(file))
     except ContractMismatch as error:
         raise damaged(error.where, error.found, error.expected) from error
     if contract.hash != manifest.contract:
@@ -237,8 +251,8 @@ class _Version(msgspec.Struct):
     format_version: int
 
 
-def _read_manifest(file: Path, sums: Mapping[str, str], sizes: Mapping[str, int]) -> Manifest:
-    data = file.read_bytes()
+def _read_manifest(files: Files) -> Manifest:
+    file, data = files.folder / MANIFEST, files.read(MANIFEST)
     try:
         version = msgspec.json.decode(data, type=_Version).format_version
         if version != FORMAT_VERSION:
@@ -247,7 +261,7 @@ def _read_manifest(file: Path, sums: Mapping[str, str], sizes: Mapping[str, int]
         manifest = msgspec.json.decode(data, type=Manifest)
     except (ValueError, RecursionError) as error:
         raise damaged(file, str(error), "a manifest") from error
-    for problem, expected in _misfits(manifest, sums, sizes):
+    for problem, expected in _misfits(manifest, files.sums, files.sizes):
         raise damaged(file, problem, expected)
     return manifest
 

@@ -3,8 +3,8 @@
 A server checks the file that it is about to serve; `isthmus package verify` checks every file, in any runtime.
 """
 
+import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from threading import Timer
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from isthmus.features.errors import DataError, PackageError
 from isthmus.features.package.golden import Golden, TensorBytes
-from isthmus.features.package.manifest import Feeds, Manifest, Tensor, Variant, feeds
+from isthmus.features.package.manifest import Feeds, Manifest, Package, Tensor, Variant, feeds
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -38,20 +38,31 @@ def session_options(threads: int) -> "onnxruntime.SessionOptions":
     return options
 
 
-def open_session(folder: Path, manifest: Manifest, variant: Variant, threads: int) -> "onnxruntime.InferenceSession":
+def open_session(package: Package, variant: Variant, threads: int) -> "onnxruntime.InferenceSession":
     """A session of ONNX Runtime over a model file, whose graph matches the manifest.
 
+    Weights beside the graph are those of the package, and come from memory, too.
+
     Raises:
-        PackageError: the runtime refuses the file, or its graph differs.
+        PackageError: the file was altered since the package was opened, the runtime refuses it, or its graph differs.
     """
     import onnxruntime  # not needed by those who only read a package
 
-    file, options = folder / variant.file, session_options(threads)
+    manifest, options = package.manifest, session_options(threads)
+    # By itself, it would open the files that a graph names in the working folder.
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
+    model = package.files.read(variant.file)
+    beside = {name: package.files.read(name) for name in manifest.files} if variant.format == "onnx" else {}
     try:
+        if beside:
+            sizes = [len(data) for data in beside.values()]
+            options.add_external_initializers_from_files_in_memory([*beside], [*beside.values()], sizes)
         # The fallback would print to stdout, which callers of `--json` parse.
-        session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
     except Exception as error:  # onnxruntime's exceptions have no base class of their own
         raise refused(manifest, variant, "onnxruntime", error) from error
+    # It has its own copy of the weights, and would hold the file's bytes as long as it lives.
+    session._model_bytes = None
     _require_described(f"{_where(manifest, variant)}, inputs", manifest.tensors, session.get_inputs())
     _require_described(f"{_where(manifest, variant)}, outputs", manifest.outputs, session.get_outputs())
     return session

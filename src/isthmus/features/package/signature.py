@@ -15,7 +15,7 @@ import msgspec
 
 from isthmus.features.errors import ConfigurationError, DependencyError, PackageError, Problem
 from isthmus.features.files import scratch_folder, write_atomically
-from isthmus.features.package.checksums import SIGNATURE
+from isthmus.features.package.checksums import SIGNATURE, SUMS, Files, read_file
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -25,7 +25,6 @@ PASSWORD = "ISTHMUS_SIGNING_PASSWORD"  # noqa: S105 - the name of the variable t
 """The environment variable with the password of a private key."""
 
 _CURVES = ("secp256r1", "secp384r1", "secp521r1")
-_LARGEST = 2**24
 _PAIR = "an elliptic key in PEM, for example by `openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256`"
 
 
@@ -37,8 +36,26 @@ class _Material(msgspec.Struct, rename="camel"):
     public_key: _KeyHint
 
 
+class _Envelope(msgspec.Struct):
+    payload: bytes
+
+
 class _Bundle(msgspec.Struct, rename="camel"):
     verification_material: _Material
+    dsse_envelope: _Envelope
+
+
+class _Resource(msgspec.Struct):
+    name: str
+    digest: str
+
+
+class _Resources(msgspec.Struct):
+    resources: tuple[_Resource, ...]
+
+
+class _Statement(msgspec.Struct):
+    predicate: _Resources
 
 
 class Signer:
@@ -109,8 +126,8 @@ def key_name(key: str) -> str:
     return _name(_hint(_public_key(key)))
 
 
-def require_signature(package: Path, key: str) -> None:
-    """Refuses a package that the owner of a public key, in PEM, has not signed in its present form.
+def require_signature(files: Files, key: str) -> None:
+    """Refuses the files of a package that the owner of a public key, in PEM, has not signed as they are.
 
     Raises:
         PackageError: it is not signed, or not by this key, or was altered since.
@@ -119,29 +136,31 @@ def require_signature(package: Path, key: str) -> None:
     try:
         public = _public_key(key)
     except ValueError as error:
-        raise PackageError(f"package {package}", "is to be signed by what is no public key", expected="a key in PEM",
-                           remedy="run `isthmus deploy` with the right packages.public_key") from error  # fmt: skip
+        remedy = "run `isthmus deploy` with the right packages.public_key"
+        raise PackageError(f"package {files.folder}", "is to be signed by what is no public key",
+                           expected="a key in PEM", remedy=remedy) from error  # fmt: skip
     hint = _hint(public)
 
     def refusal(reason: str) -> PackageError:
         remedy = "take the package from where it is signed, or sign it: export it with packages.signing_key"
         expected = f"a signature by key {_name(hint)}"
-        return PackageError(str(package / SIGNATURE), reason, expected=expected, remedy=remedy)
+        return PackageError(str(files.folder / SIGNATURE), reason, expected=expected, remedy=remedy)
 
+    if SIGNATURE not in files.sizes:
+        raise refusal("missing: the package is not signed")
+    data = read_file(files.folder / SIGNATURE)
     try:
-        with (package / SIGNATURE).open("rb") as file:
-            data = file.read(_LARGEST)
-    except FileNotFoundError as error:
-        raise refusal("missing: the package is not signed") from error
-    except OSError as error:
-        raise refusal(f"cannot be read ({error.strerror})") from error
-    try:
-        signer = msgspec.json.decode(data, type=_Bundle).verification_material.public_key.hint
+        bundle = msgspec.json.decode(data, type=_Bundle)
+        statement = msgspec.json.decode(bundle.dsse_envelope.payload, type=_Statement)
     except (ValueError, RecursionError) as error:  # ValueError includes msgspec's errors
         raise refusal(f"is no signature ({error})") from error
-    if signer != hint:
+    if (signer := bundle.verification_material.public_key.hint) != hint:
         raise refusal(f"the package is signed by key {_name(signer)}")
-    _verify(package, data, public, refusal)
+    _verify(files.folder, data, public, refusal)
+    # The files may have been replaced since their sums were taken: what counts are those that are read.
+    signed = {resource.name: resource.digest for resource in statement.predicate.resources}
+    if signed != {SUMS: files.digest, **files.sums}:
+        raise refusal("the package has been altered since it was signed")
 
 
 def _verify(package: Path, data: bytes, key: "EllipticCurvePublicKey", refusal: Callable[[str], PackageError]) -> None:

@@ -14,7 +14,7 @@ from isthmus.features.contract.generations import Generations
 from isthmus.features.errors import IsthmusError
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import OnlineStore
-from isthmus.features.package.manifest import read_contract, read_package
+from isthmus.features.package.manifest import open_package, read_contract
 from isthmus.features.publishing.readback import is_published, read_back
 from isthmus.features.values.columns import Values, from_python
 from isthmus.features.values.entitykey import entity_keys
@@ -138,9 +138,8 @@ def _needed(project: Project, generations: Generations) -> set[str]:
     for deployment in running:
         # A package that cannot be read runs under no contract.
         with suppress(IsthmusError, OSError):
-            folder = Path(deployment.package)
-            manifest = read_package(folder)
-            contract = generations.of_model(read_contract(folder, manifest), manifest.service)
+            package = open_package(Path(deployment.package))
+            contract = generations.of_model(read_contract(package), package.manifest.service)
             if contract is not None:
                 needed.add(contract.hash)
     return needed

@@ -15,7 +15,8 @@ from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import DataError, GateFailed, PackageError
 from isthmus.features.files import write_atomically
 from isthmus.features.latency import LatencyReader
-from isthmus.features.package.manifest import ModelInput, read_package
+from isthmus.features.package.checksums import summed
+from isthmus.features.package.manifest import ModelInput, Package, open_package, read_package
 from isthmus.features.package.signature import require_signature
 from isthmus.features.progress import Progress, silent
 from isthmus.features.types import UnixTimestamp
@@ -167,27 +168,28 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
     if signer is not None:
         signer.sign(report.path)
     if public_key is not None:
-        require_signature(report.path, public_key)
+        require_signature(summed(report.path), public_key)
     cards.write_serving(report)
     cards.write(artifacts, model, report.path)
     write_atomically(artifacts.package_pointer, report.path.name.encode())
     return report
 
 
-def check_last_package(project: Project, declared: Distillation) -> dict[str, FeatureVerdict]:
-    """Model file of the last package to the comparison of its outputs with the student's.
+def check_package(project: Project, declared: Distillation, package: Package) -> dict[str, FeatureVerdict]:
+    """Model file of a package to the comparison of its outputs with the last student's.
 
     The rows are those that the student learned from, whatever has been added to the contract since.
 
     Raises:
-        DataError: nothing was exported, or the training set is gone.
+        DataError: there is no student, or the training set is gone.
     """
     with extra("distill"):
-        from isthmus.distill.export.parity import check_package
-    package, model, material = _packaged(Artifacts(project, declared))
+        from isthmus.distill.export import parity
+    artifacts = Artifacts(project, declared)
+    material = _material(artifacts, artifacts.training_set(package.manifest.training_set))
     keys = [name for name, _ in project.applied().spines[declared.spine.name]["keys"]]
     with project.importing():
-        return check_package(material, package, model, keys)
+        return parity.check_package(material, package, artifacts.last_model(), keys)
 
 
 def ladder(project: Project, name: str | None = None, *, runtimes: "Mapping[str, Callable[[], Runtime]]") -> "Ladder":
@@ -198,15 +200,11 @@ def ladder(project: Project, name: str | None = None, *, runtimes: "Mapping[str,
     """
     with extra("distill"):
         from isthmus.distill.export.ladder import climb
-    package, model, material = _packaged(Artifacts.of(project, name))
+    artifacts = Artifacts.of(project, name)
+    package, model = open_package(artifacts.last_package()), artifacts.last_model()
+    material = _material(artifacts, artifacts.training_set(package.manifest.training_set))
     with project.importing():
         return climb(material, package, model, runtimes)
-
-
-def _packaged(artifacts: Artifacts) -> "tuple[Path, Path, Material]":
-    """The last package, the last student, and the material of the package."""
-    package, model = artifacts.last_package(), artifacts.last_model()
-    return package, model, _material(artifacts, artifacts.training_set(read_package(package).training_set))
 
 
 def _package_of(artifacts: Artifacts, student: str) -> Path | None:

@@ -13,7 +13,7 @@ from typing import Any
 from isthmus.features import clock
 from isthmus.features.contract.generations import Generations
 from isthmus.features.offline.store import OfflineStore
-from isthmus.features.package.manifest import read_contract, read_package
+from isthmus.features.package.manifest import open_package, read_contract
 from isthmus.features.verdict import Verdict
 from isthmus.orchestration.artifacts import Artifacts, serving_profile, verdict_file
 from isthmus.orchestration.models.models import require_release
@@ -62,7 +62,7 @@ def deploy(project: Project, name: str | None = None, *, share: float | None = N
     contract, store = project.applied(), OfflineStore(project.offline)
     package = artifacts.last_package()
     project.generations().require_model(
-        f"package of {declared.name}", read_contract(package, read_package(package)), declared.student.name
+        f"package of {declared.name}", read_contract(open_package(package)), declared.student.name
     )
     views = {view for view, _ in contract.read(declared.student.name)}
     file = verdict_file(project, declared)

@@ -11,7 +11,7 @@ from typing import Any
 
 from isthmus.distill.reports.words import duration, scaled
 from isthmus.features.package.golden import read_golden
-from isthmus.features.package.manifest import read_package
+from isthmus.features.package.manifest import open_package
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.progress import Progress, silent
 from isthmus.orchestration.artifacts import Artifacts
@@ -116,15 +116,15 @@ class _Student:
         with extra("mobile"):
             from isthmus.distill.onnx.cost import graph_work, weight_bytes
         artifacts.last_model()  # first: without a student there is nothing to export
-        package, declared = artifacts.last_package(), artifacts.declared
+        package, declared = open_package(artifacts.last_package()), artifacts.declared
         require_boundary(artifacts.project, declared)
-        manifest, report = read_package(package), artifacts.packaged_report()
-        graphs = {graph.precision: package / graph.file for graph in manifest.variants if graph.format == "onnx"}
+        report = artifacts.packaged_report()
+        graphs = {graph.precision: graph.file for graph in package.manifest.variants if graph.format == "onnx"}
         complete = graphs.get("fp32") or next(iter(graphs.values()))
         # The first golden case decides the dimensions that have only a name.
-        shapes = {name: tensor.shape for name, tensor in read_golden(package, manifest).cases[0].tensors.items()}
-        work = graph_work(complete.read_bytes(), shapes)
-        fixed = weight_bytes(graphs.get(report["serving"]["precision"], complete).read_bytes())
+        shapes = {name: tensor.shape for name, tensor in read_golden(package).cases[0].tensors.items()}
+        work = graph_work(package.files.read(complete), shapes)
+        fixed = weight_bytes(package.files.read(graphs.get(report["serving"]["precision"], complete)))
         half, weights = report["training"], report["models"]["student"]["parameters"]
         activations = work.activations * (2 if half["precision"] == "bf16" else 4)
         per_row = 2 * work.values + _TRAFFIC_PER_ACTIVATION * activations

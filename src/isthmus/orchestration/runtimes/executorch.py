@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
 
 from isthmus.distill.executorch.process import NAME, absent, opened
 from isthmus.features.package.golden import Golden
-from isthmus.features.package.manifest import Manifest, Variant
+from isthmus.features.package.manifest import Manifest, Package, Variant
 from isthmus.features.package.replay import GOLDEN_TOLERANCE, Answers
 
 
@@ -28,7 +27,7 @@ class ExecuTorchRuntime:
         """The ExecuTorch programs."""
         return [variant for variant in manifest.variants if variant.format == "pte"]
 
-    def ask(self, folder: Path, manifest: Manifest, variant: Variant, golden: Golden) -> Sequence[Answers]:
+    def ask(self, package: Package, variant: Variant, golden: Golden) -> Sequence[Answers]:
         """A file's answers in the golden cases."""
-        with opened(folder, manifest, variant) as program:
+        with opened(package, variant) as program:
             return [program.ask(case.feeds) for case in golden.cases]

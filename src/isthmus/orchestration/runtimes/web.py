@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from isthmus.features.errors import DependencyError, PackageError
 from isthmus.features.files import scratch_folder
 from isthmus.features.package.checksums import GOLDEN
 from isthmus.features.package.golden import Golden, TensorBytes
-from isthmus.features.package.manifest import Manifest, Variant
+from isthmus.features.package.manifest import Manifest, Package, Variant
 from isthmus.features.package.replay import SECONDS, Answers, refused
 
 NAME = "onnxruntime-web"
@@ -56,13 +57,19 @@ class WebRuntime:
         """The files in ORT format, which a browser receives."""
         return [variant for variant in manifest.variants if variant.format == "ort"]
 
-    def ask(self, folder: Path, manifest: Manifest, variant: Variant, _golden: Golden) -> Sequence[Answers]:
+    def ask(self, package: Package, variant: Variant, golden: Golden) -> Sequence[Answers]:
         """A file's answers in the golden cases."""
-        command = [self._node, str(self._folder / "check.mjs"), str(folder / variant.file), str(folder / GOLDEN)]
-        try:
-            done = subprocess.run(command, capture_output=True, check=False, timeout=SECONDS)  # noqa: S603 - our script
-        except subprocess.TimeoutExpired as error:
-            raise refused(manifest, variant, NAME, f"no answer in {SECONDS} seconds") from error
+        manifest = package.manifest
+        with tempfile.TemporaryDirectory() as folder:
+            # Node opens them by their paths, where nobody else can replace them.
+            model, cases = Path(folder) / variant.file, Path(folder) / GOLDEN
+            model.write_bytes(package.files.read(variant.file))
+            cases.write_bytes(msgspec.json.encode(golden))
+            command = [self._node, str(self._folder / "check.mjs"), str(model), str(cases)]
+            try:
+                done = subprocess.run(command, capture_output=True, check=False, timeout=SECONDS)  # noqa: S603 - ours
+            except subprocess.TimeoutExpired as error:
+                raise refused(manifest, variant, NAME, f"no answer in {SECONDS} seconds") from error
         if done.returncode:
             raise refused(manifest, variant, NAME, _reason(done.stderr.decode(errors="replace")))
         output = msgspec.json.decode(done.stdout, type=_Output)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +11,7 @@ from isthmus.distill.onnx.runtime import predict
 from isthmus.distill.tabular.tensors import columns
 from isthmus.features.contract.contract import Column
 from isthmus.features.offline.history import ViewHistory
-from isthmus.features.package.manifest import Feeds, ModelInput, feeds, placed, read_package
+from isthmus.features.package.manifest import Feeds, ModelInput, Package, feeds, placed
 from isthmus.features.package.replay import open_session
 from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.request.layout import VALID, input_name
@@ -26,7 +25,7 @@ from isthmus.orchestration.verification.sides import ComparedRows, OnlineSide, q
 
 
 def compare_package(
-    project: Project, declared: Distillation, package: Path, histories: Sequence[ViewHistory], online: OnlineSide,
+    project: Project, declared: Distillation, package: Package, histories: Sequence[ViewHistory], online: OnlineSide,
     count: int,
 ) -> tuple[dict[str, FeatureVerdict], FeatureVerdict]:  # fmt: skip
     """Compares each input of a package, and its predictions through the API, for moments like its training set's.
@@ -34,8 +33,8 @@ def compare_package(
     Keys and request fields are those of `count` rows of the training set; stored features are those of the present.
     The online side has the package deployed.
     """
-    contract, manifest = project.applied(), read_package(package)
-    variant = manifest.variant(serving_profile(project, package).precision)
+    contract, manifest = project.applied(), package.manifest
+    variant = manifest.variant(serving_profile(project, package.files.folder).precision)
     inputs, features = manifest.model_inputs, contract.read(manifest.service)
     histories = [history for history in histories if history.view.name in {view for view, _ in features}]
     request = [column for column in contract.raw_inputs(manifest.service) if column.available == "request"]
@@ -65,7 +64,7 @@ def compare_package(
     }
     expected = np.empty(0, np.float32)
     if len(rows):
-        expected = predict(open_session(package, manifest, variant, 1), offline_feeds)
+        expected = predict(open_session(package, variant, 1), offline_feeds)
     names = {item.name for item in inputs}
     fields = _typed(questions, (column for column in request if column.name in names))
     return compared, _compare_predictions(rows, expected, (entities, fields), online.api, variant.tolerance)

@@ -13,13 +13,13 @@ from isthmus.features.files import write_atomically
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import OnlineStore
-from isthmus.features.package.manifest import package_digest, read_package
+from isthmus.features.package.manifest import Package, open_package
 from isthmus.features.package.signature import require_signature
 from isthmus.features.progress import Progress, silent
 from isthmus.features.redis.connection import answering, connect
 from isthmus.features.verdict import FeatureVerdict, Verdict, merged
 from isthmus.orchestration.artifacts import Artifacts, page_file, serving_profile, verdict_file
-from isthmus.orchestration.models.models import check_last_package
+from isthmus.orchestration.models.models import check_package
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.verification.client import private_api
 from isthmus.orchestration.verification.page import page
@@ -62,17 +62,18 @@ def verify(
     offline = OfflineStore(project.offline)
     histories = [offline.history(view) for view in contract.views.values()]
     at = project.now()
-    package = Artifacts(project, declared).exported(contract) if declared else None
+    exported = Artifacts(project, declared).exported(contract) if declared else None
+    package = open_package(exported) if exported else None
     with project.redis() as url, connect(url) as client, TemporaryDirectory(prefix="isthmus-verify-") as folder:
         with answering(url):
             client.ping()
         deployment = Path(folder) / "deployment.json"
-        if package and read_package(package).inputs:
+        if package and package.manifest.inputs:
             # For the private server alone, so that its predictions can be compared.
             if project.public_key is not None:
-                require_signature(package, project.public_key)
-            manifest, profile = read_package(package), serving_profile(project, package)
-            write_atomically(deployment, unapproved(package, manifest, profile, at, project.public_key).dumps())
+                require_signature(package.files, project.public_key)
+            profile = serving_profile(project, package.files.folder)
+            write_atomically(deployment, unapproved(package, profile, at, project.public_key).dumps())
         with private_api(project, contract, url, at, deployment) as api:
             online = OnlineSide(OnlineStore(client, contract), url, api, at)
             run = _Verification(project, contract, declared, package, online, all_keys, progress)
@@ -88,7 +89,7 @@ class _Verification:
     project: Project
     contract: Contract
     declared: Distillation | None
-    package: Path | None
+    package: Package | None
     online: OnlineSide
     all_keys: bool
     progress: Progress
@@ -107,7 +108,7 @@ class _Verification:
             skipped = {"the package": no_package} | skipped
         files, inputs, not_fed = self._package(histories)
         tables = {history.view.name: history.fingerprint for history in histories}
-        digest, model = (package_digest(self.package), merged(list(files.values()))) if self.package else (None, None)
+        digest, model = (self.package.files.digest, merged(list(files.values()))) if self.package else (None, None)
         return Verdict(
             self.contract.hash, self.online.at, views | computed, tables, ahead, digest, model, files, inputs,
             skipped | not_fed,
@@ -120,8 +121,8 @@ class _Verification:
         if self.declared is None or self.package is None:
             return {}, {}, {}
         self.progress("comparing the package with its student", 0.9)
-        files = check_last_package(self.project, self.declared)
-        if not read_package(self.package).inputs:
+        files = check_package(self.project, self.declared, self.package)
+        if not self.package.manifest.inputs:
             reason = "only its own task makes it of features, so that no server predicts"
             return files, {}, {"what the package is fed": reason}
         self.progress("comparing what the package is fed", 0.95)

@@ -8,7 +8,7 @@ from pathlib import Path
 from isthmus.features.errors import PackageError
 from isthmus.features.files import publish
 from isthmus.features.package.checksums import SIGNATURE
-from isthmus.features.package.manifest import package_digest, read_package
+from isthmus.features.package.manifest import Package, open_package
 from isthmus.features.package.signature import require_signature
 
 
@@ -48,14 +48,15 @@ def fetch(
     return target, moved
 
 
-def require(package: Path, digest: str, public_key: str | None) -> None:
-    """Refuses a folder that is not the complete package of a digest, signed by whom it must be."""
-    manifest = read_package(package)
-    if (actual := package_digest(package)) != digest:
-        raise PackageError(f"package {manifest.name}", f"has digest {actual[:12]}", expected=digest[:12],
+def require(folder: Path, digest: str, public_key: str | None) -> Package:
+    """The package in a folder, if it is the complete package of a digest, signed by whom it must be."""
+    package = open_package(folder)
+    if (actual := package.files.digest) != digest:
+        raise PackageError(f"package {package.manifest.name}", f"has digest {actual[:12]}", expected=digest[:12],
                            remedy="run `isthmus deploy` again")  # fmt: skip
     if public_key is not None:
-        require_signature(package, public_key)
+        require_signature(package.files, public_key)
+    return package
 
 
 def _signature(package: Path) -> bytes | None:

@@ -10,7 +10,7 @@ import msgspec
 from isthmus.features.contract.contract import Contract
 from isthmus.features.contract.diff import require_service
 from isthmus.features.errors import GateFailed, PackageError
-from isthmus.features.package.manifest import Manifest, package_digest, read_contract, read_package
+from isthmus.features.package.manifest import Manifest, Package, open_package, read_contract
 from isthmus.features.package.signature import require_signature
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.verdict import Verdict
@@ -86,7 +86,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def approve(  # noqa: PLR0913 - what a deployment rests on, all of it checked
-    package: Path,
+    folder: Path,
     verdict: Verdict | None,
     contract: Contract,
     profile: ServingProfile,
@@ -96,27 +96,27 @@ def approve(  # noqa: PLR0913 - what a deployment rests on, all of it checked
     public_key: str | None = None,
 ) -> Deployment:
     """The deployment of a package where it lies, if nothing speaks against it. Arguments and errors: see `deploy`."""
-    manifest = read_package(package)
+    package = open_package(folder)
     if public_key is not None:
-        require_signature(package, public_key)
+        require_signature(package.files, public_key)
+    manifest = package.manifest
     where = f"package {manifest.name}"
-    require_service(where, read_contract(package, manifest), contract, manifest.service)
-    deployment = unapproved(package, manifest, profile, at, public_key)
+    require_service(where, read_contract(package), contract, manifest.service)
+    deployment = unapproved(package, profile, at, public_key)
     require_rows(manifest)
     verdict = _require_passed(where, deployment.digest, contract, verdict)
     _require_coverage(where, contract, manifest.service, verdict, tables)
     return msgspec.structs.replace(deployment, verdict=Approval(verdict.at, verdict.compared))
 
 
-def unapproved(
-    package: Path, manifest: Manifest, profile: ServingProfile, at: int, public_key: str | None
-) -> Deployment:
+def unapproved(package: Package, profile: ServingProfile, at: int, public_key: str | None) -> Deployment:
     """The deployment of a package where it lies, with a verdict that compared nothing."""
+    manifest = package.manifest
     manifest.variant(profile.precision)
     return Deployment(
         model=manifest.name,
-        package=str(package.resolve()),
-        digest=package_digest(package),
+        package=str(package.files.folder.resolve()),
+        digest=package.files.digest,
         contract=manifest.contract,
         service=manifest.service,
         precision=profile.precision,

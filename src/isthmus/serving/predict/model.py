@@ -9,7 +9,7 @@ import numpy as np
 
 from isthmus.features.errors import PackageError
 from isthmus.features.package.golden import read_golden
-from isthmus.features.package.manifest import feeds, package_digest, read_contract, read_package
+from isthmus.features.package.manifest import feeds, open_package, read_contract
 from isthmus.features.package.replay import answers, open_session, require_fed, require_reproduced
 from isthmus.features.package.signature import require_signature
 from isthmus.features.values.columns import Values
@@ -37,9 +37,8 @@ class Model:
 
     def __init__(self, deployment: Deployment, public_key: str | None = None) -> None:
         self.deployment = deployment
-        folder = Path(deployment.package)
-        manifest = read_package(folder)
-        digest = package_digest(folder)
+        package = open_package(Path(deployment.package))
+        manifest, digest = package.manifest, package.files.digest
         if digest != deployment.digest:
             raise PackageError(
                 f"package {manifest.name}", f"has digest {digest[:12]}",
@@ -49,14 +48,14 @@ class Model:
         # Whoever can write a package can write the deployment beside it, but not the settings of the server.
         for key in dict.fromkeys((public_key, deployment.public_key)):
             if key is not None:
-                require_signature(folder, key)
-        self.contract = read_contract(folder, manifest)
+                require_signature(package.files, key)
+        self.contract = read_contract(package)
         self.inputs = manifest.model_inputs
         variant = manifest.variant(deployment.precision)
         self._output = require_rows(manifest)
-        golden = read_golden(folder, manifest)
+        golden = read_golden(package)
         require_fed(f"package {manifest.name}", golden, manifest)
-        self._session = open_session(folder, manifest, variant, deployment.threads)
+        self._session = open_session(package, variant, deployment.threads)
         began = time.perf_counter()
         outputs = answers(self._session, manifest, variant, [case.feeds for case in golden.cases])
         require_reproduced(golden, manifest, variant, outputs)

@@ -13,7 +13,7 @@ from isthmus.features.contract.contract import Contract
 from isthmus.features.contract.generations import Generations
 from isthmus.features.errors import GateFailed, PackageError
 from isthmus.features.files import write_atomically
-from isthmus.features.package.manifest import read_contract, read_package
+from isthmus.features.package.manifest import read_contract
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.verdict import Verdict
 from isthmus.serving.deployment import cache
@@ -195,9 +195,8 @@ def _verified(
     if not folder.is_dir():
         raise PackageError(where, f"is no longer in {folder.parent}", expected=f"one of the last {CACHED}",
                            remedy="export and deploy it again, or name another with --to")  # fmt: skip
-    cache.require(folder, earlier.digest, public_key)
-    manifest = read_package(folder)
-    generations.require_model(where, read_contract(folder, manifest), manifest.service)
+    package = cache.require(folder, earlier.digest, public_key)
+    generations.require_model(where, read_contract(package), package.manifest.service)
     rollout.done("verify")
     deployment = msgspec.structs.replace(earlier, deployed_at=at, public_key=public_key or earlier.public_key)
     rollout.load(deployment, public_key)
