@@ -139,6 +139,11 @@ def moved_and_linked(name: str) -> Corruption:
     return corrupt
 
 
+def linked(name: str) -> Corruption:
+    """The right file, that is another one, too."""
+    return lambda package: os.link(package / name, package.parent / "elsewhere")
+
+
 def clashing(package: Path) -> None:
     shutil.copy(package / "model.fp32.ort", package / "MODEL.fp32.ort")
     resum(package)
@@ -201,6 +206,10 @@ STRUCTURE: dict[str, tuple[Corruption, str]] = {
     "a package is gone": (shutil.rmtree, "expected a package folder"),
     **{f"{name} is a folder": (replaced(name, Path.mkdir), f"{name}: not a plain file") for name in FILES},
     **{f"{name} is elsewhere": (moved_and_linked(name), f"{name}: not a plain file") for name in FILES},
+    **{
+        f"{name} has another name": (linked(name), f"{name}: has 2 names .* a file of its own.*`cp -r` and use")
+        for name in FILES
+    },
     **{f"{name} is a pipe": (replaced(name, os.mkfifo), f"{name}: not a plain file") for name in (SUMS, *JSON)},
 }  # fmt: skip
 
@@ -213,6 +222,17 @@ def written(name: str, data: bytes) -> Corruption:
         (package / name).write_bytes(data)
         sums = (package / SUMS).read_bytes()
         (package / SUMS).write_bytes(sums.replace(digest(before), digest(data)))
+
+    return corrupt
+
+
+def doubled(name: str, before: bytes, more: bytes) -> Corruption:
+    """A key more, after the first place of `before`, that is there already."""
+
+    def corrupt(package: Path) -> None:
+        data = (package / name).read_bytes()
+        assert before in data
+        written(name, data.replace(before, before + more, 1))(package)
 
     return corrupt
 
@@ -457,6 +477,19 @@ FORGED: dict[str, tuple[Corruption, str]] = {
     "no model at all": (forged("model.fp32.ort", b"ORTM"), "onnxruntime refuses it"),
     "an empty model": (forged("model.int8.onnx", b""), "onnxruntime refuses it"),
     "precisions": (exchanged("model.fp32.ort", "model.int8.ort"), "does not reproduce its golden outputs"),
+    **{
+        f"{key} twice in {name}": (doubled(name, before, more), rf"{name}: has the key '{key}' twice; expected it once")
+        for name, before, more, key in (
+            ("manifest.json", b"{", b'"name": "other", ', "name"),
+            ("manifest.json", b'"quality": {', b'"auc": 1.0, ', "auc"),
+            ("contract.json", b"{", b'"hash": "0", ', "hash"),
+            ("golden.json", b"{", b'"cases": [], ', "cases"),
+            ("golden.json", b'"tensors":{', b'"numeric":{"element":"float","shape":[0]},', "numeric"),
+        )
+    },
+    "a key twice, for a terminal": (
+        doubled("contract.json", b"{", b'"\\u001b[2J": 1, "\\u001b[2J": 2, '), r"has the key '\\x1b\[2J' twice",
+    ),
     "a model with files": (outside_data, "escapes model directory|onnxruntime refuses it"),
     "another model": (other_model, "does not reproduce its golden outputs"),
 }  # fmt: skip
@@ -662,6 +695,10 @@ SIGNATURES: dict[str, tuple[Corruption, str]] = {
     "a strange key": (
         bundle(lambda d: d["verificationMaterial"]["publicKey"].update(hint="\x1b[2J")), r"by key '\\x1b\[2J'",
     ),
+    "a key twice": (
+        lambda p: signature((p / "model.sig").read_bytes().replace(b"{", b'{"mediaType": "x", ', 1))(p),
+        "has the key 'mediaType' twice",
+    ),
     "no envelope": (bundle(lambda d: d.pop("dsseEnvelope")), "is no signature"),
     "no signatures": (bundle(lambda d: d["dsseEnvelope"].update(signatures=[])), "is no signature"),
     "another signature": (
@@ -676,6 +713,7 @@ SIGNATURES: dict[str, tuple[Corruption, str]] = {
     "a file less": (signed(lambda s: s["predicate"]["resources"].pop()), "though it says so"),
     "a folder": (replaced("model.sig", Path.mkdir), "model.sig: not a plain file"),
     "a link": (moved_and_linked("model.sig"), "model.sig: not a plain file"),
+    "another name": (linked("model.sig"), "model.sig: has 2 names"),
     "huge": (replaced("model.sig", sparse), "bytes; expected at most"),
 }  # fmt: skip
 

@@ -1,6 +1,7 @@
 """The folder of a package: which files it may hold, how large, and whether they match their sums."""
 
 import hashlib
+import json
 import os
 import stat
 from collections.abc import Mapping
@@ -114,8 +115,30 @@ def _opened(file: Path) -> BufferedReader:
 def _require_plain(file: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise damaged(file, "not a plain file", "files only")
+    if status.st_nlink > 1:
+        problem = f"has {status.st_nlink} names (hard links): who writes to another of them changes it"
+        remedy = "copy the folder with `cp -r` and use the copy, whose files have one name each"
+        raise PackageError(str(file), problem, expected="a file of its own", remedy=remedy)
     if status.st_size > (most := _LARGEST_OF.get(file.name, LARGEST)):
         raise damaged(file, f"{status.st_size:,} bytes", f"at most {most:,}")
+
+
+def require_unique_keys(file: Path, data: bytes) -> None:
+    """Refuses JSON in which an object has a key twice: readers differ in which of its values they take.
+
+    Raises:
+        PackageError: it has one.
+        ValueError: it is no JSON. Also a RecursionError, where it is nested deeply.
+    """
+
+    def check(pairs: list[tuple[str, object]]) -> None:
+        seen = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise damaged(file, f"has the key {_short(key)!r} twice", "it once")
+            seen.add(key)
+
+    json.loads(data, object_pairs_hook=check)
 
 
 def _require_sum(file: Path, actual: str, expected: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from isthmus.features.package.checksums import GOLDEN, damaged
+from isthmus.features.package.checksums import GOLDEN, damaged, require_unique_keys
 from isthmus.features.package.manifest import Feeds, Manifest, ModelInput, Package, Tensor
 from isthmus.features.types import Bool, DataType, String
 from isthmus.features.values.columns import Values, from_python
@@ -143,6 +143,7 @@ def read_golden(package: Package) -> Golden:
     manifest, file, data = package.manifest, package.files.folder / GOLDEN, package.files.read(GOLDEN)
     try:
         golden = msgspec.json.decode(data, type=Golden)
+        require_unique_keys(file, data)
         for case in golden.cases:
             for tensor in chain(case.tensors.values(), *(outputs.values() for outputs in case.outputs.values())):
                 tensor.array  # noqa: B018 - raises if its elements do not fit

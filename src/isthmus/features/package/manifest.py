@@ -16,7 +16,17 @@ import numpy as np
 
 from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import ContractMismatch, DataError, PackageError, one_of
-from isthmus.features.package.checksums import CONTRACT, GOLDEN, MANIFEST, README, SUMS, Files, damaged, summed
+from isthmus.features.package.checksums import (
+    CONTRACT,
+    GOLDEN,
+    MANIFEST,
+    README,
+    SUMS,
+    Files,
+    damaged,
+    require_unique_keys,
+    summed,
+)
 from isthmus.features.request.layout import Layout, input_name
 from isthmus.features.types import INPUTS, TYPES, DataType, String
 from isthmus.features.values.columns import Values
@@ -210,7 +220,9 @@ def open_package(path: Path) -> Package:
         if name not in files.sums:
             raise damaged(path / name, "missing", f"listed in {SUMS}")
     try:
-        msgspec.json.decode(files.read(CONTRACT), type=dict[str, Any])
+        data = files.read(CONTRACT)
+        msgspec.json.decode(data, type=dict[str, Any])
+        require_unique_keys(path / CONTRACT, data)
     except (ValueError, RecursionError) as error:
         raise damaged(path / CONTRACT, str(error), "a contract") from error
     return Package(files, _read_manifest(files))
@@ -259,6 +271,7 @@ def _read_manifest(files: Files) -> Manifest:
             remedy = "use the release of Isthmus that wrote the package, or export the model again"
             raise PackageError(str(file), f"format version {version}", expected=str(FORMAT_VERSION), remedy=remedy)
         manifest = msgspec.json.decode(data, type=Manifest)
+        require_unique_keys(file, data)
     except (ValueError, RecursionError) as error:
         raise damaged(file, str(error), "a manifest") from error
     for problem, expected in _misfits(manifest, files.sums, files.sizes):

@@ -15,7 +15,7 @@ import msgspec
 
 from isthmus.features.errors import ConfigurationError, DependencyError, PackageError, Problem
 from isthmus.features.files import scratch_folder, write_atomically
-from isthmus.features.package.checksums import SIGNATURE, SUMS, Files, read_file
+from isthmus.features.package.checksums import SIGNATURE, SUMS, Files, read_file, require_unique_keys
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -151,6 +151,7 @@ def require_signature(files: Files, key: str) -> None:
     data = read_file(files.folder / SIGNATURE)
     try:
         bundle = msgspec.json.decode(data, type=_Bundle)
+        require_unique_keys(files.folder / SIGNATURE, data)
         statement = msgspec.json.decode(bundle.dsse_envelope.payload, type=_Statement)
     except (ValueError, RecursionError) as error:  # ValueError includes msgspec's errors
         raise refusal(f"is no signature ({error})") from error
