@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import structlog
 
 from isthmus.features import clock
 from isthmus.features.contract.contract import Contract
@@ -15,8 +14,8 @@ from isthmus.features.contract.generations import NEXT, RETIRED, Generations, lo
 from isthmus.features.errors import IsthmusError
 from isthmus.features.files import write_atomically
 from isthmus.features.profiles import BATCH_ROWS
+from isthmus.serving import log
 from isthmus.serving.deployment.deployment import Candidate, Deployment
-from isthmus.serving.log import place
 from isthmus.serving.predict.model import Model
 from isthmus.serving.rollout.candidate import CandidateRun, Decision, decision_file, read_decision
 from isthmus.serving.state import State
@@ -71,7 +70,7 @@ class Watch:
             problem = current if isinstance(current, IsthmusError) else None
             state = State(generations, problem, model, self._deployment.problem, run, self._batch)
             if state.outdated is not None:
-                structlog.get_logger().warning("model refused", problem=str(state.outdated))
+                log.warning("model refused", problem=str(state.outdated))
             # Compiled here, and not while a request waits.
             state.candidate  # noqa: B018
             self.state = state
@@ -92,7 +91,7 @@ class Watch:
                 try:
                     await asyncio.to_thread(self.load)
                 except Exception as error:  # noqa: BLE001 - a defect, and the next change may be without it
-                    structlog.get_logger().warning("reload failed", exception=type(error).__name__, at=place(error))
+                    log.warning("reload failed", exception=type(error).__name__, at=log.place(error))
 
     @property
     def _files(self) -> tuple[WatchedFile[Any], ...]:
@@ -115,7 +114,7 @@ class Watch:
         try:
             return CandidateRun(candidate, Model(candidate.deployment, self._public_key))
         except IsthmusError as error:
-            structlog.get_logger().warning("candidate refused", problem=str(error))
+            log.warning("candidate refused", problem=str(error))
             return CandidateRun(candidate, error)
 
     def _report(self, run: CandidateRun, why: str) -> None:
@@ -124,7 +123,6 @@ class Watch:
         if read_decision(self._deployment.path, run.candidate) is not None:
             return
         deployment = run.candidate.deployment
-        log = structlog.get_logger()
         log.warning("candidate given up", package=deployment.digest, problem=why)
         decision = Decision(deployment.digest, deployment.deployed_at, clock.now(), why)
         try:

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-import structlog
-
 from isthmus.features.errors import DataError, IsthmusError
+from isthmus.serving import log
 
 T = TypeVar("T")
 
@@ -31,7 +30,6 @@ class WatchedFile(Generic[T]):
 
     def load(self) -> None:
         """Reads the file."""
-        log = structlog.get_logger()
         # First: a file that changes while it is read is read again.
         self._stamp = _stamp(self.path)
         if self._stamp is None:

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import msgspec
 import orjson
-import structlog
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -113,7 +112,7 @@ class Handlers:
                 failed = False
             except OSError as error:
                 if not failed:
-                    structlog.get_logger().warning("latency not told", problem=error.strerror or str(error))
+                    log.warning("latency not told", problem=error.strerror or str(error))
                 failed = True
             await asyncio.sleep(WRITE_SECONDS)
 

@@ -58,15 +58,14 @@ class Observed:
         route = scope.get("route")
         path = route.path if route else scope["path"] if scope["path"] in self._paths else "unmatched"
         self._metrics.end(path, scope, 0 if left else status, seconds)
-        log.request(
-            {
-                "id": request_id.decode(),
-                "method": scope["method"],
-                "path": scope["path"],
-                "status": status,
-                "ms": round(seconds * 1e3, 3),
-                **details,
-            }
+        log.info(
+            "request",
+            id=request_id.decode(),
+            method=scope["method"],
+            path=scope["path"],
+            status=status,
+            ms=round(seconds * 1e3, 3),
+            **details,
         )
 
 

@@ -9,14 +9,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-import structlog
 
 from isthmus.features.errors import DamagedRowError, IsthmusError, RequestError
 from isthmus.features.online.plan import ViewAnswer
 from isthmus.features.values.columns import Values
+from isthmus.serving import log
 from isthmus.serving.http.shadow import Shadow
 from isthmus.serving.limits import Limits
-from isthmus.serving.log import place
 from isthmus.serving.lookup.lookup import damage
 from isthmus.serving.metrics.metrics import Metrics
 from isthmus.serving.predict.batches import Outputs
@@ -193,8 +192,8 @@ class Predictions:
     def _fail(self, run: CandidateRun, rows: int, error: BaseException | None) -> None:
         """Counts a failure of a model on trial; without an error it was late, or its answer was no number."""
         self._count(run, "canary", rows, None)
-        found = {} if error is None else {"exception": type(error).__name__, "at": place(error)}
-        structlog.get_logger().warning("candidate failed", **found)
+        found = {} if error is None else {"exception": type(error).__name__, "at": log.place(error)}
+        log.warning("candidate failed", **found)
 
     def _count(self, run: CandidateRun, role: str, rows: int, seconds: float | None) -> None:
         counts = run.deployed if role == "deployed" else run.counts

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 
-import structlog
 import uvicorn
 from prometheus_client.multiprocess import mark_process_dead
 from uvicorn.supervisors import Multiprocess
@@ -26,7 +25,7 @@ def main() -> int:
     try:
         run(ServerSettings.from_environment())
     except IsthmusError as error:
-        structlog.get_logger().error("server refused", problem=str(error))
+        log.error("server refused", problem=str(error))
         return error.exit_code
     return 0
 
@@ -38,7 +37,7 @@ def run(settings: ServerSettings) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     listener = _listen(settings)
     host, port = listener.getsockname()[:2]
-    structlog.get_logger().info("listening", host=host, port=port, workers=settings.workers)
+    log.info("listening", host=host, port=port, workers=settings.workers)
     config = Configuration(
         "isthmus.serving.http.app:create",
         factory=True,

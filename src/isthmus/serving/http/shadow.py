@@ -3,9 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-import structlog
-
-from isthmus.serving.log import place
+from isthmus.serving import log
 from isthmus.serving.metrics.metrics import Metrics
 from isthmus.serving.predict.model import Float32
 from isthmus.serving.rollout.candidate import CandidateRun
@@ -38,7 +36,7 @@ class Shadow:
             try:
                 output = await predict()
             except Exception as error:  # noqa: BLE001 - whatever it is, nobody waits for this answer
-                structlog.get_logger().warning("shadow failed", exception=type(error).__name__, at=place(error))
+                log.warning("shadow failed", exception=type(error).__name__, at=log.place(error))
                 continue
             same = run.compare(answer, output)
             self._metrics.count_candidate(run, "answered" if same else "differing", "shadow")

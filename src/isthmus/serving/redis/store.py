@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import structlog
 
 from isthmus.features.clock import Status
 from isthmus.features.contract.contract import Contract, ViewContract
@@ -19,6 +18,7 @@ from isthmus.features.redis.address import Address
 from isthmus.features.redis.connection import answering
 from isthmus.features.redis.routing import total
 from isthmus.features.values.rows import known_of
+from isthmus.serving import log
 from isthmus.serving.limits import Limits
 from isthmus.serving.redis.cluster import Cluster
 from isthmus.serving.redis.node import KEYS, Node
@@ -80,7 +80,7 @@ class Store:
         answers = await offload(size > VALUES, plan.decode, replies, rows, at, stamps, check)
         for view, answer in answers.items():
             if not answer.complete and (damaged := np.count_nonzero(answer.status == Status.DAMAGED)):
-                structlog.get_logger().warning("damaged rows", view=view, rows=int(damaged))
+                log.warning("damaged rows", view=view, rows=int(damaged))
         return answers
 
     async def write(self, project: str, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes]) -> int:
