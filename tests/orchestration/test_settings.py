@@ -63,6 +63,9 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         deadline_seconds = 61
         requests_per_second = "many"
         row = 1
+        [server.freshness_objective_hours]
+        orders = 0
+        stock = "2h"
         [dev]
         log_level = "loud"
     """
@@ -91,6 +94,8 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         "profiles.serving.latency_objective_ms": "-1; expected greater than 0",
         "server.port": "70000; expected less than or equal to 65535",
         "server.workers": "0; expected greater than or equal to 1",
+        "server.freshness_objective_hours.orders": "0; expected greater than 0",
+        "server.freshness_objective_hours.stock": "'2h'; expected a number",
         "server.limits.rows": "0; expected greater than or equal to 1",
         "server.limits.deadline_seconds": "61; expected less than or equal to 60",
         "server.limits.requests_per_second": "'many'; expected a whole number",

@@ -6,8 +6,8 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -242,6 +242,30 @@ class Project:
             ContractMismatch: a file is damaged.
         """
         return Generations.read(self.contract_file)
+
+    def freshness_objectives(self) -> dict[str, float]:
+        """View name to the age that its newest row may have, in seconds.
+
+        Raises:
+            ConfigurationError: a name is that of no view, neither now nor in the contract that is to follow.
+        """
+        with suppress(ContractMismatch):
+            generations = self.generations()
+            contracts = [contract for contract in (generations.current, generations.next) if contract]
+            if contracts:
+                self.require_objectives_of({name for contract in contracts for name in contract.views})
+        hours = self.settings.server.freshness_objective_hours
+        return {name: 3600 * value for name, value in hours.items()}
+
+    def require_objectives_of(self, views: Collection[str]) -> None:
+        """Raises a ConfigurationError that names every objective for the freshness of what is none of these views."""
+        expected = one_of(views)
+        if problems := [
+            Problem(f"server.freshness_objective_hours.{name}", "is no view", expected)
+            for name in self.settings.server.freshness_objective_hours
+            if name not in views
+        ]:
+            raise ConfigurationError(str(self.root / FILE), problems)
 
     @contextmanager
     def _imported(self, name: str) -> Iterator[ModuleType]:

@@ -178,6 +178,7 @@ class ServerTable(_Table):
             damaged otherwise than in its form is only found there.
         latency_objective_ms: the p99 of the API's answers, in milliseconds, above which a training gives way; by
             default that of `[profiles.serving]`, which also decides what is exported.
+        freshness_objective_hours: view to the age that its newest row may have; no part of the contract.
         limits: of a single request, and of all requests together.
     """
 
@@ -188,6 +189,7 @@ class ServerTable(_Table):
     hosts: tuple[str, ...] = ()
     check_share: Annotated[float, Field(ge=0, le=1)] = CHECK_SHARE
     latency_objective_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    freshness_objective_hours: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = {}
     limits: Limits = Limits()
 
 

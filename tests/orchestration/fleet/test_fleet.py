@@ -311,6 +311,13 @@ def test_a_server_is_told_what_the_project_says(tmp_path: Path, monkeypatch: pyt
     assert (settings.redis, settings.limits) == ("redis://:p%40ss@there", opened.settings.server.limits)
 
 
+def test_the_dashboard_and_its_alerts_come_along(tmp_path: Path) -> None:
+    written = files(project(tmp_path))
+    package = ROOT / "src" / "isthmus" / "serving"
+    assert written["monitoring/dashboard.json"] == (package / "grafana" / "isthmus.json").read_bytes()
+    assert written["monitoring/alerts.yaml"] == (package / "prometheus" / "alerts.yaml").read_bytes()
+
+
 def test_the_settings_of_the_documentation_are_settings(tmp_path: Path) -> None:
     (block,) = re.findall(r"^```toml\n(.*?)^```", (ROOT / "docs" / "fleets.md").read_text(), re.MULTILINE | re.DOTALL)
     profiles = project(tmp_path, block).settings.profiles

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import promql_parser as promql
@@ -124,6 +125,12 @@ def test_every_alert_says_how_bad_it_is_how_long_it_waits_and_what_to_do() -> No
         said = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
         query = Query.of(rule["expr"])
         assert said <= query.labels | (TARGET if not query.labels else set()), name
+
+
+def test_the_documentation_lists_every_alert() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
+    listed = dict(re.findall(r"^\| `(\w+)` \|.*\| (\w+) \|$", page, re.MULTILINE))
+    assert listed == {name: rule["labels"]["severity"] for name, rule in ALERTS.items()}
 
 
 def test_the_dashboard_shows_all_there_is(exposed: Series) -> None:

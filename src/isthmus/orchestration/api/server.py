@@ -70,5 +70,6 @@ def settings(project: Project, url: str, port: int | None = None, *, private: bo
         public_key=project.public_key,
         latency=str(project.latency_folder) if profiles.training.give_way and not private else None,
         latency_objective_ms=project.settings.latency_objective_ms,
+        freshness_objective_seconds={} if private else project.freshness_objectives(),
         now=project.fixed_now,
     )

@@ -32,10 +32,12 @@ def apply(project: Project) -> Applied:
     """Checks the project and puts its contract in force: at once if no rows need to be written first.
 
     Raises:
-        ConfigurationError: with every problem of the definitions, or of features that have another type than the table.
+        ConfigurationError: with every problem of the definitions, of features that have another type than the table, or
+            of objectives for views that there are not.
         DependencyError: feast is not installed.
     """
     definitions = project.definitions
+    project.require_objectives_of(definitions.contract.views)
     with changing(project):
         unreadable = False
         try:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from functools import partial
 from hashlib import sha256
+from importlib import resources
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,12 @@ from isthmus.features.files import write_atomically
 from isthmus.orchestration.extras import extra
 from isthmus.orchestration.fleet.values import values
 from isthmus.orchestration.project import Project
+
+_MONITORING = (
+    ("monitoring/alerts.yaml", "prometheus/alerts.yaml"),
+    ("monitoring/dashboard.json", "grafana/isthmus.json"),
+)
+"""Files that are copied from the package of the server."""
 
 NOTE = "fleet.json"
 """The names of the files that were written, with their checksums: a file that was edited since is not replaced."""
@@ -71,7 +78,7 @@ def files(project: Project) -> dict[str, bytes]:
             text = yaml.dump(yaml.safe_load(text), Dumper=Plain, sort_keys=False, width=1000)
         if text.strip():
             content[name] = text.encode()
-    return content
+    return content | {name: (resources.files("isthmus.serving") / file).read_bytes() for name, file in _MONITORING}
 
 
 def _write(out: Path, content: Mapping[str, bytes]) -> None:

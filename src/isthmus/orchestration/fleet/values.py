@@ -121,6 +121,7 @@ def _server_settings(project: Project) -> str:
         "public_key": project.public_key,
         "latency": None,  # no training runs beside it
         "latency_objective_ms": project.settings.latency_objective_ms,
+        "freshness_objective_seconds": project.freshness_objectives(),
         "now": project.fixed_now,
     }
     text = msgspec.json.encode(settings).decode()
