@@ -62,6 +62,9 @@ def test_a_lookup_is_that_of_one_server(tmp_path: Path, url: str, ports: list[in
             values = dict(zip(found["metadata"]["feature_names"], found["results"], strict=True))
             assert values["flights"]["values"] == list(range(FLIGHTS))
             assert values["late_rate"]["values"] == pytest.approx([0.1] * FLIGHTS)
+        # The records and the pushed keys of views lie on different nodes.
+        assert "isthmus_ready 1.0" in server.http.get("/metrics").text.splitlines()
+        assert server.http.get("/status").json()["views"].keys() == CONTRACT.views.keys()
     assert PASSWORD not in server.log.read_text()
 
 
