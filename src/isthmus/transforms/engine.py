@@ -34,6 +34,8 @@ _PATIENCE = 5.0
 """Timeout, in seconds, for a Spark Connect server."""
 _RETRIES = 6
 """They take about a minute. PySpark's own 15 retries take ten, and a server that restarts has lost the session."""
+_PORTS = 5
+"""Free ports that are tried: another process may take one before Spark does."""
 _JVM_TOKEN = secrets.token_urlsafe()
 """The secret of this process's JVM, which never changes it."""
 _LISTENS = 1.0
@@ -95,11 +97,8 @@ def _spark(threads: int) -> str:
     """Starts Apache Spark in a JVM that ends with the session; returns the URL of its server."""
     from pyspark.sql.connect.session import SparkSession
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     options = {
-        "spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": str(port),
+        "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.driver.memory": "4g",
         "spark.log.level": "OFF", "spark.sql.shuffle.partitions": "8", "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -112,13 +111,28 @@ def _spark(threads: int) -> str:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     # Like `builder.remote("local[2]")`, which always listens on port 15002 of all interfaces.
     os.environ["SPARK_LOCAL_REMOTE"] = "1"
-    try:
-        SparkSession._start_connect_server(f"local[{threads}]", options)
-    except Exception as error:  # py4j's errors have no common base
-        del os.environ["SPARK_LOCAL_REMOTE"]
-        problem = f"Apache Spark did not start ({first_line(error)})"
-        raise DependencyError("engine spark", problem, remedy='see its output above, or set engine = "sail"') from error
+    for again in reversed(range(_PORTS)):
+        port = _free_port()
+        try:
+            SparkSession._start_connect_server(
+                f"local[{threads}]", options | {"spark.connect.grpc.binding.port": str(port)}
+            )
+            break
+        except Exception as error:  # py4j's errors have no common base
+            if again and "BindException" in str(error):
+                continue
+            del os.environ["SPARK_LOCAL_REMOTE"]
+            problem = f"Apache Spark did not start ({first_line(error)})"
+            remedy = 'see its output above, or set engine = "sail"'
+            raise DependencyError("engine spark", problem, remedy=remedy) from error
     return f"sc://localhost:{port}"
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from isthmus.features.errors import DependencyError
-from isthmus.features.redis.embedded import EmbeddedRedis
+from isthmus.features.redis.embedded import EmbeddedRedis, binary
 
 USER = """
 import sys
@@ -194,7 +194,7 @@ def test_one_server_for_users_with_different_temporary_folders(
     with _other_user(tmp_path, TMPDIR=str(elsewhere)), EmbeddedRedis(tmp_path) as server:
         servers = [
             process.pid for process in psutil.process_iter(["name", "cwd"])
-            if process.info["name"] == "redis-server" and process.info["cwd"] == str(tmp_path)
+            if process.info["name"] == Path(binary()).name and process.info["cwd"] == str(tmp_path)
         ]  # fmt: skip
         assert servers == [_pid(server)]
 
