@@ -1,6 +1,7 @@
 """`isthmus dev` as a user meets it: the page in a real browser, one button, a green check, one Ctrl-C."""
 
 import json
+import os
 import re
 import signal
 import socket
@@ -13,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import dagster as dg
+import httpx
 import psutil
 import pytest
 from playwright.sync_api import Browser, Page, expect
 from playwright.sync_api import Error as PlaywrightError
 
+from tests import processes
 from tests.orchestration import shop
 
 pytestmark = pytest.mark.accept
@@ -48,21 +51,31 @@ class Dev:
     api: int
 
 
-@pytest.fixture(scope="module")
-def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
-    """One for all tests, in their order. It has to end by one Ctrl-C, with everything that it has started."""
-    folder = tmp_path_factory.mktemp("dev")
+def _project(folder: Path) -> Dev:
+    """A project to develop, with ports of its own."""
     project = shop.write(folder / "shop", rows=6000)
     ui, api = _free_port(), _free_port()
     settings = project.root / "isthmus.toml"
     trained = settings.read_text().replace("epochs = 2", "epochs = 12")  # until the student passes its gate
     settings.write_text(f"{trained}\n[server]\nport = {api}\n\n[dev]\nport = {ui}\n")
-    command = [ISTHMUS, "dev", "--project", str(project.root)]
+    return Dev(project.root, ui, api)
+
+
+def _started(dev: Dev, log: Path) -> "subprocess.Popen[bytes]":
+    with log.open("w") as file:
+        return subprocess.Popen([ISTHMUS, "dev", "--project", str(dev.root)], stderr=file)
+
+
+@pytest.fixture(scope="module")
+def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
+    """One for all tests, in their order. It has to end by one Ctrl-C, with everything that it has started."""
+    folder = tmp_path_factory.mktemp("dev")
+    dev = _project(folder)
     log = folder / "dev.log"
-    with log.open("w") as file, subprocess.Popen(command, stderr=file) as process:
+    with _started(dev, log) as process:
         try:
             _await(process, lambda: "Ctrl-C ends both" in log.read_text(), 120)
-            yield Dev(project.root, ui, api)
+            yield dev
         finally:
             children = psutil.Process(process.pid).children(recursive=True)
             process.send_signal(signal.SIGINT)
@@ -128,6 +141,46 @@ def test_a_month_is_backfilled_from_the_page_in_one_run(dev: Dev, page: Page) ->
     assert [run.status for run in ended] == [dg.DagsterRunStatus.SUCCESS]
 
 
+@pytest.mark.timeout(1800)
+def test_a_killed_dev_leaves_no_process_and_the_next_starts(tmp_path: Path) -> None:
+    dev = _project(tmp_path)
+    log = tmp_path / "dev.log"
+    try:
+        for kill in range(int(os.environ.get("TEST_KILLS", "1"))):
+            process = _started(dev, log)
+            _await(process, lambda: "Ctrl-C ends both" in log.read_text(), 180)
+            _until(lambda: _launch(dev), 60)
+            _await(process, lambda: bool(_steps(dev.root)), 120)
+            time.sleep(kill / 2)  # in the middle of another step each time
+            process.kill()
+            process.wait()
+            assert not processes.orphans(dev.root, 30)
+        process = _started(dev, log)
+        _await(process, lambda: "Ctrl-C ends both" in log.read_text(), 180)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert not processes.orphans(dev.root, 15)
+    finally:
+        processes.end(dev.root)
+
+
+LAUNCH = """mutation { launchRun(executionParams: {mode: "default", selector: {
+    repositoryLocationName: "isthmus.orchestration.definitions", repositoryName: "__repository__",
+    pipelineName: "__ASSET_JOB"}}) { __typename } }"""
+
+
+def _launch(dev: Dev) -> None:
+    """A run of everything, as the button in the browser launches it; refused until the code server is ready."""
+    answer = httpx.post(f"http://127.0.0.1:{dev.ui}/graphql", json={"query": LAUNCH}, timeout=30)
+    assert "LaunchRunSuccess" in answer.text, answer.text
+
+
+def _steps(root: Path) -> list[psutil.Process]:
+    """The processes of the run's steps."""
+    step = "isthmus.orchestration.graph.child"
+    return [process for process in processes.running_for(root) if step in process.cmdline()]
+
+
 def _backfills(root: Path) -> list[dg.DagsterRun]:
     """The runs that there were for backfills."""
     with dg.DagsterInstance.from_config(str(root / ".isthmus" / "dagster")) as instance:
@@ -141,7 +194,8 @@ def _until(tried: Callable[[], None], seconds: float) -> None:
         try:
             tried()
         except (PlaywrightError, AssertionError):
-            assert time.monotonic() < deadline, "not there in time"
+            if time.monotonic() > deadline:
+                raise
         else:
             return
 

@@ -44,8 +44,9 @@ from isthmus.features.values.columns import from_python
 from isthmus.features.verdict import FeatureVerdict, Verdict
 from isthmus.serving.deployment.deployment import Deployment
 from isthmus.serving.keys import Key, Keyring, make
+from isthmus.serving.process import start
 from isthmus.serving.rollout.rollout import deploy
-from isthmus.serving.settings import ServerSettings, command
+from isthmus.serving.settings import ServerSettings
 
 HOUR = 3_600_000_000
 NOW = 500_000 * HOUR
@@ -334,7 +335,6 @@ def serving(folder: Path, redis: str, **settings: Any) -> Iterator[Server]:
         contract=str(folder / "contract.json"), deployment=str(folder / "deployment.json"), redis=redis,
         keys=str(folder / "keys.json"), **{"port": free_port(), "now": NOW, **settings},
     )  # fmt: skip
-    arguments, environment = command(chosen)
     log = folder / "server.log"
     password = urlsplit(redis).password
     secrets = {password} if password else set()
@@ -344,7 +344,7 @@ def serving(folder: Path, redis: str, **settings: Any) -> Iterator[Server]:
             require_discreet(answer.read().decode(errors="replace") + str(answer.headers), secrets)
 
     with log.open("wb") as output:
-        process = subprocess.Popen(arguments, env=environment, stderr=output, stdout=output)
+        process = start(chosen, output)
     url = f"http://127.0.0.1:{chosen.port}"
     with httpx.Client(base_url=url, timeout=10, event_hooks={"response": [answered]}) as http:
         try:

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import IO
 
 from isthmus.features.errors import DependencyError
+from isthmus.orchestration import supervisor
 from isthmus.orchestration.api.server import serving
 from isthmus.orchestration.graph.instance import dagster_home
 from isthmus.orchestration.graph.outline import outline
@@ -94,17 +95,17 @@ def _answers(address: str) -> bool:
 def _running(
     command: list[str], environment: dict[str, str], folder: Path, log: IO[bytes]
 ) -> "Iterator[subprocess.Popen[bytes]]":
-    """A child in its own session: only this process receives Ctrl-C, and ends its children in order."""
+    """A command under a supervisor, in its own session: only this process receives Ctrl-C, and ends all in order."""
+    supervised = [sys.executable, "-I", "-S", supervisor.__file__, *command]
     child = subprocess.Popen(  # noqa: S603 - dagster, beside this interpreter
-        command, env=environment, cwd=folder, stdout=log, stderr=log, start_new_session=True
+        supervised, env=environment, cwd=folder, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
     )
     try:
         yield child
     finally:
-        if child.poll() is None:
-            child.send_signal(signal.SIGINT)
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(20)
+        with suppress(subprocess.TimeoutExpired):
+            child.communicate(timeout=supervisor.GRACE_SECONDS + 5)  # closes its stdin
+        # If the supervisor itself was killed, its group is still there.
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()

@@ -1,17 +1,12 @@
-"""The settings of a server process: a frozen record, passed as JSON in an environment variable."""
+"""The settings of a server process: a frozen record, handed over as JSON."""
 
 import ipaddress
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 
 from isthmus.features.errors import ConfigurationError, DataError, Problem
-from isthmus.features.package.signature import PASSWORD
 from isthmus.features.profiles import BATCH_ROWS, OBJECTIVE_MS
 from isthmus.features.redis.address import SCHEMES, Address, without_credentials
 from isthmus.serving.keys import Keyring
@@ -111,41 +106,17 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @classmethod
     def from_environment(cls) -> "ServerSettings":
-        """The settings this process was started with."""
-        text = os.environ.get(VARIABLE)
+        """The settings of a process that a fleet has started. Its own children do not see them."""
+        text = os.environ.pop(VARIABLE, None)
         if text is None:
             problem = Problem(VARIABLE, "is not set", "the server's settings as JSON")
             raise ConfigurationError("server", [problem], remedy="start the server with `isthmus serve`")
+        return cls.decode(text, VARIABLE)
+
+    @classmethod
+    def decode(cls, text: str | bytes, where: str) -> "ServerSettings":
+        """The settings in JSON from somewhere."""
         try:
             return msgspec.json.decode(text, type=cls)
         except msgspec.DecodeError as error:
-            raise ConfigurationError("server", [Problem(VARIABLE, str(error), "the server's settings")]) from error
-
-
-def command(settings: ServerSettings) -> tuple[list[str], dict[str, str]]:
-    """The arguments and the complete environment that start a server with these settings in a child process."""
-    # A server signs nothing.
-    inherited = {name: value for name, value in os.environ.items() if name != PASSWORD}
-    environment = {**inherited, VARIABLE: msgspec.json.encode(settings).decode()}
-    return [sys.executable, "-m", "isthmus.serving"], environment
-
-
-def serve(settings: ServerSettings) -> int:
-    """Runs a server in a child process until it ends; returns its exit code.
-
-    The server is a child so that it loads nothing this process has loaded. SIGTERM is passed on; Ctrl-C reaches the
-    whole terminal group by itself. Call it from the main thread.
-    """
-    arguments, environment = command(settings)
-    child = subprocess.Popen(arguments, env=environment)  # noqa: S603 - this interpreter, our own module
-
-    def pass_on(number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGTERM:
-            child.terminate()
-
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        return child.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+            raise ConfigurationError("server", [Problem(where, str(error), "the server's settings")]) from error

@@ -15,6 +15,7 @@ import redis
 
 from isthmus.features.errors import DependencyError
 from isthmus.features.redis.embedded import EmbeddedRedis, binary
+from tests import processes
 
 USER = """
 import sys
@@ -130,13 +131,33 @@ def test_killed_starter_leaves_the_server_to_the_others(tmp_path: Path) -> None:
     assert _gone(pid)
 
 
-def test_a_server_left_behind_is_used_again(tmp_path: Path) -> None:
-    with _other_user(tmp_path) as user:
+def test_a_server_whose_only_user_is_killed_stops_with_all_rows(tmp_path: Path) -> None:
+    with _other_user(tmp_path) as user, _client(EmbeddedRedis(tmp_path)) as client:
+        client.set("a", 1)
         user.kill()
         user.wait()
+    assert not processes.orphans(tmp_path, 30)
+    with EmbeddedRedis(tmp_path) as server, _client(server) as client:
+        assert client.get("a") == b"1"
+
+
+def test_users_come_while_a_server_stops_that_a_killed_user_left(tmp_path: Path) -> None:
+    for n in range(10):
+        with _other_user(tmp_path) as user:
+            user.kill()
+            user.wait()
+            time.sleep(n / 200)
+        with EmbeddedRedis(tmp_path) as server, _client(server) as client:
+            assert client.incr("n") == n + 1
+    assert not processes.orphans(tmp_path, 30)
+
+
+def test_a_server_leaves_no_watcher(tmp_path: Path) -> None:
     with EmbeddedRedis(tmp_path) as server:
-        pid = _pid(server)
-    assert _gone(pid)
+        os.kill(_pid(server), signal.SIGKILL)
+        with EmbeddedRedis(tmp_path):
+            pass
+    assert not processes.orphans(tmp_path, 30)
 
 
 def test_a_killed_server_keeps_its_rows(tmp_path: Path) -> None:

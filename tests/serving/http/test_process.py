@@ -10,12 +10,14 @@ from pathlib import Path
 
 import httpx
 import msgspec
+import psutil
 import pytest
 
 from isthmus.features.errors import ConfigurationError
 from isthmus.orchestration.api.server import running
 from isthmus.serving.limits import Limits
-from isthmus.serving.settings import VARIABLE, ServerSettings, command
+from isthmus.serving.process import start
+from isthmus.serving.settings import VARIABLE, ServerSettings
 from tests.serving.support import CONTRACT, Server, free_port, read_all, serving, wait
 
 HEAVY = ("feast", "torch", "pyspark", "dagster", "pandas", "deltalake", "duckdb", "sklearn", "typer")
@@ -136,12 +138,11 @@ def test_workers_share_the_port_and_end_together(tmp_path: Path, redis_url: str)
 
 
 def test_a_taken_port_is_one_sentence_and_exit_code_2(tmp_path: Path, server: Server) -> None:
-    arguments, environment = command(settings(tmp_path, port=server.http.base_url.port))
-    ended = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=30)
-    assert ended.returncode == 2
-    (line,) = map(json.loads, ended.stderr.splitlines())
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        assert start(settings(tmp_path, port=server.http.base_url.port), output).wait(30) == 2
+    (line,) = map(json.loads, log.read_text().splitlines())
     assert "cannot be listened on" in line["problem"]
-    assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize("text", [None, "{", "{}", '{"host": 1}'])
@@ -177,21 +178,79 @@ def test_every_problem_of_the_settings_is_reported(tmp_path: Path) -> None:
 
 def test_serve_runs_a_child_and_passes_sigterm_on(tmp_path: Path) -> None:
     port = free_port()
-    chosen = settings(tmp_path, port=port)
+    parent = _parent(settings(tmp_path, port=port))
+    wait(lambda: _up(port), "the server")
+    parent.terminate()
+    assert parent.wait(15) == 0
+    assert not _up(port)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_password_of_redis_is_not_in_the_environment(
+    tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = "redis://:open-sesame@127.0.0.1:1"
+    monkeypatch.setenv("ISTHMUS_STORES__ONLINE", url)
+    with serving(tmp_path, url, workers=workers) as server:
+        parent = psutil.Process(server.process.pid)
+        tree = [parent, *parent.children(recursive=True)]
+        assert len(tree) >= workers
+        for process in tree:
+            assert "open-sesame" not in str(process.environ()) + str(process.cmdline())
+
+
+def test_a_server_in_its_own_process_has_no_password_in_its_environment(tmp_path: Path) -> None:
+    (tmp_path / "isthmus.toml").write_text(
+        '[project]\nname = "p"\n[stores]\nonline = "redis://:open-sesame@127.0.0.1:1"\n'
+    )
+    port = free_port()
+    command = [str(Path(sys.executable).with_name("isthmus")), "serve", "--port", str(port)]
+    server = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    try:
+        wait(lambda: _up(port), "the server")
+        process = psutil.Process(server.pid)
+        assert "isthmus.serving" in process.cmdline()
+        assert "open-sesame" not in str(process.environ()) + str(process.cmdline())
+    finally:
+        server.terminate()
+        assert server.wait(15) == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_server_and_its_workers_end_with_a_killed_parent(tmp_path: Path, workers: int) -> None:
+    port = free_port()
+    parent = _parent(settings(tmp_path, port=port, workers=workers))
+    wait(lambda: _up(port), "the server")
+    children = psutil.Process(parent.pid).children(recursive=True)
+    parent.kill()
+    parent.wait()
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert not alive
+
+
+def test_workers_end_with_a_killed_server(tmp_path: Path) -> None:
+    port = free_port()
+    server = start(settings(tmp_path, port=port, workers=2))
+    wait(lambda: _up(port), "the server")
+    children = psutil.Process(server.pid).children(recursive=True)
+    server.kill()
+    server.wait()
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert not alive
+
+
+def _parent(chosen: ServerSettings) -> "subprocess.Popen[bytes]":
+    """A process that runs a server."""
     script = (
-        "import sys, msgspec; from isthmus.serving.settings import ServerSettings, serve; "
+        "import sys, msgspec; from isthmus.serving.process import serve; "
+        "from isthmus.serving.settings import ServerSettings; "
         "sys.exit(serve(msgspec.json.decode(sys.argv[1], type=ServerSettings)))"
     )
-    parent = subprocess.Popen([sys.executable, "-c", script, msgspec.json.encode(chosen)], stderr=subprocess.DEVNULL)
-    with httpx.Client() as http:
+    return subprocess.Popen([sys.executable, "-c", script, msgspec.json.encode(chosen)], stderr=subprocess.DEVNULL)
 
-        def up() -> bool:
-            try:
-                return http.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
-            except httpx.TransportError:
-                return False
 
-        wait(up, "the server")
-        parent.terminate()
-        assert parent.wait(15) == 0
-        assert not up()
+def _up(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
+    except httpx.TransportError:
+        return False

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
 
 from isthmus.features.errors import ConfigurationError, PackageError
@@ -27,7 +28,6 @@ from isthmus.features.values.columns import from_python
 from isthmus.serving.deployment.deployment import Deployment, unapproved
 from isthmus.serving.predict.model import Model
 from isthmus.serving.rollout.rollout import deploy
-from isthmus.serving.settings import ServerSettings, command
 from tests.serving.support import CONTRACT, NOW, TABLES, make_package, serving, verdict_of, wait
 from tests.signing import pair
 
@@ -205,10 +205,10 @@ def test_no_message_shows_the_password(tmp_path: Path) -> None:
         assert not any(word in str(caught.value) for word in ("sesame", "barley"))
 
 
-def test_a_server_is_not_told_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_is_not_told_the_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PASSWORD, "open sesame")
-    _, environment = command(ServerSettings(contract="c", deployment="d", redis="redis://localhost"))
-    assert "open sesame" not in str(environment)
+    with serving(tmp_path, "redis://127.0.0.1:1") as server:
+        assert "open sesame" not in str(psutil.Process(server.process.pid).environ())
     assert os.environ[PASSWORD] == "open sesame"
 
 

@@ -1,8 +1,8 @@
 """A Redis server that Isthmus starts and owns: nothing to install, nothing to run beforehand.
 
 Every process that uses a project's server holds a shared lock on it. The first process starts the server; the last to
-leave stops it, after Redis has written its append-only file. A process that is killed loses its lock with its life,
-so the server is stopped by whoever leaves last, or reused by whoever comes next.
+leave stops it, after Redis has written its append-only file. A process that is killed loses its lock with its life:
+the server is stopped by whoever leaves last, or by a watcher beside the server if the last was killed, too.
 
 The server itself holds a third lock for as long as it lives, in a file that says where its socket is: no second server
 can ever write to the same files, not even for a user with another temporary folder.
@@ -14,21 +14,24 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from isthmus.features.errors import DependencyError
+from isthmus.features.redis import watcher
 
 _START_SECONDS = 10.0
 _LEAVE_SECONDS = 2.0
-# Servers this process started and has not collected: a Popen must not be dropped while it runs.
+# What this process started and has not collected: a Popen must not be dropped while it runs.
 _STARTED: list[subprocess.Popen[bytes]] = []
 
 
@@ -38,7 +41,7 @@ class EmbeddedRedis:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
         self._socket = _socket_folder(self.folder) / "redis.sock"
-        self._users = -1
+        self._present = self._users = -1
 
     @property
     def url(self) -> str:
@@ -47,31 +50,44 @@ class EmbeddedRedis:
 
     def __enter__(self) -> "EmbeddedRedis":
         self.folder.mkdir(parents=True, exist_ok=True)
-        with self._lock("start"):
-            self._users = os.open(self.folder / "users.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
-            fcntl.flock(self._users, fcntl.LOCK_SH)
-            try:
-                if not self._alive():
-                    self._start_or_join()
-            except BaseException:
-                os.close(self._users)
-                raise
+        # The watcher waits for this lock. It cannot wait for the users' own: turning that into an exclusive one lets
+        # go of it for a moment.
+        self._present = self._locked("present", fcntl.LOCK_SH)
+        try:
+            with self._starting():
+                self._users = self._locked("users", fcntl.LOCK_SH)
+                try:
+                    if not self._alive():
+                        self._start_or_join()
+                except BaseException:
+                    os.close(self._users)
+                    raise
+        except BaseException:
+            os.close(self._present)
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._lock("start"):
-            try:
-                # Turning the shared lock into an exclusive one succeeds for the last user only.
-                if _claim(self._users):
-                    self._stop()
-            finally:
-                os.close(self._users)
+        try:
+            with self._starting():
+                try:
+                    # Turning the shared lock into an exclusive one succeeds for the last user only.
+                    if _claim(self._users):
+                        self._stop()
+                finally:
+                    os.close(self._users)
+        finally:
+            os.close(self._present)
+
+    def _locked(self, name: str, operation: int) -> int:
+        descriptor = os.open(self.folder / f"{name}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        fcntl.flock(descriptor, operation)
+        return descriptor
 
     @contextmanager
-    def _lock(self, name: str) -> Iterator[None]:
-        descriptor = os.open(self.folder / f"{name}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+    def _starting(self) -> Iterator[None]:
+        descriptor = self._locked("start", fcntl.LOCK_EX)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
             os.close(descriptor)
@@ -118,13 +134,10 @@ class EmbeddedRedis:
             binary(), "--port", "0", "--unixsocket", str(self._socket), "--unixsocketperm", "600",
             "--dir", str(self.folder), "--appendonly", "yes", "--save", "", "--loglevel", "warning",
         ]  # fmt: skip
-        with log.open("ab") as output:
-            # Its own session: Ctrl-C in a terminal reaches the users of the server, who stop it in order.
-            server = subprocess.Popen(  # noqa: S603
-                command, stdout=output, stderr=output, start_new_session=True, pass_fds=[owner]
-            )
-        _STARTED.append(server)
         os.truncate(owner, 0)
+        with log.open("ab") as output:
+            _start_alone([sys.executable, "-I", "-S", watcher.__file__, str(self.folder)], output)
+            server = _start_alone(command, output, owner)
         os.pwrite(owner, f"{server.pid} {self._socket}".encode(), 0)
         self._await(server)
 
@@ -157,6 +170,15 @@ class EmbeddedRedis:
             time.sleep(0.005)
         with suppress(OSError):
             self._socket.parent.rmdir()
+
+
+def _start_alone(command: list[str], log: IO[bytes], *descriptors: int) -> "subprocess.Popen[bytes]":
+    """A child in its own session: Ctrl-C in a terminal reaches the users of the server, who stop it in order."""
+    child = subprocess.Popen(  # noqa: S603
+        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, pass_fds=descriptors
+    )
+    _STARTED.append(child)
+    return child
 
 
 def _claim(lock: int) -> bool:

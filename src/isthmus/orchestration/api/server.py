@@ -1,14 +1,14 @@
 """`serve`: runs the API of a project. Imports nothing that starting a server does not need."""
 
-import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
 from isthmus.orchestration.project import Project
-from isthmus.serving.settings import ServerSettings, command
-from isthmus.serving.settings import serve as run_server
+from isthmus.serving.process import become, start
+from isthmus.serving.process import serve as run_server
+from isthmus.serving.settings import ServerSettings
 
 
 def serve(project: Project, *, port: int | None = None) -> int:
@@ -19,8 +19,7 @@ def serve(project: Project, *, port: int | None = None) -> int:
     """
     configured = project.settings.stores.online
     if configured != "embedded":
-        arguments, environment = command(settings(project, configured, port))
-        os.execve(arguments[0], arguments, environment)  # noqa: S606 - this interpreter, our own module
+        become(settings(project, configured, port))
     with project.redis() as url:
         return run_server(settings(project, url, port))
 
@@ -37,8 +36,7 @@ def serving(
 @contextmanager
 def running(settings: ServerSettings, log: IO[bytes] | None = None) -> "Iterator[subprocess.Popen[bytes]]":
     """A server with these settings as a child process that ends with the block."""
-    arguments, environment = command(settings)
-    child = subprocess.Popen(arguments, env=environment, stderr=log)  # noqa: S603 - this interpreter, our own module
+    child = start(settings, log)
     try:
         yield child
     finally:

@@ -229,10 +229,9 @@ class Handlers:
         return clock.now() if self._now is None else self._now
 
 
-def create(settings: ServerSettings | None = None) -> ASGIApp:
-    """The application; without settings, those of the environment."""
+def create(settings: ServerSettings) -> ASGIApp:
+    """The application of a server process."""
     log.configure()
-    settings = settings or ServerSettings.from_environment()
     handlers = Handlers(settings)
     app = Starlette(
         routes=[

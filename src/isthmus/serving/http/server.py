@@ -7,23 +7,33 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 
 import uvicorn
 from prometheus_client.multiprocess import mark_process_dead
+from starlette.types import ASGIApp
 from uvicorn.supervisors import Multiprocess
 
 from isthmus.features.errors import ConfigurationError, IsthmusError, Problem
 from isthmus.serving import log
 from isthmus.serving.http.protocol import WAIT_SECONDS, Configuration, Connection
+from isthmus.serving.process import end_with, received
 from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
 
 
-def main() -> int:
-    """Serves until SIGTERM or SIGINT; returns the exit code."""
+def main(settings: int | None = None, parent: int | None = None) -> int:
+    """Serves until SIGTERM or SIGINT; returns the exit code.
+
+    Args:
+        settings: the descriptor of a file with the settings; without, the environment has them.
+        parent: the process with which the server ends, if any.
+    """
     log.configure()
+    if parent is not None:
+        end_with(parent)
     try:
-        run(ServerSettings.from_environment())
+        run(ServerSettings.from_environment() if settings is None else received(settings))
     except IsthmusError as error:
         log.error("server refused", problem=str(error))
         return error.exit_code
@@ -39,7 +49,7 @@ def run(settings: ServerSettings) -> None:
     host, port = listener.getsockname()[:2]
     log.info("listening", host=host, port=port, workers=settings.workers)
     config = Configuration(
-        "isthmus.serving.http.app:create",
+        _Application(settings, os.getpid()),
         factory=True,
         workers=settings.workers,
         log_config=None,
@@ -60,6 +70,22 @@ def run(settings: ServerSettings) -> None:
         with TemporaryDirectory(prefix="isthmus-metrics-") as folder:
             os.environ[METRICS_FOLDER] = folder
             _Workers(config, [listener], folder).run()
+
+
+@dataclass(frozen=True)
+class _Application:
+    """Makes the application of a process: the server itself or a worker, which receives this through a pipe."""
+
+    settings: ServerSettings
+    server: int
+
+    def __call__(self) -> ASGIApp:
+        if os.getpid() != self.server:
+            end_with(self.server)
+        # Here, because the parent of workers has no need of it.
+        from isthmus.serving.http.app import create
+
+        return create(self.settings)
 
 
 class _Server(uvicorn.Server):
