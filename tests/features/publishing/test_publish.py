@@ -282,7 +282,10 @@ def test_too_many_rows_of_others_make_a_run_compare_everything(world: World, cli
         run(client, ANNOUNCE, part, [([suspects("prod", "traffic")], [])])
     assert client.zcard(suspects("prod", "traffic")) == MANY
     world.push(0, (8, 9, 77))
-    assert client.zrange(suspects("prod", "traffic"), 0, -1) == [b"*"]
+    # The newest stays: it says how fresh the view is.
+    assert client.zrange(suspects("prod", "traffic"), 0, -1, withscores=True) == [(_name(0), 9.0), (b"*", np.inf)]
+    world.push(0, (7, 8, 76))
+    assert client.zrange(suspects("prod", "traffic"), 0, -1, withscores=True) == [(_name(0), 9.0), (b"*", np.inf)]
     _forget(client, 1)
     assert world.publish().written == 1
     # Of all these keys only one has a row that others have written, later than all that the table knows.

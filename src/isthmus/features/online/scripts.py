@@ -85,13 +85,18 @@ end
 return {removed, stay}
 """)
 
-# Notes the keys of pushed rows by when the rows became known. Of too many, it only notes that they are too many.
+# Notes the keys of pushed rows by when the rows became known. Of too many, it only notes that they are too many, and the
+# newest.
 ANNOUNCE = Script(f"""
 local call, set = redis.call, KEYS[1]
-if call('ZSCORE', set, '*') then return {{0}} end
-if call('ZCARD', set) + #ARGV / 2 > {MANY} then
-  call('DEL', set)
+if call('ZSCORE', set, '*') or call('ZCARD', set) + #ARGV / 2 > {MANY} then
+  local newest = 1
+  for i = 3, #ARGV, 2 do
+    if tonumber(ARGV[i]) > tonumber(ARGV[newest]) then newest = i end
+  end
+  if ARGV[newest] then call('ZADD', set, 'GT', ARGV[newest], ARGV[newest + 1]) end
   call('ZADD', set, '+inf', '*')
+  call('ZREMRANGEBYRANK', set, 0, -3)
   return {{0}}
 end
 for i = 1, #ARGV, 1000 do call('ZADD', set, 'GT', unpack(ARGV, i, math.min(i + 999, #ARGV))) end

@@ -31,10 +31,7 @@ TIMEOUT_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ViewRows:
-    """What Redis has of a view: the record of its table, and when the latest row that was pushed since became known.
-
-    Of more pushed rows than Redis remembers one by one, the time is not known.
-    """
+    """What Redis has of a view: the record of its table, and when the latest row that was pushed since became known."""
 
     record: Published | None
     pushed: int | None
