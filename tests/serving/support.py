@@ -146,8 +146,8 @@ def make_package(
     """A package whose model is sigmoid(weight * the sum of the numbers, null as 0), + 1 inside for carrier UA.
 
     A picky one cannot be run over an infinite number, and a blank one answers it with NaN. One with ballast multiplies
-    by that many square matrices of zeros on its way, and adds the result. A program is what it has for ExecuTorch, which a
-    server never opens.
+    by that many square matrices of zeros on its way, and adds the result. A program is what it has for ExecuTorch,
+    which a server never opens.
     """
     folder.mkdir(parents=True)
     numbers = [name for name, dtype in inputs if dtype is not String]

@@ -85,8 +85,8 @@ end
 return {removed, stay}
 """)
 
-# Notes the keys of pushed rows by when the rows became known. Of too many, it only notes that they are too many, and the
-# newest.
+# Notes the keys of pushed rows by when the rows became known. Of too many, it notes the newest, and that they are too
+# many.
 ANNOUNCE = Script(f"""
 local call, set = redis.call, KEYS[1]
 if call('ZSCORE', set, '*') or call('ZCARD', set) + #ARGV / 2 > {MANY} then
