@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
+from isthmus.features.redis.pipeline import Client
 from isthmus.features.types import String
 from isthmus.features.values.entitykey import entity_keys
 from isthmus.serving.wire.formats import Format
@@ -357,6 +359,65 @@ def test_a_damaged_row_fails_its_own_key_alone(strict: tuple[Server, str], accep
 
 def flipped(row: bytes, place: int) -> bytes:
     return row[:place] + bytes([row[place] ^ 0x10]) + row[place + 1 :]
+
+
+@contextmanager
+def foreign(client: Client, name: bytes) -> Iterator[None]:
+    """A key that another program has written."""
+    whole = client.dump(name)
+    assert isinstance(whole, bytes)
+    client.delete(name)
+    client.rpush(name, "something", "else")
+    try:
+        yield
+    finally:
+        client.delete(name)
+        client.restore(name, 0, whole)
+
+
+def test_a_key_of_another_type_fails_alone_and_is_told_from_a_damaged_row(strict: tuple[Server, str]) -> None:
+    server, url = strict
+    asked = {
+        "features": ["everything:a", "punctuality:flights"],
+        "entities": {"flight": [1, 2, 1], "carrier": ["UA", "B6", "B6"]},
+    }
+    before = server.lookup(**asked).json()
+    (strange,) = entity_keys("flights", [FLIGHT], {"flight": [2]})
+    (damaged,) = entity_keys("flights", [CARRIER], {"carrier": ["UA"]})
+    problems = [
+        "view everything: keys 1 are of type list in Redis, and no hash: another program wrote there",
+        "view punctuality: the stored rows of keys 0 are damaged",
+    ]
+    with connect(url) as client, foreign(client, strange):
+        whole = client.hget(damaged, "punctuality")
+        client.hset(damaged, "punctuality", b"x")
+        try:
+            answers = [
+                server.http.post("/get-online-features", json=asked, headers={"accept": form.value}) for form in Format
+            ]
+        finally:
+            client.hset(damaged, "punctuality", whole)
+    assert [answer.status_code for answer in answers] == [200] * len(Format)
+    full, values, arrow = answers
+    assert full.json()["metadata"]["problems"] == values.json()["metadata"]["problems"] == problems
+    table = pa.ipc.open_stream(arrow.content).read_all()
+    assert orjson.loads(table.schema.metadata[b"isthmus-problems"]) == problems
+    for column, earlier, place in zip(full.json()["results"][2:], before["results"][2:], (1, 0), strict=True):
+        for part, lost in (("values", None), ("statuses", "INVALID")):
+            assert column[part] == [lost if n == place else known for n, known in enumerate(earlier[part])]
+    assert server.lookup(**asked).json() == before
+
+
+def test_nothing_is_predicted_of_a_key_of_another_type(strict: tuple[Server, str]) -> None:
+    server, url = strict
+    (name,) = entity_keys("flights", [CARRIER], {"carrier": ["UA"]})
+    asked = {"entities": {"carrier": ["B6", "UA"]}, "request": {"distance": [1.0, 2.0]}}
+    with connect(url) as client, foreign(client, name):
+        refused = server.predict(**asked)
+    assert (refused.status_code, refused.json()["error"]) == (500, "DataError")
+    assert "view punctuality: keys 1 are of type list in Redis, and no hash" in refused.json()["found"]
+    assert "delete those keys" in refused.json()["remedy"].lower()
+    assert server.predict(**asked).status_code == 200
 
 
 def test_nothing_is_predicted_of_a_damaged_row(strict: tuple[Server, str]) -> None:

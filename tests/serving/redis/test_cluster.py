@@ -15,7 +15,7 @@ from redis.crc import key_slot
 from redis.retry import Retry
 
 from isthmus.features.errors import DependencyError
-from isthmus.features.online.plan import LookupPlan
+from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.redis.connection import connect
 from isthmus.features.types import Int32
@@ -51,6 +51,28 @@ def url(ports: list[int]) -> str:
 
 async def _flights(store: Store) -> list[int | None]:
     return (await store.read(PLAN, KEYS, FLIGHTS, NOW))["route"].columns["flights"].tolist(Int32)
+
+
+def test_a_key_of_another_type_fails_alone(url: str) -> None:
+    name = entity_key("flights", [(CARRIER, "UA"), (FLIGHT, 7)])
+    with connect(url) as client:
+        client.delete(name)
+        client.set(name, "x")
+
+    async def read() -> ViewAnswer:
+        store = Store(url, Limits())
+        try:
+            return (await store.read(PLAN, KEYS, FLIGHTS, NOW))["route"]
+        finally:
+            await store.close()
+
+    try:
+        answer = asyncio.run(read())
+    finally:
+        with connect(url) as client:
+            client.delete(name)
+    assert answer.foreign == {7: "string"}
+    assert np.flatnonzero(answer.status).tolist() == [7]
 
 
 def test_a_lookup_is_that_of_one_server(tmp_path: Path, url: str, ports: list[int]) -> None:

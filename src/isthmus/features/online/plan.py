@@ -1,7 +1,7 @@
 """Reading: the commands of a lookup, and the answer of the stored rows by the time rules."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ class ViewAnswer:
         complete: whether every row is present and has no null: then there is nothing to mask.
         event: shape (n,) int64 microseconds, 0 where there is no row.
         known: shape (n,) int64 microseconds, 0 where there is no row.
+        foreign: places of damaged rows whose Redis key is no hash, with its type: another program wrote there.
     """
 
     columns: Columns
@@ -37,6 +38,7 @@ class ViewAnswer:
     event: Ints
     known: Ints
     complete: bool = False
+    foreign: Mapping[int, str] | None = None
 
 
 class LookupPlan:
@@ -96,6 +98,16 @@ class LookupPlan:
                 )
                 answers[view.name] = _answer(view, block, damaged, at, stamps.get(view.name))
         return answers
+
+    def with_foreign(
+        self, answers: Mapping[str, ViewAnswer], rows: int, foreign: Mapping[int, str]
+    ) -> dict[str, ViewAnswer]:
+        """The answers to `commands` with the places of those whose key has another type, and that type."""
+        marked = {}
+        for group, views in enumerate(self._groups):
+            own = {place - group * rows: kind for place, kind in foreign.items() if place // rows == group}
+            marked.update({view.name: replace(answers[view.name], foreign=own) for view in views})
+        return marked
 
     def read(self, client: Client, keys: Mapping[str, Sequence[KeyValue]], at: int) -> dict[str, ViewAnswer]:
         """Reads and decodes, blocking."""

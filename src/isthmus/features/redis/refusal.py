@@ -9,7 +9,7 @@ import redis
 from redis.exceptions import ClusterError, MovedError, RedisClusterException
 
 # What Redis says of a command in a script comes with the script's own words around it, and in Redis 6 as ERR.
-_IN_A_SCRIPT = re.compile(r"-(OOM|READONLY|MISCONF|NOREPLICAS|MASTERDOWN|NOPERM) ")
+_IN_A_SCRIPT = re.compile(r"(?:-|: )(WRONGTYPE|OOM|READONLY|MISCONF|NOREPLICAS|MASTERDOWN|NOPERM) ")
 _PHRASES = {
     "can't run this command or subcommand": "NOPERM",
     "ACL failure in script": "NOPERM",
@@ -51,6 +51,11 @@ _REFUSALS = {
     ),
     "MOVED": Refusal("is one node of a cluster", "begin the URL in {setting} with redis+cluster://"),
     "NOCLUSTER": Refusal("is no cluster", "begin the URL in {setting} with redis:// or rediss://"),
+    "WRONGTYPE": Refusal(
+        "has what another program wrote where Isthmus has a hash (WRONGTYPE)",
+        "delete that key and run `isthmus materialize --full`, and give the other program a database of its own; "
+        "or correct {setting} if it is another Redis",
+    ),
     "LOADING": Refusal("was started and is still loading its rows", "wait until it has them", passes=True),
     "BUSY": Refusal("is busy with a script of another client", "wait until it is done, or end it", passes=True),
     "MASTERDOWN": Refusal("is a replica without its primary", "wait until it is back", passes=True),
@@ -85,6 +90,11 @@ def refusal(error: BaseException) -> Refusal | None:
 def of_a_replica(reply: object) -> bool:
     """Whether a reply refuses a write because the server is a replica."""
     return isinstance(reply, redis.ResponseError) and _code(reply) == "READONLY"
+
+
+def of_another_type(error: redis.ResponseError) -> bool:
+    """Whether a command is refused because its key is no hash."""
+    return _code(error) == "WRONGTYPE"
 
 
 def only_writes(error: BaseException) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from isthmus.features.errors import DamagedRowError, IsthmusError, RequestError
+from isthmus.features.errors import DamagedRowError, DataError, IsthmusError, RequestError
 from isthmus.features.online.plan import ViewAnswer
 from isthmus.features.values.columns import Values
 from isthmus.serving import log
@@ -154,6 +154,9 @@ class Predictions:
             answers = await self._store.read(predictor.plan, keys, rows, self._now())
             if problems := damage(answers):
                 # No prediction is made of a value that may be another.
+                if any(answer.foreign for answer in answers.values()):
+                    remedy = "delete those keys, run `isthmus materialize --full`, and keep the other program out"
+                    raise DataError("online rows", "; ".join(problems), remedy=remedy)
                 raise DamagedRowError("online rows", "; ".join(problems), remedy="run `isthmus materialize --full`")
             self._metrics.read(answers, predictor.bits)
         return _Stored(fields, answers, rows)

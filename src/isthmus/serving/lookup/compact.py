@@ -25,6 +25,9 @@ from isthmus.serving.wire.encode import LABELS, OPTIONS, json_columns, labels
 CONTRACT = "isthmus-contract"
 """The name of the contract's hash in the metadata of the Arrow schema, like the header of the answer."""
 
+PROBLEMS = "isthmus-problems"
+"""The name of what the JSON answer has as `problems`, a JSON list, in the metadata of the Arrow schema."""
+
 _EVENT = RESERVED[0]
 
 
@@ -48,9 +51,10 @@ def arrow(
         columns[f"{view}{SEPARATOR}{STATUS}"] = pa.DictionaryArray.from_arrays(codes, _WORDS)
         known = Values(answer.event, answer.status < Status.NOT_FOUND)
         columns[f"{view}{SEPARATOR}{_EVENT}"] = _array(known, UnixTimestamp)
-    batch = pa.RecordBatch.from_arrays(
-        list(columns.values()), names=list(columns), metadata={CONTRACT: lookup.contract.hash}
-    )
+    metadata = {CONTRACT: lookup.contract.hash}
+    if problems := damage(answers):
+        metadata[PROBLEMS] = orjson.dumps(problems).decode()
+    batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns), metadata=metadata)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)

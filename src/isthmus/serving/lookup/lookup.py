@@ -185,18 +185,24 @@ class Lookup:
 
 
 def damage(answers: Mapping[str, ViewAnswer]) -> list[str]:
-    """The views with damaged rows, each with the first places of these in the request."""
+    """The views with damaged rows or keys of another type, each with the first places of these in the request."""
     problems = []
     for view, answer in answers.items():
         if answer.complete:
             continue
-        places = np.flatnonzero(answer.status == Status.DAMAGED).tolist()
-        if places:
-            more = f" and {len(places) - _PLACES:,} more" if len(places) > _PLACES else ""
-            problems.append(
-                f"view {view}: the stored rows of keys {', '.join(map(str, places[:_PLACES]))}{more} are damaged"
-            )
+        foreign = answer.foreign or {}
+        if places := [n for n in np.flatnonzero(answer.status == Status.DAMAGED).tolist() if n not in foreign]:
+            problems.append(f"view {view}: the stored rows of keys {_listed(places)} are damaged")
+        for kind in sorted(set(foreign.values())):
+            keys = _listed([place for place, own in foreign.items() if own == kind])
+            cause = f"are of type {kind} in Redis, and no hash: another program wrote there"
+            problems.append(f"view {view}: keys {keys} {cause}")
     return problems
+
+
+def _listed(places: Sequence[int]) -> str:
+    more = f" and {len(places) - _PLACES:,} more" if len(places) > _PLACES else ""
+    return ", ".join(map(str, places[:_PLACES])) + more
 
 
 class _Shared:

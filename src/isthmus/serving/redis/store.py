@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import redis
 
 from isthmus.features.clock import Status
 from isthmus.features.contract.contract import Contract, ViewContract
@@ -16,7 +17,8 @@ from isthmus.features.online.record import NEVER, Published
 from isthmus.features.online.scripts import ANNOUNCE, WRITE, PushStep, announced, push_steps, suspects
 from isthmus.features.redis.address import Address
 from isthmus.features.redis.connection import answering
-from isthmus.features.redis.routing import total
+from isthmus.features.redis.refusal import of_another_type
+from isthmus.features.redis.routing import Command, total
 from isthmus.features.values.rows import known_of
 from isthmus.serving import log
 from isthmus.serving.limits import Limits
@@ -68,17 +70,33 @@ class Store:
         with Waiting(), answering(self._url):
             async with asyncio.timeout(self._seconds):
                 stamps = await self._stamps.of(plan.contract)
-                replies = await self._redis.ask(commands)
+                replies, foreign = await self._replies(commands)
         size = rows * sum(len(view.fields) for view in plan.views)
         self._due += self._share
         if self._due >= 1:
             self._due -= 1
             check = True
         answers = await offload(size > VALUES, plan.decode, replies, rows, at, stamps, check)
+        if foreign:
+            answers = plan.with_foreign(answers, rows, foreign)
         for view, answer in answers.items():
             if not answer.complete and (damaged := np.count_nonzero(answer.status == Status.DAMAGED)):
-                log.warning("damaged rows", view=view, rows=int(damaged))
+                log.warning("damaged rows", view=view, rows=int(damaged), foreign=len(answer.foreign or ()))
         return answers
+
+    async def _replies(self, commands: Sequence[Command]) -> tuple[list[Any], Mapping[int, str]]:
+        """The replies to a lookup, and the places of those whose key is no hash, with its type: they are damaged."""
+        try:
+            return await self._redis.ask(commands), {}
+        except redis.ResponseError as error:
+            if not of_another_type(error):
+                raise
+        kinds = await self._redis.ask([(b"TYPE", name) for _, name, *_ in commands])
+        foreign = {place: kind.decode() for place, kind in enumerate(kinds) if kind not in (b"hash", b"none")}
+        replies = iter(await self._redis.ask([own for place, own in enumerate(commands) if place not in foreign]))
+        return [
+            [b""] * len(fields) if place in foreign else next(replies) for place, (_, _, *fields) in enumerate(commands)
+        ], foreign
 
     async def write(self, project: str, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes]) -> int:
         """Writes pushed rows under their entity keys; returns how many replaced what was stored."""

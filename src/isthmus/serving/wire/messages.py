@@ -47,7 +47,8 @@ class LookupRequest(Struct, forbid_unknown_fields=True):
 class Metadata(Struct):
     """The names of the result columns, and the contract that they were read under.
 
-    `problems` says which stored rows are damaged: their status is INVALID, and all their values are null.
+    `problems` says which stored rows are damaged, and which keys another program has in Redis: their status is INVALID,
+    and all their values are null.
     """
 
     feature_names: list[str]
