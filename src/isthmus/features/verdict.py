@@ -77,6 +77,8 @@ class Verdict:
         files: model file of the package to its part in `model`; a server's predictions are `/predict`.
         inputs: input of the package's graph to the comparison of its offline and served values.
         skipped: whatever could not be compared to the reason: `deploy` refuses where a model needs it.
+        singly: every comparison of rows that were asked for alone, or computed alone, by its name: no row may depend on
+            others. Its rows are among those of the other comparisons.
     """
 
     contract: str
@@ -89,6 +91,7 @@ class Verdict:
     files: Mapping[str, FeatureVerdict] = field(default_factory=dict)
     inputs: Mapping[str, FeatureVerdict] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
+    singly: Mapping[str, FeatureVerdict] = field(default_factory=dict)
 
     @property
     def compared(self) -> int:
@@ -107,11 +110,12 @@ class Verdict:
 
     def _all(self) -> list[FeatureVerdict]:
         features = [feature for view in self.views.values() for feature in view.values()]
-        return [*features, *self.inputs.values(), *([self.model] if self.model else [])]
+        return [*features, *self.inputs.values(), *self.singly.values(), *([self.model] if self.model else [])]
 
     def named(self) -> dict[str, FeatureVerdict]:
-        """Every comparison by its name in messages: `view.feature`, `input x`, `file y`."""
-        parts = {f"{view}.{name}": part for view, features in self.views.items() for name, part in features.items()}
+        """Every comparison by its name in messages: `view.feature`, `input x`, `file y`, `view.feature alone`."""
+        parts = flat(self.views)
+        parts |= {f"{name} alone": part for name, part in self.singly.items()}
         parts |= {f"input {name}": part for name, part in self.inputs.items()}
         parts |= {f"file {name}": part for name, part in self.files.items()}
         if self.model is not None and not self.files:
@@ -168,8 +172,8 @@ def _plain(value: Any) -> Any:
 
 
 def _comparisons(data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """All comparisons in a verdict's JSON. Early verdicts had no files and no inputs."""
-    groups = [*data["views"].values(), data.get("files", {}), data.get("inputs", {})]
+    """All comparisons in a verdict's JSON. Earlier verdicts had fewer groups."""
+    groups = [*data["views"].values(), data.get("files", {}), data.get("inputs", {}), data.get("singly", {})]
     return [feature for group in groups for feature in group.values()] + ([data["model"]] if data["model"] else [])
 
 
@@ -232,6 +236,11 @@ def _first(keys: Sequence[str], differing: np.ndarray[Any, Any]) -> np.ndarray[A
     rows = differing[:_CANDIDATES].tolist()
     by_key = {keys[row]: row for row in reversed(rows)}
     return np.array([*dict.fromkeys([*sorted(by_key.values()), *rows])][:EXAMPLES], np.int64)
+
+
+def flat(groups: Mapping[str, Mapping[str, FeatureVerdict]]) -> dict[str, FeatureVerdict]:
+    """Comparisons of groups, each as `group.name`."""
+    return {f"{group}.{name}": part for group, parts in groups.items() for name, part in parts.items()}
 
 
 def merged(parts: Sequence[FeatureVerdict]) -> FeatureVerdict:

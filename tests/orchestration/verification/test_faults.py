@@ -1,18 +1,25 @@
 """Faults planted in a real project, beneath every check that comes before: the verdict finds each and names it."""
 
 import hashlib
+import http.client
 import json
 import shutil
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import msgspec
 import numpy as np
 import onnx
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
+from onnx import helper, numpy_helper
 
 from isthmus import ConfigurationError, ContractMismatch, DataError, GateFailed, PackageError
 from isthmus.distill.onnx.runtime import ort_format
@@ -27,9 +34,11 @@ from isthmus.features.package.signature import PASSWORD
 from isthmus.features.publishing.publish import key_values
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
+from isthmus.features.request.layout import output_name
 from isthmus.features.values.columns import Values, from_arrow, micros
 from isthmus.features.values.entitykey import entity_keys
-from isthmus.features.verdict import Verdict
+from isthmus.features.verdict import Verdict, flat
+from isthmus.orchestration.api.server import running, settings
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import RECORD
 from isthmus.orchestration.build.build import build
@@ -42,9 +51,12 @@ from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.web import WebRuntime
 from isthmus.orchestration.training.set import training_set
-from isthmus.orchestration.verification.client import private_api
+from isthmus.orchestration.verification.client import Client, private_api
+from isthmus.orchestration.verification.modelinputs import compare_package
 from isthmus.orchestration.verification.recomputation import recompute
+from isthmus.orchestration.verification.sides import SINGLES, OnlineSide
 from isthmus.orchestration.verification.verify import PREDICT, require_passed, verify
+from isthmus.orchestration.verification.views import compare_view
 from tests.orchestration import shop as shops
 from tests.orchestration.shop import HOUR, Open, Shop
 from tests.orchestration.training.test_request import learnable, with_moment
@@ -389,7 +401,7 @@ def test_a_server_that_computes_something_else(exported: Shop, project: Open, tm
     found = []
     for asked in (project(exported), project(other)):
         with asked.redis() as url, private_api(asked, asked.applied(), url, asked.now()) as api:
-            compared, _ = recompute(project(exported), project(exported).applied(), declared, None, api, 2000)
+            compared, _, _ = recompute(project(exported), project(exported).applied(), declared, None, api, 2000)
         found.append({f"{view}.{name}": one.differing for view, one_view in compared.items()
                       for name, one in one_view.items() if one.differing})  # fmt: skip
         assert {one.compared for one in compared["API moment"].values()} == {2000}
@@ -398,6 +410,135 @@ def test_a_server_that_computes_something_else(exported: Shop, project: Open, tm
     (example, *_) = compared["API moment"]["per_sold"].examples
     assert example.online == pytest.approx(example.offline / 2)
     assert example.event_timestamp
+
+
+def with_another_last_bit_alone(graph: bytes) -> bytes:
+    """The graph, whose numbers in double precision are others when it computes a single row."""
+    model = onnx.load_from_string(graph)
+    name, inner = output_name("double"), "among_others"
+    for node in model.graph.node:
+        node.output[:] = [inner if output == name else output for output in node.output]
+    numbers = {"one": [1], "next": [1 + 2.0**-52], "same": [1.0], "axis": [1]}
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.array(value, np.int64 if constant in {"one", "axis"} else np.float64), constant)
+        for constant, value in numbers.items()
+    )
+    model.graph.node.extend(
+        helper.make_node(operator, inputs, [output])
+        for operator, inputs, output in (
+            ("Shape", [inner], "shape"), ("Gather", ["shape", "axis"], "rows"), ("Equal", ["rows", "one"], "alone"),
+            ("Where", ["alone", "next", "same"], "factor"), ("Mul", [inner, "factor"], name),
+        )
+    )  # fmt: skip
+    altered: bytes = model.SerializeToString()
+    return altered
+
+
+def test_a_graph_whose_bits_depend_on_the_size_of_the_batch(exported: Shop, project: Open) -> None:
+    """The tolerance for an engine hides nothing of it, and only the rows that are computed alone show it."""
+    opened = project(exported)
+    contract, declared = opened.applied(), opened.distillation()
+    transform = contract.transforms["moment"]
+    transform = replace(transform, graph=with_another_last_bit_alone(transform.graph))
+    contract = replace(contract, transforms={**contract.transforms, "moment": transform})
+    record = next((exported.state / "training" / "late_order").glob(f"*/{RECORD}"))
+    written = json.loads(record.read_text())
+    written["computed"]["moment"]["hash"] = transform.hash
+    record.write_text(json.dumps(written))
+    with opened.redis() as url, private_api(opened, contract, url, opened.now()) as api:
+        compared, alone, _ = recompute(opened, contract, declared, None, api, 2000)
+    assert {part.differing for parts in compared.values() for part in parts.values()} == {0}
+    differing = {name: part for name, part in flat(alone).items() if part.differing}
+    assert set(differing) == {"moment.per_sold", "API moment.per_sold"}
+    assert {part.compared for part in flat(alone).values()} == {SINGLES}
+    assert all(0 < part.worst < 1e-15 for part in differing.values())
+    verdict = Verdict(contract.hash, 0, compared, singly=flat(alone))
+    with pytest.raises(GateFailed, match=r"moment\.per_sold alone \(\d+ of 256\).*isthmus apply"):
+        require_passed(verdict)
+
+
+class _Altering(BaseHTTPRequestHandler):
+    """Passes requests on to a server, and alters what it answers to those of a single row."""
+
+    protocol_version = "HTTP/1.1"
+    port: int
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._pass_on("GET", None)
+
+    def do_POST(self) -> None:
+        self._pass_on("POST", self.rfile.read(int(self.headers["content-length"])))
+
+    def _pass_on(self, method: str, body: bytes | None) -> None:
+        headers = {name: self.headers[name] for name in ("content-type", "accept") if name in self.headers}
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port)) as connection:
+            connection.request(method, self.path, body, headers)
+            response = connection.getresponse()
+            data = response.read()
+        if self.path == "/predict":
+            answer = json.loads(data)
+            if len(answer["predictions"]) == 1:
+                answer["predictions"][0] = float(answer["predictions"][0]) + 1
+            data = json.dumps(answer).encode()
+        elif self.path == "/get-online-features":
+            table = pa.ipc.open_stream(data).read_all()
+            name = "customer_orders__mean_amount_7d"
+            if len(table) == 1 and name in table.column_names and table[name][0].is_valid:
+                value = pa.array([np.nextafter(table[name][0].as_py(), np.inf)])
+                table = table.set_column(table.column_names.index(name), name, value)
+                with pa.BufferOutputStream() as sink, pa.ipc.new_stream(sink, table.schema) as stream:
+                    stream.write_table(table)
+                data = sink.getvalue().to_pybytes()
+        self.send_response(response.status)
+        self.send_header("content-length", str(len(data)))
+        self.send_header("isthmus-contract", response.headers.get("isthmus-contract") or "")
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@contextmanager
+def altering(log: Path) -> Iterator[Path]:
+    """The log of a server that stands before the one of a log, and alters its answers to single rows."""
+    lines = log.read_text().splitlines()
+    port = next(message["port"] for message in map(json.loads, lines) if message.get("event") == "listening")
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Altering,), {"port": port})) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        front = log.with_suffix(".front")
+        message = {"event": "listening", "host": "127.0.0.1", "port": server.server_port}
+        front.write_text(json.dumps(message) + "\n")
+        yield front
+        server.shutdown()
+        thread.join()
+
+
+def test_a_server_that_answers_something_else_to_a_single_row(exported: Shop, project: Open) -> None:
+    require_passed(verify(project(exported)))
+    deploy(project(exported))
+    opened = project(exported)
+    contract, declared, at = opened.applied(), opened.distillation(), opened.now()
+    offline = OfflineStore(opened.offline)
+    histories = [offline.history(view) for view in contract.views.values()]
+    log = exported.root / "server.log"
+    with opened.redis() as url, connect(url) as client, log.open("wb") as file:
+        configured = msgspec.structs.replace(settings(opened, url, 0, private=True), workers=1, now=at)
+        with running(configured, file) as child:
+            with closing(Client(contract, configured.limits, child, log)) as direct:
+                assert direct.refused() is None
+            with altering(log) as front, closing(Client(contract, configured.limits, child, front)) as api:
+                online = OnlineSide(OnlineStore(client, contract), url, api, at)
+                history = next(history for history in histories if history.view.name == "customer_orders")
+                view = compare_view(offline, history, online, all_keys=True)
+                predictions = compare_package(opened, declared, package(exported), histories, online, 500)
+    assert {part.differing for part in view.features.values()} == {0}
+    assert [name for name, part in view.singly.items() if part.differing] == ["mean_amount_7d"]
+    assert view.singly["mean_amount_7d"].compared == len(history.table().group_by("customer").aggregate([]))
+    inputs, among, alone = predictions
+    assert (among.differing, {part.differing for part in inputs.values()}) == (0, {0})
+    assert alone.differing == alone.compared > 0
 
 
 def package(shop: Shop) -> Path:

@@ -1,5 +1,6 @@
 """A private API of the project: a real server whose answers the verdict compares."""
 
+import copy
 import http.client
 import json
 import os
@@ -43,6 +44,14 @@ class Client:
     def __init__(self, contract: Contract, limits: Limits, server: "subprocess.Popen[bytes]", log: Path) -> None:
         self._contract, self._limits, self._server, self._log = contract, limits, server, log
         self._connection: http.client.HTTPConnection | None = None
+        self._lot = LOT
+
+    def singly(self) -> "Client":
+        """A client over the same connection that asks for every row in a request of its own."""
+        self._connection = self._connection or self._connect()
+        single = copy.copy(self)
+        single._lot = 1
+        return single
 
     def lookup(
         self,
@@ -135,7 +144,7 @@ class Client:
         self, fixed: Mapping[str, Any], columns: Mapping[str, Mapping[str, Sequence[Any]]], rows: int, values: int
     ) -> Iterator[bytes]:
         """The bodies of as many requests as the limits ask for; `values` is the number of values per row."""
-        step = max(1, min(LOT, self._limits.rows, self._limits.values // max(1, values)))
+        step = max(1, min(self._lot, self._limits.rows, self._limits.values // max(1, values)))
         for start in range(0, rows, step):
             yield from self._split(fixed, _slice(columns, slice(start, start + step)), min(step, rows - start))
 

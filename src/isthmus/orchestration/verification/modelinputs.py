@@ -9,6 +9,7 @@ import pyarrow as pa
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.onnx.runtime import predict
 from isthmus.distill.tabular.tensors import columns
+from isthmus.distill.types import Index, spread
 from isthmus.features.contract.contract import Column
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.package.manifest import Feeds, ModelInput, Package, feeds, placed
@@ -21,14 +22,16 @@ from isthmus.features.verdict import FeatureVerdict
 from isthmus.orchestration.artifacts import Artifacts, serving_profile
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.verification.client import Client, TypedValues
-from isthmus.orchestration.verification.sides import ComparedRows, OnlineSide, questions_at, sample_with_keys
+from isthmus.orchestration.verification.sides import SINGLES, ComparedRows, OnlineSide, questions_at, sample_with_keys
 
 
 def compare_package(
     project: Project, declared: Distillation, package: Package, histories: Sequence[ViewHistory], online: OnlineSide,
     count: int,
-) -> tuple[dict[str, FeatureVerdict], FeatureVerdict]:  # fmt: skip
+) -> tuple[dict[str, FeatureVerdict], FeatureVerdict, FeatureVerdict]:  # fmt: skip
     """Compares each input of a package, and its predictions through the API, for moments like its training set's.
+
+    The last comparison is of predictions that were asked for alone.
 
     Keys and request fields are those of `count` rows of the training set; stored features are those of the present.
     The online side has the package deployed.
@@ -67,7 +70,7 @@ def compare_package(
         expected = predict(open_session(package, variant, 1), offline_feeds)
     names = {item.name for item in inputs}
     fields = _typed(questions, (column for column in request if column.name in names))
-    return compared, _compare_predictions(rows, expected, (entities, fields), online.api, variant.tolerance)
+    return compared, *_compare_predictions(rows, expected, (entities, fields), online.api, variant.tolerance)
 
 
 def _compare_predictions(
@@ -76,22 +79,29 @@ def _compare_predictions(
     requests: tuple[Mapping[str, TypedValues], Mapping[str, TypedValues]],
     api: Client,
     tolerance: float,
-) -> FeatureVerdict:
-    """Compares the API's predictions with those of its model file; `requests` are the join keys and request fields."""
+) -> tuple[FeatureVerdict, FeatureVerdict]:
+    """Compares the API's predictions with those of its model file, and those that it answers to rows alone.
+
+    `requests` are the join keys and request fields.
+    """
     # Where a request transform is not defined the model has no answer, and the API refuses.
-    answered = np.isfinite(expected)
-    rows, count = rows.take(answered), int(np.count_nonzero(answered))
-    entities, request = (
-        {name: (dtype, values.take(answered)) for name, (dtype, values) in part.items()} for part in requests
-    )
-    offline = Values(expected[answered], np.ones(count, bool))
+    answered = np.flatnonzero(np.isfinite(expected))
     refusal = api.refused()
-    if refusal is None:
-        return rows.compare(offline, api.predict(entities, request, count), Float32, tolerance)
-    # A server that refuses the package predicts nothing: every row differs.
-    nothing = Values(np.zeros(count, np.float32), np.zeros(count, bool))
-    verdict = rows.compare(offline, nothing, Float32, tolerance)
-    return replace(verdict, examples=[replace(example, online=refusal) for example in verdict.examples])
+
+    def compared(client: Client, places: Index) -> FeatureVerdict:
+        entities, request = (
+            {name: (dtype, values.take(places)) for name, (dtype, values) in part.items()} for part in requests
+        )
+        some, count = rows.take(places), len(places)
+        offline = Values(expected[places], np.ones(count, bool))
+        if refusal is None:
+            return some.compare(offline, client.predict(entities, request, count), Float32, tolerance)
+        # A server that refuses the package predicts nothing: every row differs.
+        nothing = Values(np.zeros(count, np.float32), np.zeros(count, bool))
+        verdict = some.compare(offline, nothing, Float32, tolerance)
+        return replace(verdict, examples=[replace(example, online=refusal) for example in verdict.examples])
+
+    return compared(api, answered), compared(api.singly(), answered[spread(len(answered), SINGLES)])
 
 
 def _typed(table: pa.Table, columns: Iterable[Column]) -> dict[str, TypedValues]:

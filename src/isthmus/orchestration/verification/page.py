@@ -111,7 +111,7 @@ def _overview(verdict: Verdict) -> Table:
 
 def _groups(verdict: Verdict) -> dict[str, Mapping[str, FeatureVerdict]]:
     groups: dict[str, Mapping[str, FeatureVerdict]] = dict(verdict.views)
-    groups |= {"package, inputs": verdict.inputs, "package, outputs": verdict.files}
+    groups |= {"package, inputs": verdict.inputs, "package, outputs": verdict.files, "asked singly": verdict.singly}
     return {name: features for name, features in groups.items() if features}
 
 

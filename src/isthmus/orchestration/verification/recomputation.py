@@ -1,14 +1,19 @@
 """Request transforms in the verdict: what the engine computed for a training set, beside what the graphs compute.
 
-The graphs run twice: here, on the engine's own inputs, and in a server that gets the requests of the training set.
+The graphs run twice: here, on the engine's own inputs, and in a server that gets the requests of the training set. Both
+compute some rows alone, too, whose bits must be those that the graph has for them among others, whatever the tolerance
+for an engine is.
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from isthmus.distill.declaration import Distillation
+from isthmus.distill.types import Index, in_batches, spread
 from isthmus.features.contract.contract import Column, Contract, TransformContract
 from isthmus.features.definition.spec import AtRequest
 from isthmus.features.request.graph import RowGraph
@@ -17,16 +22,24 @@ from isthmus.features.verdict import FeatureVerdict, equal_values
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.verification.client import Client
-from isthmus.orchestration.verification.sides import ComparedRows, sample_with_keys
+from isthmus.orchestration.verification.sides import SINGLES, ComparedRows, sample_with_keys
+
+FEW = 7
+"""Rows among which the graph computes what a server is expected to answer to one of them: they fill no vector
+register of a whole number of values, and are neither one row nor all."""
+
+Comparison = dict[str, FeatureVerdict]
+Comparisons = dict[str, Comparison]
+"""Transform to its fields to their comparison."""
 
 
 def recompute(
     project: Project, contract: Contract, declared: Distillation | None, sample: int | None, api: Client, requests: int
-) -> tuple[dict[str, dict[str, FeatureVerdict]], dict[str, str]]:
+) -> tuple[Comparisons, Comparisons, dict[str, str]]:
     """Compares request transforms over `sample` rows of the last training set, or all; a server answers `requests`.
 
-    Returns the comparisons, transform to field, as `API …` for what the server answers; and each transform that is left
-    out, because no training set has it or it computed something else then, to why.
+    Returns the comparisons, transform to field, as `API …` for what the server answers; those of rows computed alone;
+    and each transform that is left out, because no training set has it or it computed something else then, to why.
     """
     services = (declared.teacher.name, declared.student.name) if declared else ()
     transforms = {transform.name: transform for service in services for transform in contract.used(service)}
@@ -38,21 +51,23 @@ def recompute(
     }
     examples = Artifacts(project, declared).latest_training_set() if declared and transforms else None
     if declared is None or examples is None:
-        return {}, skipped | dict.fromkeys(transforms, "there is no training set in which an engine computed it")
+        return {}, {}, skipped | dict.fromkeys(transforms, "there is no training set in which an engine computed it")
     table = examples.table()
     keys = [name for name, _ in contract.spines[declared.spine.name]["keys"]]
     if sample is not None and len(table) > sample:
         table = table.take(pa.array(np.linspace(0, len(table) - 1, sample).astype(np.int64)))
     answered = sample_with_keys(table, keys, requests)
-    compared = {}
+    compared, singly = {}, {}
     for name, transform in transforms.items():
         if examples.computed.get(name, {}).get("hash") != transform.hash:
             skipped[name] = f"training set {examples.id} was made before it was changed: run `isthmus training-set`"
             continue
         declaration = project.definitions.transforms[name]
-        compared[name] = _Engine(transform, declaration, contract, table, keys).compare_graph()
-        compared[f"API {name}"] = _Engine(transform, declaration, contract, answered, keys).compare_answers(api)
-    return compared, skipped
+        engine = _Engine(transform, declaration, contract, table, keys)
+        compared[name], singly[name] = engine.compare_graph()
+        engine = _Engine(transform, declaration, contract, answered, keys)
+        compared[f"API {name}"], singly[f"API {name}"] = engine.compare_answers(api)
+    return compared, singly, skipped
 
 
 class _Engine:
@@ -69,15 +84,20 @@ class _Engine:
         self._inputs = {column.name: _values(table, column) for column in contract.transform_inputs(transform)}
         self._results = self._fields(table)
 
-    def compare_graph(self) -> dict[str, FeatureVerdict]:
+    def compare_graph(self) -> tuple[Comparison, Comparison]:
+        """All rows at once with what the engine computed, and some of them alone with the same among all."""
+        values = self._graph.run(self._inputs).values
         # What the graph refuses is null, which the engine's value is not.
-        return self._compare(self._rows, self._results, self._graph.run(self._inputs).values)
+        compared = self._compare(self._rows, self._results, values, self._tolerances)
+        rows = spread(len(self._rows), SINGLES)
+        among = {name: value.take(rows) for name, value in values.items()}
+        return compared, self._compare(self._rows.take(rows), among, self._in_batches(self._inputs, rows, 1))
 
-    def compare_answers(self, api: Client) -> dict[str, FeatureVerdict]:
-        """A server looks up stored features as they are now.
+    def compare_answers(self, api: Client) -> tuple[Comparison, Comparison]:
+        """All rows with what is expected, and some of them, asked for alone, with what the graph computes among a few.
 
-        Where a stored feature differs from the engine's input, the graph that was compared with the engine says what is
-        expected; a row that it refuses is left out.
+        A server looks up stored features as they are now. Where one differs from the engine's input, the graph that was
+        compared with the engine says what is expected; a row that it refuses is left out.
         """
         transform, table = self._transform, self._table
         key_columns = {
@@ -88,6 +108,17 @@ class _Engine:
         now = self._inputs | self._stored(answer)
         expected, refused = self._expected(now)
         rows = np.flatnonzero(~refused)
+        answered, online = self._answers(api, keys, now, rows)
+        offline = {name: values.take(answered) for name, values in expected.items()}
+        compared = self._compare(self._rows.take(answered), offline, online, self._tolerances)
+        alone, online = self._answers(api.singly(), keys, now, rows[spread(len(rows), SINGLES)])
+        return compared, self._compare(self._rows.take(alone), self._in_batches(now, alone, FEW), online)
+
+    def _answers(
+        self, api: Client, keys: Mapping[str, list[Any]], now: Mapping[str, Values], rows: Index
+    ) -> tuple[Index, dict[str, Values]]:
+        """What a server answers to rows, less those whose stored features are no longer as they were a moment ago."""
+        transform = self._transform
         now = {name: values.take(rows) for name, values in now.items()}
         answer = api.lookup(
             [*transform.stored, *((transform.name, field.name) for field in transform.fields)],
@@ -95,16 +126,23 @@ class _Engine:
             len(rows),
             {column.name: (column.dtype, now[column.name]) for column in transform.request if column.name not in keys},
         )
-        # What is pushed between the two lookups is left out.
         unchanged = np.ones(len(rows), bool)
         for name, values in self._stored(answer).items():
             unchanged &= equal_values(now[name], values, self._types[name])
-        rows = rows[unchanged]
-        return self._compare(
-            self._rows.take(rows),
-            {name: values.take(rows) for name, values in expected.items()},
-            {name: values.take(unchanged) for name, values in self._fields(answer).items()},
-        )
+        return rows[unchanged], {name: values.take(unchanged) for name, values in self._fields(answer).items()}
+
+    def _in_batches(self, inputs: Mapping[str, Values], rows: Index, size: int) -> dict[str, Values]:
+        """What the graph computes of rows, up to `size` at a time."""
+        # A batch of no rows gives every field its type.
+        parts = [
+            self._graph.run({name: values.take(batch) for name, values in inputs.items()}).values
+            for batch in tuple(in_batches(rows, size)) or (rows,)
+        ]
+        return {
+            field.name: Values(*(np.concatenate([getattr(part[field.name], side) for part in parts])
+                                 for side in ("data", "valid")))
+            for field in self._transform.fields
+        }  # fmt: skip
 
     def _expected(self, now: dict[str, Values]) -> tuple[dict[str, Values], Mask]:
         """The engine's value of each field where its inputs are unchanged, else the graph's; and the refused rows."""
@@ -129,10 +167,13 @@ class _Engine:
                 for field in transform.fields}  # fmt: skip
 
     def _compare(
-        self, rows: ComparedRows, offline: dict[str, Values], online: Mapping[str, Values]
-    ) -> dict[str, FeatureVerdict]:
+        self, rows: ComparedRows, offline: Mapping[str, Values], online: Mapping[str, Values],
+        tolerances: Mapping[str, float] = MappingProxyType({}),
+    ) -> Comparison:  # fmt: skip
         return {
-            field.name: rows.compare(offline[field.name], online[field.name], field.dtype, self._tolerances[field.name])
+            field.name: rows.compare(
+                offline[field.name], online[field.name], field.dtype, tolerances.get(field.name, 0.0)
+            )
             for field in self._transform.fields
         }
 

@@ -21,6 +21,10 @@ from isthmus.features.values.entitykey import KeyValue
 from isthmus.features.verdict import FeatureVerdict, compare
 from isthmus.orchestration.verification.client import Client
 
+SINGLES = 256
+"""Rows of a view, of a request transform and of a service that are also asked for alone, in a request each: a row has
+the same bits alone and among others."""
+
 
 @dataclass(frozen=True)
 class ComparedRows:

@@ -1,7 +1,7 @@
 """`verify`: compares what training saw with what serving answers, value by value, and the package with its student."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +17,7 @@ from isthmus.features.package.manifest import Package, open_package
 from isthmus.features.package.signature import require_signature
 from isthmus.features.progress import Progress, silent
 from isthmus.features.redis.connection import answering, connect
-from isthmus.features.verdict import FeatureVerdict, Verdict, merged
+from isthmus.features.verdict import FeatureVerdict, Verdict, flat, merged
 from isthmus.orchestration.artifacts import Artifacts, page_file, serving_profile, verdict_file
 from isthmus.orchestration.models.models import check_package
 from isthmus.orchestration.project import Project
@@ -95,43 +95,50 @@ class _Verification:
     progress: Progress
 
     def verdict(self, offline: OfflineStore, histories: Sequence[ViewHistory]) -> Verdict:
-        views, ahead = {}, {}
+        views: dict[str, Mapping[str, FeatureVerdict]] = {}
+        singly: dict[str, Mapping[str, FeatureVerdict]] = {}
+        ahead = {}
         for n, history in enumerate(histories):
             view = history.view.name
             self.progress(f"comparing {view}", n / len(histories))
-            views[view], ahead[view] = compare_view(offline, history, self.online, all_keys=self.all_keys)
+            compared = compare_view(offline, history, self.online, all_keys=self.all_keys)
+            views[view], singly[view], ahead[view] = compared.features, compared.singly, compared.ahead
         self.progress("comparing request transforms", 0.85)
         sample, requests = (None, CHECKED_ROWS) if self.all_keys else (SAMPLE, SAMPLE)
-        computed, skipped = recompute(self.project, self.contract, self.declared, sample, self.online.api, requests)
+        computed, alone, skipped = recompute(
+            self.project, self.contract, self.declared, sample, self.online.api, requests
+        )
         if self.declared and not self.package:
             no_package = "none is exported that can run under this contract: run `isthmus export`"
             skipped = {"the package": no_package} | skipped
-        files, inputs, not_fed = self._package(histories)
+        files, inputs, predicted, not_fed = self._package(histories)
         tables = {history.view.name: history.fingerprint for history in histories}
         digest, model = (self.package.files.digest, merged(list(files.values()))) if self.package else (None, None)
         return Verdict(
             self.contract.hash, self.online.at, views | computed, tables, ahead, digest, model, files, inputs,
-            skipped | not_fed,
+            skipped | not_fed, flat(singly | alone) | predicted,
         )  # fmt: skip
 
     def _package(
         self, histories: Sequence[ViewHistory]
-    ) -> tuple[dict[str, FeatureVerdict], dict[str, FeatureVerdict], dict[str, str]]:
-        """The files and inputs, and what cannot be compared to why."""
+    ) -> tuple[dict[str, FeatureVerdict], dict[str, FeatureVerdict], dict[str, FeatureVerdict], dict[str, str]]:
+        """The files, the inputs, the predictions of rows alone, and what cannot be compared to why."""
         if self.declared is None or self.package is None:
-            return {}, {}, {}
+            return {}, {}, {}, {}
         self.progress("comparing the package with its student", 0.9)
         files = check_package(self.project, self.declared, self.package)
         if not self.package.manifest.inputs:
             reason = "only its own task makes it of features, so that no server predicts"
-            return files, {}, {"what the package is fed": reason}
+            return files, {}, {}, {"what the package is fed": reason}
         self.progress("comparing what the package is fed", 0.95)
         # Imported here: a project without a package may lack the libraries that run one.
         from isthmus.orchestration.verification.modelinputs import compare_package
 
         rows = CHECKED_ROWS if self.all_keys else SAMPLE
-        inputs, predicted = compare_package(self.project, self.declared, self.package, histories, self.online, rows)
-        return {**files, PREDICT: predicted}, inputs, {}
+        inputs, predicted, alone = compare_package(
+            self.project, self.declared, self.package, histories, self.online, rows
+        )
+        return {**files, PREDICT: predicted}, inputs, {PREDICT: alone}, {}
 
 
 def require_passed(verdict: Verdict) -> Verdict:
@@ -144,8 +151,8 @@ def require_passed(verdict: Verdict) -> Verdict:
         return verdict
     parts = verdict.named().items()
     worst = [f"{name} ({part.differing} of {part.compared})" for name, part in parts if part.differing]
-    named = ", ".join(worst[:5]) or "none compared"
-    raise GateFailed("verdict", f"{verdict.differing} of {verdict.compared} values differ: {named}",
+    shown = ", ".join(worst[:5]) or "none compared"
+    raise GateFailed("verdict", f"{verdict.differing} of {verdict.compared} values differ: {shown}",
                      expected="0 differing", remedy=_remedy(verdict))  # fmt: skip
 
 
@@ -155,8 +162,13 @@ def _remedy(verdict: Verdict) -> str:
     }
     if differing.intersection(verdict.tables) or not verdict.differing:
         return "run `isthmus build` and `isthmus materialize --full`, then verify again"
-    if not differing:
+    if not differing and any(part.differing for part in (*verdict.files.values(), *verdict.inputs.values())):
         return "run `isthmus export`, then verify again"
+    if not differing:
+        return (
+            "a row has other values alone than among others: run `isthmus apply` if the graph is older than this "
+            "release, else report it, with the definition of what differs"
+        )
     return (
         "an engine and a graph may differ in the last digits of some functions, see docs/row-functions.md: give such a "
         "field a tolerance; run `isthmus training-set` and `isthmus export` again if they are older than the engine"

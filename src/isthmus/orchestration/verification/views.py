@@ -2,13 +2,14 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from isthmus.distill.types import Index, spread
 from isthmus.features import clock
 from isthmus.features.contract.contract import RESERVED, STATUS, Column
 from isthmus.features.offline.history import ViewHistory, status_column
@@ -19,7 +20,8 @@ from isthmus.features.types import Int64, String, UnixTimestamp
 from isthmus.features.values.columns import Values, from_arrow
 from isthmus.features.values.entitykey import KeyValue
 from isthmus.features.verdict import FeatureVerdict
-from isthmus.orchestration.verification.sides import ComparedRows, OnlineSide, questions_at
+from isthmus.orchestration.verification.client import Client
+from isthmus.orchestration.verification.sides import SINGLES, ComparedRows, OnlineSide, questions_at
 from isthmus.serving.wire.encode import LABELS
 
 SAMPLE = 500
@@ -29,10 +31,23 @@ EVENT, KNOWN, CONTENT = RESERVED
 """Under these names a verdict says whether both sides speak of rows of the same times, with the same content hash."""
 
 
-def compare_view(
-    offline: OfflineStore, history: ViewHistory, online: OnlineSide, *, all_keys: bool
-) -> tuple[dict[str, FeatureVerdict], int]:
-    """Feature to its comparison, status, times and content hash included; how many keys were left out as pushed later.
+@dataclass(frozen=True)
+class ViewVerdict:
+    """The comparison of a view.
+
+    Attributes:
+        features: feature to its comparison, status, times and content hash included.
+        singly: the same for keys that were asked for alone, without what no lookup shows.
+        ahead: how many keys were left out as pushed later.
+    """
+
+    features: Mapping[str, FeatureVerdict]
+    singly: Mapping[str, FeatureVerdict]
+    ahead: int
+
+
+def compare_view(offline: OfflineStore, history: ViewHistory, online: OnlineSide, *, all_keys: bool) -> ViewVerdict:
+    """Compares what training sees of keys with what serving answers.
 
     `all_keys` compares every key that either side has, and checks the table's rows by their content hashes.
     """
@@ -43,18 +58,29 @@ def compare_view(
     with offline.reading(view.table):
         keys = _keys(history, online.at, served_keys)
         trained = _trained(keys, history)
-    features = [(view.name, column.name) for column in view.fields]
-    served = _served(online.api.lookup(features, key_values(view, keys), len(keys)), history)
-    # Read after the answer: a row that is pushed in between is left out, not reported as a difference.
+    served = _served(online.api, keys, history)
+    singles = spread(len(keys), SINGLES)
+    alone = _served(online.api.singly(), keys.take(pa.array(singles)), history)
+    # Read after the answers: a row that is pushed in between is left out, not reported as a difference.
     ahead, served[KNOWN], served[CONTENT] = online.stored(history, keys)
     # Of a key that training does not have, the time is that of the row that is served.
     moments = (side[EVENT].tolist(UnixTimestamp) for side in (trained, served))
     times = [served_at if trained_at is None else trained_at for trained_at, served_at in zip(*moments, strict=True)]
-    rows = ComparedRows.of(keys, [column.name for column in view.keys], times).take(~ahead)
+    rows = ComparedRows.of(keys, [column.name for column in view.keys], times)
     types = {column.name: column.dtype for column in view.fields}
     types |= {STATUS: String, EVENT: UnixTimestamp, KNOWN: UnixTimestamp, CONTENT: Int64}
-    sides = {name: (trained[name].take(~ahead), served[name].take(~ahead)) for name in types}
-    return {name: rows.compare(*sides[name], dtype) for name, dtype in types.items()}, int(np.count_nonzero(ahead))
+    there = np.flatnonzero(~ahead)
+    settled = ~ahead[singles]
+    first = singles[settled]
+
+    def compared(name: str, places: Index, online: Values) -> FeatureVerdict:
+        return rows.take(places).compare(trained[name].take(places), online, types[name])
+
+    return ViewVerdict(
+        {name: compared(name, there, served[name].take(there)) for name in types},
+        {name: compared(name, first, values.take(settled)) for name, values in alone.items()},
+        int(np.count_nonzero(ahead)),
+    )
 
 
 def _keys(history: ViewHistory, at: int, served: Mapping[str, Sequence[KeyValue]] | None) -> pa.Table:
@@ -86,8 +112,11 @@ def _trained(keys: pa.Table, history: ViewHistory) -> dict[str, Values]:
     return {**_values(joined, timed.fields, history), STATUS: from_arrow(words, String)}
 
 
-def _served(answer: pa.Table, history: ViewHistory) -> dict[str, Values]:
+def _served(api: Client, keys: pa.Table, history: ViewHistory) -> dict[str, Values]:
+    """What a server answers about keys: features, status and event time."""
     view = history.view
+    features = [(view.name, column.name) for column in view.fields]
+    answer = api.lookup(features, key_values(view, keys), len(keys))
     words = pc.cast(answer[status_column(view)], pa.string())
     labels = pa.array([status.label for status in clock.Status])
     words = labels.take(pc.index_in(words, pa.array(LABELS)).combine_chunks())
