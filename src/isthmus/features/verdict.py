@@ -113,14 +113,17 @@ class Verdict:
         return [*features, *self.inputs.values(), *self.singly.values(), *([self.model] if self.model else [])]
 
     def named(self) -> dict[str, FeatureVerdict]:
-        """Every comparison by its name in messages: `view.feature`, `input x`, `file y`, `view.feature alone`."""
+        """Every comparison by its name in messages: `view.feature`, `input x`, `file y`, `view.feature alone`.
+
+        What differs among others has no second name for rows alone.
+        """
         parts = flat(self.views)
-        parts |= {f"{name} alone": part for name, part in self.singly.items()}
         parts |= {f"input {name}": part for name, part in self.inputs.items()}
         parts |= {f"file {name}": part for name, part in self.files.items()}
         if self.model is not None and not self.files:
             parts["the package's output"] = self.model
-        return parts
+        alone = {name: part for name, part in self.singly.items() if name not in parts or not parts[name].differing}
+        return parts | {f"{name} alone": part for name, part in alone.items()}
 
     def as_dict(self) -> dict[str, Any]:
         """As strict JSON: an infinite `worst` is null, a value that JSON lacks is its text."""

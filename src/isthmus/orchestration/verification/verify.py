@@ -138,7 +138,7 @@ class _Verification:
         inputs, predicted, alone = compare_package(
             self.project, self.declared, self.package, histories, self.online, rows
         )
-        return {**files, PREDICT: predicted}, inputs, {PREDICT: alone}, {}
+        return {**files, PREDICT: predicted}, inputs, {f"file {PREDICT}": alone}, {}
 
 
 def require_passed(verdict: Verdict) -> Verdict:
