@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onnx import ModelProto
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
+from isthmus.transforms.rowwise.compiler import compile_columns
 from isthmus.transforms.rowwise.core.expressions import traced
 from isthmus.transforms.rowwise.core.types import (
     BOOLEAN,
@@ -172,6 +174,7 @@ def _mathematics() -> Iterator[Function]:
     )
     yield Function("pow", "mathematics", F.pow, ((DOUBLE, DOUBLE), (INT, INT)), 2)
     yield Function("**", "mathematics", lambda a: a**2, _each((DOUBLE, INT)), 2)
+    yield Function("**", "mathematics", lambda a: a**3, _each((DOUBLE,)), 2)
     yield Function("atan2", "mathematics", F.atan2, ((DOUBLE, DOUBLE),), 4)
     yield Function("hypot", "mathematics", F.hypot, ((DOUBLE, DOUBLE),), 2)
     yield Function("pi", "mathematics", lambda a: a * F.pi(), _each((DOUBLE,)))
@@ -269,35 +272,49 @@ most n - 1 floating-point numbers lie between the two values: no standard says h
 refuses a row, for a division by zero or an overflow, the graph says so in a mask; what is not computed, behind `when`,
 `coalesce`, `&` or a null, is not refused either.
 
-The bits of a row depend on no other row: they are the same alone and among seven or four hundred, on the server, in
-training and in a package on ONNX Runtime. Exponentials, logarithms, hyperbolic and circular functions are made of
-single operations of IEEE 754, so that other runtimes and machines that keep to it agree, too; `pow` with a fraction,
-and sine and cosine beyond 2**20, are the runtime's own, and may differ in the last bits elsewhere.
+The bits of a row depend on no other row, whichever the function: they are the same alone and among seven or four
+hundred, on the server, in training and in a package. *Elsewhere* is the same graph in another runtime or on another
+machine, such as onnxruntime-web in a browser. Functions that are made of single operations of IEEE 754 agree *to the
+bit* there. Sines and cosines from 2**20 on, and powers other than squares, are the runtime's own: their *last bits* may
+be others. Sail and Apache Spark compute no graph; how close Sail is, the verdict says.
 
 Times are in UTC. Texts are compared, searched and concatenated, not ordered or measured; `lower` and `upper` refuse a
 text that is not ASCII, since runtimes do not agree on other letters: the API and a training set refuse the row, and a
 package answers NaN. Arrays have the same size in every row, which their field declares:
 `Field("embedding", Array(Float32), size=64)`.
 
-| family | function | on | as Spark |
-|---|---|---|---|
+| family | function | on | as Spark | elsewhere |
+|---|---|---|---|---|
 """
+EXACT, FAR, KERNEL = "to the bit", "to the bit below 2**20", "last bits"
+_KERNELS = {"Sin": FAR, "Cos": FAR, "Pow": KERNEL}
+"""Operators whose results IEEE 754 does not fix, and what they leave of the promise."""
+
+
+def elsewhere(*graphs: ModelProto) -> str:
+    """What is promised of graphs in another runtime."""
+    promises = {_KERNELS.get(node.op_type, EXACT) for graph in graphs for node in graph.graph.node}
+    return max(promises, key=(EXACT, FAR, KERNEL).index)
 
 
 def page() -> str:
     """The table of them all."""
-    rows: dict[tuple[str, str], tuple[dict[str, None], int]] = {}
-    for function in functions():
-        words, ulps = rows.setdefault((function.family, function.name), ({}, 0))
-        words |= dict.fromkeys(str(kind) for kinds in function.kinds for kind in kinds)
-        rows[function.family, function.name] = (words, max(ulps, function.ulps))
+    rows: dict[tuple[str, str], tuple[dict[str, None], int, list[ModelProto]]] = {}
+    with traced():
+        for function in functions():
+            words, ulps, graphs = rows.setdefault((function.family, function.name), ({}, 0, []))
+            words |= dict.fromkeys(str(kind) for kinds in function.kinds for kind in kinds)
+            for kinds in function.kinds:
+                columns = dict(zip("abc", kinds, strict=False))
+                graphs.append(compile_columns({"z": function.written(*map(F.col, columns))}, columns).model)
+            rows[function.family, function.name] = (words, max(ulps, function.ulps), graphs)
     lines = []
-    for (family, name), (words, ulps) in rows.items():
+    for (family, name), (words, ulps, graphs) in rows.items():
         shown = name.replace("|", "\\|")
-        lines.append(f"| {family} | `{shown}` | {', '.join(words)} | {f'{ulps} ulps' if ulps else 'to the bit'} |")
+        close = f"{ulps} ulps" if ulps else EXACT
+        lines.append(f"| {family} | `{shown}` | {', '.join(words)} | {close} | {elsewhere(*graphs)} |")
     return _HEAD + "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
-    with traced():
-        PAGE.write_text(page())
+    PAGE.write_text(page())

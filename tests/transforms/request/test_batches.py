@@ -5,8 +5,10 @@ prints for every function how many rows differ.
 """
 
 import os
+import random
 from collections.abc import Iterator, Mapping
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +17,9 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark us
 from isthmus.features.contract.contract import Column as Declared
 from isthmus.features.contract.contract import TransformContract, request_column
 from isthmus.features.request.graph import RowGraph
+from isthmus.features.request.layout import MASKS, NOTES, Layout, output_name
 from isthmus.features.types import Array, Bool, DataType, Float32, Float64, Int32, Int64, UnixTimestamp
-from isthmus.features.values.columns import Values, objects
+from isthmus.features.values.columns import Mask, Values, objects
 from isthmus.transforms.rowwise.compiler import compile_columns
 from isthmus.transforms.rowwise.core.expressions import traced
 from isthmus.transforms.rowwise.core.types import (
@@ -30,8 +33,10 @@ from isthmus.transforms.rowwise.core.types import (
     TIMESTAMP,
     SqlType,
 )
+from tests.transforms.request.test_onerow import columns_of, graph_of, session
+from tests.transforms.rowdraws import INPUTS, every, whatever
 from tests.transforms.rowfunctions import DOUBLES, FLOATS, INTS, functions
-from tests.transforms.rowproof import EDGES
+from tests.transforms.rowproof import EDGES, Expression
 
 ROWS = int(os.environ.get("TEST_BATCH_ROWS", "5600"))
 ALONE = 2000
@@ -134,6 +139,60 @@ def differing(graph: RowGraph, count: int, alone: int) -> tuple[int, int]:
 def test_a_row_has_the_same_bits_alone_and_among_seven_and_four_hundred() -> None:
     wrong = {name: found for name, graph in graphs() if any(found := differing(graph, ROWS, min(ALONE, ROWS)))}
     assert wrong == {}
+
+
+def everything() -> tuple[bytes, dict[str, Expression]]:
+    """Every function on all of its types, texts and times included, as one graph, and each by its field."""
+    expressions = {f"z{n}": expression for n, expression in enumerate(every())}
+    return graph_of({name: expression.column for name, expression in expressions.items()}, INPUTS), expressions
+
+
+def drawn(count: int) -> dict[str, Values]:
+    chance = random.Random(0)
+    return columns_of({name: [whatever(chance, kind) for _ in range(count)] for name, kind in INPUTS.items()}, INPUTS)
+
+
+def canonical(tensor: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    """What two tensors are compared by: bits, where any NaN is as good as another."""
+    if tensor.dtype.kind != "f":
+        return tensor
+    return np.where(np.isnan(tensor), tensor.dtype.type(np.nan), tensor).view(f"i{tensor.dtype.itemsize}")
+
+
+def unlike(
+    layout: Layout, one: Mapping[str, "np.ndarray[Any, Any]"], other: Mapping[str, "np.ndarray[Any, Any]"]
+) -> dict[str, Mask]:
+    """The fields of two answers of a graph to the rows in which they differ."""
+    (valid, raises), masks = np.split(one[MASKS], 2), np.split(other[MASKS], 2)
+    answered = {name: valid[place] & ~raises[place] for place, name in enumerate(layout.fields)}
+    differing = {
+        name: (valid[place] != masks[0][place]) | (raises[place] != masks[1][place])
+        for place, name in enumerate(layout.fields)
+    }
+    for element, fields in layout.outputs.items():
+        left, right = (canonical(side[output_name(element)]) for side in (one, other))
+        for place, name in enumerate(fields):
+            differing[name] |= answered[name] & (left[place] != right[place])
+    return {name: rows for name, rows in differing.items() if rows.any()}
+
+
+def test_every_type_has_the_same_bits_alone_and_among_seven_and_four_hundred() -> None:
+    graph, expressions = everything()
+    runtime = session(graph)
+    layout = Layout.loads(runtime.get_modelmeta().custom_metadata_map[NOTES])
+    names, columns = [*map(output_name, layout.outputs), MASKS], drawn(LOT)
+
+    def answers(size: int) -> dict[str, "np.ndarray[Any, Any]"]:
+        parts = []
+        for start in range(0, LOT, size):
+            batch = {name: values.take(slice(start, start + size)) for name, values in columns.items()}
+            parts.append(runtime.run(names, layout.feeds(batch)))
+        tensors = (np.concatenate(batches, axis=1) for batches in zip(*parts, strict=True))
+        return dict(zip(names, tensors, strict=True))
+
+    among = answers(LOT)
+    for size in (1, BATCH):
+        assert [expressions[name].label for name in unlike(layout, among, answers(size))] == []
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from isthmus.features.request.layout import MASKS, NOTES, Computed, Layout, outp
 from isthmus.features.request.onerow import OneRow
 from isthmus.features.request.onnxbytes import ELEMENTS, UnreadableError, read
 from isthmus.features.types import Float64
-from isthmus.features.values.columns import Values
+from isthmus.features.values.columns import Values, objects
 from isthmus.orchestration.project import Project
 from isthmus.transforms.rowwise.compiler import compile_columns
 from isthmus.transforms.rowwise.core.expressions import node_of, traced
@@ -110,6 +110,10 @@ def columns_of(rows: Rows, kinds: Mapping[str, SqlType]) -> dict[str, Values]:
         valid = np.array([value is not None for value in rows[name]])
         if kind == STRING:
             columns[name] = Values(np.array([*rows[name], None], object)[:-1], valid)
+            continue
+        if kind.element:
+            arrays = (None if array is None else np.array(array, kind.numpy) for array in rows[name])
+            columns[name] = Values(objects(arrays, len(valid)), valid)
             continue
         data = np.array(
             [0 if value is None else value for value in rows[name]], np.uint8 if kind == BOOLEAN else kind.numpy

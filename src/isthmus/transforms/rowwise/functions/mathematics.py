@@ -195,7 +195,7 @@ def atan2(graph: Graph, y: str, x: str) -> str:
 
 
 def _cbrt(graph: Graph, x: str) -> str:
-    """|x|^(1/3), refined by two steps of Halley's method, with the sign of x."""
+    """e^(log |x| / 3), refined by two steps of Halley's method, with the sign of x."""
     size = graph.add("Abs", x)
     odd = graph.add("Or", graph.add("Equal", size, number(graph, 0.0)), graph.add("IsInf", size))
     unit = number(graph, 1.0)
@@ -208,7 +208,8 @@ def _cbrt(graph: Graph, x: str) -> str:
         for far, near in ((2.0**-600, 2.0**600), (2.0**200, 2.0**-200))
     )
     middle = graph.add("Mul", safe, down)
-    root = graph.add("Pow", middle, number(graph, 1 / 3))
+    # Not Pow, whose last bits are the runtime's own.
+    root = _exp(graph, graph.add("Div", _log(graph, middle), number(graph, 3.0)))
     for _ in range(2):
         cube = graph.add("Mul", graph.add("Mul", root, root), root)
         off = graph.add("Sub", cube, middle)
