@@ -29,7 +29,7 @@ from isthmus.features.files import read_pointer
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.package.inspect import OnnxRuntime, inspect
-from isthmus.features.package.manifest import package_digest, read_package
+from isthmus.features.package.manifest import open_package, package_digest, read_package
 from isthmus.features.package.signature import PASSWORD
 from isthmus.features.publishing.publish import key_values
 from isthmus.features.redis.connection import connect
@@ -532,7 +532,7 @@ def test_a_server_that_answers_something_else_to_a_single_row(exported: Shop, pr
                 online = OnlineSide(OnlineStore(client, contract), url, api, at)
                 history = next(history for history in histories if history.view.name == "customer_orders")
                 view = compare_view(offline, history, online, all_keys=True)
-                predictions = compare_package(opened, declared, package(exported), histories, online, 500)
+                predictions = compare_package(opened, declared, open_package(package(exported)), histories, online, 500)
     assert {part.differing for part in view.features.values()} == {0}
     assert [name for name, part in view.singly.items() if part.differing] == ["mean_amount_7d"]
     assert view.singly["mean_amount_7d"].compared == len(history.table().group_by("customer").aggregate([]))
